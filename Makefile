@@ -1,0 +1,35 @@
+# Python 3.10+ and Java 17+ must be there; all else goes into .venv. PYTHON= names another Python, ARGS= goes to pytest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint clean check-python check-java
+
+demo: $(VENV)/ready
+	@$(BIN)/python -m examples.exactly_once
+
+test: $(VENV)/ready
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/ready
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy persistent_state monoids
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# Checked every time, but no reason to install again.
+$(VENV)/ready: setup.cfg pyproject.toml | check-java
+	@echo "Setting up $(VENV): once, for a minute or two..."
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test]'
+	@touch $@
+
+check-java: check-python
+	@$(PYTHON) -I persistent_state/engine/java.py
+
+check-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "Python 3.10 or newer is needed, and $(PYTHON) is not: install one (for example apt-get install" \
+	    "python3 python3-venv) or name one by make PYTHON=/path/to/python3." >&2; exit 1; }
