@@ -149,7 +149,7 @@ def shard_bounds(sorted_hashes: Hashes, shards: int) -> npt.NDArray[np.int64]:
 
 
 def _is_bytes(type: pa.DataType) -> bool:
-    return pa.types.is_string(type) or pa.types.is_binary(type) or pa.types.is_decimal128(type)
+    return bool(pa.types.is_string(type) or pa.types.is_binary(type) or pa.types.is_decimal128(type))
 
 
 def _nulls(column: pa.Array[Any]) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,152 @@
+"""Sums, counts and extremes."""
+
+from __future__ import annotations
+
+import decimal
+import operator
+from collections.abc import Callable
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+import pyarrow as pa
+
+from monoids.base import Group, Monoid, MonoidError
+from monoids.codec import Array, DataType, Rows, segments, sort_within, told_by
+from monoids.scalars import Scalar, numbers
+
+if TYPE_CHECKING:
+    from pyarrow.lib import Decimal128Type, Float64Type, Int64Type
+
+T = TypeVar("T")
+
+_INT64 = pa.int64()
+_ZERO: dict[str, Any] = {"int": 0, "float": 0.0, "decimal": Decimal(0)}
+# Python's default context, which is also that of abs and -, rounds to 28 digits.
+_EXACT = decimal.Context(prec=80)
+
+
+class Sum(Group[T]):
+    """The sum of numbers: of int64 (any integer type means that), float64 (any float), or decimal128(38, scale).
+
+    Integers are added modulo 2**64, as int64 is: the one addition at a fixed width that does not depend on grouping.
+    Totals that may leave int64 need `Sum(pa.decimal128(38, 0))`. A single value beyond int64 does not fit.
+
+    Decimals are added exactly. A sum of more than 38 digits raises MonoidError.
+
+    Floats are added as IEEE says: the last digits depend on grouping, so `exact` is False, and minus is the inverse of
+    plus only up to them. NaN and infinity do not fit, as one of them would be all that is left of a sum. A sum beyond
+    all floats is infinite.
+    """
+
+    @overload
+    def __init__(self: Sum[int], type: Int64Type = ...) -> None: ...
+    @overload
+    def __init__(self: Sum[float], type: Float64Type) -> None: ...
+    @overload
+    def __init__(self: Sum[Decimal], type: Decimal128Type[Any, Any]) -> None: ...
+    @overload
+    def __init__(self: Sum[Any], type: DataType) -> None: ...
+    def __init__(self, type: DataType = _INT64) -> None:
+        with told_by(self.name):
+            self.codec: Scalar = Scalar(type, "finite")
+            self._kind = self.codec.family.name
+            if self._kind not in _ZERO:
+                raise MonoidError(f"type={type} is not a number. Use an integer, float or decimal type.")
+        self.type = self.codec.type
+        self.exact = self._kind != "float"
+
+    @property
+    def zero(self) -> T:
+        zero: T = _ZERO[self._kind]
+        return zero
+
+    def plus(self, a: T, b: T) -> T:
+        return self._fitted(_EXACT.add if self._kind == "decimal" else operator.add, a, b)
+
+    def minus(self, a: T, b: T) -> T:
+        return self._fitted(_EXACT.subtract if self._kind == "decimal" else operator.sub, a, b)
+
+    def reduce(self, values: Array, starts: Rows) -> Array:
+        if self._kind == "decimal":
+            return self._reduce_decimals(values, starts)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return pa.array(np.add.reduceat(values.to_numpy(), starts))
+
+    def _fitted(self, operation: Callable[[Any, Any], Any], a: T, b: T) -> T:
+        result = operation(a, b)
+        if self._kind == "int":
+            result = (result + 2**63) % 2**64 - 2**63
+        elif self._kind == "decimal" and result.copy_abs() >= 10 ** (38 - self.type.scale):
+            raise self._too_large()
+        fitted: T = result
+        return fitted
+
+    def _reduce_decimals(self, values: Array, starts: Rows) -> Array:
+        # A decimal128 is four limbs of 32 bits, the lowest first, the sign in the highest. Each adds up in 64 bits.
+        words = np.frombuffer(values.buffers()[1] or b"", np.uint32).reshape(-1, 4)
+        limbs = words[values.offset : values.offset + len(values)].astype(np.int64)
+        limbs[:, 3] = limbs[:, 3].astype(np.int32)
+        sums = np.add.reduceat(limbs, starts)
+        for limb in range(3):
+            sums[:, limb + 1] += sums[:, limb] >> 32
+        result = pa.Array.from_buffers(self.type, len(starts), [None, pa.py_buffer(sums.astype(np.uint32).tobytes())])
+        try:
+            result.validate(full=True)
+        except pa.ArrowInvalid:
+            raise self._too_large() from None
+        if (sums[:, 3] != sums[:, 3].astype(np.int32)).any():
+            raise self._too_large()
+        return result
+
+    def _too_large(self) -> MonoidError:
+        return MonoidError(f"{self.name}: a sum has more digits than {self.type} holds. Use fewer after the point.")
+
+
+class Count(Sum[int]):
+    """How many: an update of 1 is one occurrence, of n as many. Adds as Sum does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class _Extreme(Monoid[Any]):
+    """Min or Max."""
+
+    zero = None
+    _least: bool
+
+    def __init__(self, type: DataType = _INT64) -> None:
+        with told_by(self.name):
+            self.codec: Scalar = Scalar(type, "ordered")
+        self.type = self.codec.type
+
+    def plus(self, a: Any, b: Any) -> Any:
+        if a is None or b is None:
+            return b if a is None else a
+        return min(a, b) if self._least else max(a, b)
+
+    def reduce(self, values: Array, starts: Rows) -> Array:
+        if self.codec.is_numeric:
+            pick = np.minimum if self._least else np.maximum
+            return pa.array(pick.reduceat(numbers(values), starts)).view(self.type)
+        order = sort_within(segments(starts, len(values)), values)
+        ends = np.append(starts, len(values))[1:]
+        return values.take(pa.array(order[starts if self._least else ends - 1]))
+
+
+class Min(_Extreme):
+    """The least of ordered values; none at all (None, null in Arrow) is the zero.
+
+    Values are numbers, Booleans, text, bytes, dates, times, datetimes or timedeltas, as one type for each: int64,
+    float64, decimal128(38, scale), bool, string, binary, date32, and microseconds, in UTC if with a time zone. NaN has
+    no place in the order and does not fit; -0.0 is 0.0.
+    """
+
+    _least = True
+
+
+class Max(_Extreme):
+    """The greatest of ordered values; none at all (None, null in Arrow) is the zero. Values are as for Min."""
+
+    _least = False
