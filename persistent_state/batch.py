@@ -1,0 +1,129 @@
+"""What a micro-batch starts from, what its parts saw, and the clock that follows: the same for every shard and retry."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from persistent_state import clock as clocks
+from persistent_state.clock import Channel, Coarse, Position, Settings
+from persistent_state.errors import Disagreement
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What one micro-batch of one task starts from, read from the newest log entry when it is planned.
+
+    `now` is the batch time. `clock` is fixed: a message below it is late. `low` is where the first stored interval starts.
+    `ends` says where each strand will have been read to, `journal` what the source wants remembered with that, `digests`
+    what runs each shard starts from.
+    """
+
+    task: str
+    epoch: int
+    batch: int
+    now: int
+    clock: int
+    low: int | None
+    retained: tuple[int, ...]
+    cuts: tuple[int, ...]
+    coarse: tuple[Coarse, ...]
+    channels: Mapping[str, Channel]
+    positions: Mapping[str, Position]
+    ends: Mapping[str, int]
+    journal: tuple[str, ...]
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one part of a micro-batch saw; every shard is told by every part.
+
+    `seen` holds (channel, newest timestamp or None, jumps in a row), `spans` (strand, first position, newest timestamp).
+    `low` is the lowest start of an interval. `counts` has "messages", "replayed" and "late", and the bad rows by reason.
+    """
+
+    part: int
+    parts: int
+    seen: tuple[tuple[str, int | None, int], ...] = ()
+    spans: tuple[tuple[str, int, int], ...] = ()
+    low: int | None = None
+    coarse: Coarse | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Where a task stands after a micro-batch: what all shards must say alike.
+
+    `cuts` are the clocks that its runs keep apart, the new ones included. `holds` is False when no channel is live: the task
+    does not hold back the global clock.
+    """
+
+    clock: int
+    cuts: tuple[int, ...]
+    coarse: tuple[Coarse, ...]
+    channels: Mapping[str, Channel]
+    positions: Mapping[str, Position]
+    holds: bool
+    upstream_min: int | None
+    counts: Mapping[str, int]
+
+
+def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Advance:
+    """Where the task stands after the micro-batch of these reports.
+
+    Raises:
+        Disagreement: a part of the batch is missing or came twice.
+    """
+    parts = sorted(report.part for report in reports)
+    if not reports or any(report.parts != len(reports) for report in reports) or parts != list(range(len(reports))):
+        raise Disagreement(f"task={basis.task} batch={basis.batch} was delivered in parts={parts}; start it again.")
+    # Parts arrive in any order, and all shards must say the same. One channel may stand in several: its streak is the last's.
+    reports = sorted(reports, key=lambda report: report.part)
+    seen = [sight for report in reports for sight in report.seen]
+    channels = clocks.deliver(basis.channels, seen, basis.now)
+    coarse = [*basis.coarse, *(report.coarse for report in reports if report.coarse)]
+    live = clocks.live_channels(channels, basis.now, settings.idle_after)
+    upstream: int | None = None
+    clock = basis.clock
+    if live:
+        upstream = clocks.upstream_min(live, basis.clock, settings.delay)
+        if upstream > basis.clock:
+            clock = max(clock, clocks.clean_clock(clocks.checkpoint_clock(upstream, settings.interval), coarse))
+    elif all(channel.ended for channel in channels.values()):
+        newest = [channel.newest for channel in channels.values() if channel.newest is not None]
+        if newest:
+            clock = max(clock, clocks.next_multiple(max(newest), settings.interval))
+    # Before there is a first clock, the cuts begin where the messages do.
+    lows = [low for low in (basis.low, *(report.low for report in reports)) if low is not None]
+    low = basis.clock if basis.clock != clocks.BEGINNING else min(lows, default=clock)
+    cuts = (*basis.cuts, *clocks.new_cuts(low, clock, settings.interval, coarse), clock)
+    counts: Counter[str] = Counter()
+    for report in reports:
+        counts.update(report.counts)
+    oldest = min([*basis.retained, *basis.cuts])
+    return Advance(
+        clock=clock,
+        cuts=tuple(sorted(set(cuts))),
+        coarse=tuple(segment for segment in dict.fromkeys(coarse) if segment.high > clock),
+        channels=channels,
+        positions={
+            strand: clocks.move_position(
+                basis.positions.get(strand, Position()),
+                end,
+                [(first, newest) for name, first, newest in {s for r in reports for s in r.spans} if name == strand],
+                oldest,
+            )
+            for strand, end in {**{name: p.next for name, p in basis.positions.items()}, **basis.ends}.items()
+        },
+        holds=bool(live) or not channels,
+        upstream_min=upstream,
+        counts=dict(counts),
+    )
+
+
+def cuts_to_keep(basis: Basis, after: Advance) -> tuple[int, ...]:
+    """The clocks that folding must keep apart below the task's own."""
+    return (*basis.retained, *after.cuts)

@@ -1,0 +1,382 @@
+"""A driver's part, free of Spark: start an application, plan its micro-batches, commit them, close it, collect garbage.
+
+Invariants:
+- An entry's global clock is at or above that of the entry before it, and every active task's clock is at or above it.
+- No stored interval straddles a cut that the newest entry names for a task, or a retained clock.
+- A run is deleted only when no kept entry names it and no commit can name it any more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from persistent_state import clock as clocks
+from persistent_state import keys
+from persistent_state.batch import Basis
+from persistent_state.clock import BEGINNING, Channel
+from persistent_state.errors import Disagreement, Exists, Fenced, InvalidInput
+from persistent_state.plan import Plan
+from persistent_state.sources.base import Reach
+from persistent_state.steps.shard import Descriptor, digest, shard_runs
+from persistent_state.store import pages, sides
+from persistent_state.store.entry import Entry, Run, TaskState, global_clock
+from persistent_state.store.files import Files
+from persistent_state.store.log import Log
+
+LEFTOVER_AGE = 3600.0
+"""Seconds after which a temporary file has no writer any more."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How much is kept: the newest `clocks` checkpoints, and what was replaced for `grace` microseconds more."""
+
+    clocks: int = 10
+    grace: int = 600_000_000
+
+
+def start(
+    log: Log,
+    plans: Sequence[Plan],
+    *,
+    interval: int,
+    shards: int,
+    writer: str,
+    now: int,
+    anew: Collection[str] = (),
+) -> Entry:
+    """Take the application over: a new epoch in which every task stands at the global clock and nothing is above it.
+
+    Tasks named in `anew` start from zero at that clock, whatever the store holds of them.
+
+    Raises:
+        InvalidInput: the store was written by another monoid or key, or a task returns after its clock was left behind, or
+            `anew` names none of these tasks.
+        Damaged: the newest entry is damaged.
+    """
+    for name in anew:
+        if name not in {plan.name for plan in plans}:
+            known = ", ".join(plan.name for plan in plans)
+            raise InvalidInput(f"anew names task={name}, which is not added; the tasks are {known}.")
+    while True:
+        newest = log.newest()
+        entry = _taken_over(log.files, newest, plans, interval, shards, writer, now, anew)
+        try:
+            log.append(entry)
+        except Exists:
+            # Someone committed since we looked; what we would cut back is not the newest any more.
+            continue
+        return entry
+
+
+def _taken_over(
+    files: Files,
+    newest: Entry | None,
+    plans: Sequence[Plan],
+    interval: int,
+    shards: int,
+    writer: str,
+    now: int,
+    anew: Collection[str],
+) -> Entry:
+    clock = newest.clock if newest else BEGINNING
+    tasks: dict[str, TaskState] = {}
+    for name, task in (newest.tasks if newest else {}).items():
+        tasks[name] = replace(_cut_back(files, task, clock, shards, now), active=False) if task.active else task
+    for plan in plans:
+        known = tasks.get(plan.name)
+        if known is None or plan.name in anew:
+            tasks[plan.name] = TaskState(identity=plan.identity, clock=clock, born=clock, cuts=(clock,))
+            continue
+        _check_identity(plan, known)
+        if known.clock != clock:
+            raise InvalidInput(
+                f"task={plan.name} left at clock={known.clock} and the application has gone on to {clock}; "
+                "start it anew, or under another name."
+            )
+        tasks[plan.name] = replace(_cut_back(files, known, clock, shards, now), active=True)
+    return Entry(
+        number=newest.number + 1 if newest else 1,
+        epoch=newest.epoch + 1 if newest else 1,
+        writer=writer,
+        time=now,
+        previous=newest.seal if newest else "",
+        interval=interval,
+        shards=shards,
+        clock=clock,
+        retained=newest.retained if newest else (),
+        tasks=tasks,
+    )
+
+
+def _check_identity(plan: Plan, known: TaskState) -> None:
+    for what, wanted in plan.identity.items():
+        if known.identity.get(what) != wanted:
+            raise InvalidInput(
+                f"task={plan.name}: the store was written with {what}={known.identity.get(what)}, the task has {wanted}; "
+                "give the task another name, or start it anew."
+            )
+
+
+def _cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) -> TaskState:
+    """A task as it was at `clock`, laid out for this many shards; its source will replay from there."""
+    positions = {strand: clocks.rewind_position(position, clock) for strand, position in task.positions.items()}
+    replays = {strand: position.next for strand, position in positions.items()}
+    kept = (sides.take_back(files, side, clock, replays) for side in task.sides)
+    return replace(
+        task,
+        clock=clock,
+        cuts=(clock,),
+        coarse=(),
+        runs=tuple(_cut_runs(task.runs, clock, shards)),
+        channels={name: Channel(None, now) for name in task.channels},
+        positions=positions,
+        sides=tuple(side for side in kept if side is not None),
+        batch=0,
+        holds=True,
+    )
+
+
+def _cut_runs(runs: Sequence[Run], clock: int, shards: int) -> list[Run]:
+    """The runs below the clock, cut at the bounds of the shards and in their order."""
+    cut = []
+    for shard in range(shards):
+        low, high = keys.shard_range(shard, shards)
+        for run in runs:
+            if run.first < clock and run.low < high and low < run.high:
+                limits = [limit for limit in (run.below, clock if run.last >= clock else None) if limit is not None]
+                cut.append(
+                    replace(run, low=max(low, run.low), high=min(high, run.high), below=min(limits, default=None))
+                )
+    return cut
+
+
+def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
+    """What the next micro-batch of a task starts from, by the newest entry; `now` is its batch time."""
+    task = entry.tasks[name]
+    return Basis(
+        task=name,
+        epoch=entry.epoch,
+        batch=task.batch + 1,
+        now=now,
+        clock=task.clock,
+        low=min((run.first for run in task.runs), default=None),
+        retained=entry.retained,
+        cuts=task.cuts,
+        coarse=task.coarse,
+        channels=clocks.listed_channels(task.channels, reach.channels, now),
+        positions=task.positions,
+        ends=reach.ends,
+        journal=reach.journal,
+        digests=shard_digests(entry, task),
+    )
+
+
+def shard_digests(entry: Entry, task: TaskState) -> tuple[str, ...]:
+    return tuple(digest(shard_runs(task.runs, shard, entry.shards), task.clock) for shard in range(entry.shards))
+
+
+def commit(
+    log: Log,
+    epoch: int,
+    descriptors: Sequence[Descriptor],
+    *,
+    now: int,
+    new_id: Callable[[], str],
+    keeping: Keeping,
+) -> Entry:
+    """Make a micro-batch part of the state: one new entry, or nothing.
+
+    Raises:
+        Disagreement: the shards did not each answer once and alike, or not from what the log says.
+        Fenced: a newer driver owns the application.
+        CommitUnknown: the store did not answer.
+    """
+    first = _agreed(descriptors)
+    while True:
+        newest = log.newest()
+        if newest is None or newest.epoch != epoch or first.epoch != epoch:
+            raise Fenced(f"a newer driver owns {log.application}; this one (epoch {epoch}) has stopped.")
+        entry = _with_batch(log, newest, descriptors, now, new_id, keeping)
+        try:
+            log.append(entry)
+        except Exists:
+            # Another task of this application, or a newer driver, was first: look again.
+            continue
+        return entry
+
+
+def _agreed(descriptors: Sequence[Descriptor]) -> Descriptor:
+    """The first descriptor, if all say the same of the micro-batch."""
+    if not descriptors:
+        raise Disagreement("no shard answered; nothing was committed, start again.")
+    first = descriptors[0]
+    for other in descriptors:
+        if (other.task, other.epoch, other.batch, other.advance, other.journal) != (
+            first.task, first.epoch, first.batch, first.advance, first.journal,
+        ):  # fmt: skip
+            raise Disagreement(
+                f"task={first.task} batch={first.batch}: shards {first.shard} and {other.shard} differ; start again."
+            )
+    return first
+
+
+def _with_batch(
+    log: Log,
+    newest: Entry,
+    descriptors: Sequence[Descriptor],
+    now: int,
+    new_id: Callable[[], str],
+    keeping: Keeping,
+) -> Entry:
+    first = descriptors[0]
+    task = newest.tasks[first.task]
+    answered = sorted(descriptor.shard for descriptor in descriptors)
+    if answered != list(range(newest.shards)):
+        raise Disagreement(
+            f"task={first.task} batch={first.batch}: shards {answered} of {newest.shards} answered; start again."
+        )
+    if first.batch != task.batch + 1:
+        raise Disagreement(f"task={first.task}: batch {first.batch} follows {task.batch}; start again.")
+    ordered = sorted(descriptors, key=lambda d: d.shard)
+    for descriptor, base in zip(ordered, shard_digests(newest, task), strict=True):
+        if descriptor.base != base:
+            raise Disagreement(
+                f"task={first.task} batch={first.batch}: shard {descriptor.shard} started from other runs than the log's; "
+                "start again."
+            )
+    after = first.advance
+
+    def page() -> str:
+        return f"{log.application}/runs/{first.task}/{newest.epoch:06d}-{first.batch:09d}-pages-{new_id()}"
+
+    moved = replace(
+        task,
+        clock=after.clock,
+        cuts=after.cuts,
+        coarse=after.coarse,
+        runs=tuple(run for descriptor in ordered for run in descriptor.runs),
+        channels=after.channels,
+        positions=after.positions,
+        journal=pages.append(log.files, task.journal, first.journal, page),
+        sides=(*task.sides, *(d.side for d in ordered if d.side)),
+        batch=first.batch,
+        holds=after.holds,
+    )
+    entry = _moved_on(newest.with_task(first.task, moved), newest, now, keeping)
+    return entry.with_task(first.task, _settle(log.files, entry.tasks[first.task], entry.clock, page))
+
+
+def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
+    """The entry after `newest` with tasks that have moved: its global clock, and what follows from that."""
+    clock = global_clock(entry.tasks, newest.clock)
+    tasks = {}
+    for name, task in entry.tasks.items():
+        if task.active:
+            # A task that does not hold the clock back follows it: what comes below it from now on is late.
+            own = max(task.clock, clock)
+            task = replace(task, clock=own, cuts=clocks.thin_cuts(task.cuts, clock, own, entry.interval))
+        tasks[name] = task
+    retained = newest.retained if clock == newest.clock else (*newest.retained, clock)[-keeping.clocks :]
+    return replace(
+        entry,
+        number=newest.number + 1,
+        previous=newest.seal,
+        time=now,
+        clock=clock,
+        retained=retained,
+        tasks=tasks,
+    )
+
+
+def _settle(files: Files, task: TaskState, clock: int, page: Callable[[], str]) -> TaskState:
+    """Move files of late and bad rows that nothing can take back any more out of the entry, when they are many."""
+    if len(task.sides) <= sides.MANY:
+        return task
+    replays = {strand: clocks.replay_from(position, clock) for strand, position in task.positions.items()}
+    settled = [side for side in task.sides if side.is_settled(clock, replays)]
+    counts = Counter(task.settled_counts)
+    for side in settled:
+        counts.update(side.reasons)
+    return replace(
+        task,
+        sides=tuple(side for side in task.sides if side not in settled),
+        settled=pages.append(files, task.settled, [sides.to_json(side) for side in settled], page),
+        settled_counts=dict(counts),
+    )
+
+
+def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
+    """Give every task one clock, the first multiple of the interval above the newest message: everything is checkpointed.
+
+    What arrives below that clock afterwards is late. Call it when the sources have been read to their end.
+
+    Raises:
+        Fenced: a newer driver owns the application.
+    """
+    while True:
+        newest = log.newest()
+        if newest is None or newest.epoch != epoch:
+            raise Fenced(f"a newer driver owns {log.application}; this one (epoch {epoch}) has stopped.")
+        active = [task for task in newest.tasks.values() if task.active]
+        seen = [c.newest for task in active for c in task.channels.values() if c.newest is not None]
+        clock = max([task.clock for task in active], default=newest.clock)
+        if seen:
+            clock = max(clock, clocks.next_multiple(max(seen), newest.interval))
+        if clock == newest.clock:
+            return newest
+        tasks = {
+            name: replace(task, clock=clock, cuts=(*task.cuts, clock), coarse=()) if task.active else task
+            for name, task in newest.tasks.items()
+        }
+        entry = _moved_on(replace(newest, tasks=tasks), newest, now, keeping)
+        try:
+            log.append(entry)
+        except Exists:
+            continue
+        return entry
+
+
+def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
+    """Delete what no reader and no commit can ask for any more; the paths that went.
+
+    Entries go `keeping.grace` after a newer one was written, except the newest two: those let a driver that slept find its
+    number taken. A run goes when no kept entry names it and its micro-batch can't be committed any more.
+    """
+    newest = log.newest()
+    if newest is None or newest.epoch != epoch:
+        return []
+    numbers = log.numbers()
+    entries = {number: entry for number in numbers if (entry := _read_or_none(log, number)) is not None}
+    gone = []
+    for number, follower in list(pairwise(numbers))[:-1]:
+        if follower in entries and entries[follower].time <= now - keeping.grace:
+            log.files.delete(log.path(number))
+            entries.pop(number, None)
+            gone.append(log.path(number))
+    log.forget(min(entries))
+    named = {path for entry in entries.values() for path in entry.files()}
+    named.update(side.file.path for task in newest.tasks.values() for side in sides.settled(log.files, task))
+    for name, task in newest.tasks.items():
+        folder = f"{log.application}/runs/{name}"
+        for file in log.files.list(folder):
+            written = tuple(int(part) for part in file.split("-")[:2])
+            if f"{folder}/{file}" not in named and written < (newest.epoch, task.batch):
+                log.files.delete(f"{folder}/{file}")
+                gone.append(f"{folder}/{file}")
+    for folder in (f"{log.application}/log", *(f"{log.application}/runs/{name}" for name in newest.tasks)):
+        for file, age in log.files.leftovers(folder, now):
+            if age > LEFTOVER_AGE:
+                log.files.delete(f"{folder}/{file}")
+                gone.append(f"{folder}/{file}")
+    return gone
+
+
+def _read_or_none(log: Log, number: int) -> Entry | None:
+    try:
+        return log.read(number)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,178 @@
+"""Running a task without Spark: what users test with."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persistent_state import driver, merge
+from persistent_state.application import duration, positive
+from persistent_state.clock import BEGINNING, Settings
+from persistent_state.driver import Keeping
+from persistent_state.errors import InvalidInput
+from persistent_state.plan import KEEP, Plan
+from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.steps.combine import combine
+from persistent_state.steps.shard import merge_shard
+from persistent_state.store import run as runs_io
+from persistent_state.store import sides
+from persistent_state.store.entry import Entry
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
+from persistent_state.task import Message, PersistentTask
+
+TIMESTAMP = "_timestamp"
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """What a task made of messages. Keys are plain values, tuples if there are several key columns, () if there is none.
+
+    `states` holds the state at each checkpoint clock, `outputs` the values at it of the keys that changed since the clock
+    before; `late` holds the late and bad rows, each with its `reason`, `timestamp` and `row`.
+    """
+
+    states: Mapping[int, Mapping[Any, Any]]
+    outputs: Mapping[int, Mapping[Any, Any]]
+    late: Sequence[Mapping[str, Any]]
+
+    @property
+    def clocks(self) -> list[int]:
+        return sorted(self.states)
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """The state of every message that was not late."""
+        return self.states[self.clocks[-1]] if self.states else {}
+
+
+def run_local(
+    task: PersistentTask,
+    messages: Iterable[Message],
+    *,
+    checkpoint_interval: str = "1 minute",
+    allowed_delay: str = "0 seconds",
+    batch_size: int = 100,
+    schema: pa.Schema | None = None,
+    on_bad_row: str = KEEP,
+) -> LocalRun:
+    """Run a task over messages in the order given, `batch_size` of them in a micro-batch, and close it.
+
+    `schema` gives the Arrow types of the messages' columns (default: inferred from their values).
+
+    Raises:
+        InvalidInput: the task does not fit the messages.
+        TaskFailed: user code raised.
+    """
+    messages = list(messages)
+    if not messages and schema is None:
+        return LocalRun({}, {}, [])
+    source = _Messages(messages, schema, batch_size)
+    interval = positive("checkpoint_interval", checkpoint_interval)
+    plan = Plan(
+        application="local",
+        files=open_files(f"memory://run-local-{uuid.uuid4().hex}"),
+        task=task,
+        schema=source.schema,
+        timestamp=TIMESTAMP,
+        channel=None,
+        settings=Settings(interval, duration(allowed_delay), ahead=2**62),
+        shards=1,
+        on_bad_row=on_bad_row,
+    )
+    plan.check()
+    try:
+        return _run(plan, source, interval)
+    finally:
+        _delete_all(plan)
+
+
+def _run(plan: Plan, source: _Messages, interval: int) -> LocalRun:
+    ids = (str(i) for i in range(2**62))
+    keeping = Keeping(clocks=2**31, grace=0)
+    log = Log(plan.files, plan.application)
+    entry = driver.start(log, [plan], interval=interval, shards=1, writer="local", now=0)
+    cached: tuple[Any, ...] = ()
+    while True:
+        start = {strand: position.next for strand, position in entry.tasks[plan.name].positions.items()}
+        reach = source.reach(start, everything=False)
+        if reach.ends == start:
+            break
+        basis = driver.plan_batch(entry, plan.name, reach, now=0)
+        chunks = (chunk for split in source.splits(start, reach.ends, parts=1) for chunk in source.read(split))
+        blobs = combine(plan, basis, 0, 1, chunks)
+        descriptor = merge_shard(plan, 0, blobs, cached, lambda: next(ids))
+        cached = descriptor.runs
+        entry = driver.commit(log, entry.epoch, [descriptor], now=0, new_id=lambda: next(ids), keeping=keeping)
+    return _result(plan, driver.close(log, entry.epoch, now=0, keeping=keeping))
+
+
+def _result(plan: Plan, entry: Entry) -> LocalRun:
+    task = entry.tasks[plan.name]
+    rows = pa.concat_tables([plan.layout.schema.empty_table(), *(runs_io.read_run(plan.files, r) for r in task.runs)])
+    states, outputs = {}, {}
+    before = BEGINNING
+    for clock in entry.retained:
+        table = merge.below(rows, clock)
+        states[clock] = _as_dict(merge.fold_keys([table], plan.layout), plan)
+        starts = merge.as_numpy(table, "start")
+        touched = _as_dict(merge.fold_keys([table.filter(pa.array(starts >= before))], plan.layout), plan)
+        outputs[clock] = {key: states[clock][key] for key in touched}
+        before = clock
+    late = [row for table in sides.read_all(plan.files, task) for row in table.to_pylist()]
+    return LocalRun(states, outputs, late)
+
+
+def _as_dict(table: pa.Table, plan: Plan) -> dict[Any, Any]:
+    values = plan.layout.monoid.from_arrow(merge.one_chunk(table["value"]))
+    # One NaN for all: a dictionary finds it only as the very same object.
+    columns = [[math.nan if x != x else x for x in table[name].to_pylist()] for name in plan.layout.key_names]
+    keys = list(zip(*columns, strict=True))
+    if len(plan.layout.key_names) == 1:
+        return {key: value for (key,), value in zip(keys, values, strict=True)}
+    return dict(zip(keys or [()] * len(values), values, strict=True))
+
+
+def _delete_all(plan: Plan) -> None:
+    for folder in (f"{plan.application}/log", f"{plan.application}/runs/{plan.name}"):
+        for name in plan.files.list(folder):
+            plan.files.delete(f"{folder}/{name}")
+
+
+class _Messages(TimeReplayableSource):
+    """Messages in memory, as one strand."""
+
+    timestamp = TIMESTAMP
+
+    def __init__(self, messages: Sequence[Message], schema: pa.Schema | None, batch_size: int) -> None:
+        if batch_size < 1:
+            raise InvalidInput(f"batch_size={batch_size}; a micro-batch holds at least one message.")
+        rows = pa.Table.from_pylist([dict(message) for message in messages], schema)
+        stamps = pa.array([message.timestamp for message in messages], pa.int64())
+        self._table = rows.add_column(0, TIMESTAMP, stamps).combine_chunks()
+        self._batch_size = batch_size
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._table.schema
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        pass
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        begin = start.get("", 0)
+        end = self._table.num_rows if everything else min(begin + self._batch_size, self._table.num_rows)
+        return Reach({"": end} if end > begin else dict(start))
+
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        return [(start.get("", 0), end.get("", 0))]
+
+    def read(self, split: Any) -> Iterator[Chunk]:
+        begin, end = split
+        for batch in self._table.slice(begin, end - begin).combine_chunks().to_batches():
+            yield Chunk("", begin, batch)

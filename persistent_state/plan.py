@@ -1,0 +1,104 @@
+"""All that a worker needs to know about one task of a running application; picklable and frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from persistent_state import keys
+from persistent_state.clock import Settings
+from persistent_state.errors import InvalidInput
+from persistent_state.merge import Layout
+from persistent_state.state import NonWindowState
+from persistent_state.store.files import Files
+from persistent_state.task import PersistentTask
+
+KEEP, FAIL = "keep", "fail"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One task as planned by a driver: its messages' schema, where its state is, and how event time moves.
+
+    `schema` is that of the rows that the task sees; `timestamp` and `channel` name columns of it. `emits` says whether the
+    running values of touched keys are written.
+    """
+
+    application: str
+    files: Files
+    task: PersistentTask
+    schema: pa.Schema
+    timestamp: str
+    channel: str | None
+    settings: Settings
+    shards: int
+    emits: bool = False
+    on_bad_row: str = KEEP
+
+    @property
+    def name(self) -> str:
+        return self.task.task_name
+
+    @cached_property
+    def layout(self) -> Layout:
+        types = tuple(keys.normal_type(self.schema.field(name).type) for name in self.task.key_columns)
+        return Layout(types, self.task.persistent_state().monoid)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the store must have been written with for this task to go on from it; JSON."""
+        columns = [
+            {"name": name, "type": str(type)}
+            for name, type in zip(self.task.key_columns, self.layout.key_types, strict=True)
+        ]
+        return {**self.task.persistent_state().identity(), "key": columns}
+
+    def check(self) -> None:
+        """Refuse what can never work.
+
+        Raises:
+            InvalidInput: a column is missing, or the monoid does not fit it.
+        """
+        name, task = self.name, self.task
+        if not name or not all(c.isalnum() or c in "_.-" for c in name) or name[0] == ".":
+            raise InvalidInput(f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'.")
+        way = task.update_way
+        if not isinstance(task.persistent_state(), NonWindowState):
+            raise InvalidInput(
+                f"task={name}: persistent_state() gives no state; return one, such as NonWindowState(Sum())."
+            )
+        wanted = {"timestamp": self.timestamp, "channel": self.channel, "value": task.value}
+        for role, column in [*wanted.items(), *(("key", column) for column in task.key_columns)]:
+            if column is not None and self.schema.get_field_index(column) < 0:
+                known = ", ".join(self.schema.names)
+                raise InvalidInput(f"task={name}: the {role} column {column!r} is not in the source; it has {known}.")
+        for column in task.key_columns:
+            if column == "value":
+                raise InvalidInput(
+                    f"task={name}: the key column 'value' has the name of the state's column; "
+                    "rename it in the source's transform."
+                )
+            if task.key_columns.count(column) > 1:
+                raise InvalidInput(f"task={name}: the key names column {column!r} twice; name it once.")
+            try:
+                keys.normal_type(self.schema.field(column).type)
+            except InvalidInput as error:
+                raise InvalidInput(f"task={name}, column {column!r}: {error}") from None
+        stamp = self.schema.field(self.timestamp).type
+        if not (pa.types.is_timestamp(stamp) or pa.types.is_int64(stamp) or pa.types.is_date32(stamp)):
+            raise InvalidInput(
+                f"task={name}: the timestamp column {self.timestamp!r} is {stamp}; "
+                "make it a timestamp, or int64 microseconds UTC."
+            )
+        monoid = self.layout.monoid
+        if way == "value" and task.value is not None and not monoid.accepts(self.schema.field(task.value).type):
+            found = self.schema.field(task.value).type
+            raise InvalidInput(
+                f"task={name}: {monoid.name} holds {monoid.type} and can't take column {task.value!r} of {found}; "
+                "cast the column or choose another monoid."
+            )
+        if self.on_bad_row not in (KEEP, FAIL):
+            raise InvalidInput(f"task={name}: on_bad_row={self.on_bad_row!r}; say 'keep' or 'fail'.")

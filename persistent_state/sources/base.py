@@ -1,0 +1,109 @@
+"""What a source is: strands of rows with positions, that can be read again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """A record that could not be made a row: where it stood, why, and as much of it as is known."""
+
+    position: int
+    reason: str
+    record: str
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of one strand in their order. All of a chunk is read in one micro-batch.
+
+    The rows have the positions from `first` on that no record of `bad` has. A replay that needs the chunk starts at
+    position `replay`; None is `first`.
+    """
+
+    strand: str
+    first: int
+    rows: pa.RecordBatch
+    bad: tuple[BadRecord, ...] = ()
+    replay: int | None = None
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """The position of each row."""
+        every = np.arange(self.first, self.first + self.rows.num_rows + len(self.bad))
+        return np.delete(every, [record.position - self.first for record in self.bad]) if self.bad else every
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a micro-batch of a source goes: `ends` by strand (exclusive positions), and what to remember with it.
+
+    `channels` are the channels there are, True for one that has ended; None if they are only known by their messages.
+    `journal` holds lines that the source is given back, in order, when it is opened again.
+    """
+
+    ends: Mapping[str, int]
+    channels: Mapping[str, bool] | None = None
+    journal: tuple[str, ...] = ()
+
+
+class TimeReplayableSource(ABC):
+    """Messages with event timestamps that are delivered again from any recorded position.
+
+    Subclasses are small, picklable and free of Spark. `open` is called once per start, in the driver; `reach` and
+    `splits` then say what to read, `read` reads it, in a worker, on a copy of the source as it was before `open`.
+    """
+
+    timestamp: str
+    channel: str | None = None
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns of the rows that `read` delivers.
+
+        Raises:
+            InvalidInput: the set-up of the source is wrong.
+        """
+
+    @abstractmethod
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        """Start anew: `journal` is what this source wrote, `known` by strand the first position never committed."""
+
+    @abstractmethod
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        """The next micro-batch from these positions: as much as one should hold, or all there is.
+
+        The ends equal the start when there is nothing to read.
+        """
+
+    def freeze(self) -> None:  # noqa: B027
+        """From now on reach no further than what is there now. A source that never grows has nothing to do."""
+
+    @abstractmethod
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        """What lies between, cut into at most `parts` picklable pieces of about equal size, to be read in parallel."""
+
+    @abstractmethod
+    def read(self, split: Any) -> Iterator[Chunk]:
+        """The rows of a piece, each exactly once, always the same and in the same order."""
+
+    def locate(self, strand: str, position: int) -> str:
+        """Where a message stands, for people."""
+        return f"{strand}:{position}"
+
+
+def memory_chunks(batches: Iterable[pa.RecordBatch], strand: str = "") -> Iterator[Chunk]:
+    """Chunks of batches that follow each other."""
+    first = 0
+    for batch in batches:
+        yield Chunk(strand, first, batch)
+        first += batch.num_rows

@@ -1,0 +1,400 @@
+"""The files of a folder as a source, each read once, in the order in which they were taken."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
+from persistent_state.sources import records
+from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+
+Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
+Split: TypeAlias = "tuple[tuple[int, str, int], ...]"  # (ordinal, path, size) of files
+
+STRAND = ""
+ROW_BITS = 32
+
+_FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}
+_CODECS: dict[str, records.Codec] = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
+_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
+_OPENING_BYTES = 1 << 16
+
+
+class FileSource(TimeReplayableSource):
+    """The rows of the files in a folder and in the folders below it, as one strand.
+
+    Every file is read once, whatever its name and age: one that appears late or with an old time is read when it is
+    seen. A file is known by its path. It must be whole when it appears and never change: write it elsewhere, or under
+    an ignored name, and move it in. Names that begin with "." or "_", the name "tmp" and names that end in ".tmp" are
+    ignored. The files that one listing finds are taken by name, or by modification time. A restart replays files that
+    must still be there.
+
+    A position is (ordinal of the file) << 32 | (place in it). The place counts records, bad ones too; with a
+    `transform` it counts the rows that this made. A micro-batch takes at most `files_per_batch` files of
+    `bytes_per_batch` in all, but at least one file.
+
+    `format` is "parquet", "csv" (with a header) or "json" (an object a line), or told by each file's ending: .parquet,
+    .csv, .json, .jsonl, .ndjson; texts may be compressed, as .gz, .bz2 or .zst. In a text a line is a record, so that
+    quoted fields hold no line ends; an empty field is null, a quoted empty one is ""; timestamps are ISO 8601, in UTC
+    if they tell no zone.
+
+    `schema` is that of the records, by default that of the first Parquet file. A column that a file lacks is null. A
+    record that can't be decoded or does not fit is a bad record by itself; all that can't be read of a damaged file is
+    one.
+
+    `transform` is a stateless, row-wise function of a record batch: select, filter, explode, join to a static table.
+    `storage_options` go to fsspec and into no message.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        timestamp: str,
+        schema: pa.Schema | None = None,
+        format: str | None = None,
+        channel: str | None = None,
+        order_by: str = "name",
+        files_per_batch: int = 1000,
+        bytes_per_batch: int = 1 << 30,
+        transform: Transform | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        path = os.fspath(path)
+        if format is not None and format not in records.FORMATS:
+            raise InvalidInput(f"{format=}; say 'parquet', 'csv' or 'json', or leave it to the files' endings.")
+        if order_by not in ("name", "modified"):
+            raise InvalidInput(f"{order_by=}; say 'name' or 'modified'.")
+        if files_per_batch < 1 or bytes_per_batch < 1:
+            raise InvalidInput(f"{files_per_batch=}, {bytes_per_batch=}; give at least 1 of each.")
+        # Made absolute, since workers may stand in another folder.
+        is_url = "://" in path or path.startswith("file:")
+        self.path = path if is_url else os.path.abspath(os.path.expanduser(path))
+        self.timestamp = timestamp
+        self.channel = channel
+        self._format = format
+        self._order_by = order_by
+        self._files_per_batch = files_per_batch
+        self._bytes_per_batch = bytes_per_batch
+        self._transform = transform
+        self._options = dict(storage_options or {})
+        self._stored = schema
+        self._made: pa.Schema | None = None
+        self._opened: _Opened | None = None
+
+    def __repr__(self) -> str:
+        return f"FileSource({re.sub('//[^/@]*@', '//', self.path)!r})"  # A url may hold a password.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the rows that `read` delivers; found once, and taken along by copies."""
+        if self._made is None:
+            nothing = records.one_batch([], self._record_schema())
+            try:
+                self._made = self._transformed(nothing).schema
+            except Exception as error:
+                raise InvalidInput(f"transform of {self!r} raised {error!r} for a batch without rows.") from error
+        return self._made
+
+    def with_columns(self, names: Sequence[str]) -> FileSource:
+        """This source with only these columns and those it needs itself; one with a transform stays as it is.
+
+        Raises:
+            InvalidInput: there is no such column.
+        """
+        if unknown := sorted(set(names) - set(self.schema.names)):
+            raise InvalidInput(f"columns={unknown} are not in {self!r}; it has {', '.join(self.schema.names)}.")
+        if self._transform is not None:
+            return self
+        narrow = copy(self)
+        kept = {*names, self.timestamp, self.channel}
+        narrow._stored = narrow._made = pa.schema([f for f in self.schema if f.name in kept])
+        return narrow
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        """Start anew. No file of the journal is taken for new again.
+
+        Raises:
+            InvalidInput: there is no such folder, the journal is another source's, or a format can't hold the schema.
+        """
+        files = [_file_of_line(line, ordinal) for ordinal, line in enumerate(journal)]
+        if known.get(STRAND, 0) > len(files) << ROW_BITS:
+            raise InvalidInput(
+                f"{self!r} is to go on from {known[STRAND]}, but its journal has only {len(files)} files; "
+                "the task had another source: give it another name, or start it anew."
+            )
+        self._opened = _Opened(files, len(files), {file.path for file in files})
+        self._take()
+        for format in {self._kind(file.path)[0] for file in files} - {None, records.PARQUET}:
+            records.check_text(str(format), self._record_schema())
+
+    def freeze(self) -> None:
+        self._take()
+        self._state.is_frozen = True
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        state = self._state
+        first = start.get(STRAND, 0) >> ROW_BITS
+        if not state.is_frozen and (everything or first >= len(state.files)):
+            self._take()
+        end = len(state.files) if everything else self._end_of_batch(first)
+        for file in state.files[first : min(end, state.journalled)]:
+            self._check_replayed(file)
+        new = range(max(first, state.journalled), end)
+        return Reach(
+            ends={**start, STRAND: end << ROW_BITS} if end > first else dict(start),
+            channels={STRAND: False} if self.channel is None else None,
+            journal=tuple(_line_of_file(state.files[ordinal], ordinal) for ordinal in new),
+        )
+
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Split]:
+        first = start.get(STRAND, 0) >> ROW_BITS
+        files = self._state.files[first : end.get(STRAND, 0) >> ROW_BITS]
+        ends = list(accumulate(file.size + _OPENING_BYTES for file in files))
+        groups: dict[int, list[tuple[int, str, int]]] = {}
+        for i, file in enumerate(files):
+            # A file belongs to the part that its middle is in.
+            middle = ends[i] - (file.size + _OPENING_BYTES) // 2
+            groups.setdefault(middle * parts // ends[-1], []).append((first + i, file.path, file.size))
+        return [tuple(group) for group in groups.values()]
+
+    def read(self, split: Split) -> Iterator[Chunk]:
+        for ordinal, path, size in split:
+            start = position = ordinal << ROW_BITS
+            with self._open(path, size) as file:
+                for piece in records.read_pieces(file, *self._kind(path), self._record_schema()):
+                    if self._transform is not None:
+                        piece = self._transformed_piece(piece, path)
+                    if position + piece.count > start + (1 << ROW_BITS):
+                        raise InvalidInput(f"file={path!r} of {self!r} has more than 2**32 rows; cut it up.")
+                    bad = [
+                        replace(record, position=position + record.position, record=record.record or path)
+                        for record in piece.bad
+                    ]
+                    if piece.count:
+                        yield Chunk(STRAND, position, piece.rows, tuple(bad), replay=start)
+                    position += piece.count
+
+    def locate(self, strand: str, position: int) -> str:
+        ordinal, row = divmod(position, 1 << ROW_BITS)
+        if self._opened is None or ordinal >= len(self._opened.files):
+            return super().locate(strand, position)
+        return f"file {self._opened.files[ordinal].path!r} row {row}"
+
+    @property
+    def _state(self) -> _Opened:
+        assert self._opened is not None, "open comes first"
+        return self._opened
+
+    def _take(self) -> None:
+        """List the folder, and give the files that were never seen their ordinals."""
+        state, listed = self._state, self._list()
+        new = self._in_order([file for file in listed if file.path not in state.paths])
+        state.files += new
+        state.paths.update(file.path for file in new)
+        state.present = {file.path: file.size for file in listed}
+
+    def _end_of_batch(self, first: int) -> int:
+        files = self._state.files[first : first + self._files_per_batch]
+        sizes = accumulate(file.size for file in files)
+        return first + max(sum(size <= self._bytes_per_batch for size in sizes), min(1, len(files)))
+
+    def _check_replayed(self, file: _File) -> None:
+        size = self._state.present.get(file.path)
+        if size is None:
+            # A listing leaves out what it could not look at: ask for the file itself.
+            system, root = self._system()
+            with self._asking(file.path):
+                size = int(system.info(f"{root}/{file.path}")["size"])
+        if size != file.size:
+            raise self._changed(file.path, file.size, size)
+
+    def _changed(self, path: str, then: int, now: int) -> InvalidInput:
+        return InvalidInput(
+            f"file={path!r} of {self!r} had {then} bytes and has {now}; bring back what it held, or start the task "
+            "anew. A file must be whole when it appears, and never change."
+        )
+
+    def _record_schema(self) -> pa.Schema:
+        if self._stored is None:
+            files = [file for file in self._in_order(self._list()) if self._kind(file.path)[0] == records.PARQUET]
+            if not files:
+                raise InvalidInput(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
+            try:
+                with self._open(files[0].path, files[0].size) as file:
+                    self._stored = pq.read_schema(pa.PythonFile(file, mode="r")).remove_metadata()
+            except records.UNDECODABLE as error:
+                raise InvalidInput(
+                    f"file={files[0].path!r} of {self!r} tells no schema: {error}; give schema=."
+                ) from error
+        return self._stored
+
+    def _transformed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        made = rows if self._transform is None else self._transform(rows)
+        return records.one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made
+
+    def _transformed_piece(self, piece: records.Piece, path: str) -> records.Piece:
+        try:
+            rows = self._transformed(piece.rows)
+        except Exception as error:
+            raise TaskFailed(f"transform of {self!r} raised {error!r} for rows of file={path!r}.") from error
+        if not rows.schema.equals(self.schema):
+            raise TaskFailed(
+                f"transform of {self!r} made columns ({_columns(rows.schema)}) of file={path!r}, "
+                f"and ({_columns(self.schema)}) of a batch without rows; make them alike."
+            )
+        # What was made of a row can't be told, so the bad records stand behind all rows.
+        bad = (replace(record, position=rows.num_rows + i) for i, record in enumerate(piece.bad))
+        return records.Piece(rows, rows.num_rows + len(piece.bad), tuple(bad))
+
+    def _kind(self, path: str) -> tuple[str | None, records.Codec | None]:
+        """Format and compression of a file."""
+        endings = path.rpartition("/")[2].lower().split(".")
+        codec = _CODECS.get(endings[-1])
+        return self._format or _FORMATS.get(endings[-2 if codec and len(endings) > 1 else -1]), codec
+
+    def _list(self) -> list[_File]:
+        system, root = self._system()
+        with self._asking(""):
+            system.invalidate_cache()
+            try:
+                is_folder = system.info(root)["type"] == "directory"
+            except (FileNotFoundError, NotADirectoryError):
+                is_folder = False
+            if not is_folder:
+                raise InvalidInput(f"{self!r} is not a folder; make it, or mend the path.")
+            found = system.find(root, detail=True)
+        files = (
+            _File(name[len(root) + 1 :], int(info.get("size") or 0), _modified(info)) for name, info in found.items()
+        )
+        return [file for file in files if not _is_ignored(file.path)]
+
+    def _in_order(self, files: list[_File]) -> list[_File]:
+        if self._order_by == "name":
+            return sorted(files, key=lambda file: file.path)
+        if any(file.modified is None for file in files):
+            raise InvalidInput(f"{self!r} is on a file system that tells no modification times; order by name.")
+        return sorted(files, key=lambda file: (file.modified or 0, file.path))
+
+    def _system(self) -> tuple[Any, str]:
+        # Looked up each time, since an fsspec instance must not be carried over a fork.
+        system, root = fsspec.core.url_to_fs(self.path, **self._options)
+        return system, root.rstrip("/")
+
+    @contextmanager
+    def _asking(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise InvalidInput(f"file={path!r} of {self!r} is gone; bring it back, or start the task anew.") from error
+        except OSError as error:
+            raise StoreUnavailable(f"{path!r} of {self!r}: {error}. Mend it, then try again.") from error
+
+    def _open(self, path: str, size: int) -> _StoredFile:
+        system, root = self._system()
+        with self._asking(path):
+            file = _StoredFile(system.open(f"{root}/{path}", "rb"), lambda: self._asking(path))
+        if (now := file.seek(0, io.SEEK_END)) != size:
+            file.close()
+            raise self._changed(path, size, now)
+        file.seek(0)
+        return file
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    size: int
+    modified: int | None  # microseconds UTC
+
+
+@dataclass
+class _Opened:
+    """What the driver knows: the files by ordinal, how many of them are journalled, and sizes by the newest listing."""
+
+    files: list[_File]
+    journalled: int
+    paths: set[str]
+    present: dict[str, int] = field(default_factory=dict)
+    is_frozen: bool = False
+
+
+class _StoredFile(io.RawIOBase):
+    """A file whose own failures are told from damage in what it holds."""
+
+    def __init__(self, file: Any, asking: Callable[[], AbstractContextManager[None]]) -> None:
+        self._file = file
+        self._asking = asking
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        with self._asking():
+            return bytes(self._file.read(size))
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with self._asking():
+            return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _line_of_file(file: _File, ordinal: int) -> str:
+    return json.dumps({"file": ordinal, "path": file.path, "size": file.size, "modified": file.modified})
+
+
+def _file_of_line(line: str, ordinal: int) -> _File:
+    try:
+        record = json.loads(line)
+        if record["file"] == ordinal:
+            return _File(record["path"], record["size"], record["modified"])
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise InvalidInput(
+        f"line {ordinal} of the journal was not written by a FileSource: {line[:200]!r}; "
+        "the task had another source: give it another name, or start it anew."
+    )
+
+
+def _is_ignored(path: str) -> bool:
+    return any(name[0] in "._" or name == "tmp" or name.endswith(".tmp") for name in path.split("/"))
+
+
+def _modified(info: Mapping[str, Any]) -> int | None:
+    """Modification time in microseconds UTC, by whatever name and in whatever form a file system tells it."""
+    found = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
+    if isinstance(found, str):
+        found = datetime.fromisoformat(found.replace("Z", "+00:00"))
+    if isinstance(found, datetime):
+        found = found.timestamp()
+    return None if found is None else int(found * 1_000_000)
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{column.name}: {column.type}" for column in schema)

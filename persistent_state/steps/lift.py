@@ -1,0 +1,412 @@
+"""From a source's rows to updates: what is accounted for leaves, late and bad rows step aside, the rest become values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from monoids import MonoidError
+from persistent_state import clock as clocks
+from persistent_state import keys
+from persistent_state.batch import Basis
+from persistent_state.clock import Position
+from persistent_state.errors import InvalidInput, StateError, TaskFailed
+from persistent_state.plan import FAIL, Plan
+from persistent_state.sources.base import Chunk
+from persistent_state.state import PersistentState
+from persistent_state.task import Message, PersistentTask
+
+LATE = "late"
+MOST = 2**62
+"""The furthest a timestamp may be from the epoch, in microseconds: 146,000 years."""
+
+NO_TIMESTAMP = "no timestamp"
+AHEAD = "timestamp ahead of the batch time"
+JUMP = "timestamp too far ahead of its channel"
+UNFIT = "value does not fit"
+
+SIDE_COLUMNS = {
+    "reason": pa.string(),
+    "timestamp": pa.int64(),
+    "strand": pa.string(),
+    "channel": pa.string(),
+    "position": pa.int64(),
+    "record": pa.string(),
+}
+
+
+@dataclass
+class Lifted:
+    """What a part of a micro-batch came to: tables of updates or messages, side rows, and what its channels showed."""
+
+    tables: list[pa.Table] = field(default_factory=list)
+    sides: list[pa.Table] = field(default_factory=list)
+    newest: dict[str, int | None] = field(default_factory=dict)
+    beyond: dict[str, int] = field(default_factory=dict)
+    spans: list[tuple[str, int, int]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def microseconds(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """A timestamp column as microseconds UTC, and which rows have one. Finer units are cut off, naive times are UTC.
+
+    One that is further than `MOST` from the epoch is none: clocks are computed from it within 64 bits.
+    """
+    type = column.type
+    per_unit = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
+    scale = per_unit[type.unit] if pa.types.is_timestamp(type) else 1
+    if pa.types.is_date32(type):
+        column, scale = column.cast(pa.int32()), 86_400_000_000
+    valid = np.asarray(column.is_valid())
+    values = column.cast(pa.int64()).fill_null(0).to_numpy().astype(np.int64, copy=False)
+    if pa.types.is_timestamp(type) and type.unit == "ns":
+        return values // 1_000, valid
+    valid = valid & (values <= MOST // scale) & (values >= -(MOST // scale))
+    return np.where(valid, values, 0) * scale, valid
+
+
+def side_table(rows: pa.RecordBatch, where: NDArray[np.bool_], reason: str, place: Place) -> pa.Table:
+    """Rows on their way to the side file: why, where they stood, and themselves."""
+    picked = pa.array(np.flatnonzero(where))
+    count = len(picked)
+    stamps = pa.array(place.timestamps, mask=~place.valid).take(picked)
+    columns = {
+        "reason": pa.array([reason] * count, pa.string()),
+        "timestamp": stamps,
+        "strand": pa.array([place.strand] * count, pa.string()),
+        "channel": place.channels.take(picked),
+        "position": pa.array(place.positions).take(picked),
+        "record": pa.nulls(count, pa.string()),
+    }
+    row = rows.take(picked)
+    return pa.table({**columns, "row": pa.StructArray.from_arrays(row.columns, fields=list(row.schema))})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows of a chunk stand in event time and in their source."""
+
+    strand: str
+    channels: pa.Array
+    positions: NDArray[np.int64]
+    timestamps: NDArray[np.int64]
+    valid: NDArray[np.bool_]
+
+    def take(self, where: NDArray[np.bool_]) -> Place:
+        picked = np.flatnonzero(where)
+        return Place(
+            self.strand,
+            self.channels.take(pa.array(picked)),
+            self.positions[picked],
+            self.timestamps[picked],
+            self.valid[picked],
+        )
+
+
+def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
+    """Add a chunk's updates to what its part of the micro-batch came to.
+
+    Raises:
+        TaskFailed: user code raised, or a row is bad and bad rows are to fail.
+    """
+    rows = chunk.rows
+    place = _place(plan, chunk)
+    position = basis.positions.get(chunk.strand, Position())
+    bad_records = [r for r in chunk.bad if r.position >= position.next]
+    if bad_records:
+        _side(plan, lifted, _bad_records(plan, chunk.strand, bad_records), "undecodable record")
+    # A row without a timestamp was taken back with the clock if it can be delivered again, so only its position counts.
+    stamps = np.where(place.valid, place.timestamps, np.iinfo(np.int64).max)
+    fresh = ~clocks.is_accounted(position, place.positions, stamps)
+    verdicts = [(NO_TIMESTAMP, ~place.valid), (LATE, place.timestamps < basis.clock)]
+    verdicts.append((AHEAD, place.timestamps > basis.now + plan.settings.ahead))
+    accepted = fresh.copy()
+    for reason, applies in verdicts:
+        if (aside := accepted & applies).any():
+            _side(plan, lifted, side_table(rows, aside, reason, place), reason)
+            accepted &= ~applies
+    _watch_channels(plan, basis, place, accepted, rows, lifted)
+    lifted.counts["messages"] += int(fresh.sum())
+    lifted.counts["replayed"] += int((accepted & (place.positions < position.known)).sum())
+    if not accepted.any():
+        return
+    if not accepted.all():
+        rows, place = rows.filter(pa.array(accepted)), place.take(accepted)
+    replay = chunk.first if chunk.replay is None else chunk.replay
+    lifted.spans.append((chunk.strand, replay, int(place.timestamps.max())))
+    columns = [keys.normalise(rows.column(name)) for name in plan.task.key_columns]
+    base = {
+        "hash": pa.array(keys.hash_keys(columns, rows.num_rows)),
+        **{f"key{i}": column for i, column in enumerate(columns)},
+        "time": pa.array(place.timestamps),
+        "channel": place.channels,
+        "position": pa.array(place.positions),
+    }
+    if plan.task.reads_state:
+        strand = pa.array([chunk.strand] * rows.num_rows, pa.string())
+        row = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
+        lifted.tables.append(pa.table({**base, "strand": strand, "row": row}))
+        return
+    taken, values, unfit = updates(plan, rows, place)
+    if unfit.any():
+        _side(plan, lifted, side_table(rows, unfit, UNFIT, place), UNFIT)
+    lifted.tables.append(update_table(plan, base, taken, values))
+
+
+def update_table(plan: Plan, base: Mapping[str, pa.Array], taken: NDArray[np.int64], values: pa.Array) -> pa.Table:
+    """Updates with the key and order of the rows they were taken from; several of one row are numbered."""
+    columns = dict(base)
+    if plan.layout.is_ordered:
+        first = np.searchsorted(taken, taken)
+        columns["number"] = pa.array((np.arange(len(taken)) - first).astype(np.int32))
+    else:
+        del columns["channel"], columns["position"]
+    keep = np.asarray(values.is_valid())
+    if len(taken) != len(columns["hash"]) or not np.array_equal(taken, np.arange(len(taken))):
+        picked = pa.array(taken)
+        columns = {name: c if name == "number" else c.take(picked) for name, c in columns.items()}
+    table = pa.table({**columns, "value": values})
+    return table if keep.all() else table.filter(pa.array(keep))
+
+
+def updates(plan: Plan, rows: pa.RecordBatch, place: Place) -> tuple[NDArray[np.int64], pa.Array, NDArray[np.bool_]]:
+    """The updates that a task makes of rows: from which row each is, the values, and which rows hold one that can't be."""
+    task, monoid = plan.task, plan.layout.monoid
+    every = np.arange(rows.num_rows)
+    if task.update_way == "message":
+        recorder = Recorder(plan)
+        for i, message in enumerate(messages(rows, place)):
+            recorder.process(task, message, i, lambda i=i: describe(plan, rows, place, i))
+        return recorder.values(rows.num_rows)
+    if task.value is not None:
+        column = rows.column(task.value)
+    else:
+        try:
+            column = task.process_batch(rows)
+        except Exception as error:
+            where = f"{describe(plan, rows, place, 0)} to {describe(plan, rows, place, rows.num_rows - 1)}"
+            raise TaskFailed(f"process_batch of task={plan.name} raised {error!r} at {where}.") from error
+        if isinstance(column, pa.ChunkedArray):
+            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        if not isinstance(column, pa.Array):
+            raise TaskFailed(
+                f"process_batch of task={plan.name} gave a {type(column).__name__}, not an Arrow array; make it one."
+            )
+        if len(column) != rows.num_rows:
+            raise TaskFailed(
+                f"process_batch of task={plan.name} gave {len(column)} updates for {rows.num_rows} rows; "
+                "give one for each, null for none."
+            )
+    try:
+        values, unfit = monoid.cast(column)
+    except MonoidError as error:
+        raise TaskFailed(f"task={plan.name}: {error}") from error
+    return every, values, unfit
+
+
+def messages(rows: pa.RecordBatch, place: Place) -> Iterator[Message]:
+    """The rows as messages; a column is converted when first asked for."""
+    columns = _Columns(rows)
+    for i, timestamp in enumerate(place.timestamps.tolist()):
+        yield _RowMessage(timestamp, columns, i)
+
+
+def describe(plan: Plan, rows: pa.RecordBatch, place: Place, i: int) -> str:
+    """Channel, position and key of a row, for people."""
+    key = {name: rows.column(name)[i].as_py() for name in plan.task.key_columns}
+    return f"channel={place.channels[i].as_py()!r} strand={place.strand!r} position={place.positions[i]} key={key}"
+
+
+class Recorder(PersistentState[Any]):
+    """The state that `process_message` is handed before the shuffle: it only records."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._rows: list[int] = []
+        self._values: list[Any] = []
+        self._row = 0
+        self._timestamp = 0
+
+    @property
+    def monoid(self) -> Any:
+        return self._plan.layout.monoid
+
+    def update(self, timestamp: int, value: Any) -> None:
+        if timestamp != self._timestamp:
+            raise InvalidInput(
+                f"update(timestamp={timestamp}) is not the message's {self._timestamp}; pass message.timestamp."
+            )
+        self._rows.append(self._row)
+        self._values.append(value)
+
+    def get(self) -> Any:
+        raise InvalidInput(f"task={self._plan.name} calls get(); set reads_state = True to read the state.")
+
+    def process(self, task: PersistentTask, message: Message, row: int, where: Any) -> None:
+        """Let the task process a message, recording its updates as those of a row."""
+        self._row, self._timestamp = row, message.timestamp
+        try:
+            task.process_message(self, message)
+        except InvalidInput as error:
+            raise TaskFailed(f"process_message of task={self._plan.name} at {where()}: {error}") from error
+        except Exception as error:
+            raise TaskFailed(f"process_message of task={self._plan.name} raised {error!r} at {where()}.") from error
+
+    def values(self, rows: int) -> tuple[NDArray[np.int64], pa.Array, NDArray[np.bool_]]:
+        """The recorded updates as `updates` gives them. A row with one that can't be makes none."""
+        taken = np.array(self._rows, dtype=np.int64)
+        unfit = np.zeros(rows, dtype=np.bool_)
+        try:
+            return taken, self.monoid.to_arrow(self._values), unfit
+        except MonoidError:
+            unfit[[row for row, value in zip(self._rows, self._values, strict=True) if not self._fits(value)]] = True
+        keep = ~unfit[taken]
+        values = [value for value, kept in zip(self._values, keep, strict=True) if kept]
+        return taken[keep], self.monoid.to_arrow(values), unfit
+
+    def _fits(self, value: Any) -> bool:
+        try:
+            self.monoid.to_arrow([value])
+        except MonoidError:
+            return False
+        return True
+
+
+class _Columns(dict[str, list[Any]]):
+    def __init__(self, rows: pa.RecordBatch) -> None:
+        self._source = rows
+
+    def __missing__(self, name: str) -> list[Any]:
+        values: list[Any] = self._source.column(name).to_pylist()
+        self[name] = values
+        return values
+
+    @property
+    def names(self) -> Sequence[str]:
+        names: list[str] = self._source.schema.names
+        return names
+
+
+class _RowMessage(Message):
+    __slots__ = ("_columns", "_i")
+
+    def __init__(self, timestamp: int, columns: _Columns, i: int) -> None:
+        self.timestamp = timestamp
+        self._columns = columns
+        self._i = i
+
+    def __getitem__(self, column: str) -> Any:
+        return self._columns[column][self._i]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns.names)
+
+    def __len__(self) -> int:
+        return len(self._columns.names)
+
+    def __repr__(self) -> str:
+        return f"Message({self.timestamp}, { {name: self[name] for name in self}!r})"
+
+
+def _place(plan: Plan, chunk: Chunk) -> Place:
+    timestamps, valid = microseconds(chunk.rows.column(plan.timestamp))
+    count = chunk.rows.num_rows
+    if plan.channel is None:
+        channels = pa.array([chunk.strand] * count, pa.string())
+    else:
+        channels = chunk.rows.column(plan.channel).cast(pa.string()).fill_null("")
+    return Place(chunk.strand, channels, chunk.positions, timestamps, valid)
+
+
+def _watch_channels(
+    plan: Plan, basis: Basis, place: Place, accepted: NDArray[np.bool_], rows: pa.RecordBatch, lifted: Lifted
+) -> None:
+    """Note each channel's newest timestamp. A broken one beyond the jump limit steps aside and moves no clock."""
+    if not accepted.any():
+        return
+    codes = pc.dictionary_encode(place.channels)
+    index = codes.indices.to_numpy()
+    for code, name in enumerate(codes.dictionary.to_pylist()):
+        of_channel = accepted & (index == code) if len(codes.dictionary) > 1 else accepted.copy()
+        if not of_channel.any():
+            continue
+        known = basis.channels.get(name)
+        newest = lifted.newest.get(name)
+        if newest is None and known is not None:
+            newest = known.newest
+        if plan.settings.jump is not None:
+            streak = lifted.beyond.get(name, known.beyond if known else 0)
+            stamps = place.timestamps[of_channel]
+            jumps, streak = clocks.beyond_limit(stamps, newest, streak, plan.settings.jump, plan.settings.believe)
+            lifted.beyond[name] = streak
+            if jumps.any():
+                aside = np.zeros(len(accepted), dtype=np.bool_)
+                aside[np.flatnonzero(of_channel)[jumps]] = True
+                _side(plan, lifted, side_table(rows, aside, JUMP, place), JUMP)
+                accepted &= ~aside
+                of_channel &= ~aside
+        if of_channel.any():
+            top = int(place.timestamps[of_channel].max())
+            lifted.newest[name] = top if newest is None else max(newest, top)
+        else:
+            lifted.newest.setdefault(name, None)
+
+
+def _bad_records(plan: Plan, strand: str, records: Sequence[Any]) -> pa.Table:
+    count = len(records)
+    channel = strand if plan.channel is None else ""
+    row = pa.StructArray.from_arrays(
+        [pa.nulls(count, f.type) for f in plan.schema], fields=list(plan.schema), mask=pa.array([True] * count)
+    )
+    columns = [
+        pa.array([r.reason for r in records], pa.string()),
+        pa.nulls(count, pa.int64()),
+        pa.array([strand] * count, pa.string()),
+        pa.array([channel] * count, pa.string()),
+        pa.array([r.position for r in records], pa.int64()),
+        pa.array([r.record for r in records], pa.string()),
+    ]
+    return pa.table([*columns, row], names=[*SIDE_COLUMNS, "row"])
+
+
+def _side(plan: Plan, lifted: Lifted, table: pa.Table, reason: str) -> None:
+    if reason != LATE:
+        check_bad_rows(plan, table)
+    lifted.sides.append(table)
+    lifted.counts.update(table["reason"].to_pylist())
+
+
+def check_bad_rows(plan: Plan, table: pa.Table) -> None:
+    """Stop at bad rows where that is wanted.
+
+    Raises:
+        TaskFailed: bad rows are to fail.
+    """
+    if plan.on_bad_row == FAIL:
+        first = table.slice(0, 1).to_pylist()[0]
+        row = first["row"] or {}
+        key = {name: row.get(name) for name in plan.task.key_columns}
+        raise TaskFailed(
+            f"task={plan.name} met a bad row ({first['reason']}) at channel={first['channel']!r} "
+            f"strand={first['strand']!r} position={first['position']} key={key}; mend it, or keep bad rows aside."
+        )
+
+
+__all__ = [
+    "LATE",
+    "Lifted",
+    "Place",
+    "StateError",
+    "lift_chunk",
+    "microseconds",
+    "side_table",
+    "update_table",
+    "updates",
+]

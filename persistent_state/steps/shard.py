@@ -1,0 +1,284 @@
+"""One shard of a micro-batch after the shuffle: blobs and runs become a new run and a descriptor of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from monoids import MonoidError
+from persistent_state import keys, merge
+from persistent_state.batch import Advance, Basis, Report, advance, cuts_to_keep
+from persistent_state.clock import BEGINNING
+from persistent_state.errors import Disagreement
+from persistent_state.plan import Plan
+from persistent_state.steps.combine import Blob
+from persistent_state.steps.lift import (
+    UNFIT,
+    Place,
+    Recorder,
+    check_bad_rows,
+    describe,
+    messages,
+    side_table,
+    update_table,
+)
+from persistent_state.store import run as runs_io
+from persistent_state.store.entry import Run, SideFile, Stored
+from persistent_state.store.log import Log
+
+GROWTH = 2
+"""A run is merged with newer ones once they hold 1 / GROWTH of its rows: few runs, and each row is rewritten log times."""
+
+ORDERED_RUNS = 4
+"""How many runs of a monoid that does not commute there may be before all are merged."""
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What a shard made of a micro-batch, durable when this exists; the driver commits it or it never happened.
+
+    `base` is the digest of the runs and the clock that the shard started from, `runs` what it should have afterwards.
+    """
+
+    task: str
+    epoch: int
+    batch: int
+    shard: int
+    base: str
+    advance: Advance
+    journal: tuple[str, ...]
+    runs: tuple[Run, ...]
+    side: SideFile | None = None
+    values: Stored | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+def digest(runs: Sequence[Run], clock: int) -> str:
+    """What identifies the runs of a shard and its clock."""
+    text = json.dumps([clock, list(runs)], default=vars, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def shard_runs(runs: Sequence[Run], shard: int, shards: int) -> tuple[Run, ...]:
+    """The runs of a shard: those within its range of the hash."""
+    low, high = keys.shard_range(shard, shards)
+    return tuple(run for run in runs if low <= run.low and run.high <= high)
+
+
+def merge_shard(
+    plan: Plan, shard: int, blobs: Sequence[Blob], cached: Sequence[Run] | None, new_id: Callable[[], str]
+) -> Descriptor:
+    """Fold a shard's blobs into a new run, rewriting older runs where they have become many.
+
+    `cached` are the runs that the shard believes it has; they are used only if the batch says the same.
+
+    Raises:
+        Disagreement: the blobs are not those of one micro-batch, each part once.
+        TaskFailed: user code raised (a task that reads its state runs here).
+    """
+    basis = blobs[0].basis
+    if any(blob.basis != basis for blob in blobs):
+        raise Disagreement(
+            f"task={plan.name} batch={basis.batch}: parts were planned from different entries; start again."
+        )
+    after = advance(basis, [blob.report for blob in blobs], plan.settings)
+    held = _held_runs(plan, basis, shard, cached)
+    path = f"{plan.application}/runs/{plan.name}/{basis.epoch:06d}-{basis.batch:09d}-{shard:04d}-{new_id()}"
+    tables = [blob.table for blob in blobs if blob.table is not None]
+    sides = [side for blob in blobs for side in blob.sides]
+    counts: Counter[str] = Counter()
+    if plan.task.reads_state and tables:
+        tables, unfit = _process(plan, tables, held)
+        sides += unfit
+        counts.update(reason for table in unfit for reason in table["reason"].to_pylist())
+    cuts = cuts_to_keep(basis, after)
+    apart = BEGINNING if plan.layout.is_ordered else None
+    fresh = merge.fold(tables, plan.layout, cuts, after.clock, apart)
+    values = None
+    if plan.emits and fresh.num_rows:
+        current = merge.fold_keys([*(_touched(table, fresh) for table in _open(plan, held)), fresh], plan.layout)
+        table = pa.table(
+            [current[name] for name in (*plan.layout.key_names, "value")], names=[*plan.task.key_columns, "value"]
+        )
+        values = runs_io.write_table(plan.files, f"{path}.values.arrow", table)
+    low, high = keys.shard_range(shard, plan.shards)
+    keep = _keep(plan, held, fresh.num_rows)
+    if keep < len(held):
+        fresh = merge.fold([*_open(plan, held[keep:]), fresh], plan.layout, cuts, after.clock, _apart_from(plan, after))
+    run = runs_io.write_run(plan.files, f"{path}.arrow", fresh, low, high)
+    return Descriptor(
+        task=plan.name,
+        epoch=basis.epoch,
+        batch=basis.batch,
+        shard=shard,
+        base=digest(held, basis.clock),
+        advance=after,
+        journal=basis.journal,
+        runs=(*held[:keep], *([run] if run else [])),
+        side=_write_side(plan, f"{path}.side.arrow", sides),
+        values=values,
+        counts=dict(counts),
+    )
+
+
+def _held_runs(plan: Plan, basis: Basis, shard: int, cached: Sequence[Run] | None) -> tuple[Run, ...]:
+    if cached is not None and digest(cached, basis.clock) == basis.digests[shard]:
+        return tuple(cached)
+    entry = Log(plan.files, plan.application).newest()
+    held = shard_runs(entry.tasks[plan.name].runs, shard, plan.shards) if entry else ()
+    if digest(held, basis.clock) != basis.digests[shard]:
+        raise Disagreement(
+            f"task={plan.name} batch={basis.batch}: the log has moved on since it was planned; start again."
+        )
+    return held
+
+
+def _open(plan: Plan, runs: Sequence[Run]) -> list[pa.Table]:
+    return [runs_io.read_run(plan.files, run) for run in runs]
+
+
+def _apart_from(plan: Plan, after: Advance) -> int | None:
+    return after.clock if plan.layout.is_ordered else None
+
+
+def _keep(plan: Plan, held: Sequence[Run], rows: int) -> int:
+    """How many of the oldest runs stay as they are; those after them are merged with the new rows."""
+    if rows == 0:
+        return len(held)
+    keep = len(held)
+    while keep and held[keep - 1].rows <= rows * GROWTH:
+        keep -= 1
+        rows += held[keep].rows
+    # Rows of an ordered monoid may be folded only where nothing can come between: all runs together or none.
+    if plan.layout.is_ordered:
+        return len(held) if len(held) < ORDERED_RUNS else 0
+    return keep
+
+
+def _touched(table: pa.Table, fresh: pa.Table) -> pa.Table:
+    """The rows of a sorted table whose hash is among those of another."""
+    hashes = np.unique(merge.as_numpy(fresh, "hash"))
+    stored = merge.as_numpy(table, "hash")
+    if len(stored) == 0:
+        return table
+    begin, end = np.searchsorted(stored, hashes), np.searchsorted(stored, hashes, side="right")
+    return table.take(pa.array(ranges(begin, end - begin)))
+
+
+def ranges(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers of many ranges, one after the other."""
+    offsets = np.cumsum(lengths) - lengths
+    numbers: NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(begins - offsets, lengths)
+    return numbers
+
+
+def _process(plan: Plan, tables: Sequence[pa.Table], held: Sequence[Run]) -> tuple[list[pa.Table], list[pa.Table]]:
+    """Let a task that reads its state process its messages in order; partial sums and side rows of it."""
+    table = pa.concat_tables(tables).combine_chunks()
+    by = ["hash", *plan.layout.key_names, "time", "channel", "position"]
+    table = table.sort_by([(name, "ascending") for name in by])
+    first = ~keys.same_as_previous([merge.one_chunk(table[name]) for name in ("hash", *plan.layout.key_names)])
+    struct = merge.one_chunk(table["row"])
+    rows = pa.RecordBatch.from_arrays(struct.flatten(), schema=plan.schema)
+    times = merge.as_numpy(table, "time")
+    place = Place(
+        strand="",
+        channels=merge.one_chunk(table["channel"]),
+        positions=merge.as_numpy(table, "position"),
+        timestamps=times,
+        valid=np.ones(len(times), dtype=np.bool_),
+    )
+    recorder = Reader(plan, _current(plan, table, first, held))
+    key = -1
+    for i, (message, begins) in enumerate(zip(messages(rows, place), first.tolist(), strict=True)):
+        key += begins
+        recorder.turn_to(key)
+        recorder.process(plan.task, message, i, lambda i=i: describe(plan, rows, place, i))
+    taken, values, unfit = recorder.values(len(times))
+    sides = []
+    if unfit.any():
+        for strand in dict.fromkeys(table["strand"].to_pylist()):
+            of_strand = unfit & np.array([s == strand for s in table["strand"].to_pylist()])
+            if of_strand.any():
+                spot = Place(strand, place.channels, place.positions, place.timestamps, place.valid)
+                sides.append(side_table(rows, of_strand, UNFIT, spot))
+                check_bad_rows(plan, sides[-1])
+    columns = ["hash", *plan.layout.key_names, "start", "time", "channel", "position"]
+    base = {name: merge.one_chunk(table[name]) for name in columns}
+    return [update_table(plan, base, taken, values).select(plan.layout.schema.names)], sides
+
+
+def _current(plan: Plan, table: pa.Table, first: NDArray[np.bool_], held: Sequence[Run]) -> list[object]:
+    """The value of each key of a sorted table of messages, from all runs, above the clock too; zero if it has none."""
+    monoid = plan.layout.monoid
+    head = table.take(pa.array(np.flatnonzero(first)))
+    names = ["hash", *plan.layout.key_names]
+    stored = merge.fold_keys([_touched(run, head) for run in _open(plan, held)], plan.layout)
+    # Keys and stored values side by side: each stored row is followed by the key that asks for it, or by none.
+    known = stored.select(names).append_column("value", pa.array(np.arange(stored.num_rows)))
+    asked = head.select(names).append_column("value", pa.array(np.arange(head.num_rows) + stored.num_rows))
+    both = pa.concat_tables([known, asked]).combine_chunks()
+    both = both.sort_by([(name, "ascending") for name in [*names, "value"]])
+    same = keys.same_as_previous([merge.one_chunk(both[name]) for name in names])
+    order = merge.as_numpy(both, "value")
+    values = monoid.from_arrow(merge.one_chunk(stored["value"])) if stored.num_rows else []
+    current: list[object] = [monoid.zero for _ in range(head.num_rows)]
+    for i in np.flatnonzero(same).tolist():
+        current[int(order[i]) - stored.num_rows] = values[int(order[i - 1])]
+    return current
+
+
+class Reader(Recorder):
+    """The state that `process_message` is handed after the shuffle: it records, and reads what it has recorded."""
+
+    def __init__(self, plan: Plan, current: list[object]) -> None:
+        super().__init__(plan)
+        self._current = current
+        self.turn_to(0)
+
+    def turn_to(self, key: int) -> None:
+        """The next message is one of this key."""
+        self._key = key
+        self._before = self._current[key]
+        self._is_fit = True
+
+    def update(self, timestamp: int, value: object) -> None:
+        super().update(timestamp, value)
+        try:
+            (known,) = self.monoid.from_arrow(self.monoid.to_arrow([value]))
+        except MonoidError:
+            # The whole message is a bad row, and so are updates that it made before.
+            self._is_fit = False
+            self._current[self._key] = self._before
+            return
+        if known is not None and self._is_fit:
+            self._current[self._key] = self.monoid.plus(self._current[self._key], known)
+
+    def get(self) -> object:
+        return self._current[self._key]
+
+
+def _write_side(plan: Plan, path: str, sides: Sequence[pa.Table]) -> SideFile | None:
+    if not sides:
+        return None
+    table = pa.concat_tables(sides)
+    stamps = table["timestamp"]
+    ends: dict[str, int] = {}
+    for strand, position in zip(table["strand"].to_pylist(), table["position"].to_pylist(), strict=True):
+        ends[strand] = max(ends.get(strand, 0), position + 1)
+    return SideFile(
+        file=runs_io.write_table(plan.files, path, table),
+        reasons=dict(Counter(table["reason"].to_pylist())),
+        newest=None if stamps.null_count else max(stamps.to_pylist()),
+        ends=ends,
+    )
+
+
+__all__ = ["Advance", "Descriptor", "Report", "digest", "merge_shard", "shard_runs"]

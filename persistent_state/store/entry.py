@@ -1,0 +1,229 @@
+"""One numbered entry of the log: everything that is true of an application, as JSON with a checksum.
+
+`docs/format.md` describes the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from persistent_state import clock as clocks
+from persistent_state.clock import Channel, Coarse, Position
+from persistent_state.errors import Damaged
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file that an entry names: its path in the application's folder, length in bytes and SHA-256."""
+
+    path: str
+    length: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A range of a run file. Only rows with low <= hash < high, and start < `below` (None: all), are part of the state."""
+
+    file: Stored
+    rows: int
+    low: int
+    high: int
+    first: int
+    last: int
+    below: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.file.path
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a start took back of a file of late and bad rows: those not below `clock` and at or after `positions`."""
+
+    clock: int
+    positions: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class SideFile:
+    """A file of late and bad rows: how many by reason, and what a restart may still take back.
+
+    `newest` is the greatest timestamp (None: a row has none), `ends` how far the rows reach in each strand.
+    """
+
+    file: Stored
+    reasons: Mapping[str, int]
+    newest: int | None
+    ends: Mapping[str, int]
+    cuts: tuple[Cut, ...] = ()
+
+    def is_settled(self, clock: int, positions: Mapping[str, int]) -> bool:
+        """No start at or above the clock, replaying from these positions or later, can take a row back."""
+        if self.newest is not None and self.newest < clock:
+            return True
+        return all(end <= positions.get(strand, 0) for strand, end in self.ends.items())
+
+
+@dataclass(frozen=True)
+class Pages:
+    """A list that only grows: its newest items here, its older ones in files of JSON lines."""
+
+    files: tuple[Stored, ...] = ()
+    tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """One task: what it is (`identity`), its clock, the clocks it keeps apart, its runs and how far its source was read.
+
+    `born` is the clock at which it started from zero. `batch` counts the micro-batches of this epoch. `sides` are files of
+    late and bad rows; those that nothing can take back any more move into `settled`, counted in `settled_counts`.
+    """
+
+    identity: Mapping[str, Any]
+    clock: int
+    born: int
+    cuts: tuple[int, ...]
+    coarse: tuple[Coarse, ...] = ()
+    runs: tuple[Run, ...] = ()
+    channels: Mapping[str, Channel] = field(default_factory=dict)
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    journal: Pages = Pages()
+    sides: tuple[SideFile, ...] = ()
+    settled: Pages = Pages()
+    settled_counts: Mapping[str, int] = field(default_factory=dict)
+    batch: int = 0
+    holds: bool = True
+    active: bool = True
+
+    def counts(self) -> dict[str, int]:
+        """Late and bad rows by reason."""
+        total = Counter(self.settled_counts)
+        for side in self.sides:
+            total.update(side.reasons)
+        return dict(total)
+
+    def is_at(self, clock: int) -> bool:
+        """Whether the state at this clock can be told from what is stored."""
+        if clock in self.cuts:
+            return True
+        # It is the zero where all that is stored begins later.
+        if clock <= self.clock and all(run.first >= clock for run in self.runs):
+            return True
+        # Nothing can arrive below a clock that the task does not hold back.
+        return not self.holds and clock > self.clock and clocks.clean_clock(clock, self.coarse) == clock
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The whole truth about an application after one commit. `clock` is the global minimum checkpoint clock.
+
+    `time` (microseconds UTC) is the writer's and decides nothing but how long old files are kept.
+    """
+
+    number: int
+    epoch: int
+    writer: str
+    time: int
+    previous: str
+    interval: int
+    shards: int
+    clock: int
+    retained: tuple[int, ...]
+    tasks: Mapping[str, TaskState]
+
+    @property
+    def seal(self) -> str:
+        """The SHA-256 that the next entry names as that of its predecessor."""
+        return hashlib.sha256(to_bytes(self)).hexdigest()
+
+    def with_task(self, name: str, task: TaskState) -> Entry:
+        return replace(self, tasks={**self.tasks, name: task})
+
+    def files(self) -> set[str]:
+        """The path of every file that this entry names."""
+        return {stored.path for task in self.tasks.values() for stored in task_files(task)}
+
+
+def task_files(task: TaskState) -> Iterable[Stored]:
+    yield from (run.file for run in task.runs)
+    yield from (side.file for side in task.sides)
+    yield from task.journal.files
+    yield from task.settled.files
+
+
+def global_clock(tasks: Mapping[str, TaskState], previous: int) -> int:
+    """The newest clock at which every task has a durable checkpoint; never before the previous one."""
+    active = [task for task in tasks.values() if task.active]
+    bound = min([task.clock for task in active if task.holds], default=None)
+    candidates = {cut for task in active for cut in task.cuts if cut > previous and (bound is None or cut <= bound)}
+    return max([c for c in candidates if all(task.is_at(c) for task in active)], default=previous)
+
+
+def to_bytes(entry: Entry) -> bytes:
+    """The entry as it stands in the log: one line of JSON and one line with its SHA-256."""
+    record = {"format": FORMAT, **vars(entry)}
+    body = json.dumps(record, default=vars, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    return body + b"sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n"
+
+
+def from_bytes(data: bytes, name: str) -> Entry:
+    """The entry of these bytes.
+
+    Raises:
+        Damaged: they are not what was written, or of a later format.
+    """
+    body, newline, seal = data.partition(b"\n")
+    if not newline or seal != b"sha256 " + hashlib.sha256(body + newline).hexdigest().encode() + b"\n":
+        raise Damaged(
+            f"log entry {name} is damaged; restore the file or rewind to an earlier clock, nothing was changed."
+        )
+    record = json.loads(body)
+    if record.pop("format") != FORMAT:
+        raise Damaged(f"log entry {name} has a format later than {FORMAT}; upgrade persistent-state.")
+    record["retained"] = tuple(record["retained"])
+    record["tasks"] = {name: _task(task) for name, task in record["tasks"].items()}
+    return Entry(**record)
+
+
+def _task(record: dict[str, Any]) -> TaskState:
+    return TaskState(
+        **{
+            **record,
+            "cuts": tuple(record["cuts"]),
+            "coarse": tuple(Coarse(**segment) for segment in record["coarse"]),
+            "runs": tuple(run_from_json(run) for run in record["runs"]),
+            "channels": {name: Channel(**channel) for name, channel in record["channels"].items()},
+            "positions": {name: _position(position) for name, position in record["positions"].items()},
+            "journal": _pages(record["journal"]),
+            "sides": tuple(side_from_json(side) for side in record["sides"]),
+            "settled": _pages(record["settled"]),
+        }
+    )
+
+
+def _position(record: dict[str, Any]) -> Position:
+    accounted = tuple((before, below) for before, below in record["accounted"])
+    return Position(record["next"], accounted, tuple((first, newest) for first, newest in record["spans"]))
+
+
+def _pages(record: dict[str, Any]) -> Pages:
+    return Pages(tuple(Stored(**file) for file in record["files"]), tuple(record["tail"]))
+
+
+def run_from_json(record: dict[str, Any]) -> Run:
+    return Run(**{**record, "file": Stored(**record["file"])})
+
+
+def side_from_json(record: dict[str, Any]) -> SideFile:
+    cuts = tuple(Cut(**cut) for cut in record["cuts"])
+    return SideFile(**{**record, "file": Stored(**record["file"]), "cuts": cuts})

@@ -1,0 +1,109 @@
+"""The one log of an application: numbered entries, created one after the other by whoever has the highest epoch."""
+
+from __future__ import annotations
+
+from persistent_state.errors import CommitUnknown, Damaged, Exists, Fenced, StoreUnavailable
+from persistent_state.store.entry import Entry, from_bytes, to_bytes
+from persistent_state.store.files import Files
+
+TRIES = 5
+
+
+class Log:
+    """The entries of one application. What `newest` returned is kept, so that a writer reads only what others wrote."""
+
+    def __init__(self, files: Files, application: str) -> None:
+        self.files = files
+        self.application = application
+        self._known: dict[int, Entry] = {}
+
+    def numbers(self) -> list[int]:
+        """The numbers of the entries that exist, ascending."""
+        names = self.files.list(f"{self.application}/log")
+        return sorted(int(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+
+    def path(self, number: int) -> str:
+        return f"{self.application}/log/{number:020d}.json"
+
+    def newest(self) -> Entry | None:
+        """The newest entry; None if the application has never been started.
+
+        Raises:
+            Damaged: it is not what was written. An older one would be another truth, so it is never taken instead.
+        """
+        for _ in range(TRIES):
+            numbers = self.numbers()
+            if not numbers:
+                return None
+            try:
+                return self.read(numbers[-1])
+            except FileNotFoundError:
+                # Collected while we looked, so a newer one exists.
+                continue
+        raise StoreUnavailable(f"the log of {self.application} changes faster than it can be read; try again.")
+
+    def read(self, number: int) -> Entry:
+        """One entry.
+
+        Raises:
+            Damaged: it is not what was written.
+            FileNotFoundError: it was collected, or never written.
+        """
+        if number not in self._known:
+            path = self.path(number)
+            entry = from_bytes(bytes(self.files.read(path)), path)
+            if entry.number != number:
+                raise Damaged(f"log entry {path} says it is number {entry.number}; a file was moved, restore it.")
+            self._known[number] = entry
+        return self._known[number]
+
+    def append(self, entry: Entry) -> None:
+        """Make `entry` the newest of the log. Readers see all of it or none.
+
+        Raises:
+            Exists: another entry has its number. Nothing changed; look at it.
+            Fenced: a newer driver owns the application, or did while this one slept.
+            CommitUnknown: no answer from the store. Nothing may be deleted; the next start finds out.
+        """
+        data = to_bytes(entry)
+        path = self.path(entry.number)
+        for attempt in range(TRIES):
+            try:
+                self.files.create(path, data)
+                break
+            except Exists:
+                # A create whose answer was lost finds its own entry.
+                if self._stands(path, data):
+                    break
+                raise
+            except StoreUnavailable as error:
+                if attempt == TRIES - 1:
+                    raise CommitUnknown(
+                        f"the store did not say whether entry {entry.number} of {self.application} was written; start again."
+                    ) from error
+        # The number may have been used and collected while this driver slept.
+        newest = self.newest()
+        if newest is None or newest.epoch > entry.epoch:
+            raise Fenced(f"a newer driver owns {self.application}; this one has stopped and changed nothing.")
+        # A higher number of its own epoch is another task's. If it does not go on from ours, ours is not part of the log.
+        if newest.number > entry.number and not self._goes_on_from(entry):
+            raise CommitUnknown(
+                f"entry {entry.number} of {self.application} came after others of its number; start again."
+            )
+
+    def _stands(self, path: str, data: bytes) -> bool:
+        try:
+            return bytes(self.files.read(path)) == data
+        except FileNotFoundError:
+            return False
+
+    def _goes_on_from(self, entry: Entry) -> bool:
+        try:
+            return self.read(entry.number + 1).previous == entry.seal
+        except FileNotFoundError:
+            return False
+
+    def forget(self, below: int) -> None:
+        """Keep no entries below this number in memory."""
+        for number in [n for n in self._known if n < below]:
+            del self._known[number]

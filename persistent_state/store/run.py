@@ -1,0 +1,75 @@
+"""Immutable Arrow files: written whole under a name of their own, verified whole once per process."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pyarrow as pa
+
+from persistent_state import merge
+from persistent_state.errors import Damaged
+from persistent_state.merge import Layout
+from persistent_state.store.entry import Run, Stored
+from persistent_state.store.files import Files
+
+MOST_VERIFIED = 10_000
+"""How many verified files a process remembers."""
+
+_verified: set[tuple[str, str, str]] = set()
+
+
+def write_bytes(files: Files, path: str, data: bytes | pa.Buffer) -> Stored:
+    """Write a new file, durable when this returns."""
+    files.create(path, data)
+    return Stored(path, len(data), hashlib.sha256(data).hexdigest())
+
+
+def write_table(files: Files, path: str, table: pa.Table) -> Stored:
+    """Write a table as a new Arrow IPC file, durable when this returns."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return write_bytes(files, path, sink.getvalue())
+
+
+def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
+    """The content of a file that a log entry names.
+
+    Raises:
+        Damaged: it is not what was written.
+        FileNotFoundError: it was collected.
+    """
+    data = files.read(stored.path)
+    known = (files.url, stored.path, stored.checksum)
+    if known not in _verified:
+        if len(data) != stored.length or hashlib.sha256(data).hexdigest() != stored.checksum:
+            raise Damaged(
+                f"{stored.path} is damaged: it is not what was written; restore the file or use another clock."
+            )
+        if len(_verified) >= MOST_VERIFIED:
+            _verified.clear()
+        _verified.add(known)
+    return data
+
+
+def read_table(files: Files, stored: Stored) -> pa.Table:
+    """The table of an Arrow file, without a copy where the file system can map it."""
+    return pa.ipc.open_file(read_bytes(files, stored)).read_all()
+
+
+def read_run(files: Files, run: Run) -> pa.Table:
+    """The rows of a run that are part of the state, sorted by hash."""
+    return merge.below(merge.between(read_table(files, run.file), run.low, run.high), run.below)
+
+
+def write_run(files: Files, path: str, table: pa.Table, low: int, high: int) -> Run | None:
+    """Write partial sums of the hashes in [low, high) as a run; None when there are none."""
+    if table.num_rows == 0:
+        return None
+    starts = merge.as_numpy(table, "start")
+    return Run(write_table(files, path, table), table.num_rows, low, high, int(starts.min()), int(starts.max()))
+
+
+def state_below(files: Files, runs: tuple[Run, ...], layout: Layout, clock: int | None) -> pa.Table:
+    """One row per key: the fold of every message of these runs below the clock (None: of all)."""
+    return merge.fold_keys([merge.below(read_run(files, run), clock) for run in runs], layout)

@@ -1,0 +1,75 @@
+"""Late and bad rows: files of rows as they came, each with its reason, of which a restart may take some back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from persistent_state.store import pages, run
+from persistent_state.store.entry import Cut, SideFile, TaskState, side_from_json
+from persistent_state.store.files import Files
+
+MANY = 16
+"""How many files stand in a log entry one by one; beyond, those that nothing can take back are listed apart."""
+
+
+def read(files: Files, side: SideFile) -> pa.Table:
+    """The rows of a file that were not taken back."""
+    table = run.read_table(files, side.file)
+    for cut in side.cuts:
+        table = table.filter(pa.array(_stays(table, cut)))
+    return table
+
+
+def read_all(files: Files, task: TaskState) -> list[pa.Table]:
+    """All late and bad rows of a task, oldest file first. Files may have different columns."""
+    return [read(files, side) for side in (*settled(files, task), *task.sides)]
+
+
+def settled(files: Files, task: TaskState) -> list[SideFile]:
+    """The files that a task's entry does not name one by one any more, oldest first."""
+    return [side_from_json(json.loads(line)) for line in pages.read(files, task.settled)]
+
+
+def take_back(files: Files, side: SideFile, clock: int, positions: Mapping[str, int]) -> SideFile | None:
+    """The file after a start at this clock, which replays from these positions; None if no row is left.
+
+    A row goes if it will be delivered again and judged anew: it is not below the clock, nor before the replay.
+    """
+    if side.is_settled(clock, positions):
+        return side
+    table = read(files, side)
+    cut = Cut(clock, dict(positions))
+    stays = _stays(table, cut)
+    if stays.all():
+        return side
+    table = table.filter(pa.array(stays))
+    if table.num_rows == 0:
+        return None
+    stamps = table["timestamp"]
+    return replace(
+        side,
+        reasons=dict(Counter(table["reason"].to_pylist())),
+        newest=None if stamps.null_count else max(stamps.to_pylist()),
+        cuts=(*side.cuts, cut),
+    )
+
+
+def _stays(table: pa.Table, cut: Cut) -> NDArray[np.bool_]:
+    stays = [
+        position < cut.positions.get(strand, 0) or (timestamp is not None and timestamp < cut.clock)
+        for strand, position, timestamp in zip(
+            table["strand"].to_pylist(), table["position"].to_pylist(), table["timestamp"].to_pylist(), strict=True
+        )
+    ]
+    return np.array(stays, dtype=np.bool_)
+
+
+def to_json(side: SideFile) -> str:
+    return json.dumps(vars(side), default=vars, sort_keys=True, separators=(",", ":"))

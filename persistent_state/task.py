@@ -1,0 +1,95 @@
+"""What users subclass: a task says which state it keeps and how a message updates it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from persistent_state.errors import InvalidInput
+from persistent_state.state import NonWindowState, PersistentState
+
+
+class Message(Mapping[str, Any]):
+    """A row with its event timestamp (microseconds UTC); its columns are read by name."""
+
+    __slots__ = ("_row", "timestamp")
+
+    def __init__(self, timestamp: int, row: Mapping[str, Any]) -> None:
+        self.timestamp = timestamp
+        self._row = row
+
+    def __getitem__(self, column: str) -> Any:
+        return self._row[column]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._row)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def __repr__(self) -> str:
+        return f"Message({self.timestamp}, {dict(self._row)!r})"
+
+
+class PersistentTask:
+    """Base of all tasks. Give it a `key`, a `persistent_state`, and say the update in exactly one of three ways.
+
+    `key` is a column, several, or None for one global state. The update is `process_message`, any Python, message by
+    message; or `value`, the name of a column that holds each row's update; or `process_batch`, a function of an Arrow batch.
+    All give the same state. `name` is what the store knows the task by (default: the class's name). A task that sets
+    `reads_state` may call `state.get()` in `process_message`.
+    """
+
+    name: str = ""
+    key: str | Sequence[str] | None = None
+    value: str | None = None
+    reads_state: ClassVar[bool] = False
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        """The state this task keeps."""
+        raise InvalidInput(f"task={self.task_name} keeps no state; define persistent_state().")
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        """Update the state of the message's key: `state.update(message.timestamp, value)`, as often as needed."""
+        raise NotImplementedError
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        """One update per row of the batch, of the monoid's Arrow type or one that fits it; null is no update."""
+        raise NotImplementedError
+
+    @property
+    def task_name(self) -> str:
+        return self.name or type(self).__name__
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        if self.key is None:
+            return ()
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key)
+
+    @property
+    def update_way(self) -> str:
+        """Which of the three ways says the update: "value", "batch" or "message".
+
+        Raises:
+            InvalidInput: none or several do.
+        """
+        ways = [
+            way
+            for way, said in (
+                ("value", self.value is not None),
+                ("batch", type(self).process_batch is not PersistentTask.process_batch),
+                ("message", type(self).process_message is not PersistentTask.process_message),
+            )
+            if said
+        ]
+        if len(ways) != 1:
+            raise InvalidInput(
+                f"task={self.task_name} says its update in {len(ways)} ways; "
+                "define exactly one of process_message, process_batch and value."
+            )
+        if self.reads_state and ways != ["message"]:
+            raise InvalidInput(f"task={self.task_name} reads its state; say its update in process_message.")
+        return ways[0]
