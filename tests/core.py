@@ -1,0 +1,122 @@
+"""The core driven by hand, without Spark: one strand of rows, cut into micro-batches, parts and shards."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from persistent_state import driver
+from persistent_state.clock import Position, Settings
+from persistent_state.driver import Keeping
+from persistent_state.plan import Plan
+from persistent_state.sources.base import Chunk, Reach
+from persistent_state.steps.combine import Blob, combine
+from persistent_state.steps.shard import Descriptor, merge_shard
+from persistent_state.store import run as runs_io
+from persistent_state.store.entry import Entry
+from persistent_state.store.files import Files, open_files
+from persistent_state.store.log import Log
+from persistent_state.task import PersistentTask
+
+ids = map(str, itertools.count())
+
+
+def memory() -> Files:
+    """An empty store."""
+    return open_files(f"memory://core-{next(ids)}")
+
+
+def new_id() -> str:
+    return next(ids)
+
+
+def plan_of(
+    task: PersistentTask,
+    schema: pa.Schema,
+    *,
+    files: Files | None = None,
+    timestamp: str = "ts",
+    channel: str | None = None,
+    settings: Settings | None = None,
+    shards: int = 1,
+    on_bad_row: str = "keep",
+) -> Plan:
+    return Plan(
+        application="app",
+        files=files or memory(),
+        task=task,
+        schema=schema,
+        timestamp=timestamp,
+        channel=channel,
+        settings=settings or Settings(interval=10, ahead=2**62),
+        shards=shards,
+        on_bad_row=on_bad_row,
+    )
+
+
+def start(log: Log, plans: Sequence[Plan], *, now: int = 0, anew: Sequence[str] = ()) -> Entry:
+    settings = plans[0].settings
+    return driver.start(
+        log, plans, interval=settings.interval, shards=plans[0].shards, writer="test", now=now, anew=anew
+    )
+
+
+def descriptors(
+    log: Log,
+    plan: Plan,
+    rows: pa.RecordBatch,
+    *,
+    parts: int = 1,
+    now: int = 0,
+    channels: Mapping[str, bool] | None = None,
+) -> list[Descriptor]:
+    """What the shards make of the next rows of the task's only strand, read in so many parts."""
+    entry = log.newest()
+    assert entry is not None
+    first = entry.tasks[plan.name].positions.get("", Position()).next
+    reach = Reach({"": first + rows.num_rows}, channels)
+    basis = driver.plan_batch(entry, plan.name, reach, now)
+    bounds = [rows.num_rows * part // parts for part in range(parts + 1)]
+    blobs = [
+        combine(plan, basis, part, parts, [Chunk("", first + low, rows.slice(low, high - low))])
+        for part, (low, high) in enumerate(itertools.pairwise(bounds))
+    ]
+    return [
+        merge_shard(plan, shard, [Blob.from_bytes(part[shard].to_bytes()) for part in blobs], None, new_id)
+        for shard in range(plan.shards)
+    ]
+
+
+def commit(
+    log: Log, made: Sequence[Descriptor], *, epoch: int | None = None, now: int = 0, keeping: Keeping | None = None
+) -> Entry:
+    return driver.commit(
+        log, made[0].epoch if epoch is None else epoch, made, now=now, new_id=new_id, keeping=keeping or Keeping()
+    )
+
+
+def play(
+    log: Log,
+    plan: Plan,
+    rows: pa.RecordBatch,
+    *,
+    parts: int = 1,
+    now: int = 0,
+    keeping: Keeping | None = None,
+    channels: Mapping[str, bool] | None = None,
+) -> Entry:
+    """One micro-batch of the task from its planning to its commit."""
+    made = descriptors(log, plan, rows, parts=parts, now=now, channels=channels)
+    return commit(log, made, now=now, keeping=keeping)
+
+
+def state_at(entry: Entry, plan: Plan, clock: int | None) -> dict[Any, Any]:
+    """The state of a task below a clock (None: of everything); keys are tuples of Python values."""
+    table = runs_io.state_below(plan.files, entry.tasks[plan.name].runs, plan.layout, clock)
+    names = plan.layout.key_names
+    keys = zip(*(table[name].to_pylist() for name in names), strict=True) if names else [()] * table.num_rows
+    values = plan.layout.monoid.from_arrow(table["value"].combine_chunks())
+    return dict(zip(keys, values, strict=True))

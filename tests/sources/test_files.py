@@ -1,0 +1,965 @@
+"""Files are read whole, once, in one order that a journal keeps; what can't be read stands apart, at its own position."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
+from persistent_state.sources import records
+from persistent_state.sources.base import Chunk, Reach
+from persistent_state.sources.files import FileSource
+
+UTC = timezone.utc
+STAMP = pa.timestamp("us", "UTC")
+SCHEMA = pa.schema({"ts": STAMP, "key": pa.string(), "value": pa.int64()})
+FILE = 1 << 32
+
+
+def table(first: int, count: int) -> pa.Table:
+    numbers = range(first, first + count)
+    stamps = pa.array([n * 1_000_000 for n in numbers], pa.int64()).cast(STAMP)
+    return pa.table({"ts": stamps, "key": [f"k{n % 3}" for n in numbers], "value": list(numbers)}, schema=SCHEMA)
+
+
+def encode(rows: pa.Table, name: str, row_group_size: int | None = None) -> bytes:
+    """The rows as a file of this name holds them."""
+    out = io.BytesIO()
+    if ".csv" in name:
+        pa_csv.write_csv(rows, out)
+    elif "json" in name:
+        out.write(b"".join(json.dumps(row, default=str).encode() + b"\n" for row in rows.to_pylist()))
+    else:
+        pq.write_table(rows, out, row_group_size=row_group_size)
+    if name.endswith((".gz", ".bz2", ".zst")):
+        kind = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}[name.rpartition(".")[2]]
+        packed = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(packed, kind) as stream:
+            stream.write(out.getvalue())
+        return packed.getvalue().to_pybytes()
+    return out.getvalue()
+
+
+def write(folder: Path, name: str, content: pa.Table | bytes | str, modified: float | None = None) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = encode(content, name) if isinstance(content, pa.Table) else content
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    if modified is not None:
+        os.utime(path, (modified, modified))
+
+
+def source(folder: Path | str, **options: Any) -> FileSource:
+    return FileSource(folder, **{"timestamp": "ts", "schema": SCHEMA, **options})
+
+
+class Driver:
+    """What the engine does with a source, with what it would keep in the log."""
+
+    def __init__(
+        self, make: Callable[[], FileSource], journal: Sequence[str] = (), start: int = 0, known: int = 0
+    ) -> None:
+        self.source = make()
+        self.worker = pickle.dumps(self.source)
+        self.journal = list(journal)
+        self.position = {"": start} if start else {}
+        self.source.open(self.journal, {"": known or start})
+
+    def next(self, parts: int = 2, everything: bool = False) -> list[Chunk]:
+        """The chunks of one micro-batch, each part read by a copy of its own."""
+        reach: Reach = self.source.reach(self.position, everything)
+        splits = self.source.splits(self.position, reach.ends, parts)
+        assert len(splits) <= parts
+        self.position = dict(reach.ends)
+        self.journal += reach.journal
+        return [
+            chunk for split in splits for chunk in pickle.loads(self.worker).read(pickle.loads(pickle.dumps(split)))
+        ]
+
+    def batches(self) -> Iterator[list[Chunk]]:
+        while True:
+            before = self.position
+            chunks = self.next()
+            if self.position == before:
+                return
+            yield chunks
+
+    def rest(self) -> list[Chunk]:
+        return [chunk for batch in self.batches() for chunk in batch]
+
+
+def values(chunks: Sequence[Chunk], column: str = "value") -> list[Any]:
+    return [value for chunk in chunks for value in chunk.rows.column(column).to_pylist()]
+
+
+def at(chunks: Sequence[Chunk]) -> list[int]:
+    return [position for chunk in chunks for position in chunk.positions.tolist()]
+
+
+def bad(chunks: Sequence[Chunk]) -> list[tuple[int, str, str]]:
+    return [(record.position, record.reason, record.record) for chunk in chunks for record in chunk.bad]
+
+
+def read_all(folder: Path | str, **options: Any) -> list[Chunk]:
+    return Driver(lambda: source(folder, **options)).rest()
+
+
+class TestFormats:
+    @pytest.mark.parametrize(
+        "ending", ["parquet", "csv", "csv.gz", "csv.zst", "json", "jsonl", "ndjson", "json.bz2", "jsonl.gz", "CSV"]
+    )
+    def test_every_format_gives_the_rows_with_their_positions(self, tmp_path: Path, ending: str) -> None:
+        name = f"a.{ending}"
+        (tmp_path / name).write_bytes(encode(table(0, 10), name.lower()))
+        (tmp_path / f"b.{ending}").write_bytes(encode(table(10, 5), name.lower()))
+        chunks = read_all(tmp_path)
+        assert pa.Table.from_batches([c.rows for c in chunks]) == table(0, 15).combine_chunks()
+        assert at(chunks) == [*range(10), *range(FILE, FILE + 5)]
+        assert not bad(chunks)
+
+    def test_a_given_format_needs_no_ending(self, tmp_path: Path) -> None:
+        write(tmp_path, "part-0", encode(table(0, 3), ".csv"))
+        assert values(read_all(tmp_path, format="csv")) == [0, 1, 2]
+
+    def test_a_file_whose_ending_tells_no_format_is_one_bad_record(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.txt", "hello\n")
+        write(tmp_path, "b.csv", table(0, 2))
+        chunks = read_all(tmp_path)
+        assert values(chunks) == [0, 1]
+        assert bad(chunks) == [(0, "unreadable file: its ending tells no format", "a.txt")]
+
+    def test_the_schema_is_that_of_the_first_parquet_file_unless_given(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", "ts\n")
+        write(tmp_path, "b.parquet", table(0, 3))
+        write(tmp_path, "c.parquet", table(0, 3).drop(["key"]))
+        assert source(tmp_path, schema=None).schema == SCHEMA
+        assert source(tmp_path, schema=SCHEMA.remove(0)).schema == SCHEMA.remove(0)
+
+    def test_extreme_values_survive_every_format(self, tmp_path: Path) -> None:
+        schema = pa.schema(
+            {
+                "ts": STAMP,
+                "local": pa.timestamp("us"),
+                "day": pa.date32(),
+                "big": pa.int64(),
+                "huge": pa.uint64(),
+                "money": pa.decimal128(38, 9),
+                "real": pa.float64(),
+                "yes": pa.bool_(),
+                "text": pa.string(),
+            }
+        )
+        rows = [
+            {
+                "ts": datetime(1, 1, 1, tzinfo=UTC),
+                "local": datetime(9999, 12, 31, 23, 59, 59, 999999),
+                "day": date(1, 1, 1),
+                "big": -(2**63),
+                "huge": 2**64 - 1,
+                "money": Decimal("12345678901234567890123456789.123456789"),
+                "real": 5e-324,
+                "yes": False,
+                "text": 'quoted "é", NA, null, \\ and\ttab',
+            },
+            {
+                "ts": datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
+                "local": datetime(1, 1, 1),
+                "day": date(9999, 12, 31),
+                "big": 2**63 - 1,
+                "huge": 0,
+                "money": Decimal("-0.000000001"),
+                "real": -1.7976931348623157e308,
+                "yes": True,
+                "text": "",
+            },
+            dict.fromkeys(schema.names),
+        ]
+        expected = pa.Table.from_pylist(rows, schema)
+        for name in ("a.parquet", "b.csv", "c.json"):
+            write(tmp_path, name, expected)
+        chunks = read_all(tmp_path, schema=schema)
+        assert [chunk.rows.to_pylist() for chunk in chunks] == [expected.to_pylist()] * 3
+        assert not bad(chunks)
+
+    def test_nested_types_in_parquet_and_json(self, tmp_path: Path) -> None:
+        schema = pa.schema(
+            {"ts": STAMP, "s": pa.struct({"x": pa.int64(), "l": pa.list_(pa.list_(pa.decimal128(5, 2)))})}
+        )
+        some = {"x": 2**63 - 1, "l": [[Decimal("1.25"), None], [], None]}
+        expected = pa.Table.from_pylist([{"s": some}, {"s": {"x": None, "l": None}}, {"s": None}], schema)
+        write(tmp_path, "a.parquet", expected)
+        write(tmp_path, "b.json", expected)
+        assert [c.rows.to_pylist() for c in read_all(tmp_path, schema=schema)] == [expected.to_pylist()] * 2
+
+    @pytest.mark.parametrize("name", ["a.csv", "a.json"])
+    @pytest.mark.parametrize("type", [STAMP, pa.timestamp("us"), pa.timestamp("us", "Europe/Paris")])
+    def test_timestamps_in_text_are_iso_8601_and_utc_without_a_zone(
+        self, tmp_path: Path, name: str, type: pa.DataType
+    ) -> None:
+        texts = [
+            "2013-01-01T05:00:00+02:00",
+            "2013-01-01 03:00:00",
+            "2013-01-01T03:00:00.000Z",
+            "2013-01-01T03:00",
+            "2013-01-01",
+        ]
+        lines = ["ts", *texts] if name == "a.csv" else [json.dumps({"ts": text}) for text in texts]
+        write(tmp_path, name, "\n".join(lines) + "\n")
+        (chunk,) = read_all(tmp_path, schema=pa.schema({"ts": type}))
+        three = 1_357_009_200_000_000
+        assert chunk.rows.column("ts").cast(pa.int64()).to_pylist() == [three] * 4 + [three - 3 * 3_600_000_000]
+        assert not chunk.bad
+
+    def test_windows_line_ends_byte_order_marks_blank_lines_and_spaces_are_no_records(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", b"\xef\xbb\xbf\r\nvalue,key\r\n1,NA\r\n\r\n 2 ,\r\n")
+        write(tmp_path, "b.json", b'\xef\xbb\xbf{"value": 3}\r\n\r\n\n{"value": 4}')
+        chunks = read_all(tmp_path)
+        assert values(chunks) == [1, 2, 3, 4]
+        assert values(chunks, "key") == ["NA", None, None, None]
+        assert at(chunks) == [0, 1, FILE, FILE + 1]
+        assert not bad(chunks)
+
+    @pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.json"])
+    def test_a_missing_column_is_null_and_a_strange_one_is_left_out(self, tmp_path: Path, name: str) -> None:
+        write(tmp_path, name, table(0, 2).drop(["key"]).append_column("more", [["x", "y"]]))
+        (chunk,) = read_all(tmp_path)
+        assert chunk.rows.schema == SCHEMA
+        assert values([chunk], "key") == [None, None]
+        assert values([chunk]) == [0, 1]
+
+    def test_parquet_columns_are_cast_without_loss_or_their_rows_are_bad(self, tmp_path: Path) -> None:
+        rows = table(0, 4).set_column(2, "value", pa.array([1.0, 2.5, None, 4.0]))
+        write(tmp_path, "a.parquet", rows)
+        chunks = read_all(tmp_path)
+        assert values(chunks) == [1, None, 4]
+        assert at(chunks) == [0, 2, 3]
+        ((position, reason, record),) = bad(chunks)
+        assert (position, reason) == (1, "column value is not int64")
+        assert "2.5" in record
+
+    def test_a_parquet_column_that_can_never_be_cast_makes_the_file_one_bad_record(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.parquet", table(0, 4).set_column(2, "value", pa.array([{"x": 1}] * 4)))
+        write(tmp_path, "b.parquet", table(0, 1))
+        chunks = read_all(tmp_path)
+        assert (values(chunks), at(chunks)) == ([0], [FILE])
+        ((position, reason, record),) = bad(chunks)
+        assert (position, record) == (0, "a.parquet")
+        assert "struct" in reason
+
+    def test_text_that_is_not_utf_8_is_a_bad_record(self, tmp_path: Path) -> None:
+        raw = pa.array([b"\xff\xff", b"ok"], pa.binary())
+        broken = pa.StringArray.from_buffers(2, *raw.buffers()[1:])
+        write(tmp_path, "a.parquet", pa.table({"key": broken, "value": [1, 2]}))
+        write(tmp_path, "b.csv", b"key,value\n\xff\xff,1\nok,2\n\xff\n")
+        write(tmp_path, "c.json", b'{"key": "\xff\xff", "value": 1}\n{"key": "ok", "value": 2}\n')
+        chunks = read_all(tmp_path)
+        assert values(chunks) == [2, 2, 2]
+        assert [position for position, _, _ in bad(chunks)] == [0, FILE, FILE + 2, 2 * FILE]
+
+    def test_pieces_are_bounded_and_positions_go_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(records, "_PIECE_ROWS", 7)
+        monkeypatch.setattr(records, "_BLOCK_BYTES", 100)
+        for name in ("a.parquet", "b.csv", "c.json.gz"):
+            write(tmp_path, name, table(0, 50))
+        chunks = read_all(tmp_path)
+        assert len(chunks) > 24
+        assert values(chunks) == [*range(50)] * 3
+        assert at(chunks) == [file * FILE + row for file in range(3) for row in range(50)]
+
+
+class TestBadRecords:
+    def test_a_bad_csv_line_stands_alone(self, tmp_path: Path) -> None:
+        lines = [
+            "ts,key,value",
+            "2013-01-01T00:00:00Z,a,0",
+            "2013-01-01T00:00:00Z,a",
+            "not a time,a,2",
+            "2013-01-01T00:00:00Z,a,3",
+            "2013-01-01T00:00:00Z,a,9223372036854775808",
+            "2013-01-01T00:00:00Z,a,5,more",
+            '2013-01-01T00:00:00Z,"a,6',
+            "2013-01-01T00:00:00Z,a,7",
+            '2013-01-01T00:00:00Z,a,"8',
+        ]
+        write(tmp_path, "a.csv", "\n".join(lines))
+        chunks = read_all(tmp_path)
+        assert values(chunks) == at(chunks) == [0, 3, 7]
+        assert bad(chunks) == [
+            (1, "not as many fields as in the header", lines[2]),
+            (2, "column ts is not timestamp[us, tz=UTC]", lines[3]),
+            (4, "column value is not int64", lines[5]),
+            (5, "not as many fields as in the header", lines[6]),
+            (6, "not one record in one line", lines[7]),
+            (8, "a quote is not closed", lines[9]),
+        ]
+
+    def test_a_bad_json_line_stands_alone(self, tmp_path: Path) -> None:
+        lines = [
+            '{"value": 0}',
+            '{"value": 1, "ts": "soon"}',
+            '{"value": "2"}',
+            '{"value": 3}',
+            '{"value": 4, "value": 4}',
+            '{"value": 5}{"value": 5}',
+            '{"value":',
+            '7, "key": {}}',
+            "null",
+            "[9]",
+            '  {"value": 10}',
+            '{"value": 11, "ts": null, "strange": [{}]} ',
+            "junk",
+            "{}",
+        ]
+        write(tmp_path, "a.json", "\n".join(lines))
+        chunks = read_all(tmp_path)
+        assert values(chunks) == [0, 3, None]
+        assert at(chunks) == [0, 3, 13]
+        assert [(position, record) for position, _, record in bad(chunks)] == [
+            (i, lines[i].rstrip("\n")) for i in (1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12)
+        ]
+        assert bad(chunks)[0][1] == "column ts is not timestamp[us, tz=UTC]"
+
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            ['1,"a', 'b"', "2,c"],  # A quoted line end.
+            ["1,a\r2,b", '3,"c', 'd"', "4,e"],  # As many rows as lines, but not one each.
+            ["1,a,", "2,b"],
+            [",,", "1,b"],
+            ['1,"a"" ', "2,b"],
+            ["1,a", '2,"b'],
+        ],
+    )
+    def test_a_csv_record_is_one_line_whatever_stands_around_it(self, tmp_path: Path, lines: list[str]) -> None:
+        self._compare_with_each_line_alone(tmp_path, "a.csv", "value,key\n", lines)
+
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            ['{"value": 1}{"value":', "2}"],
+            ['{"value": 1}{"value": 2}', '{"key": {}', "}"],  # As many rows as lines, but not one each.
+            ['{"key": "', '"}'],
+            ['{"value": 1}', "", '{"value": 2},'],
+        ],
+    )
+    def test_a_json_record_is_one_line_whatever_stands_around_it(self, tmp_path: Path, lines: list[str]) -> None:
+        self._compare_with_each_line_alone(tmp_path, "a.json", "", lines)
+
+    @settings(max_examples=60)
+    @given(st.data())
+    def test_mangled_lines_are_judged_as_if_each_stood_alone(
+        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    ) -> None:
+        name = data.draw(st.sampled_from(["a.csv", "a.json"]))
+        good = ["12,ab", '-3,"a, ""b"""', ",", '7,""']
+        if name == "a.json":
+            good = ['{"value": 12, "key": "ab"}', '{"key": null, "more": [1, {"x": "}"}]}', "{}"]
+        snippets = st.sampled_from(['"', ",", "{", "}", "\r", "null", "[", "x", " ", "1", "\\", ":", "é"])
+        lines = data.draw(st.lists(st.sampled_from(good), min_size=1, max_size=12))
+        for _ in range(data.draw(st.integers(0, 5))):
+            i = data.draw(st.integers(0, len(lines) - 1))
+            at, gone = data.draw(st.integers(0, len(lines[i]))), data.draw(st.integers(0, 3))
+            lines[i] = lines[i][:at] + data.draw(snippets) + lines[i][at + gone :]
+        header = "value,key\n" if name == "a.csv" else ""
+        self._compare_with_each_line_alone(tmp_path_factory.mktemp("lines"), name, header, lines)
+
+    def _compare_with_each_line_alone(self, folder: Path, name: str, header: str, lines: list[str]) -> None:
+        write(folder / "together", name, header + "\n".join(lines) + "\n")
+        expected, expected_bad = [], []
+        for i, line in enumerate(line for line in lines if line not in ("", "\r")):
+            write(folder / "alone", name, header + line + "\n")
+            chunks = read_all(folder / "alone")
+            expected += [(i, row) for chunk in chunks for row in chunk.rows.to_pylist()]
+            expected_bad += [(i, record) for _, _, record in bad(chunks)]
+        chunks = read_all(folder / "together")
+        rows = [row for chunk in chunks for row in chunk.rows.to_pylist()]
+        assert list(zip(at(chunks), rows, strict=True)) == expected
+        assert [(position, record) for position, _, record in bad(chunks)] == expected_bad
+
+    def test_many_bad_values_do_not_take_long_to_find(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = []
+        parse = pa_csv.read_csv
+        monkeypatch.setattr(pa_csv, "read_csv", lambda *args, **kwargs: calls.append(1) or parse(*args, **kwargs))
+        lines = ["value,key", *(f"{i if i % 3 else 'x'},a{',b' * (i % 5 == 0)}" for i in range(3000))]
+        write(tmp_path, "a.csv", "\n".join(lines))
+        chunks = read_all(tmp_path)
+        assert at(chunks) == values(chunks) == [i for i in range(3000) if i % 3 and i % 5]
+        assert len(bad(chunks)) == 3000 - len(at(chunks))
+        assert len(calls) <= 4  # The check of the schema, the header, and all lines at once.
+
+    def test_reasons_do_not_hold_values_since_they_are_counted(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", "\n".join(["ts,value", *(f"x{i},y{i}" for i in range(50))]))
+        write(tmp_path, "b.json", "\n".join(f'{{"value": {2**63 + i}}}' for i in range(50)))
+        assert len({reason for _, reason, _ in bad(read_all(tmp_path))}) == 2
+
+    @pytest.mark.parametrize("content", [b"", b"PAR1 junk", encode(table(0, 9), ".parquet")[:-9]])
+    def test_a_parquet_file_that_can_not_be_opened_is_one_bad_record(self, tmp_path: Path, content: bytes) -> None:
+        write(tmp_path, "a.parquet", content)
+        write(tmp_path, "b.parquet", table(0, 2))
+        chunks = read_all(tmp_path)
+        assert at(chunks) == [FILE, FILE + 1]
+        ((position, reason, record),) = bad(chunks)
+        assert (position, record) == (0, "a.parquet")
+        assert reason.startswith("unreadable file: ")
+
+    def test_what_comes_before_the_damage_in_a_file_is_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(records, "_PIECE_ROWS", 100)
+        monkeypatch.setattr(records, "_BLOCK_BYTES", 1000)
+        noise = np.random.default_rng(0).integers(0, 2**62, 4000)
+        rows = pa.table({"value": noise})
+        data = bytearray(encode(rows, ".parquet", row_group_size=500))
+        column = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(4).column(0)
+        data[column.dictionary_page_offset : column.dictionary_page_offset + 100] = bytes(100)
+        write(tmp_path, "a.parquet", bytes(data))
+        packed = gzip.compress(encode(rows, ".csv"))
+        write(tmp_path, "b.csv.gz", packed[: len(packed) // 2])
+        chunks = read_all(tmp_path)
+        for ordinal, name in enumerate(["a.parquet", "b.csv.gz"]):
+            of_file = [chunk for chunk in chunks if chunk.first >> 32 == ordinal]
+            count = len(values(of_file))
+            assert 1000 < count < 3000
+            assert values(of_file) == noise[:count].tolist()
+            assert at(of_file) == [ordinal * FILE + row for row in range(count)]
+            ((position, _, record),) = bad(of_file)
+            assert (position, record) == (ordinal * FILE + count, name)
+
+    def test_a_column_that_stands_twice_makes_the_file_one_bad_record(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", "value,value,key,key\n1,2,a,b\n")
+        assert len(bad(read_all(tmp_path))) == 1
+
+    @pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.json.gz"])
+    def test_a_store_that_fails_is_no_bad_record(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        folder = f"failing:///{name}-events"
+        fsspec.filesystem("failing").pipe_file(f"{folder}/{name}", encode(table(0, 1000), name))
+        assert len(values(read_all(folder))) == 1000
+        driver = Driver(lambda: source(folder))
+        monkeypatch.setattr(Failing, "reads_left", 0)
+        with pytest.raises(StoreUnavailable, match="no route to host"):
+            driver.next()
+
+
+class OwnFileSystem(MemoryFileSystem):
+    """A memory file system with files of its own."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.protocol, cls.store, cls.pseudo_dirs = (cls.__name__.lower(),), {}, [""]
+        fsspec.register_implementation(cls.protocol[0], cls, clobber=True)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix(f"{cls.protocol[0]}://").strip("/")
+
+
+class Failing(OwnFileSystem):
+    """Reads fail when there are none left."""
+
+    reads_left = 1000
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        file = super().open(path, mode, **options)
+        if mode != "rb":
+            return file
+        content = io.BytesIO(file.read())
+        file.seek(0)
+
+        class File(io.BytesIO):
+            def read(self, size: int | None = -1) -> bytes:
+                if Failing.reads_left <= 0:
+                    raise OSError("no route to host")
+                return super().read(size)
+
+        return File(content.getvalue())
+
+
+class TestOrder:
+    def test_files_of_one_listing_are_taken_by_name_or_by_time_and_name(self, tmp_path: Path) -> None:
+        for i, (name, modified) in enumerate([("b", 30.0), ("sub/a", 10.0), ("a", 20.0), ("c", 10.0)]):
+            write(tmp_path, f"{name}.parquet", table(i, 1), modified)
+        assert values(read_all(tmp_path)) == [2, 0, 3, 1]
+        assert values(read_all(tmp_path, order_by="modified")) == [3, 1, 2, 0]
+
+    def test_ignored_names_are_not_taken(self, tmp_path: Path) -> None:
+        for name in ("_a.csv", ".b.csv", "_log/c.csv", ".d/e.csv", "tmp/f.csv", "g.csv.tmp", "h/_i.csv"):
+            write(tmp_path, name, table(0, 1))
+        write(tmp_path, "tmp-but-not-quite/day=_1.csv", table(7, 1))
+        assert values(read_all(tmp_path)) == [7]
+
+    def test_a_batch_is_bounded_by_files_and_by_bytes_and_takes_at_least_one_file(self, tmp_path: Path) -> None:
+        for i, size in enumerate([100, 100, 900, 100, 100, 100]):
+            write(tmp_path, f"{i}.json", json.dumps({"value": i}).ljust(size - 1) + "\n")
+
+        def batches(**options: Any) -> list[int]:
+            sizes = []
+            driver = Driver(lambda: source(tmp_path, **options))
+            for batch in driver.batches():
+                assert len(bad(batch)) + len(values(batch)) > 0
+                sizes.append(len({chunk.first >> 32 for chunk in batch}))
+            return sizes
+
+        assert batches() == [6]
+        assert batches(files_per_batch=4) == [4, 2]
+        assert batches(bytes_per_batch=200) == [2, 1, 2, 1]
+        assert batches(bytes_per_batch=250) == [2, 1, 2, 1]
+        assert batches(bytes_per_batch=1) == [1] * 6
+        assert batches(bytes_per_batch=200, files_per_batch=1) == [1] * 6
+        driver = Driver(lambda: source(tmp_path, files_per_batch=1))
+        driver.next(everything=True)
+        assert driver.position == {"": 6 * FILE}
+
+    def test_a_file_that_appears_late_with_an_old_name_and_time_is_read(self, tmp_path: Path) -> None:
+        for order_by in ("name", "modified"):
+            folder = tmp_path / order_by
+            write(folder, "m.csv", table(0, 1), 1e9)
+            driver = Driver(lambda folder=folder, order_by=order_by: source(folder, order_by=order_by))
+            assert values(driver.next()) == [0]
+            assert driver.next() == []
+            write(folder, "a.csv", table(1, 1), 1.0)
+            assert values(driver.next()) == [1]
+            assert driver.position == {"": 2 * FILE}
+
+    def test_nothing_that_appears_after_a_freeze_is_taken(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", table(0, 1))
+        driver = Driver(lambda: source(tmp_path, files_per_batch=1))
+        write(tmp_path, "b.csv", table(1, 1))
+        driver.source.freeze()
+        write(tmp_path, "c.csv", table(2, 1))
+        assert values(driver.rest()) == [0, 1]
+        assert driver.next(everything=True) == []
+
+    def test_an_empty_folder_holds_still_and_empty_files_pass(self, tmp_path: Path) -> None:
+        driver = Driver(lambda: source(tmp_path))
+        assert driver.source.reach({}, False) == Reach({}, {"": False}, ())
+        assert driver.next() == []
+        for name, content in [("a.csv", ""), ("b.csv", "ts,value\n"), ("c.json", "\n\n"), ("d.csv.gz", b"")]:
+            write(tmp_path, name, content)
+        write(tmp_path, "e.parquet", table(0, 0))
+        assert driver.next() == []
+        assert driver.position == {"": 5 * FILE}
+        assert len(driver.journal) == 5
+
+    def test_a_channel_column_tells_its_channels_only_by_messages(self, tmp_path: Path) -> None:
+        driver = Driver(lambda: source(tmp_path, channel="key"))
+        assert driver.source.reach({}, False).channels is None
+
+    def test_splits_are_contiguous_and_about_equal(self, tmp_path: Path) -> None:
+        for i in range(20):
+            write(tmp_path, f"{i:02}.csv", "value\n" + "1\n" * 50_000)
+        driver = Driver(lambda: source(tmp_path))
+        end = driver.source.reach({}, False).ends
+        splits = driver.source.splits({}, end, 4)
+        assert [ordinal for split in splits for ordinal, _, _ in split] == [*range(20)]
+        assert [len(split) for split in splits] == [5] * 4
+        assert len(driver.source.splits({}, end, 100)) == 20
+        assert driver.source.splits(end, end, 4) == []
+        for i in range(20):
+            write(tmp_path, f"x{i:02}.csv", "")
+        assert len(driver.source.splits(end, driver.source.reach(end, False).ends, 3)) == 3
+
+
+def half(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows.slice(0, rows.num_rows // 2)
+
+
+class TestReplay:
+    def test_a_restart_takes_no_file_of_the_journal_for_new(self, tmp_path: Path) -> None:
+        for i in range(3):
+            write(tmp_path, f"m{i}.csv", table(i, 1))
+        before = Driver(lambda: source(tmp_path))
+        assert values(before.rest()) == [0, 1, 2]
+        after = Driver(lambda: source(tmp_path), before.journal, 3 * FILE)
+        assert after.next() == []
+        write(tmp_path, "a.csv", table(9, 1), 1.0)
+        assert values(after.next()) == [9]
+        assert at(Driver(lambda: source(tmp_path), after.journal, 3 * FILE, 4 * FILE).next()) == [3 * FILE]
+
+    def test_a_replay_reads_the_journal_in_its_order_before_anything_new(self, tmp_path: Path) -> None:
+        driver = Driver(lambda: source(tmp_path))
+        for name, value in [("c", 0), ("a", 1), ("b", 2)]:
+            write(tmp_path, f"{name}.csv", table(value, 1))
+            assert values(driver.next()) == [value]
+        write(tmp_path, "0.csv", table(3, 1))
+        again = Driver(lambda: source(tmp_path, files_per_batch=2), driver.journal, 1 * FILE + 5, 3 * FILE)
+        batches = [values(batch) for batch in again.batches()]
+        assert batches == [[1, 2], [3]]
+        assert [json.loads(line)["path"] for line in again.journal] == ["c.csv", "a.csv", "b.csv", "0.csv"]
+
+    def test_every_chunk_is_replayed_from_the_start_of_its_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Positions within a file move with the transform, which may change between two starts.
+        monkeypatch.setattr(records, "_PIECE_ROWS", 10)
+        write(tmp_path, "a.parquet", table(0, 50))
+        write(tmp_path, "b.parquet", table(50, 50))
+        chunks = read_all(tmp_path, transform=half)
+        assert {(chunk.first >> 32) * FILE for chunk in chunks} == {chunk.replay for chunk in chunks} == {0, FILE}
+
+    def test_a_replay_lists_the_folder_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for i in range(6):
+            write(tmp_path, f"{i}.csv", table(i, 1))
+        before = Driver(lambda: source(tmp_path))
+        before.next()
+        listings = []
+        find = fsspec.implementations.local.LocalFileSystem.find
+        monkeypatch.setattr(
+            fsspec.implementations.local.LocalFileSystem,
+            "find",
+            lambda *args, **kwargs: listings.append(1) or find(*args, **kwargs),
+        )
+        after = Driver(lambda: source(tmp_path, files_per_batch=1), before.journal, FILE, 6 * FILE)
+        assert [values(after.next()) for _ in range(5)] == [[1], [2], [3], [4], [5]]
+        assert len(listings) == 1
+
+    def test_a_replayed_file_that_is_gone_or_changed_is_named(self, tmp_path: Path) -> None:
+        for i in range(3):
+            write(tmp_path, f"{i}.csv", table(i, 1))
+        before = Driver(lambda: source(tmp_path))
+        before.next()
+        (tmp_path / "0.csv").unlink()
+        assert Driver(lambda: source(tmp_path), before.journal, FILE, 3 * FILE).next() != []
+        with pytest.raises(InvalidInput, match=r"file='0.csv' of FileSource\(.*\) is gone; bring it back"):
+            Driver(lambda: source(tmp_path), before.journal, 0, 3 * FILE).source.reach({}, False)
+        (tmp_path / "2.csv").write_bytes(b"\n" + (tmp_path / "2.csv").read_bytes())
+        with pytest.raises(
+            InvalidInput, match=r"file='2.csv' of FileSource\(.*\) had \d+ bytes and has \d+; bring back"
+        ):
+            Driver(lambda: source(tmp_path), before.journal, FILE, 3 * FILE).source.reach({"": FILE}, False)
+
+    def test_a_file_that_changes_after_it_was_planned_is_named(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", table(0, 1))
+        opened = source(tmp_path)
+        opened.open([], {})
+        (split,) = opened.splits({}, opened.reach({}, False).ends, 1)
+        with (tmp_path / "a.csv").open("a") as file:
+            file.write("half a li")
+        with pytest.raises(InvalidInput, match=r"file='a.csv' .* A file must be whole when it appears"):
+            list(source(tmp_path).read(split))
+        (tmp_path / "a.csv").unlink()
+        with pytest.raises(InvalidInput, match="is gone"):
+            list(source(tmp_path).read(split))
+
+    def test_the_journal_keeps_any_name(self, tmp_path: Path) -> None:
+        names = ["a b.csv", "ü/é.csv", 'quo"te.csv', "new\nline.csv", os.fsdecode(b"\xff.csv"), "x" * 200 + ".csv"]
+        for name in names:
+            write(tmp_path, name, table(0, 1))
+        before = Driver(lambda: source(tmp_path))
+        before.next()
+        assert all("\n" not in line and line.isascii() for line in before.journal)
+        assert {json.loads(line)["path"] for line in before.journal} == set(names)
+        assert set(json.loads(before.journal[0])) == {"file", "path", "size", "modified"}
+        after = Driver(lambda: source(tmp_path), before.journal, 0, len(names) * FILE)
+        assert len(values(after.next())) == len(names)
+        assert after.next() == []
+        assert after.journal == before.journal
+
+    def test_an_uncommitted_reach_is_planned_again_from_the_journal(self, tmp_path: Path) -> None:
+        write(tmp_path, "b.csv", table(0, 1))
+        crashed = Driver(lambda: source(tmp_path))
+        crashed.next()
+        write(tmp_path, "a.csv", table(1, 1))
+        assert values(Driver(lambda: source(tmp_path)).next()) == [1, 0]
+
+    def test_locate_names_file_and_row(self, tmp_path: Path) -> None:
+        write(tmp_path, "sub/a.csv", table(0, 1))
+        opened = source(tmp_path)
+        assert opened.locate("", 7) == ":7"
+        opened.open([], {})
+        assert opened.locate("", 7) == "file 'sub/a.csv' row 7"
+        assert opened.locate("", FILE) == f":{FILE}"
+
+
+class TestColumns:
+    @pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.json"])
+    def test_only_the_columns_asked_for_are_read(self, tmp_path: Path, name: str) -> None:
+        rows = table(0, 3).append_column("odd", [["x", "y", "z"]])
+        write(tmp_path, name, rows)
+        wide = source(tmp_path, schema=SCHEMA.append(pa.field("odd", pa.int64())))
+        narrow = wide.with_columns(["value"])
+        assert narrow.schema.names == ["ts", "value"]
+        (chunk,) = Driver(lambda: narrow).next()
+        assert chunk.rows.schema == narrow.schema
+        assert values([chunk]) == [0, 1, 2]
+        assert len(bad(Driver(lambda: wide).next())) == 3
+
+    def test_a_source_with_a_transform_keeps_all_its_columns(self, tmp_path: Path) -> None:
+        made = source(tmp_path, transform=lambda rows: rows.select(["ts", "value"]))
+        assert made.with_columns(["value"]).schema.names == ["ts", "value"]
+
+    def test_an_unknown_column_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match=r"columns=\['nope'\] are not in .* it has ts, key, value"):
+            source(tmp_path).with_columns(["nope", "ts"])
+
+
+def explode(rows: pa.RecordBatch) -> pa.Table:
+    """Each row as often as its value modulo 4, so also not at all."""
+    times = np.asarray(rows.column("value").fill_null(0)) % 4
+    return pa.Table.from_batches([rows.take(pa.array(np.repeat(np.arange(rows.num_rows), times)))])
+
+
+def explode_two(rows: pa.RecordBatch) -> pa.Table:
+    return explode(rows).select(["ts", "value"])
+
+
+class TestTransform:
+    def test_a_transform_selects_filters_and_explodes(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.parquet", table(0, 6))
+        write(tmp_path, "b.csv", table(6, 2))
+        chunks = read_all(tmp_path, transform=explode_two)
+        assert values(chunks) == [1, 2, 2, 3, 3, 3, 5, 6, 6, 7, 7, 7]
+        assert at(chunks) == [*range(7), *range(FILE, FILE + 5)]
+        assert chunks[0].rows.schema.names == ["ts", "value"]
+
+    def test_bad_records_stand_behind_the_rows_that_a_transform_made(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", "value\n1\nx\n3\ny\n")
+        chunks = read_all(tmp_path, transform=explode)
+        assert values(chunks) == [1, 3, 3, 3]
+        assert at(chunks) == [0, 1, 2, 3]
+        assert [(position, record) for position, _, record in bad(chunks)] == [(4, "x"), (5, "y")]
+
+    def test_the_schema_is_that_after_the_transform(self, tmp_path: Path) -> None:
+        def add(rows: pa.RecordBatch) -> pa.RecordBatch:
+            return rows.append_column("twice", pc.multiply(rows.column("value"), 2))
+
+        assert source(tmp_path, transform=add).schema == SCHEMA.append(pa.field("twice", pa.int64()))
+
+    def test_a_transform_that_raises_or_varies_is_named(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.parquet", table(0, 2))
+
+        def fail(rows: pa.RecordBatch) -> pa.RecordBatch:
+            raise KeyError("oops")
+
+        def fail_on_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+            return fail(rows) if rows.num_rows else rows
+
+        def vary(rows: pa.RecordBatch) -> pa.RecordBatch:
+            return rows.select(["ts"]) if rows.num_rows else rows
+
+        with pytest.raises(InvalidInput, match=r"transform of .* raised KeyError\('oops'\) for a batch without rows"):
+            _ = source(tmp_path, transform=fail).schema
+        for transform, sentence in [
+            (fail_on_rows, r"raised KeyError\('oops'\) for rows of file='a.parquet'"),
+            (vary, "alike"),
+        ]:
+            made = source(tmp_path, transform=transform)
+            made.open([], {})
+            (split,) = made.splits({}, made.reach({}, False).ends, 1)
+            with pytest.raises(TaskFailed, match=sentence):
+                list(made.read(split))
+
+
+CELL = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.just("junk"))
+
+
+class TestPositions:
+    @settings(max_examples=40)
+    @given(
+        files=st.lists(
+            st.tuples(st.sampled_from(["parquet", "csv", "json", "csv.gz"]), st.lists(CELL, max_size=30)), max_size=6
+        ),
+        piece=st.integers(1, 40),
+        data=st.data(),
+    )
+    def test_any_splits_of_any_batches_give_every_record_once_at_its_own_position(
+        self,
+        tmp_path_factory: pytest.TempPathFactory,
+        files: list[tuple[str, list[Any]]],
+        piece: int,
+        data: st.DataObject,
+    ) -> None:
+        folder = tmp_path_factory.mktemp("files")
+        expected: list[tuple[int, Any]] = []
+        for i, (ending, cells) in enumerate(files):
+            if ending == "parquet":
+                cells = [2**53 if cell == "junk" else cell for cell in cells]
+            write(folder, f"{i}.{ending}", self._content(ending, cells))
+            expected += [(i * FILE + row, "bad" if cell == "junk" else cell) for row, cell in enumerate(cells)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(records, "_PIECE_ROWS", piece)
+            patch.setattr(records, "_BLOCK_BYTES", piece * 8)
+            bounds = {
+                "files_per_batch": data.draw(st.integers(1, 4)),
+                "bytes_per_batch": data.draw(st.integers(1, 3000)),
+            }
+            driver = Driver(lambda: source(folder, **bounds))
+            chunks: list[Chunk] = []
+            while len(driver.journal) < len(files):
+                chunks += driver.next(parts=data.draw(st.integers(1, 4)))
+            replayed = Driver(lambda: source(folder), driver.journal, 0, len(files) * FILE).next(parts=3)
+            start = data.draw(st.integers(0, len(files)))
+            some = Driver(lambda: source(folder), driver.journal, start * FILE, len(files) * FILE).next(parts=2)
+        found = list(zip(at(chunks), values(chunks), strict=True)) + [
+            (position, "bad") for position, _, _ in bad(chunks)
+        ]
+        assert sorted(found, key=lambda pair: pair[0]) == expected
+        assert at(chunks) == sorted(at(chunks))
+        assert replayed == chunks
+        assert some == [chunk for chunk in chunks if chunk.first >= start * FILE]
+
+    @settings(max_examples=25)
+    @given(cells=st.lists(st.lists(CELL, max_size=30), max_size=4), piece=st.integers(1, 40))
+    def test_positions_never_overlap_under_a_transform(
+        self, tmp_path_factory: pytest.TempPathFactory, cells: list[list[Any]], piece: int
+    ) -> None:
+        folder = tmp_path_factory.mktemp("files")
+        for i, of_file in enumerate(cells):
+            write(folder, f"{i}.csv", self._content("csv", of_file))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(records, "_BLOCK_BYTES", piece * 8)
+            chunks = read_all(folder, transform=explode)
+            again = read_all(folder, transform=explode, files_per_batch=1)
+        assert chunks == again
+        assert values(chunks) == [c for of_file in cells for c in of_file if isinstance(c, int) for _ in range(c % 4)]
+        every = sorted(at(chunks) + [position for position, _, _ in bad(chunks)])
+        assert len(set(every)) == len(every)
+        assert [position for i in range(len(cells)) for position in every if position >> 32 == i] == every
+        assert len(bad(chunks)) == sum(cell == "junk" for of_file in cells for cell in of_file)
+
+    def _content(self, ending: str, cells: Sequence[Any]) -> bytes:
+        if ending == "parquet":
+            return encode(pa.table({"value": pa.array(cells, pa.int64())}), ".parquet", row_group_size=7)
+        if ending == "json":
+            return "".join(f"{json.dumps({'value': cell})}\n" for cell in cells).encode()
+        text = "".join(f"{'' if cell is None else cell},x\n" for cell in cells).encode()
+        text = b"value,key\n" + text
+        return gzip.compress(text) if ending == "csv.gz" else text
+
+
+class TestSetUp:
+    def test_a_copy_for_a_worker_is_small_and_open_is_its_own(self, tmp_path: Path) -> None:
+        for i in range(300):
+            write(tmp_path, f"{i}.csv", "value\n1\n")
+        opened = source(tmp_path)
+        fresh = len(pickle.dumps(opened))
+        opened.open([], {})
+        opened.reach({}, True)
+        assert len(pickle.dumps(opened)) <= fresh + 1000
+        first, second = pickle.loads(pickle.dumps(opened)), pickle.loads(pickle.dumps(opened))
+        first.open([], {})
+        second.open([], {})
+        assert first.reach({}, True) == second.reach({}, True) == opened.reach({}, True)
+
+    def test_secrets_are_in_no_text(self) -> None:
+        made = source("failing://user:hunter2@host/x", storage_options={"secret": "hunter2"})
+        assert "hunter2" not in repr(made) + str(made)
+        with pytest.raises(InvalidInput) as caught:
+            made.open([], {})
+        assert "hunter2" not in str(caught.value)
+
+    def test_an_fsspec_url_is_read_with_its_options(self) -> None:
+        fsspec.filesystem("memory").pipe_file("/events/sub/a.parquet", encode(table(0, 3), ".parquet"))
+        made = lambda: source("memory://events", schema=None, order_by="modified", storage_options={"skip": 1})  # noqa: E731
+        assert values(Driver(made).next()) == [0, 1, 2]
+
+    def test_a_relative_path_is_that_of_the_driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(tmp_path, "events/a.csv", table(0, 1))
+        monkeypatch.chdir(tmp_path)
+        driver = Driver(lambda: source("events"))
+        monkeypatch.chdir("/")
+        assert values(driver.next()) == [0]
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            ({"format": "xml"}, r"format='xml'; say 'parquet', 'csv' or 'json'"),
+            ({"order_by": "size"}, r"order_by='size'; say 'name' or 'modified'"),
+            ({"files_per_batch": 0}, r"files_per_batch=0, .*; give at least 1"),
+            ({"bytes_per_batch": 0}, r"bytes_per_batch=0; give at least 1"),
+        ],
+    )
+    def test_a_wrong_argument_is_refused(self, tmp_path: Path, options: Mapping[str, Any], sentence: str) -> None:
+        with pytest.raises(InvalidInput, match=sentence):
+            source(tmp_path, **options)
+
+    def test_a_missing_folder_is_refused(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", table(0, 1))
+        for place in (tmp_path / "nope", tmp_path / "a.csv", "memory://nowhere"):
+            with pytest.raises(InvalidInput, match="is not a folder; make it, or mend the path"):
+                source(place).open([], {})
+
+    def test_no_schema_without_a_parquet_file_is_refused(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", table(0, 1))
+        with pytest.raises(InvalidInput, match="has no Parquet file to take the schema from; give it schema="):
+            _ = source(tmp_path, schema=None).schema
+        write(tmp_path, "b.parquet", b"junk")
+        with pytest.raises(InvalidInput, match=r"file='b.parquet' .* tells no schema: .*; give schema="):
+            _ = source(tmp_path, schema=None).schema
+
+    @pytest.mark.parametrize(
+        ("name", "type"),
+        [("a.csv", pa.list_(pa.int64())), ("a.json", pa.map_(pa.string(), pa.int64())), ("a.csv", pa.duration("s"))],
+    )
+    def test_a_type_that_a_text_can_not_hold_is_refused(self, tmp_path: Path, name: str, type: pa.DataType) -> None:
+        write(tmp_path, name, "{}\n")
+        with pytest.raises(InvalidInput, match=r"the schema does not fit (csv|json) files: .*; read another type"):
+            source(tmp_path, schema=SCHEMA.append(pa.field("odd", type))).open([], {})
+
+    @pytest.mark.parametrize(
+        "line", ["", "[]", "{}", '{"file": 1, "path": "a", "size": 1, "modified": 1}', '{"file": 0}']
+    )
+    def test_the_journal_of_another_source_is_refused(self, tmp_path: Path, line: str) -> None:
+        with pytest.raises(InvalidInput, match="line 0 of the journal was not written by a FileSource"):
+            source(tmp_path).open([line], {"": FILE})
+
+    def test_a_journal_that_is_shorter_than_what_was_read_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match="its journal has only 0 files"):
+            source(tmp_path).open([], {"": FILE})
+
+    def test_ordering_by_time_needs_a_file_system_that_tells_it(self) -> None:
+        fsspec.filesystem("timeless").pipe_file("/timeless/a.csv", b"value\n")
+        with pytest.raises(InvalidInput, match="tells no modification times; order by name"):
+            source("timeless:///timeless", order_by="modified").open([], {})
+
+
+class Timeless(OwnFileSystem):
+    def find(self, path: str, **options: Any) -> Any:
+        return {name: {**info, "created": None} for name, info in super().find(path, **options).items()}
+
+
+class Remembering(OwnFileSystem):
+    """Listings are remembered, as those of object stores are."""
+
+    listings: dict[str, Any] = {}  # noqa: RUF012
+
+    def find(self, path: str, **options: Any) -> Any:
+        return self.listings.setdefault(path, super().find(path, **options))
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.listings.clear()
+
+
+def test_listings_bypass_the_caches_of_the_file_system() -> None:
+    system = fsspec.filesystem("remembering")
+    system.pipe_file("remembering:///events/a.csv", encode(table(0, 1), ".csv"))
+    driver = Driver(lambda: source("remembering:///events"))
+    assert values(driver.next()) == [0]
+    system.pipe_file("remembering:///events/b.csv", encode(table(1, 1), ".csv"))
+    assert values(driver.next()) == [1]
+
+
+def test_modification_times_are_microseconds_utc(tmp_path: Path) -> None:
+    write(tmp_path, "a.csv", table(0, 1), 1_356_998_400.25)
+    driver = Driver(lambda: source(tmp_path))
+    driver.next()
+    expected = (datetime(2013, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    assert json.loads(driver.journal[0])["modified"] == expected + 250_000

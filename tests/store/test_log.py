@@ -1,0 +1,561 @@
+"""The log is one truth: entries whole or damaged, one winner for each number, and nothing collected that is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monoids import Sum
+from persistent_state import (
+    CommitUnknown,
+    Damaged,
+    Exists,
+    Fenced,
+    NonWindowState,
+    PersistentTask,
+    StateError,
+    StoreUnavailable,
+)
+from persistent_state.clock import BEGINNING, Channel, Coarse, Position
+from persistent_state.driver import LEFTOVER_AGE, Keeping, close, collect
+from persistent_state.plan import Plan
+from persistent_state.reader import read_state
+from persistent_state.store import entry as entries
+from persistent_state.store import log as logs
+from persistent_state.store import pages, sides
+from persistent_state.store import run as runs_io
+from persistent_state.store.entry import Cut, Entry, Pages, Run, SideFile, Stored, TaskState
+from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
+from persistent_state.store.log import Log
+from tests import core
+
+GOLDEN = Path(__file__).parent / "golden_entry.json"
+
+FULL = Entry(
+    number=7,
+    epoch=2,
+    writer="w-1",
+    time=1_700_000_000_000_000,
+    previous="ab" * 32,
+    interval=60_000_000,
+    shards=2,
+    clock=120_000_000,
+    retained=(BEGINNING, 60_000_000, 120_000_000),
+    tasks={
+        "totals": TaskState(
+            identity={
+                "state": "NonWindowState",
+                "monoid": {"name": "Sum", "parameters": {}, "type": "int64"},
+                "key": [{"name": "größe", "type": "string"}],
+            },
+            clock=180_000_000,
+            born=BEGINNING,
+            cuts=(BEGINNING, 120_000_000, 180_000_000),
+            coarse=(Coarse(0, 960_000_000, 120_000_000),),
+            runs=(
+                Run(Stored("app/runs/totals/a.arrow", 900, "cd" * 32), 3, 0, 2**63, 0, 60_000_000, below=120_000_000),
+                Run(Stored("app/runs/totals/b.arrow", 901, "ef" * 32), 4, 2**63, 2**64, 60_000_000, 180_000_000),
+            ),
+            channels={"a": Channel(200_000_000, 5), "b": Channel(None, 6, ended=True, beyond=2)},
+            positions={"events/1.csv": Position(9, ((12, 60_000_000),), ((0, 59_000_000), (4, 130_000_000)))},
+            journal=Pages((Stored("app/runs/totals/p", 5, "01" * 32),), ("one", 'two "quoted"\n')),
+            sides=(
+                SideFile(
+                    Stored("app/runs/totals/c.side.arrow", 7, "23" * 32),
+                    {"late": 2, "no timestamp": 1},
+                    None,
+                    {"events/1.csv": 9},
+                    (Cut(60_000_000, {"events/1.csv": 3}),),
+                ),
+            ),
+            settled=Pages((), ("{}",)),
+            settled_counts={"late": 4},
+            batch=3,
+            holds=False,
+        ),
+        "gone": TaskState(identity={}, clock=60_000_000, born=0, cuts=(60_000_000,), active=False),
+    },
+)
+
+INTS = st.integers(-(2**63), 2**64)
+NAMES = st.text(max_size=6)
+CHECKSUMS = st.binary(min_size=2, max_size=2).map(bytes.hex)
+STORED = st.builds(Stored, NAMES, INTS, CHECKSUMS)
+NUMBERS = st.lists(INTS, max_size=3).map(tuple)
+PAIRS = st.lists(st.tuples(INTS, INTS), max_size=3).map(tuple)
+PAGES = st.builds(Pages, st.lists(STORED, max_size=2).map(tuple), st.lists(NAMES, max_size=2).map(tuple))
+SIDES = st.builds(
+    SideFile,
+    STORED,
+    st.dictionaries(NAMES, INTS, max_size=2),
+    st.one_of(st.none(), INTS),
+    st.dictionaries(NAMES, INTS, max_size=2),
+    st.lists(st.builds(Cut, INTS, st.dictionaries(NAMES, INTS, max_size=2)), max_size=2).map(tuple),
+)
+TASKS = st.builds(
+    TaskState,
+    identity=st.dictionaries(NAMES, st.one_of(NAMES, st.lists(INTS, max_size=2)), max_size=2),
+    clock=INTS,
+    born=INTS,
+    cuts=NUMBERS,
+    coarse=st.lists(st.builds(Coarse, INTS, INTS, INTS), max_size=2).map(tuple),
+    runs=st.lists(st.builds(Run, STORED, INTS, INTS, INTS, INTS, INTS, st.one_of(st.none(), INTS)), max_size=2).map(
+        tuple
+    ),
+    channels=st.dictionaries(
+        NAMES, st.builds(Channel, st.one_of(st.none(), INTS), INTS, st.booleans(), INTS), max_size=2
+    ),
+    positions=st.dictionaries(NAMES, st.builds(Position, INTS, PAIRS, PAIRS), max_size=2),
+    journal=PAGES,
+    sides=st.lists(SIDES, max_size=2).map(tuple),
+    settled=PAGES,
+    settled_counts=st.dictionaries(NAMES, INTS, max_size=2),
+    batch=INTS,
+    holds=st.booleans(),
+    active=st.booleans(),
+)
+ENTRIES = st.builds(
+    Entry,
+    number=INTS,
+    epoch=INTS,
+    writer=NAMES,
+    time=INTS,
+    previous=NAMES,
+    interval=INTS,
+    shards=INTS,
+    clock=INTS,
+    retained=NUMBERS,
+    tasks=st.dictionaries(NAMES, TASKS, max_size=2),
+)
+
+
+class TestEntries:
+    def test_the_bytes_of_an_entry_never_change(self) -> None:
+        assert entries.to_bytes(FULL) == GOLDEN.read_bytes()
+        assert entries.from_bytes(GOLDEN.read_bytes(), "golden") == FULL
+
+    @settings(max_examples=60)
+    @given(ENTRIES)
+    def test_an_entry_comes_back_as_it_was(self, entry: Entry) -> None:
+        data = entries.to_bytes(entry)
+        back = entries.from_bytes(data, "entry")
+        assert back == entry
+        assert entries.to_bytes(back) == data
+        assert back.seal == entry.seal
+
+    def test_one_flipped_bit_anywhere_is_found(self) -> None:
+        data = entries.to_bytes(FULL)
+        for i in range(len(data)):
+            for bit in (0, 5):
+                broken = bytearray(data)
+                broken[i] ^= 1 << bit
+                with pytest.raises(Damaged, match="log entry app/log/7 is damaged"):
+                    entries.from_bytes(bytes(broken), "app/log/7")
+
+    def test_an_entry_that_is_torn_or_has_more_is_found(self) -> None:
+        data = entries.to_bytes(FULL)
+        for broken in (*(data[:length] for length in range(0, len(data), 13)), data[:-1], data + b"\n", data + data):
+            with pytest.raises(Damaged):
+                entries.from_bytes(broken, "entry")
+
+    def test_a_later_format_is_refused_with_what_to_do(self) -> None:
+        with mock.patch.object(entries, "FORMAT", 2):
+            data = entries.to_bytes(FULL)
+        with pytest.raises(Damaged, match="has a format later than 1; upgrade persistent-state"):
+            entries.from_bytes(data, "entry")
+
+
+class Faulty(MemoryFiles):
+    """A store whose next creations fail before or after they happen, and whose next listings are of before."""
+
+    def __init__(self, url: str, creations: Sequence[str] = (), hidden: Sequence[str] = ()) -> None:
+        super().__init__(url)
+        object.__setattr__(self, "creations", list(creations))
+        object.__setattr__(self, "ghosts", list(hidden))
+
+    creations: list[str]
+    ghosts: list[str]
+
+    def create(self, path: str, data: BytesLike) -> None:
+        fault = self.creations.pop(0) if self.creations else "none"
+        if fault == "before":
+            raise StoreUnavailable("nothing happened")
+        super().create(path, data)
+        if fault == "after":
+            raise StoreUnavailable("it happened")
+
+    def list(self, folder: str) -> Names:
+        return [*super().list(folder), *([self.ghosts.pop(0)] if self.ghosts else [])]
+
+
+def entry_of(number: int, epoch: int = 1, writer: str = "w") -> Entry:
+    return replace(FULL, number=number, epoch=epoch, writer=writer)
+
+
+def log_of(*written: Entry, creations: Sequence[str] = (), hidden: Sequence[str] = ()) -> Log:
+    """A log of these entries, on a store with these faults."""
+    url = core.memory().url
+    log = Log(open_files(url), "app")
+    for entry in written:
+        log.files.create(log.path(entry.number), entries.to_bytes(entry))
+    return Log(Faulty(url, creations, hidden), "app")
+
+
+class TestAppending:
+    def test_a_number_is_given_once(self) -> None:
+        log = log_of(entry_of(1))
+        with pytest.raises(Exists):
+            log.append(entry_of(1, writer="other"))
+        assert log.read(1) == entry_of(1)
+        log.append(entry_of(2))
+        assert log.newest() == entry_of(2)
+        assert log.numbers() == [1, 2]
+
+    @pytest.mark.parametrize(
+        "faults", [["after"], ["before"], ["before", "after"], ["before"] * 4, ["before"] * 3 + ["after"]]
+    )
+    def test_an_entry_whose_answer_was_lost_is_recognised(self, faults: list[str]) -> None:
+        log = log_of(entry_of(1), creations=faults)
+        log.append(entry_of(2))
+        assert log.newest() == entry_of(2)
+
+    @pytest.mark.parametrize("happened", [True, False])
+    def test_a_store_that_never_answers_leaves_the_commit_unknown(self, happened: bool) -> None:
+        first = ["after" if happened else "before"]
+        log = log_of(entry_of(1), creations=[*first, *["before"] * (logs.TRIES - 1)])
+        with pytest.raises(CommitUnknown, match="did not say whether entry 2 of app was written; start again"):
+            log.append(entry_of(2))
+        assert log.newest() == entry_of(2 if happened else 1)
+
+    def test_a_lost_answer_to_a_number_that_another_took_is_no_success(self) -> None:
+        log = log_of(entry_of(1), entry_of(2, writer="other"), creations=["before"])
+        with pytest.raises(Exists):
+            log.append(entry_of(2))
+
+    def test_a_driver_that_slept_until_its_number_was_collected_is_fenced(self) -> None:
+        log = log_of(entry_of(5, epoch=2), entry_of(6, epoch=2))
+        with pytest.raises(Fenced, match="a newer driver owns app; this one has stopped"):
+            log.append(entry_of(3, epoch=1))
+        assert log.newest() == entry_of(6, epoch=2)
+
+    def test_an_entry_that_others_of_the_same_driver_went_on_from_is_committed(self) -> None:
+        # Ours was written, its answer lost, and another task's follows it.
+        log = log_of(entry_of(1), entry_of(2), replace(entry_of(3), previous=entry_of(2).seal))
+        log.append(entry_of(2))
+        assert log.numbers() == [1, 2, 3]
+
+    @pytest.mark.parametrize("number", [3, 4])
+    def test_an_entry_written_where_another_was_collected_is_no_part_of_the_log(self, number: int) -> None:
+        log = log_of(entry_of(number))
+        with pytest.raises(CommitUnknown, match="entry 2 of app came after others of its number; start again"):
+            log.append(entry_of(2))
+        assert log.newest() == entry_of(number)
+
+
+class TestReading:
+    def test_an_application_that_was_never_started_has_no_newest_entry(self) -> None:
+        assert log_of().newest() is None
+        assert log_of().numbers() == []
+
+    def test_an_entry_collected_while_it_is_looked_for_is_looked_for_again(self) -> None:
+        ghost = "00000000000000000009.json"
+        assert log_of(entry_of(1), hidden=[ghost] * 2).newest() == entry_of(1)
+        with pytest.raises(StoreUnavailable, match="the log of app changes faster than it can be read; try again"):
+            log_of(entry_of(1), hidden=[ghost] * logs.TRIES).newest()
+
+    def test_a_damaged_newest_entry_is_not_replaced_by_an_older_truth(self) -> None:
+        log = log_of(entry_of(1))
+        log.files.create(log.path(2), entries.to_bytes(entry_of(2))[:-9])
+        with pytest.raises(Damaged, match=r"log entry app/log/0{19}2\.json is damaged"):
+            log.newest()
+
+    def test_an_entry_under_the_number_of_another_is_damage(self) -> None:
+        log = log_of(entry_of(1))
+        log.files.create(log.path(2), entries.to_bytes(entry_of(1)))
+        with pytest.raises(Damaged, match="says it is number 1; a file was moved, restore it"):
+            log.newest()
+
+    def test_what_is_no_entry_is_not_read_as_one(self) -> None:
+        log = log_of(entry_of(1))
+        log.files.create("app/log/notes.txt", b"mine")
+        assert log.numbers() == [1]
+
+
+class TestPages:
+    @settings(max_examples=40)
+    @given(st.lists(st.lists(st.text(max_size=3), max_size=7), max_size=6))
+    def test_a_list_is_what_was_added_in_order_wherever_it_stands(self, added: list[list[str]]) -> None:
+        files, known = core.memory(), Pages()
+        with mock.patch.object(pages, "TAIL", 4):
+            for items in added:
+                known = pages.append(files, known, items, lambda: f"app/{core.new_id()}")
+                assert len(known.tail) <= 4
+        assert pages.read(files, known) == [item for items in added for item in items]
+        assert entries.from_bytes(entries.to_bytes(with_journal(known)), "e") == with_journal(known)
+
+    def test_a_damaged_page_is_named(self) -> None:
+        files = core.memory()
+        known = pages.append(files, Pages(), ["item"] * (pages.TAIL + 1), lambda: "app/page")
+        flip(files, "app/page", 3)
+        with pytest.raises(Damaged, match="app/page is damaged"):
+            pages.read(files, known)
+
+
+def with_journal(known: Pages) -> Entry:
+    return FULL.with_task("totals", replace(FULL.tasks["totals"], journal=known))
+
+
+def flip(files: Files, path: str, byte: int) -> None:
+    """Turn one bit of a file over, behind everyone's back."""
+    data = bytearray(bytes(files.read(path)))
+    data[byte % len(data)] ^= 4
+    files.delete(path)
+    files.create(path, bytes(data))
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(["late", "no timestamp", "value does not fit"]),
+        st.one_of(st.none(), st.integers(0, 6)),
+        st.sampled_from("ab"),
+        st.integers(0, 5),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def side_of(files: Files, rows: list[tuple[str, int | None, str, int]]) -> SideFile:
+    columns = list(zip(*rows, strict=True))
+    types = (pa.string(), pa.int64(), pa.string(), pa.int64())
+    arrays = [pa.array(column, type) for column, type in zip(columns, types, strict=True)]
+    stored = runs_io.write_table(
+        files, f"app/{core.new_id()}", pa.table(arrays, names=["reason", "timestamp", "strand", "position"])
+    )
+    stamps = [timestamp for _, timestamp, _, _ in rows if timestamp is not None]
+    return SideFile(
+        stored,
+        {reason: sum(row[0] == reason for row in rows) for reason in {row[0] for row in rows}},
+        max(stamps) if len(stamps) == len(rows) else None,
+        {strand: max(p + 1 for _, _, s, p in rows if s == strand) for strand in {row[2] for row in rows}},
+    )
+
+
+class TestSides:
+    @settings(max_examples=60)
+    @given(ROWS, st.lists(st.tuples(st.integers(0, 7), st.integers(0, 6), st.integers(0, 6)), max_size=3))
+    def test_a_start_takes_back_what_is_delivered_again_and_nothing_else(
+        self, rows: list[tuple[str, int | None, str, int]], starts: list[tuple[int, int, int]]
+    ) -> None:
+        files = core.memory()
+        side: SideFile | None = side_of(files, rows)
+        for clock, *replays in starts:
+            assert side is not None
+            positions = dict(zip("ab", replays, strict=True))
+            stay = [row for row in rows if row[3] < positions[row[2]] or (row[1] is not None and row[1] < clock)]
+            if side.is_settled(clock, positions):
+                assert stay == rows
+            rows, side = stay, sides.take_back(files, side, clock, positions)
+            if not rows:
+                assert side is None
+                return
+            assert side is not None
+            assert [tuple(row.values()) for row in sides.read(files, side).to_pylist()] == rows
+            assert side.reasons == {reason: sum(row[0] == reason for row in rows) for reason in {r[0] for r in rows}}
+            assert entries.side_from_json(json.loads(sides.to_json(side))) == side
+
+
+class Totals(PersistentTask):
+    key = "k"
+    value = "n"
+
+    def __init__(self, name: str = "totals") -> None:
+        self.name = name
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Sum())
+
+
+ROW = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
+
+
+def rows_of(*stamps: int) -> pa.RecordBatch:
+    columns = [pa.array(values, pa.int64()) for values in (stamps, [s % 3 for s in stamps], [1] * len(stamps))]
+    return pa.RecordBatch.from_arrays(columns, schema=ROW)
+
+
+@pytest.fixture(params=["local", "memory"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
+    return open_files(str(tmp_path / "store") if request.param == "local" else f"memory://{tmp_path}")
+
+
+def started(files: Files, *names: str) -> tuple[Log, list[Plan]]:
+    log = Log(files, "app")
+    plans = [core.plan_of(Totals(name), ROW, files=files, shards=2) for name in names or ("totals",)]
+    core.start(log, plans)
+    return log, plans
+
+
+class TestApplications:
+    def test_entries_form_a_chain(self, files: Files) -> None:
+        log, (plan,) = started(files)
+        for stamp in (5, 25, 45):
+            core.play(log, plan, rows_of(stamp))
+        log, (plan,) = started(files)
+        core.play(log, plan, rows_of(65))
+        close(log, 2, now=0, keeping=Keeping())
+        fresh = Log(files, "app")
+        chain = [fresh.read(number) for number in fresh.numbers()]
+        assert [entry.number for entry in chain] == list(range(1, len(chain) + 1))
+        assert [entry.epoch for entry in chain] == [1, 1, 1, 1, 2, 2, 2]
+        assert [entry.previous for entry in chain] == ["", *(entry.seal for entry in chain[:-1])]
+
+    def test_late_rows_are_kept_once_when_they_are_many_and_starts_come_between(self, files: Files) -> None:
+        with mock.patch.object(sides, "MANY", 2), mock.patch.object(pages, "TAIL", 3):
+            log, (plan,) = started(files)
+            history = [100, *(stamp for n in range(30) for stamp in (n, 101 + 10 * n))]
+            batch, at = 0, 0
+            while at < len(history):
+                batch += 1
+                entry = core.play(log, plan, rows_of(*history[at : at + (1 if batch == 1 else 2 + batch % 2)]))
+                if batch % 6 == 5:
+                    log, (plan,) = started(files)
+                    entry = log.newest() or entry
+                at = entry.tasks["totals"].positions[""].next
+        task = entry.tasks["totals"]
+        assert len(task.sides) < 15
+        assert task.settled.files
+        stamps = [stamp for table in sides.read_all(files, task) for stamp in table["timestamp"].to_pylist()]
+        assert sorted(stamps) == list(range(30))
+        assert task.counts() == {"late": 30}
+        assert sum(core.state_at(entry, plan, None).values()) == 31
+
+    @settings(max_examples=25)
+    @given(byte=st.integers(0, 10**6))
+    def test_a_run_with_one_flipped_bit_is_named_and_never_used(self, byte: int) -> None:
+        files = core.memory()
+        log, (plan,) = started(files)
+        core.play(log, plan, rows_of(5, 25))
+        entry = close(log, 1, now=0, keeping=Keeping())
+        assert read_state(files.url, "app", Totals()).num_rows == 2
+        path = entry.tasks["totals"].runs[0].name
+        flip(files, path, byte)
+        # A process that has not read the run yet.
+        runs_io._verified.clear()
+        with pytest.raises(Damaged, match=f"{path} is damaged"):
+            read_state(files.url, "app", Totals())
+
+    def test_a_copy_of_a_store_is_verified_for_itself(self, tmp_path: Path) -> None:
+        one, other = open_files(tmp_path / "one"), open_files(tmp_path / "other")
+        stored = runs_io.write_bytes(one, "a/b", b"data")
+        assert bytes(runs_io.read_bytes(one, stored)) == b"data"
+        other.create("a/b", b"date")
+        with pytest.raises(Damaged):
+            runs_io.read_bytes(other, stored)
+
+
+class TestCollection:
+    KEEPING = Keeping(clocks=2, grace=100)
+
+    def run_files(self, files: Files, task: str = "totals") -> set[str]:
+        return {f"app/runs/{task}/{name}" for name in files.list(f"app/runs/{task}")}
+
+    def test_what_no_kept_entry_names_goes_and_every_retained_clock_stays_readable(self, files: Files) -> None:
+        log, plans = started(files, "totals", "other")
+        counted = 0
+        for i in range(30):
+            for plan in plans:
+                entry = core.play(log, plan, rows_of(10 * i, 10 * i + 1), now=i * 50, keeping=self.KEEPING)
+            counted += 2
+            gone = collect(log, 1, now=i * 50, keeping=self.KEEPING)
+            assert not set(gone) & entry.files()
+            assert log.newest() == entry
+            for clock in entry.retained:
+                for plan in plans:
+                    state = core.state_at(entry, plan, clock)
+                    assert sum(state.values()) == clock // 10 * 2
+        assert len(log.numbers()) <= 8
+        fresh = Log(files, "app")
+        named = {path for number in fresh.numbers() for path in fresh.read(number).files()}
+        assert named <= self.run_files(files) | self.run_files(files, "other")
+        assert len(self.run_files(files)) < 30
+
+    def test_entries_stay_for_a_time_after_they_were_followed_and_the_newest_two_for_ever(self) -> None:
+        log, (plan,) = started(core.memory())
+        for i in range(5):
+            core.play(log, plan, rows_of(10 * i), now=1000 * i)
+        # Entry 4 is of 2000, 5 of 3000, 6 of 4000.
+        collect(log, 1, now=2099, keeping=self.KEEPING)
+        assert log.numbers() == [3, 4, 5, 6]
+        collect(log, 1, now=2100, keeping=self.KEEPING)
+        assert log.numbers() == [4, 5, 6]
+        collect(log, 1, now=10**9, keeping=self.KEEPING)
+        assert log.numbers() == [5, 6]
+
+    def test_runs_of_a_batch_that_may_still_be_committed_stay(self) -> None:
+        log, (plan,) = started(core.memory())
+        for i in range(4):
+            core.play(log, plan, rows_of(10 * i), now=0, keeping=self.KEEPING)
+        made = core.descriptors(log, plan, rows_of(41, 42))
+        lost = core.descriptors(log, plan, rows_of(41, 42))
+        collect(log, 1, now=10**9, keeping=self.KEEPING)
+        entry = core.commit(log, made, keeping=self.KEEPING)
+        assert core.state_at(entry, plan, None) == {(0,): 3, (1,): 1, (2,): 2}
+        core.play(log, plan, rows_of(50), now=0, keeping=self.KEEPING)
+        core.play(log, plan, rows_of(60), now=0, keeping=self.KEEPING)
+        entries_after = {path for number in log.numbers() for path in log.read(number).files()}
+        gone = collect(log, 1, now=10**9, keeping=self.KEEPING)
+        # Its batch was committed by the other attempt: these can go.
+        written = {run.name for descriptor in lost for run in descriptor.runs} - entries_after
+        assert written
+        assert written <= set(gone)
+
+    def test_runs_of_an_earlier_start_that_were_never_committed_go(self) -> None:
+        log, (plan,) = started(core.memory())
+        core.play(log, plan, rows_of(5))
+        made = core.descriptors(log, plan, rows_of(25))
+        named = log.newest()
+        assert named is not None
+        started(log.files)
+        gone = collect(Log(log.files, "app"), 2, now=0, keeping=self.KEEPING)
+        orphans = {run.name for descriptor in made for run in descriptor.runs} - named.files()
+        assert orphans
+        assert orphans <= set(gone)
+
+    def test_a_driver_that_is_not_the_newest_collects_nothing(self) -> None:
+        log, (plan,) = started(core.memory())
+        for i in range(5):
+            core.play(log, plan, rows_of(10 * i))
+        started(log.files)
+        before = log.numbers()
+        assert collect(log, 1, now=10**9, keeping=self.KEEPING) == []
+        assert log.numbers() == before
+
+    def test_temporary_files_of_killed_writers_go_once_they_are_old(self, tmp_path: Path) -> None:
+        files = open_files(tmp_path)
+        log, _ = started(files)
+        old, young = tmp_path / "app/log/.tmp-old", tmp_path / "app/log/.tmp-young"
+        for file, age in ((old, LEFTOVER_AGE + 1), (young, LEFTOVER_AGE - 1)):
+            file.write_bytes(b"half")
+            os.utime(file, (10_000 - age, 10_000 - age))
+        assert collect(log, 1, now=10_000_000_000, keeping=self.KEEPING) == ["app/log/.tmp-old"]
+        assert not old.exists()
+        assert young.exists()
+
+    def test_an_error_is_one_of_this_package_and_pickles(self) -> None:
+        import pickle
+
+        for kind in StateError.__subclasses__():
+            error = pickle.loads(pickle.dumps(kind("text=1; do this.")))
+            assert type(error) is kind
+            assert str(error) == "text=1; do this."

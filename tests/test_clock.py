@@ -1,0 +1,336 @@
+"""Event time against naive models: grids nest, no interval straddles a clock, and a replay loses and doubles nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from persistent_state import clock as clocks
+from persistent_state.clock import BEGINNING, MOST_CUTS, Channel, Coarse, Position
+
+STAMPS = st.integers(-300, 300)
+INTERVALS = st.integers(1, 7)
+COARSE = st.builds(
+    lambda low, length, step: Coarse(low, low + length, step),
+    st.integers(-60, 60),
+    st.integers(0, 60),
+    st.integers(1, 9),
+)
+
+
+def array(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, dtype=np.int64)
+
+
+class TestGrids:
+    @given(STAMPS, INTERVALS)
+    def test_a_checkpoint_clock_is_the_last_multiple_at_or_below(self, upstream: int, interval: int) -> None:
+        assert clocks.checkpoint_clock(upstream, interval) == max(
+            c for c in range(-400, 400) if c % interval == 0 and c <= upstream
+        )
+
+    @given(STAMPS, INTERVALS)
+    def test_the_next_multiple_is_the_first_above(self, timestamp: int, interval: int) -> None:
+        assert clocks.next_multiple(timestamp, interval) == min(
+            c for c in range(-400, 400) if c % interval == 0 and c > timestamp
+        )
+
+    @given(STAMPS, st.integers(1, 3000), INTERVALS, st.integers(1, MOST_CUTS))
+    def test_a_grid_is_the_finest_that_has_few_enough_points(
+        self, low: int, length: int, interval: int, most: int
+    ) -> None:
+        step = clocks.grid_step(low, low + length, interval, most)
+
+        def points(step: int) -> int:
+            return sum(1 for c in range(low + 1, low + length) if c % step == 0)
+
+        assert points(step) <= most
+        assert step == interval or points(step // 2) > most
+
+    @given(st.tuples(STAMPS, st.integers(1, 3000)), st.tuples(STAMPS, st.integers(1, 3000)), INTERVALS)
+    def test_of_any_two_grids_the_coarser_is_a_part_of_the_finer(
+        self, one: tuple[int, int], other: tuple[int, int], interval: int
+    ) -> None:
+        steps = sorted(clocks.grid_step(low, low + length, interval) for low, length in (one, other))
+        assert steps[1] % steps[0] == 0
+
+    def test_grids_are_found_from_the_beginning_of_time_too(self) -> None:
+        step = clocks.grid_step(BEGINNING, 10**15, 60_000_000)
+        assert step % 60_000_000 == 0
+        assert (10**15 - BEGINNING) // step <= MOST_CUTS + 1
+
+
+class TestIntervals:
+    @given(st.data())
+    def test_no_interval_straddles_a_clock_that_is_clean(self, data: st.DataObject) -> None:
+        interval = data.draw(INTERVALS)
+        # A clock of another interval is not on this grid.
+        clock = data.draw(st.one_of(st.just(BEGINNING), st.integers(-50, 50)))
+        stamps = data.draw(st.lists(st.integers(max(clock, -200), 300), min_size=1, max_size=60))
+        horizon = data.draw(st.integers(max(clock, -250), 350))
+        starts, coarse = clocks.split_intervals(array(stamps), clock, horizon, interval)
+
+        assert all(clock <= start <= stamp for start, stamp in zip(starts.tolist(), stamps, strict=True))
+        possible = [c for c in range(-400, 400) if c > clock and c % interval == 0]
+        for c in possible:
+            if coarse is None or not coarse.straddles(c):
+                assert (starts < c).tolist() == [stamp < c for stamp in stamps]
+        below = horizon // interval * interval
+        assert len({start for start in starts.tolist() if start < below}) <= MOST_CUTS + 1
+        for start, stamp in zip(starts.tolist(), stamps, strict=True):
+            if stamp >= below:
+                assert start == max(clock, stamp // interval * interval)
+
+    @given(st.data())
+    def test_intervals_are_as_fine_as_the_checkpoint_interval_where_few_are_possible(self, data: st.DataObject) -> None:
+        interval = data.draw(INTERVALS)
+        stamps = data.draw(st.lists(st.integers(0, interval * (MOST_CUTS + 1) - 1), min_size=1))
+        starts, coarse = clocks.split_intervals(array(stamps), 0, interval * (MOST_CUTS + 1), interval)
+        assert coarse is None
+        assert starts.tolist() == [stamp // interval * interval for stamp in stamps]
+
+    def test_no_messages_have_no_intervals(self) -> None:
+        starts, coarse = clocks.split_intervals(array([]), 0, 100, 10)
+        assert (starts.tolist(), coarse) == ([], None)
+
+    @given(st.integers(-80, 140), st.lists(COARSE, max_size=5))
+    def test_a_clean_clock_is_the_latest_that_straddles_nothing(self, clock: int, coarse: list[Coarse]) -> None:
+        clean = clocks.clean_clock(clock, coarse)
+        assert clean == max(c for c in range(-200, clock + 1) if not any(s.straddles(c) for s in coarse))
+
+    @given(st.integers(-100, 100), st.integers(0, 400), INTERVALS, st.lists(COARSE, max_size=3))
+    def test_new_cuts_are_the_clean_points_of_the_grid_and_the_new_clock(
+        self, old: int, length: int, interval: int, coarse: list[Coarse]
+    ) -> None:
+        new = old + length
+        cuts = clocks.new_cuts(old, new, interval, coarse)
+        if length == 0:
+            assert cuts == ()
+            return
+        step = clocks.grid_step(old, new, interval)
+        grid = [c for c in range(old + 1, new) if c % step == 0]
+        assert cuts == (*(c for c in grid if not any(s.straddles(c) for s in coarse)), new)
+        assert len(cuts) <= MOST_CUTS + 1
+
+    @given(st.lists(STAMPS), STAMPS, st.integers(0, 600), INTERVALS)
+    def test_thinning_keeps_both_ends_and_a_handful_between(
+        self, cuts: list[int], low: int, length: int, interval: int
+    ) -> None:
+        clock = low + length
+        for global_clock in (low, BEGINNING):
+            kept = clocks.thin_cuts(cuts, global_clock, clock, interval)
+            assert {global_clock, clock} <= set(kept) <= {*cuts, global_clock, clock}
+            assert list(kept) == sorted(set(kept))
+            assert all(global_clock <= c <= clock for c in kept)
+            assert len(kept) <= MOST_CUTS + 3
+
+    @given(st.lists(STAMPS, min_size=1), st.lists(st.one_of(STAMPS, st.just(BEGINNING))), STAMPS)
+    def test_folding_keeps_apart_what_a_cut_below_the_clock_keeps_apart(
+        self, starts: list[int], cuts: list[int], clock: int
+    ) -> None:
+        folded = clocks.fold_starts(array(starts), cuts, clock).tolist()
+        for start, after in zip(starts, folded, strict=True):
+            assert after <= start
+            assert all((start < cut) == (after < cut) for cut in cuts)
+            if start >= clock:
+                assert after == start
+        below = {after for start, after in zip(starts, folded, strict=True) if start < clock}
+        assert len(below) <= len({cut for cut in cuts if cut < clock and cut != BEGINNING}) + 1
+
+
+class Strand:
+    """A naive model: which messages a task has in its state or counted as late, and where its source stands."""
+
+    def __init__(self, stamps: list[int], delay: int) -> None:
+        self.stamps = stamps
+        self.delay = delay
+        self.clock = BEGINNING
+        self.newest: int | None = None
+        self.position = Position()
+        self.state: list[int] = []
+        self.late: list[int] = []
+
+    def batch(self, sizes: list[int], oldest: int) -> None:
+        """Read chunks of these sizes as one micro-batch, then move the clock as far as it goes."""
+        begin, spans = self.position.next, []
+        for size in sizes:
+            end = min(begin + size, len(self.stamps))
+            numbers = array(list(range(begin, end)))
+            stamps = array(self.stamps[begin:end])
+            fresh = ~clocks.is_accounted(self.position, numbers, stamps)
+            taken = fresh & (stamps >= self.clock)
+            self.state += numbers[taken].tolist()
+            self.late += numbers[fresh & ~taken].tolist()
+            if taken.any():
+                top = int(stamps[taken].max())
+                spans.append((begin, top))
+                self.newest = top if self.newest is None else max(self.newest, top)
+            begin = end
+        self.position = clocks.move_position(self.position, begin, spans, oldest)
+        if self.newest is not None:
+            self.clock = max(self.clock, self.newest - self.delay)
+
+    def restart(self, clock: int) -> None:
+        """What a start at this clock leaves: what is below it, and what it will not read again."""
+        self.position = clocks.rewind_position(self.position, clock)
+        self.state = [n for n in self.state if self.stamps[n] < clock]
+        self.late = [n for n in self.late if self.stamps[n] < clock or n < self.position.next]
+        self.clock, self.newest = clock, None
+
+    def check(self) -> None:
+        accounted = sorted(self.state + self.late)
+        assert len(accounted) == len(set(accounted)), "a message was accounted for twice"
+        missing = set(range(self.position.next)) - set(accounted)
+        assert not missing, f"messages {missing} are lost"
+        for n in self.late:
+            # Within the delay of the newest before it: never late, on a first run or a replay.
+            before = max(self.stamps[:n], default=BEGINNING)
+            assert self.stamps[n] < before - self.delay
+
+
+class TestPositions:
+    @given(st.data())
+    def test_batches_and_restarts_lose_nothing_and_account_for_nothing_twice(self, data: st.DataObject) -> None:
+        strand = Strand(data.draw(st.lists(st.integers(0, 12), max_size=30)), delay=data.draw(st.integers(0, 4)))
+        oldest = BEGINNING
+        with mock.patch.object(clocks, "MOST_SPANS", data.draw(st.sampled_from([1, 2, 3, 64]))):
+            for _ in range(data.draw(st.integers(0, 10))):
+                if data.draw(st.integers(0, 2)):
+                    strand.batch(data.draw(st.lists(st.integers(1, 5), max_size=4)), oldest)
+                else:
+                    # The global clock: anything up to the task's own, never back.
+                    oldest = data.draw(st.integers(max(oldest, -1), strand.clock)) if strand.clock >= 0 else oldest
+                    known = strand.position.known
+                    strand.restart(oldest)
+                    assert strand.position.known == known
+                strand.check()
+            strand.batch([len(strand.stamps)], oldest)
+            strand.check()
+            assert len(strand.state) + len(strand.late) == len(strand.stamps)
+
+    @given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=4), min_size=1, max_size=12), st.integers(0, 31))
+    def test_a_replay_starts_at_the_first_chunk_that_holds_a_message_at_or_above_the_clock(
+        self, chunks: list[list[int]], clock: int
+    ) -> None:
+        position, first, firsts = Position(), 0, []
+        for chunk in chunks:
+            position = clocks.move_position(position, first + len(chunk), [(first, max(chunk))], BEGINNING)
+            firsts.append(first)
+            first += len(chunk)
+        wanted = [first for first, chunk in zip(firsts, chunks, strict=True) if max(chunk) >= clock]
+        assert clocks.replay_from(position, clock) == (wanted[0] if wanted else first)
+
+    @given(st.lists(st.tuples(st.integers(1, 4), st.integers(-2, 9)), max_size=60), st.integers(0, 200))
+    def test_few_spans_are_remembered_and_a_replay_never_starts_too_late(
+        self, chunks: list[tuple[int, int]], clock: int
+    ) -> None:
+        position, first, newest, wanted = Position(), 0, 0, None
+        with mock.patch.object(clocks, "MOST_SPANS", 4):
+            for length, step in chunks:
+                newest += step
+                if wanted is None and newest >= clock:
+                    wanted = first
+                position = clocks.move_position(position, first + length, [(first, newest)], BEGINNING)
+                assert len(position.spans) <= 4
+                first += length
+        assert clocks.replay_from(position, clock) <= (first if wanted is None else wanted)
+
+    def test_what_no_retained_clock_can_ask_for_is_forgotten(self) -> None:
+        position = clocks.move_position(Position(), 30, [(0, 5), (10, 15), (20, 25)], oldest=15)
+        assert position.spans == ((10, 15), (20, 25))
+
+    def test_accounts_are_settled_once_the_source_has_been_read_past_them(self) -> None:
+        position = clocks.rewind_position(Position(next=50, spans=((0, 9), (20, 19), (40, 29))), clock=15)
+        assert position == Position(next=20, accounted=((50, 15),), spans=((0, 9),))
+        assert position.known == 50
+        assert clocks.move_position(position, 49, [], BEGINNING).accounted == ((50, 15),)
+        assert clocks.move_position(position, 50, [], BEGINNING).accounted == ()
+
+
+class TestJumps:
+    @given(
+        st.lists(st.integers(0, 60), max_size=25),
+        st.one_of(st.none(), st.integers(0, 60)),
+        st.integers(0, 20),
+        st.integers(1, 5),
+        st.integers(0, 25),
+    )
+    def test_bad_ones_are_those_beyond_the_newest_believed_until_enough_in_a_row_are(
+        self, stamps: list[int], newest: int | None, jump: int, believe: int, cut: int
+    ) -> None:
+        bad, streak = clocks.beyond_limit(array(stamps), newest, 0, jump, believe)
+        believed, row = newest, 0
+        for stamp, is_bad in zip(stamps, bad.tolist(), strict=True):
+            beyond = believed is not None and stamp > believed + jump
+            row = row + 1 if beyond else 0
+            assert is_bad == (0 < row < believe)
+            if not is_bad:
+                row = 0
+                believed = stamp if believed is None else max(believed, stamp)
+        assert streak == row
+
+        # A batch may end anywhere.
+        first, streak_between = clocks.beyond_limit(array(stamps[:cut]), newest, 0, jump, believe)
+        good = [stamp for stamp, is_bad in zip(stamps, first.tolist(), strict=False) if not is_bad]
+        between = max([*good, *([newest] if newest is not None else [])], default=None)
+        second, at_end = clocks.beyond_limit(array(stamps[cut:]), between, streak_between, jump, believe)
+        assert ([*first.tolist(), *second.tolist()], at_end) == (bad.tolist(), streak)
+
+    def test_one_broken_timestamp_does_not_move_what_is_believed(self) -> None:
+        bad, streak = clocks.beyond_limit(array([10, 9_999, 11, 12]), None, 0, jump=100, believe=2)
+        assert (bad.tolist(), streak) == ([False, True, False, False], 0)
+
+
+CHANNELS = st.dictionaries(
+    st.sampled_from("abcd"),
+    st.builds(Channel, st.one_of(st.none(), st.integers(0, 100)), st.integers(0, 50), st.booleans()),
+)
+
+
+class TestChannels:
+    @given(CHANNELS, st.integers(0, 60), st.one_of(st.none(), st.integers(1, 30)))
+    def test_a_channel_holds_the_clock_until_it_ends_or_is_idle(
+        self, channels: dict[str, Channel], now: int, idle_after: int | None
+    ) -> None:
+        live = clocks.live_channels(channels, now, idle_after)
+        assert live == [
+            c for c in channels.values() if not c.ended and (idle_after is None or c.active > now - idle_after)
+        ]
+
+    @given(CHANNELS, st.integers(0, 100), st.integers(0, 30))
+    def test_the_upstream_min_clock_is_the_slowest_channels_and_never_goes_back(
+        self, channels: dict[str, Channel], clock: int, delay: int
+    ) -> None:
+        assume(channels)
+        got = clocks.upstream_min(channels.values(), clock, delay)
+        assert got >= clock
+        if any(c.newest is None for c in channels.values()):
+            assert got == clock
+        else:
+            assert got == max(clock, min(c.newest - delay for c in channels.values() if c.newest is not None))
+
+    def test_a_listed_channel_is_there_before_it_delivers_and_gone_when_no_longer_listed(self) -> None:
+        known = {"gone": Channel(5, 1), "kept": Channel(7, 2, beyond=3), "ending": Channel(8, 2)}
+        assert clocks.listed_channels(known, {"kept": False, "new": False, "ending": True}, now=9) == {
+            "kept": Channel(7, 2, beyond=3),
+            "new": Channel(None, 9),
+            "ending": Channel(8, 2, ended=True),
+        }
+        assert clocks.listed_channels(known, None, now=9) == known
+
+    @pytest.mark.parametrize("parts", [1, 2, 3])
+    def test_deliveries_are_the_same_however_a_batch_was_cut_into_parts(self, parts: int) -> None:
+        stamps = [4, 9, 2, 7, 1, 8]
+        seen = [("a", max(stamps[i::parts]), 0) for i in range(parts)]
+        assert clocks.deliver({}, seen, now=50) == {"a": Channel(9, 50)}
+        assert clocks.deliver({"a": Channel(20, 10)}, seen, now=50) == {"a": Channel(20, 50)}
+
+    def test_a_channel_whose_messages_were_all_set_aside_is_not_active(self) -> None:
+        before = {"a": Channel(20, 10)}
+        assert clocks.deliver(before, [("a", None, 2)], now=50) == {"a": replace(before["a"], beyond=2)}
+        assert clocks.deliver({}, [("b", None, 1)], now=50) == {"b": Channel(None, 50, beyond=1)}

@@ -1,0 +1,137 @@
+"""The store's format: read as docs/format.md says, without the library, from a store that the first version wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from persistent_state import InvalidInput, clocks, read_late_rows, read_state
+from tests.fixtures.write_store import APPLICATION, Notes, Totals, rows, write
+
+STORE = Path(__file__).parent / "fixtures" / "store-v1"
+LATE = {25}
+WITHOUT_TIMESTAMP = {13, 47}
+
+
+def newest_entry(store: Path) -> dict[str, Any]:
+    path = max((store / APPLICATION / "log").glob("*.json"))
+    body, seal = path.read_bytes().splitlines(keepends=True)
+    assert seal == b"sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n"
+    entry: dict[str, Any] = json.loads(body)
+    assert entry["format"] == 1
+    assert entry["number"] == int(path.stem)
+    return entry
+
+
+def content(store: Path, file: dict[str, Any]) -> bytes:
+    data = (store / file["path"]).read_bytes()
+    assert len(data) == file["length"]
+    assert hashlib.sha256(data).hexdigest() == file["checksum"]
+    return data
+
+
+def state_rows(store: Path, task: dict[str, Any], clock: int) -> Iterator[dict[str, Any]]:
+    for run in task["runs"]:
+        for row in pa.ipc.open_file(content(store, run["file"])).read_all().to_pylist():
+            in_range = run["low"] <= row["hash"] < run["high"]
+            if in_range and row["start"] < clock and (run["below"] is None or row["start"] < run["below"]):
+                yield row
+
+
+def totals_by_hand(store: Path, clock: int) -> dict[tuple[Any, ...], dict[str, int]]:
+    found: dict[tuple[Any, ...], dict[str, int]] = {}
+    for row in state_rows(store, newest_entry(store)["tasks"]["Totals"], clock):
+        total = found.setdefault((row["key0"], row["key1"]), {"sales": 0, "total": 0})
+        for name in total:
+            total[name] += row["value"][name]
+    return found
+
+
+def notes_by_hand(store: Path, clock: int) -> dict[Any, list[str]]:
+    order = ("time", "channel", "position", "number")
+    found: dict[Any, list[str]] = {}
+    by_order = sorted(
+        state_rows(store, newest_entry(store)["tasks"]["Notes"], clock), key=lambda row: [row[name] for name in order]
+    )
+    for row in by_order:
+        found.setdefault(row["key0"], []).extend(row["value"])
+    return found
+
+
+def sales_below(clock: int) -> list[tuple[int, dict[str, Any]]]:
+    """The messages of the state, in order of (timestamp, position)."""
+    sales = [(i, row) for i, row in enumerate(rows()) if i not in LATE | WITHOUT_TIMESTAMP and row["ts"] < clock]
+    return sorted(sales, key=lambda sale: (sale[1]["ts"], sale[0]))
+
+
+def expected_totals(clock: int) -> dict[tuple[Any, ...], dict[str, int]]:
+    wanted: dict[tuple[Any, ...], dict[str, int]] = {}
+    for _, row in sales_below(clock):
+        if row["price"] is not None:
+            total = wanted.setdefault((row["shop"], row["item"]), {"sales": 0, "total": 0})
+            total["sales"] += 1
+            total["total"] += row["price"]
+    return wanted
+
+
+def expected_notes(clock: int) -> dict[Any, list[str]]:
+    wanted: dict[Any, list[str]] = {}
+    for _, row in sales_below(clock):
+        wanted.setdefault(row["shop"], []).extend(row["notes"])
+    return wanted
+
+
+@pytest.fixture(params=["kept", "fresh"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A store of the first version, and one that this version writes."""
+    if request.param == "fresh":
+        write(tmp_path)
+        return tmp_path
+    return STORE
+
+
+def test_the_store_is_read_by_hand_at_every_retained_clock(store: Path) -> None:
+    entry = newest_entry(store)
+    assert entry["retained"]
+    for clock in entry["retained"]:
+        assert totals_by_hand(store, clock) == expected_totals(clock)
+        assert notes_by_hand(store, clock) == expected_notes(clock)
+
+
+def test_the_library_reads_the_same(store: Path) -> None:
+    for clock in clocks(str(store), APPLICATION):
+        totals = read_state(str(store), APPLICATION, Totals(), clock).to_pylist()
+        assert {(row["shop"], row["item"]): row["value"] for row in totals} == expected_totals(clock)
+        notes = read_state(str(store), APPLICATION, Notes(), clock).to_pylist()
+        assert {row["shop"]: row["value"] for row in notes} == expected_notes(clock)
+
+
+def test_the_store_holds_what_the_format_is_about(store: Path) -> None:
+    """Or reading it would prove little."""
+    entry = newest_entry(store)
+    runs = [run for task in entry["tasks"].values() for run in task["runs"]]
+    assert entry["epoch"] == 2
+    assert entry["shards"] == 3
+    assert any(run["below"] is not None for run in runs)
+    assert len({run["file"]["path"] for run in runs}) < len(runs)
+    assert max(run["last"] for run in runs) >= entry["clock"]
+    assert all(task["sides"] for task in entry["tasks"].values())
+
+
+def test_late_and_bad_rows_are_each_there_once(store: Path) -> None:
+    for task in ("Totals", "Notes"):
+        found = [row for table in read_late_rows(str(store), APPLICATION, task) for row in table.to_pylist()]
+        assert sorted(row["position"] for row in found) == sorted(LATE | WITHOUT_TIMESTAMP)
+        assert {row["position"] for row in found if row["reason"] == "late"} == LATE
+        assert {tuple(row["row"]["notes"]) for row in found} == {(f"n{i}",) for i in LATE | WITHOUT_TIMESTAMP}
+
+
+def test_a_clock_that_is_not_retained_is_refused(store: Path) -> None:
+    with pytest.raises(InvalidInput, match="clock=-7 of task=Totals is not retained"):
+        read_state(str(store), APPLICATION, Totals(), -7)

@@ -1,0 +1,185 @@
+"""Tasks of one application move at speeds of their own, and the global clock is never far behind the slowest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from monoids import Sum
+from persistent_state import NonWindowState, PersistentTask
+from persistent_state import clock as clocks
+from persistent_state.clock import BEGINNING, Settings
+from persistent_state.driver import Keeping, close
+from persistent_state.store.log import Log
+from tests import core
+
+ROW = pa.schema([("ts", pa.int64()), ("n", pa.int64()), ("device", pa.string())])
+KEEPING = Keeping(clocks=3)
+
+
+class Total(PersistentTask):
+    value = "n"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Sum())
+
+
+def rows(stamps: list[int], devices: int = 1) -> pa.RecordBatch:
+    """Messages of so many channels in turn."""
+    count = len(stamps)
+    names = [str(i % devices) for i in range(count)]
+    columns = [pa.array(stamps, pa.int64()), pa.array([1] * count, pa.int64()), pa.array(names, pa.string())]
+    return pa.RecordBatch.from_arrays(columns, schema=ROW)
+
+
+class World:
+    """A few tasks, what they have read, and how coarse a grid each has ever had to keep."""
+
+    def __init__(self, tasks: int, interval: int, delay: int) -> None:
+        self.interval = interval
+        files = core.memory()
+        moves = Settings(interval, delay, ahead=2**62)
+        self.plans = [
+            core.plan_of(Total(name), ROW, files=files, settings=moves, channel="device") for name in "abc"[:tasks]
+        ]
+        self.log = Log(files, "app")
+        self.entry = core.start(self.log, self.plans)
+        self.read: list[list[int]] = [[] for _ in self.plans]
+        self.coarsest = interval
+
+    def play(
+        self, task: int, stamps: list[int], parts: int = 1, devices: int = 1, channels: dict[str, bool] | None = None
+    ) -> None:
+        clock = self.entry.tasks[self.plans[task].name].clock
+        before = self.entry.clock
+        self.read[task] += [stamp for stamp in stamps if stamp >= clock]
+        self.entry = core.play(
+            self.log, self.plans[task], rows(stamps, devices), parts=parts, keeping=KEEPING, channels=channels
+        )
+        after = self.entry.tasks[self.plans[task].name]
+        low = before if before != BEGINNING else min(min(read) for read in self.read if read)
+        high = max(after.clock, *stamps)
+        if high > low:
+            self.coarsest = max(self.coarsest, clocks.grid_step(low, high, self.interval))
+        assert self.entry.clock >= before
+
+    def check(self) -> None:
+        entry = self.entry
+        slowest = min(task.clock for task in entry.tasks.values())
+        assert entry.clock <= slowest
+        if slowest != BEGINNING:
+            # Every clock up to the first message is as good as the beginning.
+            behind = slowest - max(entry.clock, min(min(read, default=slowest) for read in self.read))
+            assert behind < self.coarsest or behind == 0
+        for plan, read in zip(self.plans, self.read, strict=True):
+            task = entry.tasks[plan.name]
+            for cut in {*entry.retained, *task.cuts} - {BEGINNING}:
+                below = sum(stamp < cut for stamp in read)
+                assert core.state_at(entry, plan, cut) == ({(): below} if below else {}), (
+                    f"state of {plan.name} at {cut}"
+                )
+            assert len(task.cuts) <= clocks.MOST_CUTS + 3
+
+
+class TestSeveralTasks:
+    @settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
+    @given(st.data())
+    def test_the_global_clock_is_at_most_one_step_of_the_coarsest_grid_behind_the_slowest_task(
+        self, data: st.DataObject
+    ) -> None:
+        world = World(
+            data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 7, 10])), data.draw(st.integers(0, 9))
+        )
+        devices = data.draw(st.integers(1, 3))
+        at = [data.draw(st.integers(0, 300)) for _ in world.plans]
+        for _ in range(data.draw(st.integers(1, 10))):
+            task = data.draw(st.integers(0, len(world.plans) - 1))
+            jump = data.draw(st.sampled_from([3, 40, 500]))
+            stamps = data.draw(st.lists(st.integers(at[task] - 5, at[task] + jump), min_size=1, max_size=8))
+            at[task] = max(at[task], *stamps)
+            world.play(task, stamps, data.draw(st.integers(1, 3)), devices)
+            world.check()
+        world.entry = close(world.log, world.entry.epoch, now=0, keeping=KEEPING)
+        assert {task.clock for task in world.entry.tasks.values()} == {world.entry.clock}
+        world.check()
+
+    def test_a_task_that_leapt_over_a_gap_does_not_hold_the_others_until_they_are_across(self) -> None:
+        world = World(2, interval=10, delay=0)
+        for task in (0, 1):
+            world.play(task, [5, 25])
+        world.play(0, [10_000, 10_020])
+        for stamp in range(100, 10_000, 900):
+            world.play(1, [stamp])
+            world.check()
+        assert world.entry.clock > 8_000
+
+    def test_a_task_whose_messages_begin_later_does_not_hold_one_that_begins_earlier(self) -> None:
+        world = World(2, interval=10, delay=0)
+        world.play(0, [10_000, 10_020])
+        world.play(1, [0, 50])
+        assert world.entry.clock == 50
+        world.play(1, [100])
+        assert world.entry.clock == 100
+        world.check()
+
+    def test_no_clock_is_where_a_channel_that_ran_ahead_was_folded_too_coarsely(self) -> None:
+        world = World(1, interval=10, delay=0)
+        # Each channel is a part of its own, and knows only how far it could move the clock itself.
+        ahead, behind = list(range(0, 2000, 40)), list(range(0, 500, 10))
+        for first in (0, 1000):
+            stamps = [first + stamp for pair in zip(ahead, behind, strict=True) for stamp in pair]
+            by_device = [*stamps[::2], *stamps[1::2]]
+            half = len(stamps) // 2
+            batch = pa.concat_batches(
+                [rows(by_device[:half]), rows(by_device[half:]).set_column(2, "device", pa.array(["1"] * half))]
+            )
+            clock = world.entry.tasks["a"].clock
+            world.read[0] += [stamp for stamp in by_device if stamp >= clock]
+            world.entry = core.play(world.log, world.plans[0], batch, parts=2, keeping=KEEPING)
+            world.coarsest = 1000
+            world.check()
+            assert world.entry.tasks["a"].coarse
+
+    def test_the_first_cuts_begin_where_the_messages_of_earlier_batches_do(self) -> None:
+        world = World(2, interval=10, delay=0)
+        # A channel that is there and has delivered nothing: no clock yet.
+        world.play(0, [5], channels={"0": False, "1": False})
+        world.play(0, [5000, 4000], devices=2, channels={"0": False, "1": False})
+        for stamp in range(0, 3900, 100):
+            world.play(1, [stamp])
+            world.check()
+        assert world.entry.clock > 3000
+
+    def test_a_long_past_does_not_make_new_cuts_coarse(self) -> None:
+        world = World(2, interval=10, delay=0)
+        for task in (0, 1):
+            world.play(task, [5, 100_000])
+        world.play(0, [100_050])
+        world.play(1, [100_020])
+        assert world.entry.clock == 100_020
+        world.check()
+
+    def test_a_replay_of_hundreds_of_intervals_keeps_few_rows(self) -> None:
+        world = World(1, interval=10, delay=0)
+        world.play(0, list(range(0, 10_000, 7)))
+        world.check()
+        assert sum(run.rows for run in world.entry.tasks["a"].runs) <= clocks.MOST_CUTS + 3
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_task_without_live_channels_does_not_hold_the_clock(ended: bool) -> None:
+    world = World(2, interval=10, delay=0)
+    world.play(0, [5, 25])
+    world.play(1, [5, 25])
+    made = core.descriptors(world.log, world.plans[1], rows([31]), channels={"0": ended})
+    assert core.commit(world.log, made).tasks["b"].holds is not ended
+    world.read[1].append(31)
+    world.play(0, [95])
+    assert world.entry.clock == (90 if ended else 30)

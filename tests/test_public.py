@@ -1,0 +1,154 @@
+"""What is public is one list, importing it starts no Spark, and imports go one way."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import monoids
+import persistent_state
+
+ROOT = Path(persistent_state.__file__).parent.parent
+
+PUBLIC_NAMES = [
+    "Application",
+    "Chunk",
+    "CommitUnknown",
+    "Damaged",
+    "Disagreement",
+    "Exists",
+    "Fenced",
+    "FileSource",
+    "InvalidInput",
+    "LocalRun",
+    "Message",
+    "NonWindowState",
+    "PersistentState",
+    "PersistentTask",
+    "Reach",
+    "StateError",
+    "StoreUnavailable",
+    "TaskFailed",
+    "TimeReplayableSource",
+    "clocks",
+    "read_late_rows",
+    "read_state",
+    "run_local",
+]
+
+PUBLIC_MONOIDS = ["Count", "Group", "List", "Map", "Max", "Min", "Monoid", "MonoidError", "Struct", "Sum", "Tuple"]
+
+LAYERS = [
+    {"errors"},
+    {"clock", "keys", "store.files", "state"},
+    {"task", "merge", "store.entry", "sources.base"},
+    {"batch", "plan", "store.log", "store.run", "sources.records"},
+    {"sources.files"},
+    {"store.pages"},
+    {"store.sides"},
+    {"steps.lift"},
+    {"steps.combine"},
+    {"steps.shard"},
+    {"driver", "reader"},
+    {"application"},
+    {"local", "engine"},
+    {""},
+]
+"""Modules of persistent_state, each above all that it imports; "" is the package's face, "engine" all of that folder."""
+
+
+def modules(package: str) -> Iterator[tuple[str, Path]]:
+    """Name and file of every module of a package; a folder's own module has the folder's name."""
+    for file in sorted((ROOT / package).rglob("*.py")):
+        parts = file.relative_to(ROOT / package).with_suffix("").parts
+        yield ".".join(part for part in parts if part != "__init__"), file
+
+
+def imports(file: Path, *, at_load: bool = False) -> set[str]:
+    """The full names that a file imports; `at_load` leaves out those within functions and for type checkers."""
+
+    def walk(node: ast.AST) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            if at_load and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            if at_load and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                yield from (alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{file} imports by a relative name"
+                yield from (f"{child.module}.{alias.name}" for alias in child.names)
+            yield from walk(child)
+
+    return set(walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+def own(name: str, known: set[str]) -> str | None:
+    """The module of persistent_state that a full name is of or in."""
+    if name.split(".")[0] != "persistent_state":
+        return None
+    parts = name.split(".")[1:]
+    return next(".".join(parts[:n]) for n in range(len(parts), -1, -1) if ".".join(parts[:n]) in known)
+
+
+def layer_of(module: str) -> int:
+    place = "engine" if module.split(".")[0] == "engine" else module
+    found = [i for i, layer in enumerate(LAYERS) if place in layer]
+    assert found, f"persistent_state.{module} has no layer; say in LAYERS what it may import"
+    return found[0]
+
+
+def test_what_is_public_is_one_list() -> None:
+    assert sorted(persistent_state.__all__) == PUBLIC_NAMES
+    assert all(hasattr(persistent_state, name) for name in PUBLIC_NAMES)
+    assert sorted(monoids.__all__) == PUBLIC_MONOIDS
+
+
+@pytest.mark.parametrize("package", ["persistent_state", "monoids", "persistent_state.store.log"])
+def test_importing_starts_no_spark(package: str) -> None:
+    program = f"import {package}, sys; assert not {{'pyspark', 'py4j', 'pandas'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_only_the_engine_imports_spark() -> None:
+    for module, file in modules("persistent_state"):
+        spark = {name for name in imports(file, at_load=True) if name.split(".")[0] in ("pyspark", "py4j")}
+        assert not spark or module.split(".")[0] == "engine", f"{file} imports {spark}"
+
+
+def test_only_the_application_reaches_for_the_engine_and_not_before_it_starts() -> None:
+    for module, file in modules("persistent_state"):
+        if module.split(".")[0] != "engine":
+            late = {name for name in imports(file) if name.startswith("persistent_state.engine")}
+            assert not late or module == "application", f"{file} imports {late}"
+            assert not any(name.startswith("persistent_state.engine") for name in imports(file, at_load=True))
+
+
+def test_monoids_know_nothing_of_persistent_state_or_spark() -> None:
+    for _, file in modules("monoids"):
+        outside = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names)
+        allowed = {"monoids", "numpy", "pyarrow"} | ({"hypothesis"} if file.name == "laws.py" else set())
+        assert outside <= allowed, f"{file} imports {outside - allowed}"
+
+
+def test_imports_go_one_way() -> None:
+    names = dict(modules("persistent_state"))
+    for module, file in names.items():
+        if module in ("store", "steps", "sources", "engine"):
+            continue
+        for name in imports(file, at_load=True):
+            target = own(name, set(names))
+            if target is None or module.split(".")[0] == target.split(".")[0] == "engine":
+                continue
+            assert layer_of(target) < layer_of(module), f"persistent_state.{module} imports {target}"
+
+
+def test_no_file_is_long() -> None:
+    for package in ("persistent_state", "monoids"):
+        for _, file in modules(package):
+            assert len(file.read_text(encoding="utf-8").splitlines()) <= 500, f"{file} is longer than 500 lines"

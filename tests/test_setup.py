@@ -1,0 +1,477 @@
+"""A wrong set-up is refused with one sentence that names the value and says what to do."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persistent_state
+from monoids import List, Map, Max, Monoid, Sum
+from persistent_state import (
+    Application,
+    InvalidInput,
+    Message,
+    NonWindowState,
+    PersistentState,
+    PersistentTask,
+    StateError,
+    errors,
+    run_local,
+)
+from persistent_state.application import duration
+from persistent_state.clock import Settings
+from persistent_state.driver import Keeping, close
+from persistent_state.plan import Plan
+from persistent_state.reader import clocks, read_late_rows, read_state
+from persistent_state.store.files import Files, open_files
+from persistent_state.store.log import Log
+from tests import core
+
+SCHEMA = pa.schema(
+    [
+        ("ts", pa.timestamp("us")),
+        ("word", pa.string()),
+        ("n", pa.int64()),
+        ("f", pa.float64()),
+        ("tags", pa.list_(pa.string())),
+        ("value", pa.int64()),
+    ]
+)
+
+
+class Task(PersistentTask):
+    """A task that is said to be whatever a test wants wrong."""
+
+    def __init__(
+        self,
+        *,
+        key: Any = "word",
+        value: str | None = "n",
+        monoid: Any = None,
+        name: str = "totals",
+    ) -> None:
+        self.key = key
+        self.value = value
+        self.name = name
+        self.monoid: Monoid[Any] = Sum() if monoid is None else monoid
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(self.monoid)
+
+
+class ByMessage(Task):
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, 1)
+
+
+class ByBatch(Task):
+    def process_batch(self, batch: pa.RecordBatch) -> Any:
+        return batch.column("n")
+
+
+class ByMessageAndBatch(ByMessage, ByBatch):
+    pass
+
+
+class ReadingColumn(Task):
+    reads_state = True
+
+
+class Stateless(PersistentTask):
+    value = "n"
+
+
+class NoState(Stateless):
+    def persistent_state(self) -> Any:
+        return Sum()
+
+
+def refused(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        call()
+    assert str(caught.value) == sentence
+
+
+def check(task: PersistentTask, **options: Any) -> None:
+    core.plan_of(task, SCHEMA, **options).check()
+
+
+class TestTasks:
+    def test_what_is_right_is_not_refused(self) -> None:
+        for task in (Task(), Task(key=None), Task(key=("word", "n")), ByMessage(value=None), ByBatch(value=None)):
+            check(task)
+        check(Task(monoid=Max(pa.float64()), value="f"), channel="word")
+        for type in (pa.timestamp("ns", "Europe/Paris"), pa.timestamp("s"), pa.int64(), pa.date32()):
+            core.plan_of(Task(), SCHEMA.set(0, pa.field("ts", type))).check()
+
+    @pytest.mark.parametrize(
+        ("task", "options", "sentence"),
+        [
+            (Task(key="wrod"), {}, "the key column 'wrod' is not in the source; it has "),
+            (Task(key=("word", "wrod")), {}, "the key column 'wrod' is not in the source; it has "),
+            (Task(value="m"), {}, "the value column 'm' is not in the source; it has "),
+            (Task(), {"timestamp": "when"}, "the timestamp column 'when' is not in the source; it has "),
+            (Task(), {"channel": "device"}, "the channel column 'device' is not in the source; it has "),
+        ],
+    )
+    def test_an_unknown_column(self, task: PersistentTask, options: dict[str, Any], sentence: str) -> None:
+        refused(lambda: check(task, **options), f"task=totals: {sentence}ts, word, n, f, tags, value.")
+
+    @pytest.mark.parametrize(("column", "type"), [("word", "string"), ("f", "double"), ("tags", "list<item: string>")])
+    def test_a_timestamp_that_is_none(self, column: str, type: str) -> None:
+        refused(
+            lambda: check(Task(), timestamp=column),
+            f"task=totals: the timestamp column {column!r} is {type}; make it a timestamp, or int64 microseconds UTC.",
+        )
+
+    @pytest.mark.parametrize(
+        ("monoid", "column", "holds", "found"),
+        [
+            (Sum(), "word", "Sum holds int64", "string"),
+            (Sum(), "f", "Sum holds int64", "double"),
+            (Max(pa.timestamp("us")), "n", "Max holds timestamp[us]", "int64"),
+            (List(pa.int64()), "n", "List holds list<item: int64>", "int64"),
+            (Map(pa.string(), Sum()), "tags", "Map holds map<string, int64>", "list<item: string>"),
+        ],
+    )
+    def test_a_monoid_that_does_not_fit_its_column(
+        self, monoid: Monoid[Any], column: str, holds: str, found: str
+    ) -> None:
+        refused(
+            lambda: check(Task(monoid=monoid, value=column)),
+            f"task=totals: {holds} and can't take column {column!r} of {found}; cast the column or choose another monoid.",
+        )
+
+    @pytest.mark.parametrize(
+        ("task", "ways"), [(Task(value=None), 0), (ByMessage(), 2), (ByBatch(), 2), (ByMessageAndBatch(), 3)]
+    )
+    def test_an_update_that_is_said_in_no_way_or_in_several(self, task: PersistentTask, ways: int) -> None:
+        refused(
+            lambda: check(task),
+            f"task=totals says its update in {ways} ways; define exactly one of process_message, process_batch and value.",
+        )
+
+    def test_a_column_update_that_reads_the_state(self) -> None:
+        refused(lambda: check(ReadingColumn()), "task=totals reads its state; say its update in process_message.")
+
+    def test_a_task_without_a_state_and_a_state_without_a_monoid(self) -> None:
+        refused(lambda: check(Stateless()), "task=Stateless keeps no state; define persistent_state().")
+        refused(
+            lambda: check(NoState()),
+            "task=NoState: persistent_state() gives no state; return one, such as NonWindowState(Sum()).",
+        )
+        refused(
+            lambda: check(Task(monoid=int)),
+            "NonWindowState(<class 'int'>) is given no monoid; give an instance, such as monoids.Sum().",
+        )
+
+    @pytest.mark.parametrize("name", ["a/b", ".hidden", "two words", "a\n"])
+    def test_a_name_that_cannot_name_a_folder(self, name: str) -> None:
+        refused(
+            lambda: check(Task(name=name)),
+            f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'.",
+        )
+        refused(
+            lambda: Application(name, "store"),
+            f"application name={name!r} can't name a folder; use letters, digits, '_', '.', '-'.",
+        )
+
+    def test_a_key_that_cannot_be_one(self) -> None:
+        refused(
+            lambda: check(Task(key="tags")),
+            "task=totals, column 'tags': key type=list<item: string> cannot be a key; cast the column to a bool, "
+            "integer, float, string, binary, date, timestamp or decimal128.",
+        )
+        refused(
+            lambda: check(Task(key="value")),
+            "task=totals: the key column 'value' has the name of the state's column; "
+            "rename it in the source's transform.",
+        )
+        refused(
+            lambda: check(Task(key=("word", "n", "word"))),
+            "task=totals: the key names column 'word' twice; name it once.",
+        )
+
+    def test_what_to_do_with_bad_rows(self) -> None:
+        refused(lambda: check(Task(), on_bad_row="skip"), "task=totals: on_bad_row='skip'; say 'keep' or 'fail'.")
+
+    def test_a_local_run_refuses_the_same(self) -> None:
+        messages = [Message(1, {"n": 1})]
+        refused(
+            lambda: run_local(Task(), messages),
+            "task=totals: the key column 'word' is not in the source; it has _timestamp, n.",
+        )
+        task = Task(key=None)
+        refused(
+            lambda: run_local(task, messages, batch_size=0), "batch_size=0; a micro-batch holds at least one message."
+        )
+        refused(
+            lambda: run_local(task, messages, checkpoint_interval="0 seconds"),
+            "checkpoint_interval='0 seconds'; it must be longer than nothing.",
+        )
+
+
+class TestApplications:
+    @pytest.mark.parametrize(
+        "text", ["10", "ten seconds", "1.5 hours", "-1 seconds", "3 fortnights", "", "10s", 10, None]
+    )
+    def test_a_duration_that_is_none(self, text: Any) -> None:
+        sentence = (
+            f"duration={text!r}; say a whole number and one of microsecond, millisecond, second, minute, hour, days."
+        )
+        refused(lambda: duration(text), sentence)
+        refused(lambda: Application("app", "store", checkpoint_interval=text), sentence)
+        refused(lambda: Application("app", "store", allowed_delay=text), sentence)
+        if text is not None:
+            refused(lambda: Application("app", "store", idle_after=text), sentence)
+
+    def test_a_duration_is_a_number_and_a_unit(self) -> None:
+        assert [duration(text) for text in ("1 microsecond", "10 seconds", " 2 hours ", "0 days")] == [
+            1,
+            10_000_000,
+            7_200_000_000,
+            0,
+        ]
+
+    def test_a_duration_beyond_event_time(self) -> None:
+        refused(
+            lambda: Application("app", "store", allowed_delay="99999999 days"),
+            "duration='99999999 days' is longer than 53375995 days; say less.",
+        )
+
+    @pytest.mark.parametrize("name", ["checkpoint_interval", "idle_after", "max_jump"])
+    def test_nothing_where_something_is_needed(self, name: str) -> None:
+        refused(
+            lambda: Application("app", "store", **{name: "0 seconds"}),  # type: ignore[arg-type]
+            f"{name}='0 seconds'; it must be longer than nothing.",
+        )
+
+    def test_numbers_below_one(self) -> None:
+        for shards in (0, -1):
+            refused(
+                partial(Application, "app", "store", shards=shards), f"shards={shards}; there must be at least one."
+            )
+        refused(
+            lambda: Application("app", "store", checkpoints=0), "checkpoints=0; keep at least one, a restart needs it."
+        )
+
+    def test_two_tasks_of_one_name(self) -> None:
+        source: Any = None
+        app = Application("app", "store").add(Task(), source)
+        refused(
+            lambda: app.add(ByMessage(value=None), source), "two tasks are named totals; give one a name of its own."
+        )
+
+    def test_no_task_at_all(self) -> None:
+        spark: Any = None
+        refused(lambda: Application("app", "store").start(spark), "application app has no task; add one.")
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "store") if request.param == "local" else f"memory://{tmp_path}"
+
+
+ROW = pa.schema([("ts", pa.int64()), ("word", pa.string()), ("n", pa.int64()), ("m", pa.float64())])
+
+
+def rows(*stamps: int) -> pa.RecordBatch:
+    count = len(stamps)
+    columns = [pa.array(stamps, pa.int64()), pa.array(["a"] * count), pa.array([1] * count), pa.array([0.5] * count)]
+    return pa.RecordBatch.from_arrays(columns, schema=ROW)
+
+
+class Ran:
+    """An application whose tasks have run to a clock."""
+
+    def __init__(self, store: str, *tasks: PersistentTask) -> None:
+        self.files = open_files(store)
+        self.log = Log(self.files, "app")
+        self.keeping = Keeping(clocks=2)
+        self.plans = self.start(*tasks)
+
+    def start(self, *tasks: PersistentTask, anew: tuple[str, ...] = ()) -> list[Plan]:
+        plans = [core.plan_of(task, ROW, files=self.files) for task in tasks]
+        for plan in plans:
+            plan.check()
+        core.start(self.log, plans, anew=anew)
+        return plans
+
+    def play(self, *stamps: int) -> None:
+        for plan in self.plans:
+            entry = core.play(self.log, plan, rows(*stamps), keeping=self.keeping)
+        close(self.log, entry.epoch, now=0, keeping=self.keeping)
+
+
+class TestStores:
+    @pytest.mark.parametrize(
+        ("task", "what", "was", "now"),
+        [
+            (
+                Task(monoid=Max()),
+                "monoid",
+                "{'name': 'Sum', 'parameters': {}, 'type': 'int64'}",
+                "{'name': 'Max', 'parameters': {}, 'type': 'int64'}",
+            ),
+            (
+                Task(monoid=Sum(pa.float64()), value="m"),
+                "monoid",
+                "{'name': 'Sum', 'parameters': {}, 'type': 'int64'}",
+                "{'name': 'Sum', 'parameters': {}, 'type': 'double'}",
+            ),
+            (Task(key=None), "key", "[{'name': 'word', 'type': 'string'}]", "[]"),
+            (
+                Task(key="n"),
+                "key",
+                "[{'name': 'word', 'type': 'string'}]",
+                "[{'name': 'n', 'type': 'int64'}]",
+            ),
+            (
+                Task(key=("word", "n")),
+                "key",
+                "[{'name': 'word', 'type': 'string'}]",
+                "[{'name': 'word', 'type': 'string'}, {'name': 'n', 'type': 'int64'}]",
+            ),
+        ],
+    )
+    def test_one_written_by_another_monoid_or_key(self, store: str, task: Task, what: str, was: str, now: str) -> None:
+        ran = Ran(store, Task())
+        ran.play(5, 25)
+        before = ran.log.numbers()
+        refused(
+            lambda: ran.start(task),
+            f"task=totals: the store was written with {what}={was}, the task has {now}; "
+            "give the task another name, or start it anew.",
+        )
+        assert ran.log.numbers() == before
+        ran.start(task, anew=("totals",))
+        assert ran.log.numbers() == [*before, before[-1] + 1]
+
+    def test_a_monoid_written_by_other_code_is_the_same_monoid(self, store: str) -> None:
+        class Total(Sum):  # type: ignore[type-arg]
+            name = "Sum"
+
+        Ran(store, Task()).play(5, 25)
+        Ran(store, ByMessage(value=None, monoid=Total()))
+
+    def test_a_task_that_returns_after_the_clock_moved_on(self, store: str) -> None:
+        ran = Ran(store, Task(), Task(name="other"))
+        ran.play(5, 25)
+        ran.plans = ran.start(Task(name="other"))
+        ran.play(45)
+        refused(
+            lambda: ran.start(Task(), Task(name="other")),
+            "task=totals left at clock=30 and the application has gone on to 50; start it anew, or under another name.",
+        )
+        # Gone, it stays readable; anew, it starts from zero at the clock.
+        assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 2}]
+        ran.plans = ran.start(Task(), Task(name="other"), anew=("totals",))
+        assert read_state(store, "app", Task()).num_rows == 0
+        ran.play(65)
+        assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 1}]
+        assert read_state(store, "app", Task(name="other")).to_pylist() == [{"word": "a", "value": 4}]
+
+    def test_a_task_that_returns_to_the_clock_it_left_at_goes_on(self, store: str) -> None:
+        ran = Ran(store, Task(), Task(name="other"))
+        ran.play(5, 25)
+        ran.start(Task(name="other"))
+        ran.plans = ran.start(Task(), Task(name="other"))
+        ran.play(45)
+        assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 3}]
+
+    def test_an_unknown_task_to_start_anew(self, store: str) -> None:
+        refused(
+            lambda: Ran(store, Task()).start(Task(), Task(name="other"), anew=("totale",)),
+            "anew names task=totale, which is not added; the tasks are totals, other.",
+        )
+
+    def test_a_clock_that_is_not_retained(self, store: str) -> None:
+        ran = Ran(store, Task())
+        for stamp in (5, 25, 45):
+            ran.play(stamp)
+        assert clocks(store, "app") == [40, 50]
+        assert read_state(store, "app", Task(), clock=40).to_pylist() == [{"word": "a", "value": 2}]
+        for clock in (10, 45, 60):
+            refused(
+                partial(read_state, store, "app", Task(), clock=clock),
+                f"clock={clock} of task=totals is not retained; the retained clocks go from 40 to 50, use one of them.",
+            )
+
+    def test_a_clock_before_a_task_was_there(self, store: str) -> None:
+        Ran(store, Task()).play(5, 25)
+        ran = Ran(store, Task(), Task(name="other"))
+        ran.play(45)
+        refused(
+            lambda: read_state(store, "app", Task(name="other"), clock=10),
+            "clock=10 of task=other is not retained; the retained clocks go from 40 to 50, use one of them.",
+        )
+        assert read_state(store, "app", Task(name="other"), clock=40).num_rows == 0
+
+    def test_an_unknown_application_or_task(self, store: str) -> None:
+        ran = Ran(store, Task(), Task(name="other"))
+        ran.play(5)
+        for read in (
+            lambda: read_state(store, "apps", Task()),
+            lambda: read_late_rows(store, "apps", "totals"),
+            lambda: clocks(store, "apps"),
+        ):
+            refused(read, f"there is no application apps in store={ran.files.url}; look at its name and address.")
+        sentence = "application app has no task totale; it has other, totals."
+        refused(lambda: read_state(store, "app", Task(name="totale")), sentence)
+        refused(lambda: read_late_rows(store, "app", "totale"), sentence)
+
+    def test_a_reader_with_another_monoid(self, store: str) -> None:
+        Ran(store, Task()).play(5)
+        refused(
+            lambda: read_state(store, "app", Task(monoid=Max())),
+            "task=totals: the store was written with monoid={'name': 'Sum', 'parameters': {}, 'type': 'int64'}, "
+            "not {'name': 'Max', 'parameters': {}, 'type': 'int64'}; open it with the task that wrote it.",
+        )
+
+    def test_a_reader_whose_files_were_collected(self, store: str) -> None:
+        ran = Ran(store, Task())
+        ran.play(5)
+        delete_runs(ran.files)
+        refused(lambda: read_state(store, "app", Task()), "clock=10 of app is no longer retained; open a newer one.")
+
+
+def delete_runs(files: Files) -> None:
+    for name in files.list("app/runs/totals"):
+        files.delete(f"app/runs/totals/{name}")
+
+
+def raised() -> Iterator[tuple[str, str]]:
+    """Where each error of the package is raised, and its sentence with a … for every value."""
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, StateError)}
+    package = Path(persistent_state.__file__).parent
+    for file in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds and node.args:
+                text = node.args[0]
+                if isinstance(text, ast.Constant):
+                    yield f"{file.relative_to(package)}:{node.lineno}", str(text.value)
+                elif isinstance(text, ast.JoinedStr):
+                    parts = (str(p.value) if isinstance(p, ast.Constant) else "…" for p in text.values)
+                    yield f"{file.relative_to(package)}:{node.lineno}", "".join(parts)
+
+
+def test_every_error_is_a_sentence_with_a_value_and_a_way_out() -> None:
+    for place, sentence in raised():
+        assert sentence.endswith((".", "…")), place
+        assert "\n" not in sentence, place
+        if sentence == "…":
+            continue
+        assert "…" in sentence or "=" in sentence or sentence.startswith("no "), f"{place} names no value"
+        # What others raised says its own way out, and a name that is taken is met by code.
+        if not sentence.endswith(": …") and "raised …" not in sentence and "is taken" not in sentence:
+            assert any(mark in sentence for mark in (";", ". ", ", ")), f"{place} says no way out"
+
+
+def test_settings_default_to_no_delay_and_no_limits_but_a_day_ahead() -> None:
+    assert Settings(5) == Settings(5, delay=0, idle_after=None, ahead=86_400_000_000, jump=None, believe=100)

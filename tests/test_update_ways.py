@@ -1,0 +1,353 @@
+"""However a task says its update, however it is batched, cut and hashed: the state is the fold of its messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from functools import reduce
+from itertools import cycle
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monoids import Count, List, Map, Max, Min, Monoid, Struct, Sum, Tuple
+from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, keys, run_local
+from persistent_state.clock import BEGINNING, Settings
+from persistent_state.driver import Keeping, close
+from persistent_state.steps import shard
+from persistent_state.store.log import Log
+from tests import core
+
+UTC = timezone.utc
+YEAR_1, YEAR_9999 = -62_135_596_800_000_000, 253_402_300_799_999_999
+INT64 = st.one_of(st.sampled_from([-(2**63), 2**63 - 1, -1, 0, 1]), st.integers(-(2**63), 2**63 - 1))
+INSTANTS = st.one_of(
+    st.sampled_from([datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)]),
+    st.datetimes(timezones=st.just(UTC)),
+)
+DECIMALS = st.decimals(-(10**20), 10**20, places=3)
+
+UPDATES: dict[str, tuple[Monoid[Any], st.SearchStrategy[Any]]] = {
+    "sum": (Sum(), INT64),
+    "count": (Count(), st.integers(0, 5)),
+    "decimal": (Sum(pa.decimal128(38, 3)), DECIMALS),
+    "float": (Sum(pa.float64()), st.integers(-1000, 1000).map(float)),
+    "min": (Min(), INT64),
+    "max of instants": (Max(pa.timestamp("us", "UTC")), INSTANTS),
+    "min of naive times": (Min(pa.timestamp("us")), INSTANTS.map(lambda t: t.replace(tzinfo=None))),
+    "max of decimals": (Max(pa.decimal128(38, 3)), DECIMALS),
+    "min of text": (Min(pa.string()), st.text(max_size=3)),
+    "struct": (
+        Struct(n=Sum(), first=Min(pa.timestamp("us", "UTC"))),
+        st.fixed_dictionaries({"n": INT64, "first": st.one_of(st.none(), INSTANTS)}),
+    ),
+    "tuple": (Tuple(Sum(), Max()), st.tuples(INT64, INT64)),
+    "map of structs": (
+        Map(pa.string(), Struct(n=Sum(), last=Max(pa.int64()))),
+        st.dictionaries(
+            st.sampled_from("abc"), st.fixed_dictionaries({"n": INT64, "last": st.one_of(st.none(), INT64)}), max_size=3
+        ),
+    ),
+    "list": (List(pa.int64()), st.lists(st.one_of(st.none(), INT64), max_size=3)),
+    "list of text": (List(pa.string()), st.lists(st.text(max_size=2), max_size=2)),
+    "map of lists": (
+        Map(pa.int64(), List(pa.int64())),
+        st.dictionaries(st.integers(0, 3), st.lists(INT64, max_size=2), max_size=2),
+    ),
+}
+
+BITS = st.sampled_from([64, 4, 1, 0])
+
+KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "text": (pa.string(), st.sampled_from(["", "a", "b", "a\0", "long enough to be several words"])),
+    "int64": (pa.int64(), st.sampled_from([-(2**63), 2**63 - 1, 0, 1])),
+    "decimal": (pa.decimal128(20, 2), st.sampled_from([Decimal("0.00"), Decimal("-1.25"), Decimal("123456789.01")])),
+    "bool": (pa.bool_(), st.booleans()),
+    "instant": (
+        pa.timestamp("us", "UTC"),
+        st.sampled_from([datetime(1, 1, 1, tzinfo=UTC), datetime(2020, 1, 1, tzinfo=UTC)]),
+    ),
+    "date": (pa.date32(), st.sampled_from([date(1, 1, 1), date(9999, 12, 31), date(1970, 1, 1)])),
+    "float": (pa.float64(), st.sampled_from([0.0, -0.0, math.nan, math.inf, 1.5])),
+}
+
+
+class PerMessage(PersistentTask):
+    """One task, said in each of the ways by its subclasses."""
+
+    def __init__(self, monoid: Monoid[Any], key: str | Sequence[str] | None) -> None:
+        self.monoid = monoid
+        self.key = key
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(self.monoid)
+
+
+class ByMessage(PerMessage):
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        value = message["update"]
+        # Arrow hands out a map as a list of pairs.
+        state.update(message.timestamp, self.monoid.from_arrow(pa.array([value], self.monoid.type))[0])
+
+
+class ByReading(ByMessage):
+    reads_state = True
+
+
+class ByColumn(PerMessage):
+    value = "update"
+
+
+class ByBatch(PerMessage):
+    def process_batch(self, batch: pa.RecordBatch) -> Any:
+        return batch.column("update")
+
+
+WAYS: list[type[PerMessage]] = [ByMessage, ByReading, ByColumn, ByBatch]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Messages of one task: their columns by name, and when they happened. The sizes of batches repeat."""
+
+    monoid: Monoid[Any]
+    key: tuple[str, ...]
+    schema: pa.Schema
+    stamps: list[int]
+    rows: list[dict[str, Any]]
+    delay: int
+    sizes: tuple[int, ...]
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        columns = [
+            self.monoid.to_arrow([row[name] for row in self.rows])
+            if name == "update"
+            else pa.array([row[name] for row in self.rows], self.schema.field(name).type)
+            for name in self.schema.names
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    @property
+    def messages(self) -> list[Message]:
+        return [Message(stamp, row) for stamp, row in zip(self.stamps, self.batch.to_pylist(), strict=True)]
+
+    @property
+    def batches(self) -> Iterator[slice]:
+        first = 0
+        for size in cycle(self.sizes):
+            if first >= len(self.stamps):
+                return
+            yield slice(first, first + size)
+            first += size
+
+    def late(self) -> list[bool]:
+        """Which messages are late: below the clock that was fixed before their batch."""
+        late, clock, newest = [], BEGINNING, BEGINNING
+        for batch in self.batches:
+            stamps = self.stamps[batch]
+            late += [stamp < clock for stamp in stamps]
+            newest = max([newest, *(stamp for stamp in stamps if stamp >= clock)])
+            clock = max(clock, (newest - self.delay) // 10 * 10)
+        return late
+
+    def fold(self, below: int) -> dict[Any, Any]:
+        """The state at a clock by the definition: updates in order of time and position, one by one."""
+        ordered = sorted(
+            (stamp, i)
+            for i, (stamp, late) in enumerate(zip(self.stamps, self.late(), strict=True))
+            if stamp < below and not late
+        )
+        updates: dict[Any, list[Any]] = {}
+        for _, i in ordered:
+            if (update := self.rows[i]["update"]) is not None:
+                updates.setdefault(tuple(key_form(self.rows[i][name]) for name in self.key), []).append(update)
+        # What a monoid keeps of one value alone is what it makes of it as a column.
+        return {key: self.kept(reduce(self.monoid.plus, map(self.kept, values))) for key, values in updates.items()}
+
+    def kept(self, value: Any) -> Any:
+        return self.monoid.from_arrow(self.monoid.to_arrow([value]))[0]
+
+
+def key_form(value: Any) -> Any:
+    """Keys as the store tells them apart: one zero, and one NaN."""
+    if isinstance(value, float):
+        return "NaN" if math.isnan(value) else value + 0.0
+    return value
+
+
+def as_keys(state: Any, columns: int) -> dict[Any, Any]:
+    pairs = state.items() if columns != 1 else (((key,), value) for key, value in state.items())
+    return {tuple(key_form(part) for part in key): value for key, value in pairs}
+
+
+@st.composite
+def cases(draw: st.DrawFn, kind: str) -> Case:
+    monoid, updates = UPDATES[kind]
+    kinds = draw(st.lists(st.sampled_from(sorted(KEYS)), max_size=2))
+    fields = {f"k{i}": KEYS[kind] for i, kind in enumerate(kinds)}
+    stamps = draw(
+        st.lists(st.one_of(st.integers(0, 300), st.integers(0, 300), st.sampled_from([YEAR_1, YEAR_9999])), max_size=25)
+    )
+    rows = [
+        {
+            **{name: draw(st.one_of(st.none(), values)) for name, (_, values) in fields.items()},
+            "update": draw(st.one_of(st.none(), updates, updates)),
+        }
+        for _ in stamps
+    ]
+    schema = pa.schema([*((name, type) for name, (type, _) in fields.items()), ("update", monoid.type)])
+    return Case(
+        monoid,
+        tuple(fields),
+        schema,
+        stamps,
+        rows,
+        delay=draw(st.sampled_from([0, 50])),
+        sizes=(draw(st.sampled_from([1, 3, 8, 100])),),
+    )
+
+
+@contextmanager
+def few_hashes(bits: int) -> Iterator[None]:
+    """Hashes of few bits, so that different keys have the same."""
+    real: Callable[..., Any] = keys.hash_keys
+    mask = np.uint64(2**64 - 2 ** (64 - bits))
+    with mock.patch.object(keys, "hash_keys", lambda columns, rows: real(columns, rows) & mask):
+        yield
+
+
+def play_in_parts(case: Case, way: type[PerMessage], parts: int, shards: int) -> dict[int, dict[Any, Any]]:
+    """The state at every retained clock, by way of blobs, shards and runs."""
+    schema = case.schema.append(pa.field("ts", pa.int64()))
+    moves = Settings(interval=10, delay=case.delay, ahead=2**62)
+    plan = core.plan_of(way(case.monoid, case.key), schema, settings=moves, shards=shards)
+    plan.check()
+    log = Log(plan.files, "app")
+    core.start(log, [plan])
+    rows = case.batch
+    stamped = pa.RecordBatch.from_arrays([*rows.columns, pa.array(case.stamps, pa.int64())], schema=schema)
+    keeping = Keeping(clocks=1000)
+    entry = log.newest()
+    assert entry is not None
+    for batch in case.batches:
+        entry = core.play(log, plan, stamped[batch], parts=parts, keeping=keeping)
+    entry = close(log, entry.epoch, now=0, keeping=keeping)
+    return {clock: as_keys_of(core.state_at(entry, plan, clock)) for clock in entry.retained}
+
+
+def as_keys_of(state: dict[Any, Any]) -> dict[Any, Any]:
+    return {tuple(key_form(part) for part in key): value for key, value in state.items()}
+
+
+@pytest.mark.parametrize("kind", sorted(UPDATES))
+class TestEveryWay:
+    @settings(max_examples=12)
+    @given(st.data())
+    def test_gives_the_fold_of_the_messages_locally(self, kind: str, data: st.DataObject) -> None:
+        case = data.draw(cases(kind))
+        with few_hashes(data.draw(BITS)):
+            for way in WAYS:
+                run = run_local(
+                    way(case.monoid, case.key),
+                    case.messages,
+                    checkpoint_interval="10 microseconds",
+                    allowed_delay=f"{case.delay} microseconds",
+                    batch_size=case.sizes[0],
+                    schema=case.schema,
+                )
+                for clock, state in run.states.items():
+                    assert as_keys(state, len(case.key)) == case.fold(clock), f"{way.__name__} at {clock}"
+                assert len(run.late) == sum(case.late())
+                assert bool(run.states) == bool(case.stamps)
+
+    @settings(max_examples=12)
+    @given(st.data())
+    def test_gives_the_fold_of_the_messages_through_parts_and_shards(self, kind: str, data: st.DataObject) -> None:
+        case = data.draw(cases(kind))
+        parts, shards = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+        with few_hashes(data.draw(BITS)):
+            for way in WAYS:
+                states = play_in_parts(case, way, parts, shards)
+                for clock, state in states.items():
+                    assert state == case.fold(clock), f"{way.__name__} at {clock}"
+                assert bool(states) == bool(case.stamps)
+
+
+class TestOrder:
+    @settings(max_examples=60)
+    @given(
+        st.lists(st.tuples(st.integers(0, 25), st.sampled_from("aab")), min_size=8, max_size=30),
+        st.sampled_from([0, 8, 25]),
+        st.lists(st.integers(1, 9), min_size=1, max_size=4),
+        st.integers(1, 4),
+        st.integers(1, 3),
+    )
+    def test_a_list_is_in_order_whenever_its_runs_are_merged(
+        self, messages: list[tuple[int, str]], delay: int, sizes: list[int], most_runs: int, parts: int
+    ) -> None:
+        case = Case(
+            List(pa.int64()),
+            ("k",),
+            pa.schema([("k", pa.string()), ("update", pa.list_(pa.int64()))]),
+            [stamp for stamp, _ in messages],
+            [{"k": key, "update": [n]} for n, (_, key) in enumerate(messages)],
+            delay,
+            tuple(sizes),
+        )
+        with mock.patch.object(shard, "ORDERED_RUNS", most_runs):
+            for clock, state in play_in_parts(case, ByColumn, parts, 1).items():
+                assert state == case.fold(clock)
+
+    def test_messages_that_came_late_are_not_folded_before_those_of_an_older_run_between_them(self) -> None:
+        stamps = [1, 3, 5, 7, 9, 11, 13, 15, 2, 4, 60]
+        case = Case(
+            List(pa.int64()),
+            (),
+            pa.schema([("update", pa.list_(pa.int64()))]),
+            stamps,
+            [{"update": [stamp]} for stamp in stamps],
+            delay=25,
+            sizes=(8, 1, 2, 1),
+        )
+        states = play_in_parts(case, ByColumn, 1, 1)
+        assert states[30] == {(): [1, 2, 3, 4, 5, 7, 9, 11, 13, 15]}
+
+
+class TestLargeBatches:
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_large_batch_gives_the_same_as_small_ones(self, way: type[PerMessage]) -> None:
+        rng = np.random.default_rng(1)
+        stamps = np.sort(rng.integers(0, 10**6, 3000)).tolist()
+        rows = [{"k": int(k), "update": int(v)} for k, v in rng.integers(0, 50, (3000, 2))]
+        schema = pa.schema([("k", pa.int64()), ("update", pa.int64())])
+        states = [
+            run_local(
+                way(Sum(), "k"),
+                [Message(stamp, row) for stamp, row in zip(stamps, rows, strict=True)],
+                checkpoint_interval="1 millisecond",
+                batch_size=size,
+                schema=schema,
+            ).state
+            for size in (150, 3000)
+        ]
+        wanted: dict[int, int] = {}
+        for row in rows:
+            wanted[row["k"]] = wanted.get(row["k"], 0) + row["update"]
+        assert states == [wanted, wanted]
+
+    def test_a_clock_may_be_at_the_edges_of_the_calendar(self) -> None:
+        messages = [Message(stamp, {"k": "a", "update": 1}) for stamp in (YEAR_1, 0, YEAR_9999)]
+        run = run_local(ByColumn(Sum(), "k"), messages, batch_size=1, checkpoint_interval="1 day")
+        assert run.clocks[-1] == YEAR_9999 + 1
+        assert run.state == {"a": 3}
+        assert datetime(1, 1, 1) - datetime(1970, 1, 1) == timedelta(microseconds=YEAR_1)
