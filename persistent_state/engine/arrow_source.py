@@ -1,0 +1,139 @@
+"""The one Python data source: any Arrow source, read, lifted and combined in one process, so that rows never cross the JVM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from persistent_state import driver
+from persistent_state.plan import Plan
+from persistent_state.sources.base import Reach, TimeReplayableSource
+from persistent_state.steps.combine import Blob, combine
+from persistent_state.store import pages
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+
+SCHEMA = "label int, blob binary"
+
+
+def shard_labels(session: SparkSession, shards: int) -> tuple[int, ...]:
+    """A number for each shard such that Spark's hash sends each to a partition of its own: they run side by side."""
+    values = ", ".join(f"({i})" for i in range(shards * 20))
+    found = session.sql(f"SELECT id, pmod(hash(id), {shards}) AS part FROM VALUES {values} AS t(id)").collect()
+    labels = {row["part"]: row["id"] for row in found}
+    spare = (row["id"] for row in found if row["id"] not in labels.values())
+    return tuple(labels[part] if part in labels else next(spare) for part in range(shards))
+
+
+def stream(
+    session: SparkSession, plan: Plan, source: TimeReplayableSource, parts: int, labels: Sequence[int]
+) -> DataFrame:
+    """A streaming DataFrame of the blobs of a task: (label of the shard, blob).
+
+    Each micro-batch is read in at most `parts` parts.
+    """
+
+    class ArrowSource(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return f"persistent-state {plan.application} {plan.name}"
+
+        def schema(self) -> str:
+            return SCHEMA
+
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+            return ArrowReader(plan, source, parts, labels)
+
+    session.dataSource.register(ArrowSource)
+    return session.readStream.format(ArrowSource.name()).load()
+
+
+def blob_batch(blobs: Sequence[Blob], labels: Sequence[int]) -> pa.RecordBatch:
+    """Blobs as the rows that are shuffled: one per shard."""
+    return pa.record_batch(
+        {"label": pa.array(labels, pa.int32()), "blob": pa.array([blob.to_bytes() for blob in blobs], pa.binary())}
+    )
+
+
+class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches in Spark's source process, by the newest log entry; reads their parts in the workers."""
+
+    def __init__(self, plan: Plan, source: TimeReplayableSource, parts: int, labels: Sequence[int]) -> None:
+        self._plan = plan
+        self._source = source
+        self._parts = parts
+        self._labels = labels
+        self._log = Log(plan.files, plan.application)
+        self._reach = Reach({})
+        self._listed: dict[str, bool] = {}
+        self._moved = 0
+        self._is_idle = False
+        self._opened = False
+
+    def initialOffset(self) -> dict[str, Any]:
+        positions = self._entry().tasks[self._plan.name].positions
+        return {"ends": {strand: position.next for strand, position in positions.items()}, "tick": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        # Anything but "all": the source's own bounds decide.
+        return ReadMaxRows(2**31 - 1)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._open()
+        self._source.freeze()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        self._open()
+        self._reach = self._source.reach(start["ends"], isinstance(limit, ReadAllAvailable))
+        return {"ends": dict(self._reach.ends), "tick": start["tick"] + self._tick(start["ends"])}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        basis = driver.plan_batch(self._entry(), self._plan.name, self._reach, now_us())
+        # A micro-batch without rows has one part all the same: it may move the clock.
+        splits = self._source.splits(start["ends"], end["ends"], self._parts) or [None]
+        return [InputPartition((basis, part, len(splits), split)) for part, split in enumerate(splits)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        basis, part, parts, split = partition.value
+        chunks = self._source.read(split) if split is not None else ()
+        yield blob_batch(combine(self._plan, basis, part, parts, chunks), self._labels)
+
+    def _entry(self) -> Entry:
+        entry = self._log.newest()
+        assert entry is not None, "a start creates an entry before any query"
+        self._log.forget(entry.number)
+        return entry
+
+    def _open(self) -> None:
+        if not self._opened:
+            task = self._entry().tasks[self._plan.name]
+            known = {strand: position.known for strand, position in task.positions.items()}
+            self._source.open(pages.read(self._plan.files, task.journal), known)
+            self._listed = dict.fromkeys(task.channels, False)
+            self._moved = now_us()
+            self._opened = True
+
+    def _tick(self, start: dict[str, int]) -> int:
+        """1 when a micro-batch is due although nothing arrived: the channels are others, or have fallen silent."""
+        listed = self._listed if self._reach.channels is None else dict(self._reach.channels)
+        is_silent = dict(self._reach.ends) == start
+        changed, self._listed = listed != self._listed, listed
+        if not is_silent or changed:
+            self._moved, self._is_idle = now_us(), False
+            return int(is_silent)
+        idle_after = self._plan.settings.idle_after
+        if idle_after is None or self._is_idle or now_us() - self._moved < idle_after:
+            return 0
+        self._is_idle = True
+        return 1
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,139 @@
+"""One task as a streaming query: blobs to shards in applyInPandasWithState, control rows to a commit."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from persistent_state import driver
+from persistent_state.driver import Keeping
+from persistent_state.engine.arrow_source import now_us
+from persistent_state.plan import Plan
+from persistent_state.steps.combine import Blob
+from persistent_state.steps.shard import Descriptor, merge_shard
+from persistent_state.store import run as runs_io
+from persistent_state.store.entry import Entry, Stored, run_from_json
+from persistent_state.store.log import Log
+
+Sink = Callable[[DataFrame, int], None]
+COLLECT_EVERY = 16
+"""Micro-batches between two collections of what is no longer needed."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One committed micro-batch of a task. Clocks are microseconds UTC; `upstream_min` is None if no channel is live.
+
+    `messages` and `replayed` are those of the micro-batch; `late` and `bad` all that the state's clock knows of.
+    """
+
+    task: str
+    batch: int
+    messages: int
+    replayed: int
+    late: int
+    bad: int
+    upstream_min: int | None
+    clock: int
+    global_clock: int
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int]) -> DataFrame:
+    """One row per shard and micro-batch: (shard, descriptor). Running it writes the runs that the descriptors name."""
+
+    shards = {label: shard for shard, label in enumerate(labels)}
+
+    def step(key: tuple[int], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        received = [Blob.from_bytes(blob) for frame in frames for blob in frame["blob"]]
+        # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
+        cached = [run_from_json(run) for run in json.loads(state.get[0])] if state.exists else None
+        descriptor = merge_shard(plan, shards[int(key[0])], received, cached, new_id)
+        state.update((json.dumps(descriptor.runs, default=vars),))
+        yield pd.DataFrame({"shard": [descriptor.shard], "descriptor": [pickle.dumps(descriptor)]})
+
+    return blobs.groupBy("label").applyInPandasWithState(
+        step, "shard int, descriptor binary", "runs string", "update", GroupStateTimeout.NoTimeout
+    )
+
+
+class Commit:
+    """What runs in foreachBatch: collect the control rows once, commit them, then hand out what follows from it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        epoch: int,
+        keeping: Keeping,
+        sink: Sink | None,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._plan = plan
+        self._epoch = epoch
+        self._keeping = keeping
+        self._sink = sink
+        self._on_progress = on_progress
+        self._log = Log(plan.files, plan.application)
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        # Spark's own plan never leaves this method: run twice or partly, it would fork the state.
+        descriptors: list[Descriptor] = [pickle.loads(row["descriptor"]) for row in rows.collect()]
+        entry = driver.commit(self._log, self._epoch, descriptors, now=now_us(), new_id=new_id, keeping=self._keeping)
+        if self._on_progress is not None:
+            self._on_progress(progress(entry, descriptors))
+        if self._sink is not None:
+            self._sink(running_values(rows, self._plan, descriptors), batch)
+        if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
+            driver.collect(self._log, self._epoch, now=now_us(), keeping=self._keeping)
+
+
+def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
+    first = descriptors[0]
+    task = entry.tasks[first.task]
+    counts = task.counts()
+    late = counts.pop("late", 0)
+    return Progress(
+        task=first.task,
+        batch=first.batch,
+        messages=first.advance.counts.get("messages", 0),
+        replayed=first.advance.counts.get("replayed", 0),
+        late=late,
+        bad=sum(counts.values()),
+        upstream_min=first.advance.upstream_min,
+        clock=task.clock,
+        global_clock=entry.clock,
+    )
+
+
+def running_values(rows: DataFrame, plan: Plan, descriptors: list[Descriptor]) -> DataFrame:
+    """The values of the keys that a micro-batch touched, from the immutable files written with its runs."""
+    files = [pickle.dumps(descriptor.values) for descriptor in descriptors if descriptor.values]
+    schema = pa.schema(
+        [*zip(plan.task.key_columns, plan.layout.key_types, strict=True), ("value", plan.layout.monoid.type)]
+    )
+
+    def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for stored in batch.column(0).to_pylist():
+                table = read_values(plan, pickle.loads(stored))
+                yield from table.cast(schema).to_batches()
+
+    named = rows.sparkSession.createDataFrame([(file,) for file in files], "file binary")
+    return named.repartition(max(1, len(files))).mapInArrow(unpack, from_arrow_schema(schema))
+
+
+def read_values(plan: Plan, stored: Stored) -> Any:
+    return runs_io.read_table(plan.files, stored)
