@@ -53,23 +53,29 @@ def load() -> pa.Table:
 
 
 def write_stream(
-    folder: str | Path, *, files: int = 48, allowed_delay_us: int = 6 * HOUR_US, seed: int = 2013
+    folder: str | Path,
+    *,
+    files: int = 48,
+    allowed_delay_us: int = 6 * HOUR_US,
+    seed: int = 2013,
+    most: int | None = None,
 ) -> pa.Table:
     """Write the flights to Parquet files whose names sort in the order of delivery, and return them in that order.
 
     No flight is more than the allowed delay behind the newest one before it, and some are just that far behind. A delay
-    is used up to its last whole hour, as event times are whole hours. The same seed gives the same stream.
+    is used up to its last whole hour, as event times are whole hours. The same seed gives the same stream, of which `most`
+    takes the beginning.
     """
     flights = load()
     time_us = flights["time_hour"].cast(pa.int64()).to_numpy()
     random = np.random.default_rng(seed)
     # Each is held up for at most the delay, so what arrives before a flight is newer than it by at most that.
     arrival_us = time_us + HOUR_US * random.integers(allowed_delay_us // HOUR_US, size=len(time_us), endpoint=True)
-    flights = flights.take(np.lexsort((random.random(len(time_us)), arrival_us)))
+    flights = flights.take(np.lexsort((random.random(len(time_us)), arrival_us))).slice(0, most)
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    bounds = [len(time_us) * file // files for file in range(files + 1)]
+    bounds = [flights.num_rows * file // files for file in range(files + 1)]
     for file, (start, stop) in enumerate(pairwise(bounds)):
         part = flights.slice(start, stop - start)
         pq.write_table(part, folder / f"flights-{file:04d}-{part['time_hour'][0].as_py():%Y%m%dT%H%M%SZ}.parquet")
