@@ -17,7 +17,7 @@ from persistent_state import clock as clocks
 from persistent_state import keys
 from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING, Channel
-from persistent_state.errors import Disagreement, Exists, Fenced, InvalidInput
+from persistent_state.errors import Damaged, Disagreement, Exists, Fenced, InvalidInput
 from persistent_state.plan import Plan
 from persistent_state.sources.base import Reach
 from persistent_state.steps.shard import Descriptor, digest, shard_runs
@@ -358,6 +358,9 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
             entries.pop(number, None)
             gone.append(log.path(number))
     log.forget(min(entries))
+    if not entries.keys() >= set(log.numbers()):
+        # What an entry names that can't be read is not known: its files stay until it goes itself.
+        return gone
     named = {path for entry in entries.values() for path in entry.files()}
     named.update(side.file.path for task in newest.tasks.values() for side in sides.settled(log.files, task))
     for name, task in newest.tasks.items():
@@ -376,7 +379,8 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
 
 
 def _read_or_none(log: Log, number: int) -> Entry | None:
+    """An entry, unless it is gone or damaged: an old one that is damaged stops nobody's work."""
     try:
         return log.read(number)
-    except FileNotFoundError:
+    except (FileNotFoundError, Damaged):
         return None

@@ -153,6 +153,8 @@ class _Messages(TimeReplayableSource):
         if batch_size < 1:
             raise InvalidInput(f"batch_size={batch_size}; a micro-batch holds at least one message.")
         rows = pa.Table.from_pylist([dict(message) for message in messages], schema)
+        if TIMESTAMP in rows.column_names:
+            raise InvalidInput(f"column {TIMESTAMP!r} of the messages stands for their timestamp here; rename it.")
         stamps = pa.array([message.timestamp for message in messages], pa.int64())
         self._table = rows.add_column(0, TIMESTAMP, stamps).combine_chunks()
         self._batch_size = batch_size

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from monoids import Monoid
+from monoids import Monoid, MonoidError
 from persistent_state import clock as clocks
 from persistent_state import keys
+from persistent_state.errors import TaskFailed
 
 ORDER = ("time", "channel", "position", "number")
 ORDER_TYPES = (pa.int64(), pa.string(), pa.int64(), pa.int32())
@@ -115,11 +116,18 @@ def fold_keys(tables: Sequence[pa.Table], layout: Layout) -> pa.Table:
 
 
 def reduce(table: pa.Table, first: NDArray[np.bool_], layout: Layout) -> pa.Table:
-    """One row per segment of a sorted table; `first` marks where segments begin."""
+    """One row per segment of a sorted table; `first` marks where segments begin.
+
+    Raises:
+        TaskFailed: a sum is no value of the monoid any more, as a decimal of too many digits.
+    """
     if first.all():
         return table.combine_chunks()
     begins = np.flatnonzero(first)
-    values = layout.monoid.reduce(one_chunk(table["value"]), begins)
+    try:
+        values = layout.monoid.reduce(one_chunk(table["value"]), begins)
+    except MonoidError as error:
+        raise TaskFailed(str(error)) from error
     result = table.take(pa.array(begins))
     return result.set_column(result.schema.get_field_index("value"), layout.schema.field("value"), values)
 

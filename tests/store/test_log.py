@@ -541,6 +541,20 @@ class TestCollection:
         assert collect(log, 1, now=10**9, keeping=self.KEEPING) == []
         assert log.numbers() == before
 
+    def test_a_damaged_old_entry_stops_no_collection_and_files_stay_until_it_goes(self) -> None:
+        log, (plan,) = started(core.memory())
+        for i in range(5):
+            entry = core.play(log, plan, rows_of(10 * i), now=1000 * i)
+        kept = self.run_files(log.files)
+        flip(log.files, log.path(4), 20)
+        fresh = Log(log.files, "app")
+        assert collect(fresh, entry.epoch, now=0, keeping=self.KEEPING) == []
+        assert self.run_files(log.files) == kept
+        gone = collect(fresh, entry.epoch, now=10**9, keeping=self.KEEPING)
+        assert log.path(4) in gone
+        assert set(gone) & kept
+        assert entry.files() <= self.run_files(log.files)
+
     def test_temporary_files_of_killed_writers_go_once_they_are_old(self, tmp_path: Path) -> None:
         files = open_files(tmp_path)
         log, _ = started(files)
