@@ -9,7 +9,7 @@ demo: $(VENV)/ready
 	@$(BIN)/python -m examples.exactly_once
 
 test: $(VENV)/ready
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: $(VENV)/ready
 	@$(BIN)/ruff check .

@@ -115,7 +115,8 @@ class Application:
         """Add a task that is fed by a source.
 
         `sink(values, batch)` is called after each commit with a DataFrame of the running values of the keys that a
-        micro-batch touched; they are provisional: after a restart those above the clock come again. Bad rows are kept
+        micro-batch touched; they are provisional: after a restart those above the clock come again, and `batch` counts
+        from 0 again. Bad rows are kept
         beside the late ones, or with on_bad_row="fail" stop the application.
         """
         if any(added.task.task_name == task.task_name for added in self._added):
@@ -134,7 +135,8 @@ class Application:
 
         The state is restored at the global clock and the sources are replayed from there.
 
-        Tasks named in `anew` start from zero instead. `on_progress` is called after each commit.
+        Tasks named in `anew` start from zero at that clock instead, as a task does that is new to the application: what
+        their sources deliver from below it is late. `on_progress` is called after each commit.
 
         Raises:
             InvalidInput: the set-up can't work; nothing was changed.

@@ -15,7 +15,8 @@ from persistent_state.errors import Disagreement
 class Basis:
     """What one micro-batch of one task starts from, read from the newest log entry when it is planned.
 
-    `now` is the batch time. `clock` is fixed: a message below it is late. `low` is where the first stored interval starts.
+    `now` is the batch time. `clock` is fixed: a message below it is late. `low` is where the first stored interval starts,
+    `is_listed` whether the source says which channels there are.
     `ends` says where each strand will have been read to, `journal` what the source wants remembered with that, `digests`
     what runs each shard starts from.
     """
@@ -30,6 +31,7 @@ class Basis:
     cuts: tuple[int, ...]
     coarse: tuple[Coarse, ...]
     channels: Mapping[str, Channel]
+    is_listed: bool
     positions: Mapping[str, Position]
     ends: Mapping[str, int]
     journal: tuple[str, ...]
@@ -103,7 +105,8 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report.counts)
-    oldest = min([*basis.retained, *basis.cuts])
+    # No start goes below the global clock, and what a start may read again must never grow.
+    oldest = basis.retained[-1] if basis.retained else clocks.BEGINNING
     return Advance(
         clock=clock,
         cuts=tuple(sorted(set(cuts))),
@@ -118,7 +121,7 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
             )
             for strand, end in {**{name: p.next for name, p in basis.positions.items()}, **basis.ends}.items()
         },
-        holds=bool(live) or not channels,
+        holds=bool(live) or not (channels or basis.is_listed),
         upstream_min=upstream,
         counts=dict(counts),
     )

@@ -43,13 +43,20 @@ class Channel:
     """One independently ordered strand of event time, as of this start of the application.
 
     `newest` is the greatest timestamp it delivered since the start (None: nothing yet), `active` the batch time at which it
-    last delivered, `beyond` how many of its last messages in a row were over the jump limit.
+    last delivered, `beyond` how many of its last messages in a row were over the jump limit. `before` is a timestamp that it
+    had reached when the start cut it back (None: nothing): a jump is measured from there.
     """
 
     newest: int | None
     active: int
     ended: bool = False
     beyond: int = 0
+    before: int | None = None
+
+    def cut_back(self, clock: int, now: int) -> Channel:
+        """The channel at a start that cuts its task back to `clock`."""
+        reached = self.before if self.newest is None else min(self.newest, clock)
+        return Channel(None, now, before=None if reached == BEGINNING else reached)
 
 
 @dataclass(frozen=True)

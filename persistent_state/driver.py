@@ -16,7 +16,7 @@ from itertools import pairwise
 from persistent_state import clock as clocks
 from persistent_state import keys
 from persistent_state.batch import Basis
-from persistent_state.clock import BEGINNING, Channel
+from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, Disagreement, Exists, Fenced, InvalidInput
 from persistent_state.plan import Plan
 from persistent_state.sources.base import Reach
@@ -132,7 +132,7 @@ def _cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) 
         cuts=(clock,),
         coarse=(),
         runs=tuple(_cut_runs(task.runs, clock, shards)),
-        channels={name: Channel(None, now) for name in task.channels},
+        channels={name: channel.cut_back(clock, now) for name, channel in task.channels.items()},
         positions=positions,
         sides=tuple(side for side in kept if side is not None),
         batch=0,
@@ -157,6 +157,10 @@ def _cut_runs(runs: Sequence[Run], clock: int, shards: int) -> list[Run]:
 def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
     """What the next micro-batch of a task starts from, by the newest entry; `now` is its batch time."""
     task = entry.tasks[name]
+    channels = clocks.listed_channels(task.channels, reach.channels, now)
+    if task.batch == 0:
+        # Nobody was asked before now, so nobody was silent.
+        channels = {name: replace(channel, active=now) for name, channel in channels.items()}
     return Basis(
         task=name,
         epoch=entry.epoch,
@@ -167,7 +171,8 @@ def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
         retained=entry.retained,
         cuts=task.cuts,
         coarse=task.coarse,
-        channels=clocks.listed_channels(task.channels, reach.channels, now),
+        channels=channels,
+        is_listed=reach.channels is not None,
         positions=task.positions,
         ends=reach.ends,
         journal=reach.journal,
@@ -322,7 +327,8 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
         if newest is None or newest.epoch != epoch:
             raise Fenced(f"a newer driver owns {log.application}; this one (epoch {epoch}) has stopped.")
         active = [task for task in newest.tasks.values() if task.active]
-        seen = [c.newest for task in active for c in task.channels.values() if c.newest is not None]
+        # By strand, since a channel that has disappeared is not known any more.
+        seen = [top for task in active for position in task.positions.values() for _, top in position.spans[-1:]]
         clock = max([task.clock for task in active], default=newest.clock)
         if seen:
             clock = max(clock, clocks.next_multiple(max(seen), newest.interval))

@@ -2,7 +2,7 @@
 
 A table of partial sums has the columns `hash` (uint64), `key0`… (the normalised key columns), `start` (int64, the start of
 the interval) and `value` (the monoid's type), sorted by hash. A monoid that does not commute adds the order of its updates:
-`time` (int64), `channel` (string), `position` (int64) and `number` (int32).
+`time` (int64), `channel` (string), `position` (int64), `strand` (string) and `number` (int32).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from persistent_state import clock as clocks
 from persistent_state import keys
 from persistent_state.errors import TaskFailed
 
-ORDER = ("time", "channel", "position", "number")
-ORDER_TYPES = (pa.int64(), pa.string(), pa.int64(), pa.int32())
+ORDER = ("time", "channel", "position", "strand", "number")
+ORDER_TYPES = (pa.int64(), pa.string(), pa.int64(), pa.string(), pa.int32())
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,8 @@ def reduce(table: pa.Table, first: NDArray[np.bool_], layout: Layout) -> pa.Tabl
         values = layout.monoid.reduce(one_chunk(table["value"]), begins)
     except MonoidError as error:
         raise TaskFailed(str(error)) from error
+    except Exception as error:
+        raise TaskFailed(f"monoid {layout.monoid.name} raised {error!r} for values that it made; mend it.") from error
     result = table.take(pa.array(begins))
     return result.set_column(result.schema.get_field_index("value"), layout.schema.field("value"), values)
 

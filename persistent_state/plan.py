@@ -87,6 +87,11 @@ class Plan:
                 keys.normal_type(self.schema.field(column).type)
             except InvalidInput as error:
                 raise InvalidInput(f"task={name}, column {column!r}: {error}") from None
+        if self.channel is not None and not _names_channels(self.schema.field(self.channel).type):
+            found = self.schema.field(self.channel).type
+            raise InvalidInput(
+                f"task={name}: the channel column {self.channel!r} is {found}; make it text or integers."
+            )
         stamp = self.schema.field(self.timestamp).type
         if not (pa.types.is_timestamp(stamp) or pa.types.is_int64(stamp) or pa.types.is_date32(stamp)):
             raise InvalidInput(
@@ -102,3 +107,9 @@ class Plan:
             )
         if self.on_bad_row not in (KEEP, FAIL):
             raise InvalidInput(f"task={name}: on_bad_row={self.on_bad_row!r}; say 'keep' or 'fail'.")
+
+
+def _names_channels(type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(type):
+        type = type.value_type
+    return bool(pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_integer(type))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput
 from persistent_state.merge import Layout
 from persistent_state.store import run as runs_io
@@ -73,7 +72,7 @@ def read_late_rows(store: str, application: str, task: str, **storage_options: A
 
 
 def clocks(store: str, application: str, **storage_options: Any) -> list[int]:
-    """The retained checkpoint clocks of an application, ascending; the last is the global clock."""
+    """The retained checkpoint clocks of an application, ascending; the last is the global one. At first there is none."""
     return list(newest_entry(open_files(store, **storage_options), application).retained)
 
 
@@ -108,6 +107,3 @@ def parse_type(text: str) -> pa.DataType:
     if found := re.fullmatch(r"decimal128\((\d+), (-?\d+)\)", text):
         return pa.decimal128(int(found[1]), int(found[2]))
     return _TYPES[text]
-
-
-__all__ = ["BEGINNING", "clocks", "read_late_rows", "read_state"]

@@ -54,7 +54,7 @@ def totals_by_hand(store: Path, clock: int) -> dict[tuple[Any, ...], dict[str, i
 
 
 def notes_by_hand(store: Path, clock: int) -> dict[Any, list[str]]:
-    order = ("time", "channel", "position", "number")
+    order = ("time", "channel", "position", "strand", "number")
     found: dict[Any, list[str]] = {}
     by_order = sorted(
         state_rows(store, newest_entry(store)["tasks"]["Notes"], clock), key=lambda row: [row[name] for name in order]

@@ -97,7 +97,11 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         basis = driver.plan_batch(self._entry(), self._plan.name, self._reach, now_us())
         # A micro-batch without rows has one part all the same: it may move the clock.
-        splits = self._source.splits(start["ends"], end["ends"], self._parts) or [None]
+        # A jump is measured from the message before it, so nobody may start in the middle.
+        most = self._parts if self._plan.settings.jump is None else 1
+        splits = self._source.splits(start["ends"], end["ends"], most) or [None]
+        # From here on the channels are asked; only then can they be silent.
+        self._moved = basis.now
         return [InputPartition((basis, part, len(splits), split)) for part, split in enumerate(splits)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

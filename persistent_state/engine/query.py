@@ -6,8 +6,8 @@ import json
 import pickle
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -18,11 +18,12 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from persistent_state import driver
 from persistent_state.driver import Keeping
 from persistent_state.engine.arrow_source import now_us
+from persistent_state.errors import InvalidInput, StoreUnavailable
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob
 from persistent_state.steps.shard import Descriptor, merge_shard
 from persistent_state.store import run as runs_io
-from persistent_state.store.entry import Entry, Stored, run_from_json
+from persistent_state.store.entry import Entry, run_from_json
 from persistent_state.store.log import Log
 
 Sink = Callable[[DataFrame, int], None]
@@ -97,7 +98,9 @@ class Commit:
         if self._sink is not None:
             self._sink(running_values(rows, self._plan, descriptors), batch)
         if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
-            driver.collect(self._log, self._epoch, now=now_us(), keeping=self._keeping)
+            # What could not be deleted now is deleted later; the commit stands.
+            with suppress(StoreUnavailable):
+                driver.collect(self._log, self._epoch, now=now_us(), keeping=self._keeping)
 
 
 def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
@@ -121,19 +124,33 @@ def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
 def running_values(rows: DataFrame, plan: Plan, descriptors: list[Descriptor]) -> DataFrame:
     """The values of the keys that a micro-batch touched, from the immutable files written with its runs."""
     files = [pickle.dumps(descriptor.values) for descriptor in descriptors if descriptor.values]
-    schema = pa.schema(
-        [*zip(plan.task.key_columns, plan.layout.key_types, strict=True), ("value", plan.layout.monoid.type)]
-    )
+    schema = values_schema(plan)
 
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for stored in batch.column(0).to_pylist():
-                table = read_values(plan, pickle.loads(stored))
+                table = runs_io.read_table(plan.files, pickle.loads(stored))
                 yield from table.cast(schema).to_batches()
 
     named = rows.sparkSession.createDataFrame([(file,) for file in files], "file binary")
     return named.repartition(max(1, len(files))).mapInArrow(unpack, from_arrow_schema(schema))
 
 
-def read_values(plan: Plan, stored: Stored) -> Any:
-    return runs_io.read_table(plan.files, stored)
+def values_schema(plan: Plan) -> pa.Schema:
+    """The columns of the running values: the key columns and `value`."""
+    columns = [*zip(plan.task.key_columns, plan.layout.key_types, strict=True), ("value", plan.layout.monoid.type)]
+    return pa.schema(columns)
+
+
+def check_values(plan: Plan) -> None:
+    """Refuse a sink for values that Spark has no type for.
+
+    Raises:
+        InvalidInput: a key column or the monoid is of such a type.
+    """
+    try:
+        from_arrow_schema(values_schema(plan))
+    except Exception as error:
+        raise InvalidInput(
+            f"task={plan.name}: Spark can't hold its values for a sink: {error}; leave the sink out."
+        ) from error

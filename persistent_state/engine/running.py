@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
+import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -26,6 +27,7 @@ from persistent_state.engine.query import Progress, Sink
 from persistent_state.errors import Fenced, InvalidInput, StateError
 from persistent_state.plan import Plan
 from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.store import pages
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, LocalFiles, MemoryFiles
 from persistent_state.store.log import Log
@@ -137,6 +139,7 @@ def start(
     _check_store(spark, files)
     session = _own_session(spark, shards)
     log = Log(files, application)
+    _check_parts(log, parts, anew)
     entry = driver.start(
         log,
         [part.plan for part in parts],
@@ -163,6 +166,22 @@ def start(
         running.stop()
         raise
     return running
+
+
+def _check_parts(log: Log, parts: Sequence[Part], anew: Sequence[str]) -> None:
+    """Refuse what could only fail in the middle of things, before a driver that works is fenced."""
+    newest = log.newest()
+    for part in parts:
+        if part.plan.emits:
+            query.check_values(part.plan)
+        known = newest.tasks.get(part.plan.name) if newest and part.plan.name not in anew else None
+        # A copy, as the source is to be opened once, by Spark.
+        source = cloudpickle.loads(cloudpickle.dumps(part.source))
+        if known is None:
+            source.open([], {})
+        else:
+            positions = {strand: position.known for strand, position in known.positions.items()}
+            source.open(pages.read(log.files, known.journal), positions)
 
 
 def _one_at_a_time(tell: Callable[[Progress], None]) -> Callable[[Progress], None]:

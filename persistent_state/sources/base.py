@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,15 +95,3 @@ class TimeReplayableSource(ABC):
     @abstractmethod
     def read(self, split: Any) -> Iterator[Chunk]:
         """The rows of a piece, each exactly once, always the same and in the same order."""
-
-    def locate(self, strand: str, position: int) -> str:
-        """Where a message stands, for people."""
-        return f"{strand}:{position}"
-
-
-def memory_chunks(batches: Iterable[pa.RecordBatch], strand: str = "") -> Iterator[Chunk]:
-    """Chunks of batches that follow each other."""
-    first = 0
-    for batch in batches:
-        yield Chunk(strand, first, batch)
-        first += batch.num_rows

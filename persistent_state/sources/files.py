@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import accumulate
@@ -113,21 +112,6 @@ class FileSource(TimeReplayableSource):
                 raise InvalidInput(f"transform of {self!r} raised {error!r} for a batch without rows.") from error
         return self._made
 
-    def with_columns(self, names: Sequence[str]) -> FileSource:
-        """This source with only these columns and those it needs itself; one with a transform stays as it is.
-
-        Raises:
-            InvalidInput: there is no such column.
-        """
-        if unknown := sorted(set(names) - set(self.schema.names)):
-            raise InvalidInput(f"columns={unknown} are not in {self!r}; it has {', '.join(self.schema.names)}.")
-        if self._transform is not None:
-            return self
-        narrow = copy(self)
-        kept = {*names, self.timestamp, self.channel}
-        narrow._stored = narrow._made = pa.schema([f for f in self.schema if f.name in kept])
-        return narrow
-
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
         """Start anew. No file of the journal is taken for new again.
 
@@ -191,12 +175,6 @@ class FileSource(TimeReplayableSource):
                     if piece.count:
                         yield Chunk(STRAND, position, piece.rows, tuple(bad), replay=start)
                     position += piece.count
-
-    def locate(self, strand: str, position: int) -> str:
-        ordinal, row = divmod(position, 1 << ROW_BITS)
-        if self._opened is None or ordinal >= len(self._opened.files):
-            return super().locate(strand, position)
-        return f"file {self._opened.files[ordinal].path!r} row {row}"
 
     @property
     def _state(self) -> _Opened:

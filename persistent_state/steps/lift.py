@@ -17,7 +17,7 @@ from persistent_state import clock as clocks
 from persistent_state import keys
 from persistent_state.batch import Basis
 from persistent_state.clock import Position
-from persistent_state.errors import InvalidInput, StateError, TaskFailed
+from persistent_state.errors import InvalidInput, TaskFailed
 from persistent_state.plan import FAIL, Plan
 from persistent_state.sources.base import Chunk
 from persistent_state.state import PersistentState
@@ -31,6 +31,7 @@ NO_TIMESTAMP = "no timestamp"
 AHEAD = "timestamp ahead of the batch time"
 JUMP = "timestamp too far ahead of its channel"
 UNFIT = "value does not fit"
+UNFIT_KEY = "key does not fit"
 
 SIDE_COLUMNS = {
     "reason": pa.string(),
@@ -139,6 +140,11 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         return
     if not accepted.all():
         rows, place = rows.filter(pa.array(accepted)), place.take(accepted)
+    if (unfit := _unfit_keys(plan, rows)).any():
+        _side(plan, lifted, side_table(rows, unfit, UNFIT_KEY, place), UNFIT_KEY)
+        rows, place = rows.filter(pa.array(~unfit)), place.take(~unfit)
+        if rows.num_rows == 0:
+            return
     replay = chunk.first if chunk.replay is None else chunk.replay
     lifted.spans.append((chunk.strand, replay, int(place.timestamps.max())))
     columns = [keys.normalise(rows.column(name)) for name in plan.task.key_columns]
@@ -148,11 +154,11 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         "time": pa.array(place.timestamps),
         "channel": place.channels,
         "position": pa.array(place.positions),
+        "strand": pa.repeat(pa.scalar(chunk.strand, pa.string()), rows.num_rows),
     }
     if plan.task.reads_state:
-        strand = pa.array([chunk.strand] * rows.num_rows, pa.string())
         row = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
-        lifted.tables.append(pa.table({**base, "strand": strand, "row": row}))
+        lifted.tables.append(pa.table({**base, "row": row}))
         return
     taken, values, unfit = updates(plan, rows, place)
     if unfit.any():
@@ -167,7 +173,7 @@ def update_table(plan: Plan, base: Mapping[str, pa.Array], taken: NDArray[np.int
         first = np.searchsorted(taken, taken)
         columns["number"] = pa.array((np.arange(len(taken)) - first).astype(np.int32))
     else:
-        del columns["channel"], columns["position"]
+        del columns["channel"], columns["position"], columns["strand"]
     keep = np.asarray(values.is_valid())
     if len(taken) != len(columns["hash"]) or not np.array_equal(taken, np.arange(len(taken))):
         picked = pa.array(taken)
@@ -319,10 +325,28 @@ def _place(plan: Plan, chunk: Chunk) -> Place:
     timestamps, valid = microseconds(chunk.rows.column(plan.timestamp))
     count = chunk.rows.num_rows
     if plan.channel is None:
-        channels = pa.array([chunk.strand] * count, pa.string())
+        channels = pa.repeat(pa.scalar(chunk.strand, pa.string()), count)
     else:
         channels = chunk.rows.column(plan.channel).cast(pa.string()).fill_null("")
     return Place(chunk.strand, channels, chunk.positions, timestamps, valid)
+
+
+def _unfit_keys(plan: Plan, rows: pa.RecordBatch) -> NDArray[np.bool_]:
+    """Which rows have a key that can't be stored, such as a time finer than microseconds."""
+    unfit = np.zeros(rows.num_rows, dtype=np.bool_)
+    for name in plan.task.key_columns:
+        column = rows.column(name)
+        if not _is_key(column):
+            unfit |= [not _is_key(column.slice(i, 1)) for i in range(len(column))]
+    return unfit
+
+
+def _is_key(column: pa.Array) -> bool:
+    try:
+        keys.normalise(column)
+    except InvalidInput:
+        return False
+    return True
 
 
 def _watch_channels(
@@ -344,7 +368,8 @@ def _watch_channels(
         if plan.settings.jump is not None:
             streak = lifted.beyond.get(name, known.beyond if known else 0)
             stamps = place.timestamps[of_channel]
-            jumps, streak = clocks.beyond_limit(stamps, newest, streak, plan.settings.jump, plan.settings.believe)
+            reached = known.before if newest is None and known is not None else newest
+            jumps, streak = clocks.beyond_limit(stamps, reached, streak, plan.settings.jump, plan.settings.believe)
             lifted.beyond[name] = streak
             if jumps.any():
                 aside = np.zeros(len(accepted), dtype=np.bool_)
@@ -397,16 +422,3 @@ def check_bad_rows(plan: Plan, table: pa.Table) -> None:
             f"task={plan.name} met a bad row ({first['reason']}) at channel={first['channel']!r} "
             f"strand={first['strand']!r} position={first['position']} key={key}; mend it, or keep bad rows aside."
         )
-
-
-__all__ = [
-    "LATE",
-    "Lifted",
-    "Place",
-    "StateError",
-    "lift_chunk",
-    "microseconds",
-    "side_table",
-    "update_table",
-    "updates",
-]

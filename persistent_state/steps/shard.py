@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from monoids import MonoidError
 from persistent_state import keys, merge
-from persistent_state.batch import Advance, Basis, Report, advance, cuts_to_keep
+from persistent_state.batch import Advance, Basis, advance, cuts_to_keep
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Disagreement
 from persistent_state.plan import Plan
@@ -57,7 +57,6 @@ class Descriptor:
     runs: tuple[Run, ...]
     side: SideFile | None = None
     values: Stored | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 def digest(runs: Sequence[Run], clock: int) -> str:
@@ -93,11 +92,9 @@ def merge_shard(
     path = f"{plan.application}/runs/{plan.name}/{basis.epoch:06d}-{basis.batch:09d}-{shard:04d}-{new_id()}"
     tables = [blob.table for blob in blobs if blob.table is not None]
     sides = [side for blob in blobs for side in blob.sides]
-    counts: Counter[str] = Counter()
     if plan.task.reads_state and tables:
         tables, unfit = _process(plan, tables, held)
         sides += unfit
-        counts.update(reason for table in unfit for reason in table["reason"].to_pylist())
     cuts = cuts_to_keep(basis, after)
     apart = BEGINNING if plan.layout.is_ordered else None
     fresh = merge.fold(tables, plan.layout, cuts, after.clock, apart)
@@ -124,7 +121,6 @@ def merge_shard(
         runs=(*held[:keep], *([run] if run else [])),
         side=_write_side(plan, f"{path}.side.arrow", sides),
         values=values,
-        counts=dict(counts),
     )
 
 
@@ -182,7 +178,7 @@ def ranges(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.
 def _process(plan: Plan, tables: Sequence[pa.Table], held: Sequence[Run]) -> tuple[list[pa.Table], list[pa.Table]]:
     """Let a task that reads its state process its messages in order; partial sums and side rows of it."""
     table = pa.concat_tables(tables).combine_chunks()
-    by = ["hash", *plan.layout.key_names, "time", "channel", "position"]
+    by = ["hash", *plan.layout.key_names, "time", "channel", "position", "strand"]
     table = table.sort_by([(name, "ascending") for name in by])
     first = ~keys.same_as_previous([merge.one_chunk(table[name]) for name in ("hash", *plan.layout.key_names)])
     struct = merge.one_chunk(table["row"])
@@ -210,7 +206,7 @@ def _process(plan: Plan, tables: Sequence[pa.Table], held: Sequence[Run]) -> tup
                 spot = Place(strand, place.channels, place.positions, place.timestamps, place.valid)
                 sides.append(side_table(rows, of_strand, UNFIT, spot))
                 check_bad_rows(plan, sides[-1])
-    columns = ["hash", *plan.layout.key_names, "start", "time", "channel", "position"]
+    columns = ["hash", *plan.layout.key_names, "start", "time", "channel", "position", "strand"]
     base = {name: merge.one_chunk(table[name]) for name in columns}
     return [update_table(plan, base, taken, values).select(plan.layout.schema.names)], sides
 
@@ -279,6 +275,3 @@ def _write_side(plan: Plan, path: str, sides: Sequence[pa.Table]) -> SideFile | 
         newest=None if stamps.null_count else max(stamps.to_pylist()),
         ends=ends,
     )
-
-
-__all__ = ["Advance", "Descriptor", "Report", "digest", "merge_shard", "shard_runs"]

@@ -40,10 +40,6 @@ class Run:
     last: int
     below: int | None = None
 
-    @property
-    def name(self) -> str:
-        return self.file.path
-
 
 @dataclass(frozen=True)
 class Cut:
@@ -185,7 +181,7 @@ def from_bytes(data: bytes, name: str) -> Entry:
     body, newline, seal = data.partition(b"\n")
     if not newline or seal != b"sha256 " + hashlib.sha256(body + newline).hexdigest().encode() + b"\n":
         raise Damaged(
-            f"log entry {name} is damaged; restore the file or rewind to an earlier clock, nothing was changed."
+            f"log entry {name} is damaged; bring back the file from a copy of the store; nothing was changed."
         )
     record = json.loads(body)
     if record.pop("format") != FORMAT:

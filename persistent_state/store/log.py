@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from persistent_state.errors import CommitUnknown, Damaged, Exists, Fenced, StoreUnavailable
 from persistent_state.store.entry import Entry, from_bytes, to_bytes
 from persistent_state.store.files import Files
@@ -20,7 +22,7 @@ class Log:
     def numbers(self) -> list[int]:
         """The numbers of the entries that exist, ascending."""
         names = self.files.list(f"{self.application}/log")
-        return sorted(int(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+        return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"(\d{20})\.json", name)))
 
     def path(self, number: int) -> str:
         return f"{self.application}/log/{number:020d}.json"

@@ -680,36 +680,6 @@ class TestReplay:
         write(tmp_path, "a.csv", table(1, 1))
         assert values(Driver(lambda: source(tmp_path)).next()) == [1, 0]
 
-    def test_locate_names_file_and_row(self, tmp_path: Path) -> None:
-        write(tmp_path, "sub/a.csv", table(0, 1))
-        opened = source(tmp_path)
-        assert opened.locate("", 7) == ":7"
-        opened.open([], {})
-        assert opened.locate("", 7) == "file 'sub/a.csv' row 7"
-        assert opened.locate("", FILE) == f":{FILE}"
-
-
-class TestColumns:
-    @pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.json"])
-    def test_only_the_columns_asked_for_are_read(self, tmp_path: Path, name: str) -> None:
-        rows = table(0, 3).append_column("odd", [["x", "y", "z"]])
-        write(tmp_path, name, rows)
-        wide = source(tmp_path, schema=SCHEMA.append(pa.field("odd", pa.int64())))
-        narrow = wide.with_columns(["value"])
-        assert narrow.schema.names == ["ts", "value"]
-        (chunk,) = Driver(lambda: narrow).next()
-        assert chunk.rows.schema == narrow.schema
-        assert values([chunk]) == [0, 1, 2]
-        assert len(bad(Driver(lambda: wide).next())) == 3
-
-    def test_a_source_with_a_transform_keeps_all_its_columns(self, tmp_path: Path) -> None:
-        made = source(tmp_path, transform=lambda rows: rows.select(["ts", "value"]))
-        assert made.with_columns(["value"]).schema.names == ["ts", "value"]
-
-    def test_an_unknown_column_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInput, match=r"columns=\['nope'\] are not in .* it has ts, key, value"):
-            source(tmp_path).with_columns(["nope", "ts"])
-
 
 def explode(rows: pa.RecordBatch) -> pa.Table:
     """Each row as often as its value modulo 4, so also not at all."""

@@ -448,7 +448,7 @@ class TestApplications:
         core.play(log, plan, rows_of(5, 25))
         entry = close(log, 1, now=0, keeping=Keeping())
         assert read_state(files.url, "app", Totals()).num_rows == 2
-        path = entry.tasks["totals"].runs[0].name
+        path = entry.tasks["totals"].runs[0].file.path
         flip(files, path, byte)
         # A process that has not read the run yet.
         runs_io._verified.clear()
@@ -516,7 +516,7 @@ class TestCollection:
         entries_after = {path for number in log.numbers() for path in log.read(number).files()}
         gone = collect(log, 1, now=10**9, keeping=self.KEEPING)
         # Its batch was committed by the other attempt: these can go.
-        written = {run.name for descriptor in lost for run in descriptor.runs} - entries_after
+        written = {run.file.path for descriptor in lost for run in descriptor.runs} - entries_after
         assert written
         assert written <= set(gone)
 
@@ -528,7 +528,7 @@ class TestCollection:
         assert named is not None
         started(log.files)
         gone = collect(Log(log.files, "app"), 2, now=0, keeping=self.KEEPING)
-        orphans = {run.name for descriptor in made for run in descriptor.runs} - named.files()
+        orphans = {run.file.path for descriptor in made for run in descriptor.runs} - named.files()
         assert orphans
         assert orphans <= set(gone)
 

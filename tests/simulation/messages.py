@@ -1,0 +1,189 @@
+"""What the tasks of a world are fed, and what should become of it: messages, tasks, and folds in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+import monoids
+from persistent_state.state import NonWindowState, PersistentState
+from persistent_state.task import Message, PersistentTask
+
+UNFIT_VALUE = 2**64 - 1
+"""A value of the column `v` that no monoid here takes."""
+
+SCHEMA = pa.schema(
+    [
+        ("ts", pa.int64()),
+        ("k0", pa.int64()),
+        ("k1", pa.string()),
+        ("c", pa.string()),
+        ("v", pa.uint64()),
+        ("strand", pa.string()),
+        ("position", pa.int64()),
+    ]
+)
+
+MONOIDS: dict[str, monoids.Monoid[Any]] = {
+    "sum": monoids.Sum(),
+    "count": monoids.Count(),
+    "struct": monoids.Struct(count=monoids.Count(), sum=monoids.Sum(), min=monoids.Min(), max=monoids.Max()),
+    "map": monoids.Map(pa.string(), monoids.Sum()),
+    "list": monoids.List(pa.int64()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message of a strand, or a record that is none (`broken` says why)."""
+
+    strand: str
+    position: int
+    timestamp: int | None
+    k0: int | None
+    k1: str | None
+    channel: str
+    value: int | None
+    broken: str | None = None
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.strand, self.position
+
+    def row(self) -> tuple[Any, ...]:
+        return self.timestamp, self.k0, self.k1, self.channel, self.value, self.strand, self.position
+
+
+def batch_of(sent: Sequence[Sent]) -> pa.RecordBatch:
+    """Messages as a source delivers them."""
+    columns = zip(*(message.row() for message in sent), strict=True) if sent else [()] * len(SCHEMA)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A task as the oracle sees it: which messages it is fed, what it folds them to, and by what key."""
+
+    name: str
+    source: str
+    kind: str
+    way: str
+    keys: tuple[str, ...]
+    by_strand: bool
+
+    def channel_of(self, sent: Sent) -> str:
+        return sent.strand if self.by_strand else sent.channel
+
+    def key_of(self, sent: Sent) -> tuple[Any, ...]:
+        return tuple(sent.k0 if name == "k0" else sent.k1 for name in self.keys)
+
+    def updates_of(self, sent: Sent) -> list[Any] | None:
+        """The values that a message adds; None if they do not fit."""
+        if sent.value is None:
+            return []
+        if sent.value == UNFIT_VALUE:
+            return None
+        return updates(self.kind, self.way, sent.k1, sent.value)
+
+    def fold(self, messages: Iterable[Sent]) -> dict[tuple[Any, ...], Any]:
+        """By key, the values of all messages, put together in the order of the contract."""
+        result: dict[tuple[Any, ...], Any] = {}
+        if self.kind == "list":
+            messages = sorted(messages, key=lambda m: (m.timestamp, self.channel_of(m), m.position))
+        for sent in messages:
+            key = self.key_of(sent)
+            for value in self.updates_of(sent) or []:
+                result[key] = plus(self.kind, result[key], value) if key in result else value
+        return result
+
+    def task(self, note: Callable[[str, int, Any], None]) -> PersistentTask:
+        """The task as a user would write it; one that reads its state notes what it read."""
+        return {"value": ByValue, "batch": ByBatch, "message": ByMessage, "reads": Reading}[self.way](self, note)
+
+
+def updates(kind: str, way: str, k1: str | None, value: int) -> list[Any]:
+    if kind == "sum":
+        return [value]
+    if kind == "count":
+        return [1]
+    if kind == "struct":
+        return [{"count": 1, "sum": value, "min": value, "max": value}]
+    if kind == "map":
+        return [{k1 or "none": value}]
+    return [[value]] if way == "batch" or value % 3 else [[value], [-value, 0]]
+
+
+def plus(kind: str, a: Any, b: Any) -> Any:
+    """Both together, in plain Python."""
+    if kind == "struct":
+        return {
+            "count": a["count"] + b["count"],
+            "sum": a["sum"] + b["sum"],
+            "min": min(a["min"], b["min"]),
+            "max": max(a["max"], b["max"]),
+        }
+    if kind == "map":
+        return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
+    return a + b
+
+
+class _Task(PersistentTask):
+    def __init__(self, job: Job, note: Callable[[str, int, Any], None]) -> None:
+        self.job = job
+        self.note = note
+        self.name = job.name
+        self.key = job.keys or None
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(MONOIDS[self.job.kind])
+
+
+class ByValue(_Task):
+    def __init__(self, job: Job, note: Callable[[str, int, Any], None]) -> None:
+        super().__init__(job, note)
+        self.value = "v"
+
+
+class ByBatch(_Task):
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        kind, values = self.job.kind, batch.column("v").to_pylist()
+        if kind == "sum":
+            return batch.column("v")
+        # An unfit value stays one whatever it is wrapped into.
+        types = {
+            "count": pa.uint64(),
+            "struct": pa.struct([(name, pa.uint64()) for name in ("count", "sum", "min", "max")]),
+            "map": pa.map_(pa.string(), pa.uint64()),
+            "list": pa.list_(pa.uint64()),
+        }
+        rows = [
+            None if v is None else v if kind == "count" and v == UNFIT_VALUE else updates(kind, "batch", k, v)[0]
+            for v, k in zip(values, batch.column("k1").to_pylist(), strict=True)
+        ]
+        rows = [list(row.items()) if kind == "map" and row is not None else row for row in rows]
+        return pa.array(rows, types[kind])
+
+
+class ByMessage(_Task):
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        value = message["v"]
+        if value is None:
+            if message["position"] % 2:
+                state.update(message.timestamp, None)
+        elif value == UNFIT_VALUE:
+            state.update(message.timestamp, "unfit")
+        else:
+            for update in updates(self.job.kind, self.job.way, message["k1"], value):
+                state.update(message.timestamp, update)
+
+
+class Reading(ByMessage):
+    reads_state: ClassVar[bool] = True
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        self.note(message["strand"], message["position"], state.get())
+        super().process_message(state, message)

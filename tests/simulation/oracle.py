@@ -1,0 +1,599 @@
+"""What must be true after every commit, worked out from the messages alone, in plain Python.
+
+The oracle hears of every log entry at the instant it exists. It keeps one verdict per message and task: in the state, or
+aside for a reason, or none yet. From these follow the state at every clock, the rows aside and the clocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from persistent_state import driver, merge
+from persistent_state.batch import Basis
+from persistent_state.clock import BEGINNING
+from persistent_state.plan import Plan
+from persistent_state.steps.lift import AHEAD, JUMP, LATE, NO_TIMESTAMP, UNFIT
+from persistent_state.store import pages, sides
+from persistent_state.store import run as runs_io
+from persistent_state.store.entry import Entry, Stored, TaskState, from_bytes, side_from_json, task_files
+from tests.simulation.files import Disk, PlainFiles
+from tests.simulation.messages import MONOIDS, Job, Sent
+from tests.simulation.source import Strands
+
+STATE = "state"
+
+Place = tuple[str, int]
+
+
+class Violation(AssertionError):
+    """Something that the contract promises is not so."""
+
+
+def must(truth: bool, promise: str, **facts: Any) -> None:
+    if not truth:
+        raise Violation(f"{promise}: " + ", ".join(f"{name}={value!r}" for name, value in facts.items()))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one start of the application said of event time."""
+
+    interval: int
+    delay: int
+    idle_after: int | None
+    ahead: int
+    jump: int | None
+    believe: int
+    keeping: driver.Keeping
+
+
+@dataclass
+class Judge:
+    """All that the oracle knows of one task."""
+
+    job: Job
+    strands: Strands
+    verdicts: dict[Place, str] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
+    journal: list[str] = field(default_factory=list)
+    known: dict[str, int] = field(default_factory=dict)
+    touched: set[Any] = field(default_factory=set)
+    newest: dict[str, int | None] = field(default_factory=dict)
+    """By channel, the greatest timestamp that moved it since the start; None: known, nothing yet."""
+    reached: dict[str, int] = field(default_factory=dict)
+    """By channel, a timestamp that it had reached before the start and that is not replayed."""
+    gone: set[str] = field(default_factory=set)
+    """Channels that the source does not list any more."""
+    active: dict[str, int] = field(default_factory=dict)
+    floor: dict[str, int] = field(default_factory=dict)
+    """By channel, the clock that it never had a say in: it was not known yet, idle, or ended."""
+    jumps: Counter[str] = field(default_factory=Counter)
+    holds: bool = True
+    was_read: dict[int, Any] = field(default_factory=dict)
+    """What the state at a clock once was."""
+    rows: dict[Any, list[tuple[Place, str]]] = field(default_factory=dict)
+
+    @property
+    def listed(self) -> bool:
+        return self.job.by_strand and self.strands.lists_channels
+
+    def sent(self, place: Place) -> Sent:
+        return self.strands.messages[place[0]][place[1]]
+
+    def in_state(self, below: int | None) -> list[Sent]:
+        found = [self.sent(place) for place, verdict in self.verdicts.items() if verdict == STATE]
+        return found if below is None else [m for m in found if m.timestamp is not None and m.timestamp < below]
+
+    def aside(self) -> dict[Place, str]:
+        return {place: verdict for place, verdict in self.verdicts.items() if verdict != STATE}
+
+    def is_ended(self, channel: str) -> bool:
+        return self.listed and self.strands.ends and (self.read.get(channel, 0) == len(self.strands.messages[channel]))
+
+    def is_live(self, channel: str, terms: Terms, now: int) -> bool:
+        if self.is_ended(channel) or channel in self.gone:
+            return False
+        return terms.idle_after is None or now - self.active[channel] < terms.idle_after
+
+
+class Oracle:
+    """The judge of a world: `hear` is called with every new entry, `claim` with what a driver was told it committed."""
+
+    def __init__(self, disk: Disk, application: str) -> None:
+        self.disk = disk
+        self.files = PlainFiles("sim://", disk=disk)
+        self.application = application
+        self.judges: dict[str, Judge] = {}
+        self.newest: Entry | None = None
+        self.writer = ""
+        self.seals: dict[int, str] = {}
+        self.times: dict[int, int] = {}
+        self.intervals: set[int] = set()
+        self.terms: Terms | None = None
+        self.delays: dict[str, int] = {}
+        self.starting: dict[str, tuple[Terms, dict[str, Plan], set[str]]] = {}
+        """By writer, what a driver that is starting says."""
+        self.batches: dict[tuple[str, int, int], Basis] = {}
+        self.readings: dict[tuple[str, str], dict[Place, Any]] = {}
+        self.layouts: dict[str, merge.Layout] = {}
+        self.coarsest = 0
+        self.has_lost_numbers = False
+
+    def expect(self, job: Job, strands: Strands) -> None:
+        self.judges[job.name] = Judge(job, strands)
+
+    def reader(self, name: str, writer: str) -> Callable[[str, int, Any], None]:
+        """Where a driver's task tells what it read of its state."""
+        seen = self.readings.setdefault((name, writer), {})
+
+        def note(strand: str, position: int, value: Any) -> None:
+            seen[strand, position] = value
+
+        return note
+
+    def left_behind(self, names: Iterable[str]) -> set[str]:
+        """The tasks that can't go on, since they left and the application went on without them."""
+        newest = self.newest
+        known = newest.tasks if newest else {}
+        return {n for n in names if newest and n in known and not known[n].active and known[n].clock != newest.clock}
+
+    def has_moved(self, in_flight: Mapping[str, Basis]) -> bool:
+        """Whether a micro-batch was planned at a clock that its task has been taken from since, by others."""
+        tasks = self.newest.tasks if self.newest else {}
+        return any(tasks[n].clock != basis.clock and not self.judges[n].holds for n, basis in in_flight.items())
+
+    # What happens
+
+    def hear(self, path: str) -> None:
+        """A file was made."""
+        if not path.startswith(f"{self.application}/log/"):
+            return
+        data = bytes(self.disk.read(path))
+        entry = from_bytes(data, path)
+        before = self.newest
+        if before is not None and entry.number <= before.number:
+            # Someone slept so long that its number was collected. The number says nothing any more.
+            return
+        must(entry.number == (before.number + 1 if before else 1), "entries follow each other", number=entry.number)
+        must(entry.previous == (self.seals[before.number] if before else ""), "an entry names the one before")
+        self.seals[entry.number] = hashlib.sha256(data).hexdigest()
+        self.times[entry.number] = entry.time
+        self.newest = entry
+        self._files_exist(entry)
+        if before is None or entry.epoch != before.epoch:
+            self._start(before, entry)
+        else:
+            moved = [name for name, task in entry.tasks.items() if task.batch != before.tasks[name].batch]
+            must(len(moved) <= 1, "one entry is one micro-batch", moved=moved)
+            for name in moved:
+                self._commit(name, before, entry)
+            self._clocks(before, entry, moved)
+        self._aside(before, entry)
+        self._states(before, entry)
+
+    def gone(self, path: str) -> None:
+        """A file is about to be deleted."""
+        assert self.newest is not None
+        folder = f"{self.application}/log/"
+        if not path.startswith(folder):
+            must(path not in self._named(self.newest), "no file is deleted that the newest entry names", path=path)
+            return
+        self.has_lost_numbers = True
+        number = int(path.removeprefix(folder).removesuffix(".json"))
+        must(number < self.newest.number, "the newest entry is never deleted", path=path)
+
+    def _named(self, entry: Entry) -> set[str]:
+        """All that can be reached from an entry."""
+        settled = [
+            side_from_json(json.loads(line)).file.path
+            for task in entry.tasks.values()
+            for line in pages.read(self.files, task.settled)
+        ]
+        return {*entry.files(), *settled}
+
+    def claim(self, entry: Entry) -> None:
+        """A driver was told that this entry is of the log."""
+        must(
+            self.seals.get(entry.number) == entry.seal,
+            "what a driver was told it committed is in the log",
+            number=entry.number,
+        )
+
+    def opened(self, name: str, epoch: int, journal: list[str], known: Mapping[str, int]) -> None:
+        """A source was opened with this."""
+        if self.newest is None or self.newest.epoch != epoch:
+            return
+        judge = self.judges[name]
+        must(journal == judge.journal, "a source is given back what it wrote", task=name, journal=journal)
+        must(dict(known) == judge.known, "a source is told what is known", task=name, known=known, expected=judge.known)
+
+    def emitted(self, name: str, entry: Entry, values: Sequence[Stored]) -> None:
+        """A micro-batch gave these running values of the keys that it touched."""
+        if self.newest is None or entry.number != self.newest.number or not values:
+            return
+        judge, layout = self.judges[name], self.layouts[name]
+        current, found = judge.job.fold(judge.in_state(None)), {}
+        for stored in values:
+            table = runs_io.read_table(self.files, stored).rename_columns([*layout.key_names, "value"])
+            found.update(as_dict(table, layout, MONOIDS[judge.job.kind]))
+        must(
+            all(current[key] == value for key, value in found.items()),
+            "running values are the fold so far",
+            found=found,
+        )
+        must(
+            judge.touched <= found.keys(), "running values are of all touched keys", found=found, touched=judge.touched
+        )
+
+    def finish(self, jobs: Sequence[Job]) -> None:
+        """All is over: every message is in the state or aside, once, below one clock."""
+        entry = self.newest
+        assert entry is not None
+        for job in jobs:
+            judge, task = self.judges[job.name], entry.tasks[job.name]
+            sent = {message.place for messages in judge.strands.messages.values() for message in messages}
+            must(judge.verdicts.keys() == sent, "no message is lost", task=job.name, lost=sent - judge.verdicts.keys())
+            must(task.clock == entry.clock, "a close gives every task one clock", task=job.name, clock=task.clock)
+            below, every = judge.in_state(entry.clock), judge.in_state(None)
+            must(len(below) == len(every), "at a close all is below the clock", task=job.name, clock=entry.clock)
+        for name, task in entry.tasks.items():
+            for clock in {entry.clock, task.clock, *entry.retained, None}:
+                self.check_state(name, entry, clock)
+
+    def _now(self, name: str, entry: Entry) -> int:
+        """The batch time of a task's last micro-batch; long ago if there was none since the start."""
+        basis = self.batches.get((name, entry.epoch, entry.tasks[name].batch))
+        return basis.now if basis else 0
+
+    # What must be true
+
+    def _files_exist(self, entry: Entry) -> None:
+        for task in entry.tasks.values():
+            for stored in task_files(task):
+                must(stored.path in self.disk.files, "every file that an entry names exists", path=stored.path)
+                data = self.disk.files[stored.path]
+                right = len(data) == stored.length and hashlib.sha256(data).hexdigest() == stored.checksum
+                must(right, "every file that an entry names is what was written", path=stored.path)
+
+    def _start(self, before: Entry | None, entry: Entry) -> None:
+        terms, plans, anew = self.starting[entry.writer]
+        self.writer = entry.writer
+        self.terms = terms
+        self.layouts.update((name, plan.layout) for name, plan in plans.items())
+        self.intervals.add(terms.interval)
+        self.coarsest = terms.interval
+        must(entry.epoch == (before.epoch + 1 if before else 1), "a start begins a new epoch", epoch=entry.epoch)
+        must(
+            entry.clock == (before.clock if before else BEGINNING), "a start keeps the global clock", clock=entry.clock
+        )
+        must(entry.retained == (before.retained if before else ()), "a start keeps the retained clocks")
+        must({n for n, t in entry.tasks.items() if t.active} == set(plans), "a start has the tasks it was given")
+        for name in plans:
+            task, judge = entry.tasks[name], self.judges[name]
+            must(
+                task.clock == entry.clock,
+                "a start cuts every task back to the global clock",
+                task=name,
+                clock=task.clock,
+            )
+            if before is None or name not in before.tasks or name in anew:
+                self.judges[name] = Judge(judge.job, judge.strands)
+                self.delays[name] = terms.delay
+                continue
+            self.delays[name] = min(self.delays[name], terms.delay)
+        for name, task in entry.tasks.items():
+            was_active = before is not None and name in before.tasks and before.tasks[name].active
+            if task.active or was_active:
+                self._cut_back(self.judges[name], task, entry)
+
+    def _cut_back(self, judge: Judge, task: TaskState, entry: Entry) -> None:
+        """Of what is to be read again, forget all but what the clock or the rows aside hold."""
+        known = max([0, *judge.read.values()])
+        must(
+            all(p.next <= known for p in task.positions.values()), "nothing is skipped at a start", task=judge.job.name
+        )
+        aside = dict(self._rows_aside(judge, task))
+        for place, verdict in list(judge.verdicts.items()):
+            timestamp = judge.sent(place).timestamp
+            done = timestamp is not None and timestamp < entry.clock
+            if place[1] >= task.positions[place[0]].next and not done and (verdict == STATE or place not in aside):
+                del judge.verdicts[place]
+            else:
+                lost = verdict == STATE and not done
+                must(
+                    not lost,
+                    "all at or above the clock is replayed",
+                    task=judge.job.name,
+                    place=place,
+                    clock=entry.clock,
+                )
+        judge.read = {strand: position.next for strand, position in task.positions.items()}
+        for channel, newest in judge.newest.items():
+            if newest is not None and entry.clock != BEGINNING:
+                judge.reached[channel] = min(newest, entry.clock)
+            elif newest is not None:
+                judge.reached.pop(channel, None)
+        judge.newest = dict.fromkeys(judge.newest)
+        judge.active = dict.fromkeys(judge.newest, entry.time)
+        judge.jumps.clear()
+        judge.holds = True
+
+    def _commit(self, name: str, before: Entry, entry: Entry) -> None:
+        """Judge what a micro-batch read."""
+        assert self.terms is not None
+        judge, old, new = self.judges[name], before.tasks[name], entry.tasks[name]
+        must(new.batch == old.batch + 1, "micro-batches follow each other", task=name, batch=new.batch)
+        basis = self.batches[name, entry.epoch, new.batch]
+        now = basis.now
+        if new.batch == 1:
+            judge.active = dict.fromkeys(judge.active, now)
+        judge.journal += basis.journal
+        limit = now + self.terms.ahead
+        if new.batch == 1:
+            judge.active = dict.fromkeys(judge.active, now)
+        jumped = {place for place, reason in self._rows_aside(judge, new) if reason == JUMP}
+        high = dict(judge.newest)
+        if judge.listed:
+            for strand in basis.channels:
+                self._learn(judge, strand, old.clock, now)
+            judge.gone = judge.newest.keys() - basis.channels.keys()
+        read: list[Sent] = []
+        for strand, position in sorted(new.positions.items()):
+            begin = judge.read.get(strand, 0)
+            must(begin <= position.next <= judge.strands.visible[strand], "what was read is there", strand=strand)
+            for sent in judge.strands.messages[strand][begin : position.next]:
+                if sent.place not in judge.verdicts:
+                    read.append(sent)
+                    self._judge(judge, sent, old.clock, limit, jumped, high, now)
+            judge.read[strand] = position.next
+            judge.known[strand] = max(judge.known.get(strand, 0), position.next)
+        self._protected(judge, read, limit)
+        self._read_right(judge, read)
+        judge.touched = {
+            judge.job.key_of(m) for m in read if judge.verdicts[m.place] == STATE and judge.job.updates_of(m)
+        }
+        for sent in read:
+            if judge.verdicts[sent.place] in (STATE, UNFIT):
+                channel = judge.job.channel_of(sent)
+                judge.active[channel] = now
+                newest = judge.newest[channel]
+                judge.newest[channel] = sent.timestamp if newest is None else max(newest, sent.timestamp or 0)
+        self._task_clock(judge, old, new, now, read)
+
+    def _learn(self, judge: Judge, channel: str, clock: int, now: int) -> None:
+        if channel not in judge.newest:
+            judge.newest[channel] = None
+            judge.active[channel] = now
+        judge.floor.setdefault(channel, clock)
+
+    def _judge(
+        self,
+        judge: Judge,
+        sent: Sent,
+        clock: int,
+        limit: int,
+        jumped: set[Place],
+        high: dict[str, int | None],
+        now: int,
+    ) -> None:
+        assert self.terms is not None
+        channel, timestamp, jump = judge.job.channel_of(sent), sent.timestamp, self.terms.jump
+        if sent.broken is not None:
+            judge.verdicts[sent.place] = sent.broken
+        elif timestamp is None:
+            judge.verdicts[sent.place] = NO_TIMESTAMP
+        elif timestamp < clock:
+            judge.verdicts[sent.place] = LATE
+        elif timestamp > limit:
+            judge.verdicts[sent.place] = AHEAD
+        else:
+            self._learn(judge, channel, clock, now)
+            newest = judge.newest[channel]
+            newest = judge.reached.get(channel) if newest is None else newest
+            if sent.place in jumped:
+                # What its part of the batch had seen of the channel is at least what was seen before the batch.
+                far = jump is not None and (newest is None or timestamp > newest + jump)
+                must(far, "only what jumps is called a jump", message=sent, newest=newest, jump=jump)
+                judge.verdicts[sent.place] = JUMP
+                judge.jumps[channel] += 1
+                return
+            top = high.get(channel)
+            believed = judge.jumps[channel] >= self.terms.believe - 1
+            # A part of the first batch that begins in the middle of a strand has nothing to measure from.
+            near = jump is None or newest is None or top is None or timestamp <= top + jump or believed
+            must(near, "what jumps steps aside", message=sent, newest=top, jump=jump)
+            high[channel] = timestamp if top is None else max(top, timestamp)
+            judge.verdicts[sent.place] = UNFIT if judge.job.updates_of(sent) is None else STATE
+
+    def _protected(self, judge: Judge, read: Sequence[Sent], limit: int) -> None:
+        """No message within the allowed delay of the newest before it in its channel is late.
+
+        Unless it is below a clock that its channel had no say in. Of changing delays the least counts: a clock fixed under it
+        stays. The messages before it are those that could have moved the clock.
+        """
+        name = judge.job.name
+        late = {sent.strand for sent in read if judge.verdicts[sent.place] == LATE}
+        for strand in late:
+            newest: dict[str, int] = {}
+            of_now = {sent.place for sent in read if sent.strand == strand and judge.verdicts[sent.place] == LATE}
+            for sent in judge.strands.messages[strand][: judge.strands.visible[strand]]:
+                channel, timestamp = judge.job.channel_of(sent), sent.timestamp
+                if timestamp is None or sent.broken is not None or timestamp > limit:
+                    continue
+                if sent.place in of_now and channel in judge.floor and timestamp >= judge.floor[channel]:
+                    near = channel not in newest or timestamp >= newest[channel] - self.delays[name]
+                    must(not near, "within the allowed delay nothing is late", task=name, message=sent, newest=newest)
+                newest[channel] = max(newest.get(channel, timestamp), timestamp)
+
+    def _read_right(self, judge: Judge, read: Sequence[Sent]) -> None:
+        """A task that reads its state saw all of its key processed so far."""
+        if judge.job.way != "reads":
+            return
+        seen = self.readings[judge.job.name, self.writer]
+        fresh = {sent.place for sent in read}
+        current = judge.job.fold(m for m in judge.in_state(None) if m.place not in fresh)
+        taken = [m for m in read if judge.verdicts[m.place] in (STATE, UNFIT)]
+        for sent in sorted(taken, key=lambda m: (m.timestamp, judge.job.channel_of(m), m.position)):
+            key, zero = judge.job.key_of(sent), MONOIDS[judge.job.kind].zero
+            must(
+                seen.get(sent.place) == current.get(key, zero),
+                "get() is the fold of all of its key so far",
+                message=sent, read=seen.get(sent.place), expected=current.get(key, zero),
+            )  # fmt: skip
+            for key, value in judge.job.fold([sent]).items():
+                current[key] = MONOIDS[judge.job.kind].plus(current[key], value) if key in current else value
+
+    def _task_clock(self, judge: Judge, old: TaskState, new: TaskState, now: int, read: Sequence[Sent]) -> None:
+        """A task's clock is where its live channels let it be, but for the steps of a batch that spans very much."""
+        assert self.terms is not None
+        assert self.newest is not None
+        interval, delay = self.terms.interval, self.terms.delay
+        live = [c for c in judge.newest if judge.is_live(c, self.terms, now)]
+        listed = judge.newest.keys() - judge.gone
+        judge.holds = bool(live) or not (listed or judge.listed)
+        times = [m.timestamp for m in read if judge.verdicts[m.place] in (STATE, UNFIT) and m.timestamp is not None]
+        top = max([BEGINNING, *(t for t in judge.newest.values() if t is not None)]) - delay
+        for segment in new.coarse:
+            if segment not in old.coarse:
+                needed = segment.step < (segment.high - segment.low) / 4 and segment.high <= top
+                start = max(old.clock, min(times, default=0) // interval * interval)
+                must(needed and segment.low >= start, "intervals are no coarser than needed", coarse=segment, top=top)
+        step = max([interval, *(segment.step for segment in new.coarse)])
+        self.coarsest = max(self.coarsest, step)
+        follows = self.newest.clock if not judge.holds else BEGINNING
+        newest = [judge.newest[c] for c in live]
+        if live:
+            seen = [t for t in newest if t is not None]
+            bound = min(seen) - delay if len(seen) == len(newest) else BEGINNING
+            highest = bound // interval * interval
+            lowest = bound // step * step
+        else:
+            tops = [t for t in map(judge.newest.get, listed) if t is not None]
+            ended = bool(tops) and all(judge.is_ended(c) for c in listed)
+            highest = lowest = (max(tops) // interval + 1) * interval if ended else BEGINNING
+        facts = {
+            "task": judge.job.name,
+            "clock": new.clock,
+            "before": old.clock,
+            "coarse": new.coarse,
+            "newest": judge.newest,
+        }
+        must(new.clock <= max(old.clock, highest, follows), "no clock beyond what live channels let it", **facts)
+        must(
+            new.clock >= max(old.clock, lowest, follows), "a clock moves when all live channels have delivered", **facts
+        )
+
+    def _clocks(self, before: Entry, entry: Entry, moved: Sequence[str]) -> None:
+        assert self.terms is not None
+        must(entry.clock >= before.clock, "the global clock never goes back", clock=entry.clock, before=before.clock)
+        holding = []
+        for name, task in entry.tasks.items():
+            old, judge = before.tasks[name], self.judges[name]
+            if not task.active:
+                must(task == old, "a task that is gone stays as it was", task=name)
+                continue
+            must(task.clock >= max(old.clock, entry.clock), "no clock of a task goes back", task=name, clock=task.clock)
+            for clock in (task.clock, *task.cuts):
+                fine = clock == BEGINNING or any(clock % interval == 0 for interval in self.intervals)
+                must(fine, "clocks are multiples of the interval", task=name, clock=clock)
+            now = self._now(name, entry)
+            for channel in judge.newest:
+                if not judge.is_live(channel, self.terms, now) or not moved:
+                    judge.floor[channel] = max(judge.floor[channel], task.clock)
+            if moved and name not in moved and task.clock != old.clock:
+                must(not judge.holds, "no task is moved by another while it holds the clock", task=name)
+            if judge.holds:
+                holding.append(task.clock)
+        must(
+            entry.clock <= min(holding, default=entry.clock), "the global clock waits for every task", clock=entry.clock
+        )
+        self._global_clock(before, entry, holding)
+        if entry.clock != before.clock:
+            must(entry.retained == (*before.retained, entry.clock)[-self.terms.keeping.clocks :], "clocks are retained")
+        if not moved:
+            actives = {task.clock for task in entry.tasks.values() if task.active}
+            must(actives == {entry.clock}, "a close gives every task one clock", clocks=actives)
+
+    def _global_clock(self, before: Entry, entry: Entry, holding: Sequence[int]) -> None:
+        """The global clock is at most one step of the coarsest grid behind the slowest task that holds it.
+
+        The grid is that of a handful of clocks between the global clock and the fastest task, or of a batch that had to be
+        coarser. Before the first global clock there is nothing to count the handful from, unless there is but one task.
+        """
+        active = [task.clock for task in entry.tasks.values() if task.active]
+        if len(active) == 1:
+            must(
+                entry.clock == active[0], "the clock of the only task is the global one", clock=entry.clock, task=active
+            )
+        for name, task in entry.tasks.items():
+            if task.active and task.clock != BEGINNING:
+                times = [m.timestamp for m in self.judges[name].in_state(task.clock) if m.timestamp is not None]
+                low = before.clock if before.clock != BEGINNING else min(times, default=task.clock)
+                self.coarsest = max(self.coarsest, handful(low, task.clock, entry.interval))
+        if before.clock != BEGINNING and holding:
+            least = min(holding) - self.coarsest
+            facts = {"clock": entry.clock, "tasks": active, "step": self.coarsest, "before": before.clock}
+            must(entry.clock >= least, "the global clock is at most a step behind the slowest task", **facts)
+
+    def _rows_aside(self, judge: Judge, task: TaskState) -> list[tuple[Place, str]]:
+        settled = [side_from_json(json.loads(line)) for line in pages.read(self.files, task.settled)]
+        found = []
+        for side in (*settled, *task.sides):
+            key = side.file.path, repr(side.cuts)
+            if key not in judge.rows:
+                table = sides.read(self.files, side)
+                places = zip(table["strand"].to_pylist(), table["position"].to_pylist(), strict=True)
+                judge.rows[key] = list(zip(places, table["reason"].to_pylist(), strict=True))
+            found += judge.rows[key]
+        return found
+
+    def _aside(self, before: Entry | None, entry: Entry) -> None:
+        """Rows aside are those that should be, each once, for the right reason."""
+        for name, task in entry.tasks.items():
+            judge = self.judges[name]
+            rows = self._rows_aside(judge, task)
+            facts = {"task": name, "differ": set(rows) ^ set(judge.aside().items())}
+            must(dict(rows) == judge.aside(), "aside is what should be", **facts)
+            must(len(rows) == len(judge.aside()), "aside is each row once", task=name, rows=rows)
+            must(task.counts() == Counter(judge.aside().values()), "rows aside are counted", task=name)
+
+    def _states(self, before: Entry | None, entry: Entry) -> None:
+        for name, task in entry.tasks.items():
+            if before is None or name not in before.tasks or task != before.tasks[name]:
+                for clock in {entry.clock, task.clock, *entry.retained, None}:
+                    self.check_state(name, entry, clock)
+
+    def check_state(self, name: str, entry: Entry, clock: int | None) -> None:
+        """The state of a task at a clock (None: all of it) is the fold of the messages below that were not set aside."""
+        judge, task = self.judges[name], entry.tasks[name]
+        kind = judge.job.kind
+        layout = self.layouts[name]
+        table = runs_io.state_below(self.files, task.runs, layout, clock)
+        found = as_dict(table, layout, MONOIDS[kind])
+        expected = judge.job.fold(judge.in_state(clock))
+        differ = {k: (found.get(k), expected.get(k)) for k in {*found, *expected} if found.get(k) != expected.get(k)}
+        facts = {"task": name, "clock": clock, "differ (found, expected)": differ}
+        must(len(found) == table.num_rows, "a key has one row", **facts)
+        must(found == expected, "the state at a clock is the fold of the messages below it", **facts)
+        if clock is not None and clock <= entry.clock:
+            was = judge.was_read.setdefault(clock, found)
+            must(found == was, "a state once readable never changes", **facts)
+
+
+def handful(low: int, high: int, interval: int) -> int:
+    """The least doubling of the interval of which at most 8 multiples lie between."""
+    step = interval
+    while sum(1 for k in range(low // step + 1, low // step + 10) if k * step < high) > 8:
+        step *= 2
+    return step
+
+
+def as_dict(table: Any, layout: merge.Layout, monoid: Any) -> dict[tuple[Any, ...], Any]:
+    keys = [table[name].to_pylist() for name in layout.key_names]
+    values = monoid.from_arrow(merge.one_chunk(table["value"]))
+    return dict(zip(zip(*keys, strict=True) if keys else [()] * len(values), values, strict=True))

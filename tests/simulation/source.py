@@ -1,0 +1,115 @@
+"""A time-replayable source of a world: strands of messages that grow while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
+from tests.simulation.messages import SCHEMA, Sent, batch_of
+
+
+@dataclass
+class Strands:
+    """The messages of a source, and how many of each strand there are by now; what the world shares with all readers.
+
+    A strand in `visible` is known. For a while only a `share` of the messages comes. A strand that `ends` has no more, one
+    that `vanishes` is not even listed any more.
+    """
+
+    messages: dict[str, list[Sent]]
+    visible: dict[str, int]
+    share: float
+    lists_channels: bool
+    ends: bool
+    vanishes: bool
+    chunk_rows: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no more comes for now."""
+        return all(self.visible.get(strand, 0) >= self._limit(strand) for strand in self.messages)
+
+    def grow(self, rng: Random, most: int) -> None:
+        """Let more messages arrive, and strands appear."""
+        for strand in self.messages:
+            visible, limit = self.visible.get(strand), self._limit(strand)
+            if visible is None and limit and rng.random() < 0.3:
+                self.visible[strand] = 0
+            elif visible is not None and visible < limit:
+                self.visible[strand] = min(limit, visible + rng.randint(0, most))
+
+    def _limit(self, strand: str) -> int:
+        return int(len(self.messages[strand]) * self.share)
+
+    def has_ended(self, strand: str) -> bool:
+        return self.ends and self.visible[strand] == len(self.messages[strand])
+
+
+@dataclass
+class WorldSource(TimeReplayableSource):
+    """One reader's view of the strands of a source."""
+
+    strands: Strands
+    rng: Random
+    batch_rows: int
+    channel: str | None = None
+    timestamp: str = "ts"
+    opened: tuple[list[str], dict[str, int]] = field(default_factory=lambda: ([], {}))
+
+    @property
+    def schema(self) -> pa.Schema:
+        return SCHEMA
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        self.opened = (list(journal), dict(known))
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        ends, channels = {}, {}
+        for strand, visible in self.strands.visible.items():
+            begin = start.get(strand, 0)
+            step = visible if everything else self.rng.randint(0, self.batch_rows)
+            ends[strand] = max(begin, min(visible, begin + step))
+            if not (self.strands.vanishes and begin == len(self.strands.messages[strand])):
+                channels[strand] = self.strands.has_ended(strand) and ends[strand] == visible
+        moved = [f"{strand}:{start.get(strand, 0)}-{end}" for strand, end in ends.items() if end > start.get(strand, 0)]
+        lists = self.strands.lists_channels and self.channel is None
+        return Reach(ends, channels if lists else None, tuple(moved))
+
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        """Stretches of strands, dealt out to the parts; one strand may be cut across several."""
+        stretches = []
+        for strand, high in sorted(end.items()):
+            low = start.get(strand, 0)
+            if low < high:
+                cuts = sorted({low, high, *(self.rng.randint(low, high) for _ in range(parts - 1))})
+                stretches += [(strand, a, b) for a, b in pairwise(cuts)]
+        dealt: list[list[tuple[str, int, int]]] = [[] for _ in range(parts)]
+        for i, stretch in enumerate(stretches):
+            dealt[min(i * parts // len(stretches), parts - 1)].append(stretch)
+        return [split for split in dealt if split]
+
+    def read(self, split: Any) -> Iterator[Chunk]:
+        for strand, low, high in split:
+            yield from chunks(strand, self.strands.messages[strand][low:high], self.strands.chunk_rows)
+
+
+def chunks(strand: str, sent: Sequence[Sent], most: int) -> Iterator[Chunk]:
+    """Messages as chunks of at most so many rows; a broken record ends the chunk that it stands in."""
+    rows: list[Sent] = []
+    for message in sent:
+        if message.broken is None:
+            rows.append(message)
+            if len(rows) < most:
+                continue
+        first = rows[0].position if rows else message.position
+        bad = () if message.broken is None else (BadRecord(message.position, message.broken, "?"),)
+        yield Chunk(strand, first, batch_of(rows), bad)
+        rows = []
+    if rows:
+        yield Chunk(strand, rows[0].position, batch_of(rows))

@@ -1,0 +1,68 @@
+"""The core keeps its contract in every world that a seed makes, and a seed always makes the same world.
+
+`SIMULATION_WORLDS` says how many worlds; `python -m tests.simulation SEED` plays one and prints what happened.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.world import World, play
+
+WORLDS = int(os.environ.get("SIMULATION_WORLDS", "1200"))
+STRIDE = 20
+
+
+@pytest.mark.parametrize("first", range(0, WORLDS, STRIDE))
+def test_every_world_keeps_the_contract(first: int) -> None:
+    for seed in range(first, min(first + STRIDE, WORLDS)):
+        play(seed)
+
+
+def test_a_seed_is_one_world() -> None:
+    seeds = range(10)
+    here = [trace_of(seed) for seed in seeds]
+    assert here == [trace_of(seed) for seed in seeds]
+    program = f"from tests.simulation.test_simulation import trace_of\nprint([trace_of(seed) for seed in {seeds!r}])"
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    root = Path(__file__).parents[2]
+    there = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, env=environment, capture_output=True, text=True, check=True
+    )
+    assert there.stdout == f"{here}\n"
+
+
+def test_worlds_are_rich() -> None:
+    worlds = [World(seed) for seed in range(60)]
+    for world in worlds:
+        world.run()
+    happened = {event for world in worlds for line in world.trace for event in EVENTS if event in line}
+    assert happened == set(EVENTS)
+    verdicts = {verdict for w in worlds for judge in w.oracle.judges.values() for verdict in judge.verdicts.values()}
+    assert len(verdicts) == 7, verdicts
+
+
+EVENTS = (
+    "answer lost",
+    "arrives late",
+    "collected",
+    "Exists",
+    "fails",
+    "FileNotFoundError",
+    "is killed",
+    "-pages-",
+    "stops: Disagreement",
+    "stops: Fenced",
+    "stops: StoreUnavailable",
+)
+
+
+def trace_of(seed: int) -> list[str]:
+    world = World(seed)
+    world.run()
+    return world.trace

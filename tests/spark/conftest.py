@@ -1,0 +1,91 @@
+"""Tests on a real Spark: one shared session for those that need no process of their own, and processes that can be killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from persistent_state.engine.java import java_problem
+from tests.spark import sessions
+from tests.spark.stream import Stream, check_end
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Launch = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _java() -> None:
+    if problem := java_problem():
+        if "CI" in os.environ:
+            pytest.fail(problem)
+        pytest.skip(problem)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    from pyspark import SparkContext
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in sessions.environment().items():
+            patch.setenv(name, value)
+        session = sessions.new_session("tests")
+        yield session
+        session.stop()
+        gateway = SparkContext._gateway
+        assert gateway is not None
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # a gateway ends with its input
+        gateway.proc.wait(timeout=30)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A run of the victim that nobody harmed: the steps that it took, and what makes the next JVMs start faster."""
+
+    steps: Sequence[str]
+    java_options: str
+
+
+@pytest.fixture(scope="session")
+def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+    folder = tmp_path_factory.mktemp("rehearsal")
+    stream = Stream(folder / "stream", seed=0)
+    for _ in range(4):
+        stream.grow()
+    # The JVM writes down the classes it has loaded, and another of the same class path need not load and verify them.
+    archive = folder / "spark.jsa"
+    process = sessions.start(
+        ["-m", "tests.spark.victim", str(folder), "--twice"],
+        folder,
+        sessions.environment(f"-XX:ArchiveClassesAtExit={archive}"),
+    )
+    try:
+        assert process.wait(timeout=180) == 0, (folder / "log").read_text()
+    finally:
+        sessions.end_sessions([process])
+    check_end(folder, stream)
+    yield Rehearsal((folder / "steps").read_text().splitlines(), f"-XX:SharedArchiveFile={archive}")
+    archive.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def launch(rehearsal: Rehearsal) -> Iterator[Launch]:
+    """Start Python programs, of which nothing is left after the tests of a file."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def launch(*arguments: str, folder: Path, **env: str) -> subprocess.Popen[bytes]:
+        process = sessions.start(arguments, folder, sessions.environment(rehearsal.java_options, **env))
+        processes.append(process)
+        return process
+
+    yield launch
+    sessions.end_sessions(processes)

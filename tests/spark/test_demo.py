@@ -1,0 +1,77 @@
+"""The demo succeeds, and it fails when what it shows is broken on purpose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.spark.conftest import Launch
+from tests.spark.sessions import ROOT
+
+FEW = 120_000
+
+BROKEN = {
+    "restore": """
+from persistent_state import driver
+assert driver._cut_runs
+driver._cut_runs = lambda runs, clock, shards: []
+""",
+    "replay": """
+from persistent_state import clock
+assert clock.rewind_position
+clock.rewind_position = lambda position, clock: position
+""",
+    "late rule": """
+from persistent_state import clock
+upstream_min = clock.upstream_min
+clock.upstream_min = lambda live, clock, delay: upstream_min(live, clock, 0)
+""",
+}
+"""What every process of the demo does first, by what it breaks."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    status: int
+    last_line: str
+    complaints: str
+
+
+@pytest.fixture(scope="module")
+def demos(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Shown]]]:
+    """The whole demo, and a shorter one for each part that is broken, two side by side."""
+
+    def demo(folder: Path, *arguments: str, **env: str) -> Shown:
+        process = launch("-m", "examples.exactly_once", *arguments, folder=folder, **env)
+        status = process.wait(timeout=300)
+        return Shown(status, (folder / "out").read_text().splitlines()[-1], (folder / "log").read_text())
+
+    with ThreadPoolExecutor(2) as pool:
+        running = {"": pool.submit(demo, tmp_path_factory.mktemp("demo"))}
+        for part, patch in BROKEN.items():
+            folder = tmp_path_factory.mktemp("broken")
+            (folder / "sitecustomize.py").write_text(patch)
+            few = ("--flights", str(FEW), "--folder", str(folder / "demo"))
+            running[part] = pool.submit(demo, folder, *few, PYTHONPATH=f"{folder}:{ROOT}")
+        yield running
+
+
+def test_the_demo_counts_every_flight_once(demos: Mapping[str, Future[Shown]]) -> None:
+    demo = demos[""].result()
+    assert demo.status == 0, demo.complaints[-4000:]
+    assert demo.last_line == "exactly once: 336776 messages, 0 lost, 0 counted twice"
+
+
+@pytest.mark.parametrize("part", BROKEN)
+def test_the_demo_fails_when_a_part_is_broken(demos: Mapping[str, Future[Shown]], part: str) -> None:
+    demo = demos[part].result()
+    assert demo.status == 1, demo.complaints[-4000:]
+    assert re.search(r"^FAILED: \d+ keys differ from pandas\.$", demo.complaints, re.MULTILINE)
+    assert ("FAILED: no message was replayed." in demo.complaints) == (part == "replay")
+    assert demo.last_line.startswith("exactly once: ")
+    assert demo.last_line != f"exactly once: {FEW} messages, 0 lost, 0 counted twice"
