@@ -9,7 +9,7 @@ demo: $(VENV)/ready
 	@$(BIN)/python -m examples.exactly_once
 
 test: $(VENV)/ready
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: $(VENV)/ready
 	@$(BIN)/ruff check .

@@ -97,7 +97,7 @@ class Drive:
     """What a driver told while it ran."""
 
     messages: dict[str, int] = field(default_factory=dict)
-    replayed: int = 0
+    replayed: dict[str, int] = field(default_factory=dict)
     clock: int | None = None
     killed: bool = False
     status: int | None = None
@@ -118,7 +118,7 @@ def watch(folder: Path, shards: int, total: int, kill_at: float | None) -> Drive
             told = json.loads(line)
             task = told["task"]
             seen.messages[task] = seen.messages.get(task, 0) + told["messages"]
-            seen.replayed += told["replayed"]
+            seen.replayed[task] = seen.replayed.get(task, 0) + told["replayed"]
             seen.clock = told["global_clock"]
             print(
                 f"  {task:<16} {seen.messages[task]:>7,} messages  upstream min {show(told['upstream_min'])}  "
@@ -174,7 +174,7 @@ def failures(first: Drive, second: Drive, verdict: Verdict, total: int) -> Itera
         yield "the first driver ended before it could be killed"
     if second.status != 0:
         yield f"the second driver failed with status {second.status}; see driver.log"
-    if second.replayed <= 0:
+    if not all(second.replayed.values()) or not second.replayed:
         yield "no message was replayed"
     if verdict.wrong_keys or verdict.lost or verdict.twice or verdict.messages != total:
         yield f"{verdict.wrong_keys} keys differ from pandas"
@@ -190,7 +190,8 @@ def demo(folder: Path, as_json: bool, most: int) -> int:
     print("Killed with SIGKILL. Starting another with 3 shards and a fresh Spark checkpoint.", flush=True)
     restarted_at = global_clock(folder)
     second = watch(folder, 3, total, None)
-    print(f"Restarted at clock {show(restarted_at)} and replayed {second.replayed:,} messages.", flush=True)
+    replayed = " and ".join(f"{count:,} messages to {task}" for task, count in sorted(second.replayed.items()))
+    print(f"Restarted at clock {show(restarted_at)} and replayed {replayed or 'nothing'}.", flush=True)
     verdict = check(folder, table)
     wrong = list(failures(first, second, verdict, total))
     if restarted_at is None:

@@ -87,6 +87,17 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
     seen = [sight for report in reports for sight in report.seen]
     channels = clocks.deliver(basis.channels, seen, basis.now)
     coarse = [*basis.coarse, *(report.coarse for report in reports if report.coarse)]
+    # No start goes below the global clock, and what a start may read again must never grow.
+    oldest = basis.retained[-1] if basis.retained else clocks.BEGINNING
+    positions = {
+        strand: clocks.move_position(
+            basis.positions.get(strand, Position()),
+            end,
+            [(first, newest) for name, first, newest in {s for r in reports for s in r.spans} if name == strand],
+            oldest,
+        )
+        for strand, end in {**{name: p.next for name, p in basis.positions.items()}, **basis.ends}.items()
+    }
     live = clocks.live_channels(channels, basis.now, settings.idle_after)
     upstream: int | None = None
     clock = basis.clock
@@ -94,10 +105,12 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
         upstream = clocks.upstream_min(live, basis.clock, settings.delay)
         if upstream > basis.clock:
             clock = max(clock, clocks.clean_clock(clocks.checkpoint_clock(upstream, settings.interval), coarse))
-    elif all(channel.ended for channel in channels.values()):
-        newest = [channel.newest for channel in channels.values() if channel.newest is not None]
-        if newest:
-            clock = max(clock, clocks.next_multiple(max(newest), settings.interval))
+    elif (
+        all(channel.ended for channel in channels.values())
+        and (newest := clocks.newest_read(positions.values())) is not None
+    ):
+        # Above what channels delivered that have disappeared, too: below it nothing is told apart.
+        clock = max(clock, clocks.next_multiple(newest, settings.interval))
     # Before there is a first clock, the cuts begin where the messages do.
     lows = [low for low in (basis.low, *(report.low for report in reports)) if low is not None]
     low = basis.clock if basis.clock != clocks.BEGINNING else min(lows, default=clock)
@@ -105,22 +118,12 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report.counts)
-    # No start goes below the global clock, and what a start may read again must never grow.
-    oldest = basis.retained[-1] if basis.retained else clocks.BEGINNING
     return Advance(
         clock=clock,
         cuts=tuple(sorted(set(cuts))),
         coarse=tuple(segment for segment in dict.fromkeys(coarse) if segment.high > clock),
         channels=channels,
-        positions={
-            strand: clocks.move_position(
-                basis.positions.get(strand, Position()),
-                end,
-                [(first, newest) for name, first, newest in {s for r in reports for s in r.spans} if name == strand],
-                oldest,
-            )
-            for strand, end in {**{name: p.next for name, p in basis.positions.items()}, **basis.ends}.items()
-        },
+        positions=positions,
         holds=bool(live) or not (channels or basis.is_listed),
         upstream_min=upstream,
         counts=dict(counts),

@@ -218,6 +218,11 @@ def move_position(position: Position, end: int, spans: Iterable[tuple[int, int]]
     return Position(end, accounted, tuple(rising))
 
 
+def newest_read(positions: Iterable[Position]) -> int | None:
+    """The greatest timestamp that was delivered, but for what is below every clock that a start may go back to."""
+    return max((newest for position in positions for _, newest in position.spans[-1:]), default=None)
+
+
 def beyond_limit(
     timestamps: NDArray[np.int64], newest: int | None, streak: int, jump: int, believe: int
 ) -> tuple[NDArray[np.bool_], int]:

@@ -327,11 +327,11 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
         if newest is None or newest.epoch != epoch:
             raise Fenced(f"a newer driver owns {log.application}; this one (epoch {epoch}) has stopped.")
         active = [task for task in newest.tasks.values() if task.active]
-        # By strand, since a channel that has disappeared is not known any more.
-        seen = [top for task in active for position in task.positions.values() for _, top in position.spans[-1:]]
+        # From the positions, since a channel that has disappeared is not known any more.
+        read = clocks.newest_read(position for task in active for position in task.positions.values())
         clock = max([task.clock for task in active], default=newest.clock)
-        if seen:
-            clock = max(clock, clocks.next_multiple(max(seen), newest.interval))
+        if read is not None:
+            clock = max(clock, clocks.next_multiple(read, newest.interval))
         if clock == newest.clock:
             return newest
         tasks = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -11,12 +12,16 @@ settings.register_profile("project", deadline=None, database=None, derandomize="
 settings.load_profile("project")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real Spark takes longest, so it begins first; one process of pytest-xdist runs it, the others do the rest."""
-    on_spark = [item for item in items if "spark" in item.path.parts]
-    for item in on_spark:
-        item.add_marker(pytest.mark.xdist_group("spark"))
-    items.sort(key=lambda item: item not in on_spark)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Real Spark takes longest, so one process of pytest-xdist begins with it, and the others do the rest."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class SparkApart(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if "/spark/" in nodeid else nodeid
+
+    return SparkApart(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from monoids import Count
+from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
 from persistent_state import clock as clocks
-from persistent_state.clock import BEGINNING, MOST_CUTS, Channel, Coarse, Position
+from persistent_state.clock import BEGINNING, MOST_CUTS, Channel, Coarse, Position, Settings
+from persistent_state.store.log import Log
+from tests import core
+
+ROW = pa.schema([("ts", pa.int64())])
+JUMPED = {"timestamp too far ahead of its channel": 1}
 
 STAMPS = st.integers(-300, 300)
 INTERVALS = st.integers(1, 7)
@@ -21,6 +30,18 @@ COARSE = st.builds(
     st.integers(0, 60),
     st.integers(1, 9),
 )
+
+
+class Counts(PersistentTask):
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Count())
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, 1)
+
+
+def rows(stamps: list[int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(stamps, pa.int64())], schema=ROW)
 
 
 def array(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -285,6 +306,25 @@ class TestJumps:
         bad, streak = clocks.beyond_limit(array([10, 9_999, 11, 12]), None, 0, jump=100, believe=2)
         assert (bad.tolist(), streak) == ([False, True, False, False], 0)
 
+    def test_a_jump_is_set_aside_again_after_a_restart_and_the_clock_stays_where_it_was(self) -> None:
+        plan = core.plan_of(Counts(), ROW, settings=Settings(interval=10, ahead=2**62, jump=100))
+        log, stamps = Log(plan.files, "app"), [5, 1_000_000, 12]
+        core.start(log, [plan])
+        entry = core.play(log, plan, rows(stamps))
+        for _ in range(3):
+            assert (entry.clock, entry.tasks["Counts"].counts()) == (10, JUMPED)
+            assert core.state_at(entry, plan, None) == {(): 2}
+            at = core.start(log, [plan]).tasks["Counts"].positions[""].next
+            # The first message is below the clock: the replay begins with it, yet it is not judged again.
+            assert at == 0
+            entry = core.play(log, plan, rows(stamps[at:]))
+        # A start that read nothing keeps the reference for the next.
+        core.start(log, [plan])
+        core.start(log, [plan])
+        entry = core.play(log, plan, rows([*stamps, 13, 24]))
+        assert (entry.clock, entry.tasks["Counts"].counts()) == (20, JUMPED)
+        assert core.state_at(entry, plan, None) == {(): 4}
+
 
 CHANNELS = st.dictionaries(
     st.sampled_from("abcd"),
@@ -313,6 +353,15 @@ class TestChannels:
             assert got == clock
         else:
             assert got == max(clock, min(c.newest - delay for c in channels.values() if c.newest is not None))
+
+    @given(st.one_of(st.none(), STAMPS), st.one_of(st.none(), STAMPS), st.one_of(st.just(BEGINNING), STAMPS))
+    def test_a_channel_that_is_cut_back_keeps_for_jumps_what_it_had_reached_below_the_clock(
+        self, newest: int | None, before: int | None, clock: int
+    ) -> None:
+        cut = Channel(newest, 3, ended=True, beyond=2, before=before).cut_back(clock, now=9)
+        reached = before if newest is None else None if clock == BEGINNING else min(newest, clock)
+        assert cut == Channel(None, 9, before=reached)
+        assert cut.cut_back(clock, now=12) == Channel(None, 12, before=reached)
 
     def test_a_listed_channel_is_there_before_it_delivers_and_gone_when_no_longer_listed(self) -> None:
         known = {"gone": Channel(5, 1), "kept": Channel(7, 2, beyond=3), "ending": Channel(8, 2)}

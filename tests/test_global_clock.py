@@ -65,7 +65,7 @@ class World:
         )
         after = self.entry.tasks[self.plans[task].name]
         low = before if before != BEGINNING else min(min(read) for read in self.read if read)
-        high = max(after.clock, *stamps)
+        high = max([after.clock, *stamps])
         if high > low:
             self.coarsest = max(self.coarsest, clocks.grid_step(low, high, self.interval))
         assert self.entry.clock >= before
@@ -183,3 +183,54 @@ def test_a_task_without_live_channels_does_not_hold_the_clock(ended: bool) -> No
     world.read[1].append(31)
     world.play(0, [95])
     assert world.entry.clock == (90 if ended else 30)
+
+
+def test_a_source_that_lists_no_channels_does_not_hold_the_clock() -> None:
+    world = World(2, interval=10, delay=0)
+    world.play(0, [5, 95])
+    assert world.entry.clock == BEGINNING
+    world.play(1, [], channels={})
+    assert world.entry.clock == 90
+    # Channels that have disappeared are no more than none.
+    world.play(1, [95], channels={"0": False})
+    world.play(0, [125])
+    assert world.entry.clock == 90
+    world.play(1, [], channels={})
+    assert world.entry.clock == 120
+
+
+def test_a_source_whose_channels_are_known_by_their_messages_holds_the_clock_until_the_first() -> None:
+    files = core.memory()
+    moves = Settings(10, idle_after=100, ahead=2**62)
+    plans = [core.plan_of(Total(name), ROW, files=files, settings=moves, channel="device") for name in "ab"]
+    log = Log(files, "app")
+    core.start(log, plans)
+    for now in (0, 10**9, 2 * 10**9):
+        # However long it is silent: what it will say first may be from any time.
+        assert core.play(log, plans[1], rows([]), now=now).tasks["b"].holds
+        assert core.play(log, plans[0], rows([95]), now=now).clock == BEGINNING
+    assert core.play(log, plans[1], rows([5, 45]), now=2 * 10**9).clock == 40
+    entry = core.play(log, plans[1], rows([]), now=2 * 10**9 + 100)
+    assert not entry.tasks["b"].holds
+
+
+@pytest.mark.parametrize("pause", [100, 15_000])
+def test_idle_time_counts_from_the_first_batch_of_a_start(pause: int) -> None:
+    def said(*messages: tuple[int, str]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([{"ts": stamp, "n": 1, "device": name} for stamp, name in messages], ROW)
+
+    moves = Settings(10, idle_after=10_000, ahead=2**62)
+    plan = core.plan_of(Total("a"), ROW, settings=moves, channel="device")
+    log = Log(plan.files, "app")
+    core.start(log, [plan])
+    assert core.play(log, plan, said((15, "x"), (45, "x"), (15, "y")), now=1000).clock == 10
+    assert core.start(log, [plan], now=3000).tasks["a"].positions[""].next == 0
+    # Spark may need longer for its first micro-batch than a channel may be silent. It replays not as far as "y" spoke.
+    now = 3000 + pause
+    assert core.play(log, plan, said((15, "x"), (45, "x")), now=now).clock == 10
+    assert core.play(log, plan, said((15, "y")), now=now + 9_999).clock == 10
+    assert core.play(log, plan, said((46, "x")), now=now + 9_999 + 9_999).clock == 10
+    entry = core.play(log, plan, said((47, "x")), now=now + 9_999 + 10_000)
+    assert entry.clock == 40
+    assert entry.tasks["a"].counts() == {}
+    assert core.state_at(entry, plan, None) == {(): 5}

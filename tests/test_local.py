@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -225,6 +226,27 @@ class TestLateAndBadRows:
         assert run.state == {"a": 30}
         assert reasons(run) == {"value does not fit": 1}
 
+    def test_a_key_that_cannot_be_stored_is_a_bad_row_and_the_others_go_on(self) -> None:
+        def process(state: PersistentState[Any], message: Message) -> None:
+            state.update(message.timestamp, 1)
+
+        # Nanoseconds, of which only whole microseconds are keys.
+        schema = pa.schema([("at", pa.timestamp("ns")), ("word", pa.string())])
+        at = pa.array([1000, 1001, None, 2000, 1999], pa.timestamp("ns"))
+        messages = [Message(i, {"at": stamp, "word": "a"}) for i, stamp in enumerate(at)]
+        for kind in (Kept, Reading):
+            task = kind(Sum(), process, key=("at", "word"))
+            for batch_size in (1, 5):
+                run = run_local(task, messages, schema=schema, batch_size=batch_size)
+                whole = [datetime(1970, 1, 1, microsecond=n) for n in (1, 2)]
+                assert run.state == {(whole[0], "a"): 1, (None, "a"): 1, (whole[1], "a"): 1}
+                assert [(row["reason"], row["position"]) for row in run.late] == [
+                    ("key does not fit", 1),
+                    ("key does not fit", 4),
+                ]
+            with pytest.raises(TaskFailed, match=r"met a bad row \(key does not fit\) .* position=1 "):
+                run_local(task, messages, schema=schema, on_bad_row="fail")
+
     def test_a_timestamp_that_no_clock_can_follow_is_a_bad_row(self) -> None:
         for broken in (-(2**63), -(2**63) + 1, 2**63 - 1, 2**62 + 1):
             run = run_local(Words(), said((broken, "a"), (5, "a"), (6, "b")), batch_size=1)
@@ -263,6 +285,21 @@ class TestUserCode:
                 "position=1 key={'word': 'b'}."
             )
             assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+    @pytest.mark.parametrize("batch_size", [1, 2])
+    def test_an_exception_in_a_monoid_names_the_monoid(self, batch_size: int) -> None:
+        class Broken(Sum[Any]):
+            def plus(self, a: Any, b: Any) -> Any:
+                raise ValueError("boom")
+
+            def reduce(self, values: pa.Array, starts: Any) -> pa.Array:
+                return Monoid.reduce(self, values, starts)
+
+        def process(state: PersistentState[Any], message: Message) -> None:
+            state.update(message.timestamp, 1)
+
+        with pytest.raises(TaskFailed, match=r"^monoid Broken raised ValueError\('boom'\) .*; mend it\.$"):
+            run_local(Kept(Broken(), process), said((1, "a"), (2, "a")), batch_size=batch_size)
 
     def test_an_update_must_be_at_the_timestamp_of_the_message(self) -> None:
         def process(state: PersistentState[Any], message: Message) -> None:

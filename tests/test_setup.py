@@ -107,6 +107,8 @@ class TestTasks:
         for task in (Task(), Task(key=None), Task(key=("word", "n")), ByMessage(value=None), ByBatch(value=None)):
             check(task)
         check(Task(monoid=Max(pa.float64()), value="f"), channel="word")
+        for type in (pa.int16(), pa.uint64(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
+            core.plan_of(Task(), SCHEMA.append(pa.field("device", type)), channel="device").check()
         for type in (pa.timestamp("ns", "Europe/Paris"), pa.timestamp("s"), pa.int64(), pa.date32()):
             core.plan_of(Task(), SCHEMA.set(0, pa.field("ts", type))).check()
 
@@ -129,6 +131,13 @@ class TestTasks:
             lambda: check(Task(), timestamp=column),
             f"task=totals: the timestamp column {column!r} is {type}; make it a timestamp, or int64 microseconds UTC.",
         )
+
+    @pytest.mark.parametrize(
+        "type", [pa.binary(), pa.struct([("x", pa.int64())]), pa.float64(), pa.dictionary(pa.int8(), pa.binary())]
+    )
+    def test_a_channel_that_cannot_be_named(self, type: pa.DataType) -> None:
+        plan = core.plan_of(Task(), SCHEMA.append(pa.field("device", type)), channel="device")
+        refused(plan.check, f"task=totals: the channel column 'device' is {type}; make it text or integers.")
 
     @pytest.mark.parametrize(
         ("monoid", "column", "holds", "found"),

@@ -20,10 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monoids import Count, List, Map, Max, Min, Monoid, Struct, Sum, Tuple
-from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, keys, run_local
+from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, keys, merge, run_local
 from persistent_state.clock import BEGINNING, Settings
-from persistent_state.driver import Keeping, close
+from persistent_state.driver import Keeping, close, plan_batch
+from persistent_state.sources.base import Chunk, Reach
 from persistent_state.steps import shard
+from persistent_state.steps.combine import combine
+from persistent_state.store import run as runs_io
 from persistent_state.store.log import Log
 from tests import core
 
@@ -321,6 +324,30 @@ class TestOrder:
         )
         states = play_in_parts(case, ByColumn, 1, 1)
         assert states[30] == {(): [1, 2, 3, 4, 5, 7, 9, 11, 13, 15]}
+
+    @pytest.mark.parametrize("way", [ByColumn, ByMessage, ByReading, ByBatch])
+    @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+    def test_of_equal_times_and_positions_in_one_channel_the_order_is_that_of_the_strands(
+        self, way: type[PerMessage], order: tuple[int, int]
+    ) -> None:
+        schema = pa.schema([("ts", pa.int64()), ("device", pa.string()), ("update", pa.list_(pa.string()))])
+        plan = core.plan_of(way(List(pa.string()), None), schema, channel="device")
+        log = Log(plan.files, "app")
+        strands = ["p", "q"]
+        chunks = [
+            Chunk(s, 0, pa.RecordBatch.from_pylist([{"ts": 5, "device": "x", "update": [s]}], schema)) for s in strands
+        ]
+        for parts in ([[chunks[i]] for i in order], [[chunks[i] for i in order]]):
+            entry = core.start(log, [plan], anew=[plan.name])
+            basis = plan_batch(entry, plan.name, Reach(dict.fromkeys(strands, 1)), 0)
+            blobs = [combine(plan, basis, i, len(parts), part)[0] for i, part in enumerate(parts)]
+            for arrived in (blobs, blobs[::-1]):
+                made = shard.merge_shard(plan, 0, arrived, None, core.new_id)
+                rows = [runs_io.read_run(plan.files, run) for run in made.runs]
+                state = merge.fold_keys(rows, plan.layout)
+                assert state["value"].to_pylist() == [strands]
+            entry = core.commit(log, [made])
+            assert core.state_at(entry, plan, None) == {(): strands}
 
 
 class TestLargeBatches:

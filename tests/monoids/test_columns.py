@@ -320,7 +320,7 @@ SECOND_YEAR_10000 = 253_402_300_800
             [],
         ),
     ],
-    ids=repr,
+    ids=lambda value: repr(value).split(" object at ")[0],
 )
 def test_a_column_is_cast_to_updates_and_its_misfits_are_told(
     monoid: Monoid[Any], column: Any, expected: list[Any], bad: list[int]

@@ -473,7 +473,7 @@ class Oracle:
             highest = bound // interval * interval
             lowest = bound // step * step
         else:
-            tops = [t for t in map(judge.newest.get, listed) if t is not None]
+            tops = [t for t in judge.newest.values() if t is not None]
             ended = bool(tops) and all(judge.is_ended(c) for c in listed)
             highest = lowest = (max(tops) // interval + 1) * interval if ended else BEGINNING
         facts = {

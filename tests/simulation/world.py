@@ -26,6 +26,7 @@ from persistent_state.errors import (
     StoreUnavailable,
 )
 from persistent_state.plan import Plan
+from persistent_state.steps import shard as shard_step
 from persistent_state.steps.combine import Blob, combine
 from persistent_state.steps.shard import Descriptor, merge_shard
 from persistent_state.store import pages, sides
@@ -141,12 +142,13 @@ class World:
         self.nap_rate = rng.choice([0.0, 0.0, 0.15])
         self.collect_rate = rng.choice([0.0, 0.3, 1.0])
         self.few_hashes = rng.random() < 0.4
+        self.growth = rng.choice([2, 1])
         self.starts = rng.choice([1, 2, 3, 4])
         self.tick = rng.choice([1, 5, 20])
         self.most_rows = rng.choice([3, 8, 20])
         self.parts = rng.randint(1, 3)
         self.interval = rng.choice([10, 20, 50])
-        self.delay = rng.choice([0, 20, 100, 300])
+        self.delay = rng.choice([0, 20, 100, 300, 300])
         self.idle_after = rng.choice([200, 1000]) if rng.random() < 0.2 else None
         self.jump = rng.choice([200, 500]) if rng.random() < 0.15 else None
         self.keeping = driver.Keeping(rng.randint(1, 4), rng.choice([0, 0, 0, 50, 500]))
@@ -161,10 +163,12 @@ class World:
     def _strands(self) -> Strands:
         rng = self.rng
         messages = {f"p{i}": self._messages(f"p{i}") for i in range(rng.randint(1, 3))}
+        known = messages if rng.random() < 0.7 else ["p0"]
+        there = rng.choice([0, 0, 1, 2]) / 3
         return Strands(
             messages=messages,
-            visible=dict.fromkeys(messages if rng.random() < 0.7 else ["p0"], 0),
-            share=rng.choice([1.0, 1.0, 0.5]),
+            visible={strand: int(len(messages[strand]) * there) for strand in known},
+            share=rng.choice([1.0, 1.0, 0.7]),
             lists_channels=rng.random() < 0.6,
             ends=rng.random() < 0.5,
             vanishes=rng.random() < 0.2,
@@ -251,6 +255,7 @@ class World:
 
         with (
             mock.patch.object(keys, "hash_keys", few if self.few_hashes else honest),
+            mock.patch.object(shard_step, "GROWTH", self.growth),
             mock.patch.object(sides, "MANY", 2),
             mock.patch.object(pages, "TAIL", 3),
         ):
@@ -468,7 +473,7 @@ class World:
             entry = self._newest(actor, log)
             positions = entry.tasks[job.name].positions
             start = {strand: positions.get(strand, Position()).next for strand in strands.visible}
-            reach = source.reach(start, everything=rng.random() < 0.1)
+            reach = source.reach(start, everything=rng.random() < (0.1 if any(start.values()) else 0.4))
             if reach.ends == start and rng.random() < 0.9:
                 if strands.is_complete and start == strands.visible:
                     if flushed or rng.random() < 0.5:

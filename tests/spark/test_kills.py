@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
-import pytest
-
 from persistent_state.clock import Position
 from persistent_state.sources.files import ROW_BITS, STRAND
 from persistent_state.store.files import open_files

@@ -26,6 +26,7 @@ from persistent_state import (
     StateError,
     StoreUnavailable,
 )
+from persistent_state import clock as clocks
 from persistent_state.clock import BEGINNING, Channel, Coarse, Position
 from persistent_state.driver import LEFTOVER_AGE, Keeping, close, collect
 from persistent_state.plan import Plan
@@ -287,8 +288,16 @@ class TestReading:
 
     def test_what_is_no_entry_is_not_read_as_one(self) -> None:
         log = log_of(entry_of(1))
-        log.files.create("app/log/notes.txt", b"mine")
+        for name in (
+            "notes.txt",
+            "notes.json",
+            "2.json",
+            "copy of 00000000000000000002.json",
+            "00000000000000000002.json~",
+        ):
+            log.files.create(f"app/log/{name}", b"mine")
         assert log.numbers() == [1]
+        assert log.newest() == entry_of(1)
 
 
 class TestPages:
@@ -389,8 +398,8 @@ class Totals(PersistentTask):
 ROW = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
 
 
-def rows_of(*stamps: int) -> pa.RecordBatch:
-    columns = [pa.array(values, pa.int64()) for values in (stamps, [s % 3 for s in stamps], [1] * len(stamps))]
+def rows_of(*stamps: int | None) -> pa.RecordBatch:
+    columns = [pa.array(values, pa.int64()) for values in (stamps, [(s or 0) % 3 for s in stamps], [1] * len(stamps))]
     return pa.RecordBatch.from_arrays(columns, schema=ROW)
 
 
@@ -439,6 +448,33 @@ class TestApplications:
         assert sorted(stamps) == list(range(30))
         assert task.counts() == {"late": 30}
         assert sum(core.state_at(entry, plan, None).values()) == 31
+
+    @pytest.mark.parametrize("batches", [22, 27, 41, 56])
+    def test_a_settled_bad_row_is_never_delivered_again_even_where_spans_were_joined(self, batches: int) -> None:
+        # Every micro-batch holds one row without a timestamp, which only its position can tell from a new one.
+        stream = [stamp for n in range(batches) for stamp in (7 * n // 10, None)]
+        with mock.patch.object(clocks, "MOST_SPANS", 4), mock.patch.object(sides, "MANY", 2):
+            log, (plan,) = started(core.memory())
+            for at in range(0, len(stream), 2):
+                entry = core.play(log, plan, rows_of(*stream[at : at + 2]))
+            task = entry.tasks["totals"]
+            assert task.settled_counts
+            settled = sum(
+                table.num_rows for table in [sides.read(plan.files, s) for s in sides.settled(plan.files, task)]
+            )
+            for _ in range(2):
+                core.start(log, [plan])
+                task = (log.newest() or entry).tasks["totals"]
+                at = task.positions[""].next
+                # What stayed is what is not delivered again, no more and no less.
+                assert task.counts() == {"no timestamp": stream[:at].count(None)}
+                assert stream[:at].count(None) >= settled
+                entry = core.play(log, plan, rows_of(*stream[at:]))
+                task = entry.tasks["totals"]
+                assert task.counts() == {"no timestamp": batches}
+                kept = [position for t in sides.read_all(plan.files, task) for position in t["position"].to_pylist()]
+                assert sorted(kept) == list(range(1, len(stream), 2))
+                assert sum(core.state_at(entry, plan, None).values()) == batches
 
     @settings(max_examples=25)
     @given(byte=st.integers(0, 10**6))

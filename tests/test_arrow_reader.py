@@ -1,0 +1,144 @@
+"""Planning and reading of micro-batches as Spark asks for them, without Spark: when one is due, and in how many parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from monoids import Count
+from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
+from persistent_state.clock import Settings
+from persistent_state.engine import arrow_source
+from persistent_state.engine.arrow_source import ArrowReader
+from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.steps.combine import Blob
+from persistent_state.steps.shard import merge_shard
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from tests import core
+
+SECOND = 1_000_000
+SCHEMA = pa.schema([("ts", pa.int64())])
+
+
+class Counts(PersistentTask):
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Count())
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, 1)
+
+
+class Stamps(TimeReplayableSource):
+    """One strand and channel of timestamps, of which `there` can be read."""
+
+    timestamp = "ts"
+
+    def __init__(self, stamps: Sequence[int], there: int) -> None:
+        self.stamps = stamps
+        self.there = there
+
+    @property
+    def schema(self) -> pa.Schema:
+        return SCHEMA
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        pass
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        return Reach({"": self.there}, {"": False})
+
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        low, length = start.get("", 0), end[""] - start.get("", 0)
+        bounds = [low + length * part // parts for part in range(parts + 1)]
+        return [split for split in pairwise(bounds) if split[0] < split[1]]
+
+    def read(self, split: Any) -> Iterator[Chunk]:
+        stamps = pa.array(self.stamps[slice(*split)], pa.int64())
+        yield Chunk("", split[0], pa.RecordBatch.from_arrays([stamps], schema=SCHEMA))
+
+
+class Query:
+    """What Spark does with a reader: ask how far it goes, and play the micro-batch if that is further than before."""
+
+    def __init__(self, source: Stamps, settings: Settings, parts: int = 1) -> None:
+        self.now = SECOND
+        self.plan = core.plan_of(Counts(), SCHEMA, settings=settings)
+        self.log = Log(self.plan.files, "app")
+        core.start(self.log, [self.plan], now=self.now)
+        self.reader = ArrowReader(self.plan, source, parts, (0,))
+        self.offset = self.reader.initialOffset()
+
+    def poll(self, *, planning: int = 0) -> Entry | None:
+        """The entry of a micro-batch, the planning of which takes so long; None if none is due."""
+        with mock.patch.object(arrow_source, "now_us", side_effect=lambda: self.now):
+            new = self.reader.latestOffset(self.offset, ReadMaxRows(1))
+            if new == self.offset:
+                return None
+            self.now += planning
+            self.parts = self.reader.partitions(self.offset, new)
+            rows = [rows for part in self.parts for rows in self.reader.read(part)]
+        blobs = [Blob.from_bytes(row["blob"]) for batch in rows for row in batch.to_pylist()]
+        self.offset = new
+        return core.commit(self.log, [merge_shard(self.plan, 0, blobs, None, core.new_id)], now=self.now)
+
+
+@pytest.mark.parametrize("planning", [0, 1_500_000, 30 * SECOND])
+def test_a_silent_channel_is_declared_idle_once_however_long_planning_took(planning: int) -> None:
+    query = Query(Stamps([5, 15, 25], there=3), Settings(10, idle_after=10 * SECOND, ahead=2**62))
+    entry = query.poll(planning=planning)
+    assert entry is not None
+    assert entry.tasks["Counts"].holds
+    silent_since, declared = query.now, []
+    for _ in range(300):
+        query.now += SECOND // 5
+        if entry := query.poll(planning=SECOND // 10):
+            declared.append((query.now - silent_since, entry.tasks["Counts"].holds))
+    # One micro-batch without rows, not before it is time, nor much later.
+    assert [holds for _, holds in declared] == [False]
+    assert 10 * SECOND <= declared[0][0] <= 11 * SECOND
+
+
+def test_a_channel_that_speaks_again_is_idle_again_later() -> None:
+    source = Stamps([5, 15, 25, 35], there=3)
+    query = Query(source, Settings(10, idle_after=10 * SECOND, ahead=2**62))
+    assert query.poll(planning=SECOND)
+    for there in (3, 4):
+        if there > source.there:
+            source.there = there
+            entry = query.poll(planning=2 * SECOND)
+            assert entry is not None
+            assert entry.tasks["Counts"].holds
+        assert query.poll() is None
+        query.now += 9 * SECOND
+        assert query.poll() is None
+        query.now += SECOND
+        entry = query.poll()
+        assert entry is not None
+        assert not entry.tasks["Counts"].holds
+
+
+@pytest.mark.parametrize(("jump", "parts"), [(None, 4), (100, 1)])
+def test_a_batch_is_read_in_one_part_where_jumps_are_measured(jump: int | None, parts: int) -> None:
+    stamps = list(range(0, 4000, 10))
+    query = Query(Stamps(stamps, there=len(stamps)), Settings(10, ahead=2**62, jump=jump), parts=4)
+    entry = query.poll()
+    assert entry is not None
+    assert len(query.parts) == parts
+    # Each is close to the message before it: none is a jump.
+    assert entry.tasks["Counts"].counts() == {}
+    assert core.state_at(entry, query.plan, None) == {(): len(stamps)}
+
+
+def test_a_batch_without_rows_has_one_part() -> None:
+    source = Stamps([5], there=0)
+    query = Query(source, Settings(10, ahead=2**62), parts=4)
+    # A channel is there that was not: due, although nothing arrived.
+    assert query.poll()
+    assert len(query.parts) == 1
