@@ -368,7 +368,9 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
         # What an entry names that can't be read is not known: its files stay until it goes itself.
         return gone
     named = {path for entry in entries.values() for path in entry.files()}
-    named.update(side.file.path for task in newest.tasks.values() for side in sides.settled(log.files, task))
+    # Of every entry: a driver that slept through a takeover holds an old one for the newest.
+    lists = {task.settled: task for entry in entries.values() for task in entry.tasks.values()}
+    named.update(side.file.path for task in lists.values() for side in sides.settled(log.files, task))
     for name, task in newest.tasks.items():
         folder = f"{log.application}/runs/{name}"
         for file in log.files.list(folder):

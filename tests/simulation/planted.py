@@ -242,6 +242,12 @@ BUGS = (
     ),
     # Commit
     bug(
+        "settled rows of the newest only",
+        "A driver that slept through a takeover deletes late rows that the new one has settled.",
+        driver.collect,
+        ("for entry in entries.values() for task in entry.tasks.values()}", "for task in newest.tasks.values()}"),
+    ),
+    bug(
         "commit before the run is durable",
         "A run counts as written though the store did not say so.",
         run.write_bytes,

@@ -58,6 +58,7 @@ class WorldSource(TimeReplayableSource):
     strands: Strands
     rng: Random
     batch_rows: int
+    skew: float = 0.0
     channel: str | None = None
     timestamp: str = "ts"
     opened: tuple[list[str], dict[str, int]] = field(default_factory=lambda: ([], {}))
@@ -73,7 +74,9 @@ class WorldSource(TimeReplayableSource):
         ends, channels = {}, {}
         for strand, visible in self.strands.visible.items():
             begin = start.get(strand, 0)
-            step = visible if everything else self.rng.randint(0, self.batch_rows)
+            step = (
+                visible if everything else 0 if self.rng.random() < self.skew else self.rng.randint(0, self.batch_rows)
+            )
             ends[strand] = max(begin, min(visible, begin + step))
             if not (self.strands.vanishes and begin == len(self.strands.messages[strand])):
                 channels[strand] = self.strands.has_ended(strand) and ends[strand] == visible

@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.planted import BUGS, Bug
 from tests.simulation.world import World
 
-WORLDS = 500
+WORLDS = 400
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

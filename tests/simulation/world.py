@@ -143,6 +143,8 @@ class World:
         self.collect_rate = rng.choice([0.0, 0.3, 1.0])
         self.few_hashes = rng.random() < 0.4
         self.growth = rng.choice([2, 1])
+        self.skew = rng.choice([0.0, 0.0, 0.6])
+        self.base = rng.choice([-400, 0, None, None])
         self.starts = rng.choice([1, 2, 3, 4])
         self.tick = rng.choice([1, 5, 20])
         self.most_rows = rng.choice([3, 8, 20])
@@ -179,7 +181,10 @@ class World:
         """Mostly within the allowed delay of the newest before them in their channel, some late, some bad."""
         rng = self.rng
         pace, gaps, odd = rng.choice([5, 20, 60]), rng.random() < 0.4, rng.random() < 0.6
-        tops = {f"{strand}c{i}": rng.choice([-400, 0, 0, 50]) for i in range(rng.choice([1, 1, 2]))}
+        tops = {
+            f"{strand}c{i}": rng.choice([-400, 0, 0, 50]) if self.base is None else self.base
+            for i in range(rng.choice([1, 1, 2]))
+        }
         sent = []
         for position in range(rng.randint(3, 14)):
             channel = rng.choice(list(tops))
@@ -461,7 +466,7 @@ class World:
     def _read(self, actor: Actor, log: Log, plan: Plan, job: Job) -> None:
         """Read a task's source to the end of what there is."""
         rng, strands = self.rng, self.sources[job.source]
-        source = WorldSource(strands, rng, rng.choice([2, self.most_rows]), plan.channel)
+        source = WorldSource(strands, rng, rng.choice([2, self.most_rows]), self.skew, plan.channel)
         entry = self._newest(actor, log)
         state = entry.tasks[job.name]
         source.open(pages.read(log.files, state.journal), {s: p.known for s, p in state.positions.items()})
