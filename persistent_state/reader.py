@@ -2,64 +2,127 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInput
+from monoids import Monoid, MonoidError, from_identity
+from monoids.types import parse_type
+from persistent_state import keys
+from persistent_state.errors import InvalidInput, StoreUnavailable
 from persistent_state.merge import Layout
 from persistent_state.store import run as runs_io
 from persistent_state.store import sides
-from persistent_state.store.entry import Entry, TaskState
-from persistent_state.store.files import Files, open_files
+from persistent_state.store.base import Files
+from persistent_state.store.entry import Entry, Run, SideFile, TaskState
+from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
 
-_TYPES = {
-    "int64": pa.int64(),
-    "uint64": pa.uint64(),
-    "double": pa.float64(),
-    "bool": pa.bool_(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date32[day]": pa.date32(),
-    "timestamp[us]": pa.timestamp("us"),
-    "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC"),
-}
+
+@dataclass(frozen=True)
+class StateAt:
+    """A task's state at a clock, or the part of it in a range of the hash: the runs that hold it. Can be pickled."""
+
+    files: Files
+    application: str
+    task: str
+    clock: int
+    shards: int
+    key_columns: tuple[str, ...]
+    layout: Layout
+    runs: tuple[Run, ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The key columns and `value`."""
+        return pa.schema(
+            [*zip(self.key_columns, self.layout.key_types, strict=True), ("value", self.layout.monoid.type)]
+        )
+
+    def part(self, number: int, parts: int) -> StateAt:
+        """One of so many parts of the state, by the hash of the key."""
+        low, high = keys.shard_range(number, parts)
+        runs = [
+            replace(run, low=max(low, run.low), high=min(high, run.high))
+            for run in self.runs
+            if run.first < self.clock and run.low < high and low < run.high
+        ]
+        return replace(self, runs=tuple(runs))
+
+    def read(self) -> pa.Table:
+        """One row per key.
+
+        Raises:
+            InvalidInput: the clock is no longer retained.
+            Damaged: a file is not what was written.
+        """
+        try:
+            table = runs_io.state_below(self.files, self.runs, self.layout, self.clock)
+        except FileNotFoundError as error:
+            raise InvalidInput(
+                f"clock={self.clock} of {self.application} is no longer retained; open a newer one."
+            ) from error
+        return table.select([*self.layout.key_names, "value"]).rename_columns(self.schema.names)
 
 
 def read_state(
-    store: str, application: str, task: PersistentTask, clock: int | None = None, **storage_options: Any
+    store: str,
+    application: str,
+    task: PersistentTask | str,
+    clock: int | None = None,
+    *,
+    monoids: Sequence[Monoid[Any]] = (),
+    **storage_options: Any,
 ) -> pa.Table:
     """A task's state at a clock, by default the newest global one: its key columns and `value`, one row per key.
 
     `clock` is microseconds UTC and must be one of `clocks`. The rows are in no particular order. Nothing of the store is
-    executed: the monoid is that of `task`, and must be the one that the store was written with.
+    executed: the monoid is that of `task`, and must be the one that the store was written with. Of a task that is only
+    named, it is one of the `monoids` package or of your own `monoids`: the one with the identity that the log holds.
 
     Raises:
-        InvalidInput: there is no such application or task, or the clock is not retained.
+        InvalidInput: there is no such application or task, the clock is not retained, or the monoid is not known.
         Damaged: a file is not what was written.
     """
-    files = open_files(store, **storage_options)
+    return find_state(open_files(store, **storage_options), application, task, clock, monoids).read()
+
+
+def find_state(
+    files: Files,
+    application: str,
+    task: PersistentTask | str,
+    clock: int | None = None,
+    monoids: Sequence[Monoid[Any]] = (),
+) -> StateAt:
+    """What `read_state` reads."""
     entry = newest_entry(files, application)
-    found = find_task(entry, application, task.task_name)
-    at = check_clock(entry, found, task.task_name, clock)
-    identity = task.persistent_state().identity()
-    for what, wanted in identity.items():
-        if found.identity[what] != wanted:
+    name = task if isinstance(task, str) else task.task_name
+    found = find_task(entry, application, name)
+    at = check_clock(entry, found, name, clock)
+    try:
+        if isinstance(task, str):
+            monoid = from_identity(found.identity["monoid"], monoids)
+        else:
+            monoid = _checked_monoid(task, found.identity)
+        columns = found.identity["key"]
+        layout = Layout(tuple(parse_type(column["type"]) for column in columns), monoid)
+    except MonoidError as error:
+        raise InvalidInput(f"task={name}: {error}") from error
+    names = tuple(column["name"] for column in columns)
+    return StateAt(files, application, name, at, entry.shards, names, layout, found.runs)
+
+
+def _checked_monoid(task: PersistentTask, identity: Mapping[str, Any]) -> Monoid[Any]:
+    for what, wanted in task.persistent_state().identity().items():
+        if identity[what] != wanted:
             raise InvalidInput(
-                f"task={task.task_name}: the store was written with {what}={found.identity[what]}, not {wanted}; "
+                f"task={task.task_name}: the store was written with {what}={identity[what]}, not {wanted}; "
                 "open it with the task that wrote it."
             )
-    columns = found.identity["key"]
-    layout = Layout(tuple(parse_type(column["type"]) for column in columns), task.persistent_state().monoid)
-    try:
-        table = runs_io.state_below(files, found.runs, layout, at)
-    except FileNotFoundError as error:
-        raise InvalidInput(f"clock={at} of {application} is no longer retained; open a newer one.") from error
-    names = [column["name"] for column in columns]
-    return table.select([*layout.key_names, "value"]).rename_columns([*names, "value"])
+    return task.persistent_state().monoid
 
 
 def read_late_rows(store: str, application: str, task: str, **storage_options: Any) -> list[pa.Table]:
@@ -68,7 +131,20 @@ def read_late_rows(store: str, application: str, task: str, **storage_options: A
     There is a table per file; tables of different versions of the source may have different rows.
     """
     files = open_files(store, **storage_options)
-    return sides.read_all(files, find_task(newest_entry(files, application), application, task))
+    return [read_side(files, side) for side in find_sides(files, application, task)]
+
+
+def find_sides(files: Files, application: str, task: str) -> list[SideFile]:
+    """The files that `read_late_rows` reads, oldest first."""
+    return sides.all_of(files, find_task(newest_entry(files, application), application, task))
+
+
+def read_side(files: Files, side: SideFile) -> pa.Table:
+    """The late and bad rows of one file."""
+    try:
+        return sides.read(files, side)
+    except FileNotFoundError as error:
+        raise InvalidInput(f"{side.file.path} is no longer retained; look for the late rows again.") from error
 
 
 def clocks(store: str, application: str, **storage_options: Any) -> list[int]:
@@ -76,11 +152,29 @@ def clocks(store: str, application: str, **storage_options: Any) -> list[int]:
     return list(newest_entry(open_files(store, **storage_options), application).retained)
 
 
+def find_applications(files: Files) -> list[str]:
+    """The applications of a store: its folders that have a log."""
+    return [name for name in files.list("") if _has_log(files, name)]
+
+
+def _has_log(files: Files, folder: str) -> bool:
+    try:
+        return bool(files.list(f"{folder}/log"))
+    except StoreUnavailable as error:
+        if isinstance(error.__cause__, NotADirectoryError):
+            return False
+        raise
+
+
 def newest_entry(files: Files, application: str) -> Entry:
     entry = Log(files, application).newest()
     if entry is None:
-        raise InvalidInput(f"there is no application {application} in store={files.url}; look at its name and address.")
+        raise no_application(files, application)
     return entry
+
+
+def no_application(files: Files, application: str) -> InvalidInput:
+    return InvalidInput(f"there is no application {application} in store={files.url}; look at its name and address.")
 
 
 def find_task(entry: Entry, application: str, name: str) -> TaskState:
@@ -90,8 +184,8 @@ def find_task(entry: Entry, application: str, name: str) -> TaskState:
 
 
 def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> int:
-    """The clock to read at: a retained one at which the task was there; one that is gone is read at its last."""
-    newest = entry.clock if task.active else task.clock
+    """The clock to read at: a retained one at which the task was there; one that is gone or behind is read at its own."""
+    newest = min(entry.clock, task.clock)
     at = newest if clock is None else clock
     readable = [c for c in entry.retained if task.born <= c <= newest]
     if at not in (*readable, newest):
@@ -100,10 +194,3 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
             f"clock={at} of task={name} is not retained; the retained clocks go from {oldest} to {newest}, use one of them."
         )
     return at
-
-
-def parse_type(text: str) -> pa.DataType:
-    """The type of a key column by its name in the log."""
-    if found := re.fullmatch(r"decimal128\((\d+), (-?\d+)\)", text):
-        return pa.decimal128(int(found[1]), int(found[2]))
-    return _TYPES[text]

@@ -250,6 +250,7 @@ def test_the_public_names() -> None:
         "Struct",
         "Sum",
         "Tuple",
+        "from_identity",
     ]
     assert issubclass(MonoidError, Exception)
     assert issubclass(Sum, Group)

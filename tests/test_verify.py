@@ -1,0 +1,262 @@
+"""Verifying a store finds every damage and names the file, and finds none where there is none."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from persistent_state import InvalidInput
+from persistent_state.store import pages, sides
+from persistent_state.store import run as runs_io
+from persistent_state.store.entry import Cut, Entry, Run, SideFile, TaskState, from_bytes, to_bytes
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
+from persistent_state.verify import Verified, verify
+from tests.fixtures import write_store
+
+KEPT = Path(__file__).parent / "fixtures" / "store-v1"
+LAST = 16
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(KEPT, tmp_path / "store"))
+
+
+def paths(store: Path) -> list[str]:
+    return sorted(str(file.relative_to(store)) for file in store.rglob("*") if file.is_file())
+
+
+def found(verified: Verified) -> dict[str, str]:
+    return {problem.path: problem.what for problem in verified.problems}
+
+
+def entry_path(number: int) -> str:
+    return f"app/log/{number:020d}.json"
+
+
+def flip(file: Path, bit: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+def test_a_sound_store_has_no_problem_and_every_file_of_it_is_read() -> None:
+    read: list[str] = []
+    verified = verify(str(KEPT), on_file=read.append)
+    assert sorted(read) == paths(KEPT)
+    assert verified == Verified(
+        applications=1,
+        entries=LAST,
+        files=len(read) - LAST,
+        bytes=sum((KEPT / path).stat().st_size for path in read),
+        unreferenced=(),
+        problems=(),
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_one_bit_of_any_file_is_found_and_the_file_named(store: Path, seed: int) -> None:
+    for place, path in enumerate(paths(store)):
+        bit = (place + 1) * seed * 7919
+        flip(store / path, bit)
+        assert list(found(verify(str(store)))) == [path]
+        flip(store / path, bit)
+    assert verify(str(store)).problems == ()
+
+
+def test_a_file_that_is_gone_cut_or_longer_is_named(store: Path) -> None:
+    for path in paths(store)[:-1]:
+        data = (store / path).read_bytes()
+        (store / path).unlink()
+        # Without the first entry or the newest one, what is there is still a whole log.
+        expected = [] if path in (entry_path(1), entry_path(LAST)) else [path]
+        assert list(found(verify(str(store)))) == expected
+        for other in (data[:-1], data + b" ", b""):
+            (store / path).write_bytes(other)
+            assert list(found(verify(str(store)))) == [path]
+            (store / path).unlink()
+        (store / path).write_bytes(data)
+
+
+def test_verifying_goes_on_after_a_problem(store: Path) -> None:
+    damaged = paths(store)[3::9]
+    for path in damaged:
+        flip(store / path, 1000)
+    assert sorted(found(verify(str(store)))) == damaged
+
+
+def test_entries_that_were_swapped_or_replaced_are_named(store: Path) -> None:
+    fifth, sixth = (store / entry_path(number) for number in (5, 6))
+    was = fifth.read_bytes(), sixth.read_bytes()
+    fifth.write_bytes(was[1])
+    sixth.write_bytes(was[0])
+    assert {entry_path(5), entry_path(6)} <= found(verify(str(store))).keys()
+    fifth.write_bytes(to_bytes(replace(from_bytes(was[0], ""), writer="another")))
+    sixth.write_bytes(was[1])
+    assert found(verify(str(store))) == {entry_path(6): "it does not go on from entry 5 as that is now"}
+
+
+def test_what_no_entry_names_is_told_and_no_problem(store: Path) -> None:
+    others = [
+        "app/log/.hidden",
+        "app/log/readme",
+        "app/runs/Notes/000002-000000009-0000-x.values.arrow",
+        "app/runs/Old/x",
+    ]
+    for path in others:
+        (store / path).parent.mkdir(exist_ok=True)
+        (store / path).write_text("something")
+    (store / "a file beside the applications").write_text("")
+    (store / "app/runs/Notes/.tmp-of-a-writer").write_text("")
+    verified = verify(str(store))
+    assert verified.unreferenced == tuple(others)
+    assert verified.problems == ()
+
+
+def test_what_is_collected_meanwhile_is_no_problem_but_what_else_goes_is(store: Path) -> None:
+    log = Log(open_files(str(store)), "app")
+    still_named = {path for number in range(10, LAST + 1) for path in log.read(number).files()}
+    old = {path for number in range(1, 10) for path in log.read(number).files()}
+    gone = sorted(old - still_named)
+    assert len(gone) > 5
+
+    def collect(path: str) -> None:
+        if "/log/" not in path:
+            for gone_path in (*gone, *map(entry_path, range(1, 10))):
+                (store / gone_path).unlink(missing_ok=True)
+
+    assert verify(str(store), on_file=collect).problems == ()
+    assert len(paths(store)) == len(paths(KEPT)) - len(gone) - 9
+    shutil.copytree(KEPT, store, dirs_exist_ok=True)
+    lost = min(old & still_named)
+    gone.append(lost)
+    assert list(found(verify(str(store), on_file=collect))) == [lost]
+
+
+def test_another_application_and_none_at_all(store: Path) -> None:
+    (store / "app").rename(store / "moved")
+    assert {path.split("/")[0] for path in found(verify(str(store)))} == {"app", "moved"}
+    with pytest.raises(InvalidInput, match="there is no application app"):
+        verify(str(store), "app")
+    assert verify(str(store / "moved")).applications == 0
+
+
+Forge = Callable[[Entry, Path], Entry]
+
+
+def of_task(change: Callable[[TaskState, Path], dict[str, Any]], name: str = "Totals") -> Forge:
+    return lambda entry, store: entry.with_task(name, replace(entry.tasks[name], **change(entry.tasks[name], store)))
+
+
+def first_run(**changes: Any) -> Forge:
+    return of_task(lambda task, store: {"runs": (replace(task.runs[0], **changes), *task.runs[1:])})
+
+
+def rewritten(change: Callable[[pa.Table], pa.Table]) -> Forge:
+    """The largest run with other content, of which all that the entry says is true."""
+
+    def forge(task: TaskState, store: Path) -> dict[str, Any]:
+        place, run = max(enumerate(task.runs), key=lambda each: each[1].rows)
+        table = change(pa.ipc.open_file((store / run.file.path).read_bytes()).read_all())
+        path = run.file.path.replace(".arrow", "x.arrow")
+        stored = runs_io.write_table(open_files(str(store)), path, table)
+        starts = table["start"].to_pylist()
+        made = replace(run, file=stored, rows=table.num_rows, first=min(starts), last=max(starts))
+        return {"runs": (*task.runs[:place], made, *task.runs[place + 1 :])}
+
+    return of_task(forge)
+
+
+def other_task(task: TaskState, store: Path) -> dict[str, Any]:
+    """A run of another task under this one's name, with its own checksum."""
+    run: Run = task.runs[-1]
+    notes = Log(open_files(str(store)), "app").read(LAST).tasks["Notes"].runs[-1]
+    path = run.file.path.replace(".arrow", "x.arrow")
+    shutil.copy(store / notes.file.path, store / path)
+    return {"runs": (*task.runs[:-1], replace(run, file=replace(notes.file, path=path)))}
+
+
+def side(**changes: Any) -> Forge:
+    def forge(task: TaskState, store: Path) -> dict[str, Any]:
+        kept: tuple[SideFile, ...] = task.sides
+        return {"sides": (replace(kept[0], **changes), *kept[1:])}
+
+    return of_task(forge)
+
+
+@pytest.mark.parametrize(
+    ("forge", "what"),
+    [
+        (lambda entry, store: replace(entry, clock=0), "its clock=0 is below clock="),
+        (lambda entry, store: replace(entry, epoch=1), "its epoch=1 is below epoch=2"),
+        (lambda entry, store: replace(entry, retained=(200, 160, 220)), "do not ascend"),
+        (lambda entry, store: replace(entry, retained=(160, 200)), "do not ascend to clock=220"),
+        (lambda entry, store: replace(entry, number=17), "it says that it is entry 17"),
+        (lambda entry, store: replace(entry, shards=2), "in no one of 2 shards"),
+        (of_task(lambda task, store: {"clock": 100}), "its task Totals is gone, or has a clock below clock=220"),
+        (of_task(lambda task, store: {"runs": task.runs[::-1]}), "among the runs of a later shard"),
+        (of_task(lambda task, store: {"runs": (task.runs[0], *task.runs)}), "has rows of .* twice"),
+        (of_task(lambda task, store: {"settled_counts": {"late": 3}}), "settled_counts={'late': 3}"),
+        (lambda entry, store: entry.with_task("Totals", entry.tasks["Notes"]), "which is not its own"),
+        (first_run(rows=99), "rows, not 99"),
+        (first_run(first=-5), "not from -5 to"),
+        (first_run(last=10**9), "not from .* to 1000000000"),
+        (of_task(other_task), "its columns are .* not hash uint64, key0 string, key1 int64, start int64, value struct"),
+        (rewritten(lambda table: table.take(list(range(table.num_rows))[::-1])), "it is not sorted by hash"),
+        (
+            rewritten(lambda table: table.set_column(2, "key1", pa.array([77] * table.num_rows))),
+            "not those of its",
+        ),
+        (
+            rewritten(lambda table: table.drop_columns("start").append_column("start", table["start"])),
+            "its columns are",
+        ),
+        (
+            rewritten(
+                lambda table: table.set_column(4, table.schema.field(4), pa.nulls(table.num_rows, table[4].type))
+            ),
+            "it has nulls",
+        ),
+        (
+            of_task(
+                lambda task, store: {"runs": (*task.runs[:-1], replace(task.runs[-1], high=task.runs[-1].low + 1))}
+            ),
+            "it has hashes that are not from",
+        ),
+        (side(cuts=(Cut(-(2**62), {}),)), "it holds {}, not {"),
+        (side(reasons={"late": 7}), "it holds .* not {'late': 7}"),
+    ],
+)
+def test_what_a_newest_entry_says_is_held_against_what_is_there(store: Path, forge: Forge, what: str) -> None:
+    newest = store / entry_path(LAST)
+    entry = from_bytes(newest.read_bytes(), "")
+    newest.write_bytes(to_bytes(forge(entry, store)))
+    problems = verify(str(store)).problems
+    assert len(problems) >= 1
+    with pytest.raises(AssertionError, match=what):
+        raise AssertionError([problem.what for problem in problems])
+
+
+def test_files_that_stand_in_lists_are_verified_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sides, "MANY", 0)
+    monkeypatch.setattr(pages, "TAIL", 0)
+    entry = write_store.write(tmp_path)
+    task = entry.tasks["Notes"]
+    (listed, *_) = sides.settled(open_files(str(tmp_path)), task)
+    assert verify(str(tmp_path)).problems == ()
+    for path in (task.settled.files[0].path, listed.file.path):
+        assert path not in {side.file.path for side in task.sides}
+        flip(tmp_path / path, 333)
+        assert list(found(verify(str(tmp_path)))) == [path]
+        flip(tmp_path / path, 333)
+        data = (tmp_path / path).read_bytes()
+        (tmp_path / path).unlink()
+        assert list(found(verify(str(tmp_path)))) == [path]
+        (tmp_path / path).write_bytes(data)
