@@ -1,9 +1,11 @@
 """The demo: 336,776 real flights through two tasks, the driver killed with SIGKILL on the way, every key checked.
 
-    python -m examples.exactly_once [--folder DIR] [--json] [--flights N]
+    python -m examples.exactly_once [--folder DIR] [--json] [--flights N] [--store URL [--storage-options JSON]]
 
 It streams the flights, kills its own driver after some checkpoints, starts it again with another number of shards and a
 fresh Spark checkpoint, and compares both tasks with pandas. It exits 0 only if nothing was lost or counted twice.
+
+The state is kept in the folder, or below any store of docs/stores.md: in a folder of its own, which stays.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -37,6 +40,8 @@ FLIGHTS_PER_FILE = 7_100
 FILES_PER_BATCH = 3
 KILL_AT = 0.4
 """The share of the messages after which the driver is killed."""
+OPTIONS = "STORAGE_OPTIONS"
+"""The environment variable that may hold the storage options."""
 
 
 class FlightsPerRoute(PersistentTask):
@@ -65,16 +70,30 @@ class DelayPerOrigin(PersistentTask):
         return pa.StructArray.from_arrays([ones, minutes], names=["delays", "minutes"], mask=minutes.is_null())
 
 
-def application(folder: Path, shards: int) -> Application:
+@dataclass(frozen=True)
+class Place:
+    """Where the demo works: the folder of the stream and the logs, and the store with its options."""
+
+    folder: Path
+    store: str
+    options: dict[str, Any] = field(repr=False)
+
+
+def application(place: Place, shards: int) -> Application:
     app = Application(
-        NAME, store=str(folder / "store"), checkpoint_interval="1 day", allowed_delay="6 hours", shards=shards
+        NAME,
+        store=place.store,
+        storage_options=place.options,
+        checkpoint_interval="1 day",
+        allowed_delay="6 hours",
+        shards=shards,
     )
     for task in (FlightsPerRoute(), DelayPerOrigin()):
-        app.add(task, FileSource(str(folder / "stream"), timestamp="time_hour", files_per_batch=FILES_PER_BATCH))
+        app.add(task, FileSource(str(place.folder / "stream"), timestamp="time_hour", files_per_batch=FILES_PER_BATCH))
     return app
 
 
-def drive(folder: Path, shards: int) -> None:
+def drive(place: Place, shards: int) -> None:
     """Run the application to the end of the stream, telling its progress as lines of JSON. This process gets killed."""
     from pyspark.sql import SparkSession
 
@@ -89,7 +108,7 @@ def drive(folder: Path, shards: int) -> None:
     def tell(progress: Any) -> None:
         print(json.dumps(asdict(progress)), flush=True)
 
-    application(folder, shards).run(spark, close=True, on_progress=tell)
+    application(place, shards).run(spark, close=True, on_progress=tell)
 
 
 @dataclass
@@ -103,12 +122,15 @@ class Drive:
     status: int | None = None
 
 
-def watch(folder: Path, shards: int, total: int, kill_at: float | None) -> Drive:
+def watch(place: Place, shards: int, total: int, kill_at: float | None) -> Drive:
     """Run a driver in a process of its own and show its progress; kill it after a share of the messages."""
-    command = [sys.executable, "-m", "examples.exactly_once", "--drive", str(shards), "--folder", str(folder)]
+    command = [sys.executable, "-m", "examples.exactly_once", "--drive", str(shards)]
+    command += ["--folder", str(place.folder), "--store", place.store]
+    # Not in its arguments, which everyone on the machine can read.
+    environment = {**os.environ, OPTIONS: json.dumps(place.options)}
     with (
-        (folder / "driver.log").open("ab") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process,
+        (place.folder / "driver.log").open("ab") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment) as process,
     ):
         seen = Drive()
         assert process.stdout is not None
@@ -150,11 +172,11 @@ class Verdict:
     wrong_keys: int
 
 
-def check(folder: Path, table: pa.Table) -> Verdict:
+def check(place: Place, table: pa.Table) -> Verdict:
     """Compare every key of both tasks with a plain computation over the same flights."""
     wanted = flights.expected(table)
-    routes = read_state(str(folder / "store"), NAME, FlightsPerRoute()).to_pylist()
-    delays = read_state(str(folder / "store"), NAME, DelayPerOrigin()).to_pylist()
+    routes = read_state(place.store, NAME, FlightsPerRoute(), **place.options).to_pylist()
+    delays = read_state(place.store, NAME, DelayPerOrigin(), **place.options).to_pylist()
     found = {(row["carrier"], row["dest"]): row["value"] for row in routes}
     found_delays = {row["origin"]: (row["value"]["delays"], row["value"]["minutes"]) for row in delays}
     differences = [found.get(key, 0) - wanted.flights.get(key, 0) for key in found.keys() | wanted.flights.keys()]
@@ -180,19 +202,19 @@ def failures(first: Drive, second: Drive, verdict: Verdict, total: int) -> Itera
         yield f"{verdict.wrong_keys} keys differ from pandas"
 
 
-def demo(folder: Path, as_json: bool, most: int) -> int:
+def demo(place: Place, as_json: bool, most: int) -> int:
     require_java()
     print(f"Writing the stream: {most:,} flights in files, shuffled within the allowed delay of 6 hours.", flush=True)
-    table = flights.write_stream(folder / "stream", files=-(-most // FLIGHTS_PER_FILE), most=most)
+    table = flights.write_stream(place.folder / "stream", files=-(-most // FLIGHTS_PER_FILE), most=most)
     total = table.num_rows
     print(f"Starting a driver with 2 shards; it will be killed after {KILL_AT:.0%} of the messages.", flush=True)
-    first = watch(folder, 2, total, KILL_AT)
+    first = watch(place, 2, total, KILL_AT)
     print("Killed with SIGKILL. Starting another with 3 shards and a fresh Spark checkpoint.", flush=True)
-    restarted_at = global_clock(folder)
-    second = watch(folder, 3, total, None)
+    restarted_at = global_clock(place)
+    second = watch(place, 3, total, None)
     replayed = " and ".join(f"{count:,} messages to {task}" for task, count in sorted(second.replayed.items()))
     print(f"Restarted at clock {show(restarted_at)} and replayed {replayed or 'nothing'}.", flush=True)
-    verdict = check(folder, table)
+    verdict = check(place, table)
     wrong = list(failures(first, second, verdict, total))
     if restarted_at is None:
         wrong.append("there was no checkpoint to restart at")
@@ -204,12 +226,12 @@ def demo(folder: Path, as_json: bool, most: int) -> int:
     return 1 if wrong else 0
 
 
-def global_clock(folder: Path) -> int | None:
+def global_clock(place: Place) -> int | None:
     """The clock that the next start will restore."""
     from persistent_state import clocks
 
     try:
-        retained = clocks(str(folder / "store"), NAME)
+        retained = clocks(place.store, NAME, **place.options)
     except StateError:
         return None
     return retained[-1] if retained else None
@@ -220,15 +242,27 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="keep stream, store and logs here (default: a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print the figures as a line of JSON before the last line")
     parser.add_argument("--flights", type=int, default=FLIGHTS, metavar="N", help="only the first N (default: all)")
+    parser.add_argument("--store", metavar="URL", help="keep the state below this store (default: in the folder)")
+    parser.add_argument(
+        "--storage-options",
+        type=json.loads,
+        default=os.environ.get(OPTIONS, "{}"),
+        metavar="JSON",
+        help=f"options of the store's client (default: the variable {OPTIONS}, and those that the client itself reads)",
+    )
     parser.add_argument("--drive", type=int, metavar="SHARDS", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.drive:
-        drive(arguments.folder, arguments.drive)
+        drive(Place(arguments.folder, arguments.store, arguments.storage_options), arguments.drive)
         return 0
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="exactly-once-"))
     folder.mkdir(parents=True, exist_ok=True)
+    store = str(folder / "store")
+    if arguments.store:
+        store = f"{arguments.store.rstrip('/')}/exactly-once-{secrets.token_hex(4)}"
+        print(f"The state will be in {store}, and stays there.", flush=True)
     try:
-        return demo(folder, arguments.json, arguments.flights)
+        return demo(Place(folder, store, arguments.storage_options), arguments.json, arguments.flights)
     except StateError as error:
         print(error, file=sys.stderr)
         return 1

@@ -5,22 +5,30 @@ from __future__ import annotations
 import re
 
 from persistent_state.errors import CommitUnknown, Damaged, Exists, Fenced, StoreUnavailable
+from persistent_state.store.base import Files
 from persistent_state.store.entry import Entry, from_bytes, to_bytes
-from persistent_state.store.files import Files
 
 TRIES = 5
 
 
 class Log:
-    """The entries of one application. What `newest` returned is kept, so that a writer reads only what others wrote."""
+    """The entries of one application. What `newest` returned is kept, so that a writer reads only what others wrote.
+
+    A store may list late what it has: an entry that this log has written or met is not forgotten for that.
+    """
 
     def __init__(self, files: Files, application: str) -> None:
         self.files = files
         self.application = application
         self._known: dict[int, Entry] = {}
+        self._highest = 0
 
     def numbers(self) -> list[int]:
         """The numbers of the entries that exist, ascending."""
+        listed = self._listed()
+        return [*listed, self._highest] if self._highest > max(listed, default=0) else listed
+
+    def _listed(self) -> list[int]:
         names = self.files.list(f"{self.application}/log")
         return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"(\d{20})\.json", name)))
 
@@ -34,14 +42,18 @@ class Log:
             Damaged: it is not what was written. An older one would be another truth, so it is never taken instead.
         """
         for _ in range(TRIES):
-            numbers = self.numbers()
-            if not numbers:
+            listed = max(self._listed(), default=0)
+            number = max(listed, self._highest)
+            if number == 0:
                 return None
+            if number > listed:
+                # Not listed yet, or collected: only the store knows.
+                self._known.pop(number, None)
             try:
-                return self.read(numbers[-1])
+                return self.read(number)
             except FileNotFoundError:
-                # Collected while we looked, so a newer one exists.
-                continue
+                # Collected. While we looked, so a newer one exists, or long ago, and then the listing is right.
+                self._highest = 0
         raise StoreUnavailable(f"the log of {self.application} changes faster than it can be read; try again.")
 
     def read(self, number: int) -> Entry:
@@ -57,6 +69,7 @@ class Log:
             if entry.number != number:
                 raise Damaged(f"log entry {path} says it is number {entry.number}; a file was moved, restore it.")
             self._known[number] = entry
+        self._highest = max(self._highest, number)
         return self._known[number]
 
     def append(self, entry: Entry) -> None:
@@ -69,20 +82,16 @@ class Log:
         """
         data = to_bytes(entry)
         path = self.path(entry.number)
-        for attempt in range(TRIES):
-            try:
-                self.files.create(path, data)
-                break
-            except Exists:
-                # A create whose answer was lost finds its own entry.
-                if self._stands(path, data):
-                    break
-                raise
-            except StoreUnavailable as error:
-                if attempt == TRIES - 1:
-                    raise CommitUnknown(
-                        f"the store did not say whether entry {entry.number} of {self.application} was written; start again."
-                    ) from error
+        try:
+            self.files.ensure(path, data, TRIES)
+        except Exists:
+            self._highest = max(self._highest, entry.number)
+            raise
+        except StoreUnavailable as error:
+            raise CommitUnknown(
+                f"the store did not say whether entry {entry.number} of {self.application} was written; start again."
+            ) from error
+        self._highest = max(self._highest, entry.number)
         # The number may have been used and collected while this driver slept.
         newest = self.newest()
         if newest is None or newest.epoch > entry.epoch:
@@ -92,12 +101,6 @@ class Log:
             raise CommitUnknown(
                 f"entry {entry.number} of {self.application} came after others of its number; start again."
             )
-
-    def _stands(self, path: str, data: bytes) -> bool:
-        try:
-            return bytes(self.files.read(path)) == data
-        except FileNotFoundError:
-            return False
 
     def _goes_on_from(self, entry: Entry) -> bool:
         try:

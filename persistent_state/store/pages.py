@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 
 from persistent_state.store import run as runs_io
+from persistent_state.store.base import Files
 from persistent_state.store.entry import Pages
-from persistent_state.store.files import Files
 
 TAIL = 1000
 """How many items stand in the entry at the most."""

@@ -12,8 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.store import pages, run
+from persistent_state.store.base import Files
 from persistent_state.store.entry import Cut, SideFile, TaskState, side_from_json
-from persistent_state.store.files import Files
 
 MANY = 16
 """How many files stand in a log entry one by one; beyond, those that nothing can take back are listed apart."""
@@ -21,7 +21,11 @@ MANY = 16
 
 def read(files: Files, side: SideFile) -> pa.Table:
     """The rows of a file that were not taken back."""
-    table = run.read_table(files, side.file)
+    return left(run.read_table(files, side.file), side)
+
+
+def left(table: pa.Table, side: SideFile) -> pa.Table:
+    """The rows of a file's whole table that were not taken back."""
     for cut in side.cuts:
         table = table.filter(pa.array(_stays(table, cut)))
     return table
@@ -29,7 +33,12 @@ def read(files: Files, side: SideFile) -> pa.Table:
 
 def read_all(files: Files, task: TaskState) -> list[pa.Table]:
     """All late and bad rows of a task, oldest file first. Files may have different columns."""
-    return [read(files, side) for side in (*settled(files, task), *task.sides)]
+    return [read(files, side) for side in all_of(files, task)]
+
+
+def all_of(files: Files, task: TaskState) -> list[SideFile]:
+    """All files of late and bad rows of a task, oldest first."""
+    return [*settled(files, task), *task.sides]
 
 
 def settled(files: Files, task: TaskState) -> list[SideFile]:
@@ -63,7 +72,8 @@ def take_back(files: Files, side: SideFile, clock: int, positions: Mapping[str, 
 
 def _stays(table: pa.Table, cut: Cut) -> NDArray[np.bool_]:
     stays = [
-        position < cut.positions.get(strand, 0) or (timestamp is not None and timestamp < cut.clock)
+        (position is not None and position < cut.positions.get(strand, 0))
+        or (timestamp is not None and timestamp < cut.clock)
         for strand, position, timestamp in zip(
             table["strand"].to_pylist(), table["position"].to_pylist(), table["timestamp"].to_pylist(), strict=True
         )

@@ -10,7 +10,6 @@ import pickle
 import signal
 import stat
 import sys
-import threading
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from persistent_state.errors import Exists, InvalidInput, StoreUnavailable
 from persistent_state.store.files import Files, open_files
@@ -29,11 +25,6 @@ from persistent_state.store.files import Files, open_files
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # These forks only make system calls.
 
 SYSTEM_CALLS = ("open", "write", "fsync", "close", "link", "unlink", "mkdir", "rename", "replace")
-
-
-@pytest.fixture(params=["local", "memory"])
-def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
-    return open_files(str(tmp_path / "store") if request.param == "local" else f"memory://{tmp_path}")
 
 
 @pytest.fixture
@@ -48,155 +39,6 @@ def content(files: Files, path: str) -> bytes | None:
         return None
 
 
-class TestEveryFileSystem:
-    @pytest.mark.parametrize(
-        "data",
-        [
-            b"",
-            b"abc",
-            bytearray(b"abc"),
-            memoryview(array("q", range(5))),
-            pa.py_buffer(b""),
-            pa.array([1, 2, 3]).buffers()[1],
-            os.urandom(3_000_000),
-        ],
-        ids=lambda data: f"{type(data).__name__}-{memoryview(data).nbytes}",
-    )
-    def test_what_is_created_is_read(self, files: Files, data: Any) -> None:
-        files.create("a/b/c", data)
-        assert files.read("a/b/c").to_pybytes() == bytes(data)
-
-    def test_a_name_is_given_once(self, files: Files) -> None:
-        files.create("a/b", b"first")
-        for data in (b"second", b"first", b""):
-            with pytest.raises(Exists, match="path='a/b'"):
-                files.create("a/b", data)
-        with pytest.raises(Exists):
-            files.create("a", b"a folder has the name")
-        assert content(files, "a/b") == b"first"
-        assert files.list("a") == ["b"]
-
-    def test_of_many_threads_one_wins(self, files: Files, request: pytest.FixtureRequest) -> None:
-        interval = sys.getswitchinterval()
-        request.addfinalizer(lambda: sys.setswitchinterval(interval))
-        sys.setswitchinterval(1e-6)
-        for turn in range(50):
-            start = threading.Barrier(8)
-            won: list[int] = []
-
-            def race(thread: int, path: str, start: threading.Barrier, won: list[int]) -> None:
-                start.wait()
-                try:
-                    files.create(path, bytes([thread]))
-                    won.append(thread)
-                except Exists:
-                    pass
-
-            threads = [threading.Thread(target=race, args=(i, f"turn/{turn}", start, won)) for i in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert [content(files, f"turn/{turn}")] == [bytes([thread]) for thread in won]
-
-    def test_reading_what_is_absent_says_so(self, files: Files) -> None:
-        files.create("a/b", b"")
-        for path in ("a/c", "no/such/folder"):
-            with pytest.raises(FileNotFoundError):
-                files.read(path)
-
-    def test_a_buffer_outlives_its_file(self, files: Files) -> None:
-        data = os.urandom(100_000)
-        files.create("a", data)
-        buffer = files.read("a")
-        files.delete("a")
-        files.create("a", b"another")
-        assert buffer.to_pybytes() == data
-
-    def test_a_listing_is_of_now_and_direct(self, files: Files) -> None:
-        other = open_files(files.url)
-        assert files.list("") == files.list("log") == []
-        for names in (["2"], ["1", "2"]):
-            other.create(f"log/{names[0]}", b"")
-            assert files.list("log") == names
-        other.create("log/deeper/3", b"")
-        other.create("logs", b"")
-        assert files.list("log") == ["1", "2", "deeper"]
-        assert files.list("") == ["log", "logs"]
-        other.delete("log/1")
-        assert files.list("log") == ["2", "deeper"]
-
-    def test_deleting_what_is_absent_is_no_error(self, files: Files) -> None:
-        files.delete("a/b")
-        files.create("a/b", b"1")
-        files.delete("a/b")
-        files.delete("a/b")
-        assert content(files, "a/b") is None
-        files.create("a/b", b"2")
-        assert content(files, "a/b") == b"2"
-
-    def test_a_file_is_no_folder(self, files: Files) -> None:
-        files.create("a", b"1")
-        with pytest.raises(StoreUnavailable, match="path='a/b'"):
-            files.create("a/b", b"2")
-        assert content(files, "a") == b"1"
-
-    @pytest.mark.parametrize("path", ["", "/a", "a/", "..", "../a", "a/../../b", "a//b", "./a"])
-    def test_a_path_stays_inside_the_store(self, files: Files, path: str) -> None:
-        calls: list[Callable[[], object]] = [
-            lambda: files.create(path, b""),
-            lambda: files.read(path),
-            lambda: files.delete(path),
-        ]
-        if path:
-            calls.append(lambda: files.list(path))
-        for call in calls:
-            with pytest.raises(InvalidInput, match="inside the store"):
-                call()
-
-    def test_a_temporary_name_cannot_be_created(self, files: Files) -> None:
-        with pytest.raises(InvalidInput, match="temporary"):
-            files.create("a/.tmp-b", b"")
-
-    def test_it_is_a_value_that_travels(self, files: Files) -> None:
-        files.create("a", b"1")
-        there = pickle.loads(pickle.dumps(files))
-        assert there == files == open_files(files.url)
-        assert hash(there) == hash(files)
-        assert content(there, "a") == b"1"
-
-    def test_nothing_is_left_over(self, files: Files) -> None:
-        assert files.leftovers("a", 0) == []
-        files.create("a/b", b"1")
-        with pytest.raises(Exists):
-            files.create("a/b", b"1")
-        assert files.leftovers("a", 0) == []
-
-    @settings(max_examples=20)
-    @given(data=st.data())
-    def test_it_behaves_like_a_dictionary(self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-        root = tmp_path_factory.mktemp("model")
-        names = st.sampled_from(["a/1", "a/2", "b/1", "c"])
-        steps = data.draw(st.lists(st.tuples(st.sampled_from(["create", "delete"]), names, st.binary()), max_size=12))
-        for files in (open_files(str(root)), open_files(f"memory://{root}")):
-            model: dict[str, bytes] = {}
-            for step, path, value in steps:
-                if step == "delete":
-                    files.delete(path)
-                    model.pop(path, None)
-                elif path in model:
-                    with pytest.raises(Exists):
-                        files.create(path, value)
-                else:
-                    files.create(path, value)
-                    model[path] = value
-                assert {path: content(files, path) for path in model} == model
-                for folder in ("a", "b"):
-                    assert [f"{folder}/{name}" for name in files.list(folder)] == sorted(
-                        path for path in model if path.startswith(folder)
-                    )
-
-
 class TestWhatIsOpened:
     def test_a_local_path_may_be_written_in_many_ways(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
@@ -205,10 +47,84 @@ class TestWhatIsOpened:
             assert open_files(url).url == f"{tmp_path}/x"
         assert not (tmp_path / "x").exists()
 
-    @pytest.mark.parametrize("url", ["s3://bucket/apps", "hdfs://host/apps", "simplecache::s3://bucket"])
-    def test_another_protocol_is_refused_by_name(self, url: str) -> None:
-        with pytest.raises(InvalidInput, match=f"protocol='{url.partition('://')[0]}', which is not supported"):
+    @pytest.mark.parametrize(
+        ("url", "known"),
+        [
+            ("s3a://bucket/apps/", "s3://bucket/apps"),
+            ("gcs://bucket", "gs://bucket"),
+            ("az://container/a/b", "abfs://container/a/b"),
+            ("abfss://container@account.dfs.core.windows.net/a", "abfs://container@account.dfs.core.windows.net/a"),
+            ("webhdfs://user@host:9870/a", "webhdfs://user@host:9870/a"),
+        ],
+    )
+    def test_a_store_far_away_is_opened_without_a_look(self, url: str, known: str) -> None:
+        assert open_files(url).url == known
+
+    @pytest.mark.parametrize("url", ["ftp://host/apps", "simplecache::s3://bucket", "s4://u:word@host/"])
+    def test_another_protocol_is_refused_by_name_with_those_that_are_known(self, url: str) -> None:
+        sentence = (
+            f"protocol='{url.partition('://')[0]}' is not supported: use a local path, s3://, .*webhdfs:// or memory://"
+        )
+        with pytest.raises(InvalidInput, match=sentence) as refused:
             open_files(url, key="secret")
+        assert "secret" not in str(refused.value)
+        assert "word" not in str(refused.value)
+
+    def test_what_would_need_a_native_library_is_told_what_does_not(self) -> None:
+        with pytest.raises(InvalidInput, match=r"protocol='hdfs' is not supported: .*webhdfs://host:port/path"):
+            open_files("hdfs://host:9000/apps")
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "s3://",
+            "s3:///a",
+            "gs://bucket//a",
+            "s3://bucket/../a",
+            "abfs://@account.dfs.core.windows.net/a",
+            "webhdfs://",
+        ],
+    )
+    def test_a_url_that_names_no_place_is_refused(self, url: str) -> None:
+        with pytest.raises(InvalidInput, match="names no place; write it as"):
+            open_files(url)
+
+    def test_a_name_node_without_a_port_is_refused(self) -> None:
+        with pytest.raises(InvalidInput, match="has no port"):
+            open_files("webhdfs://host/a")
+
+    @pytest.mark.parametrize(
+        "url", ["s3://key:word@bucket/a", "abfs://c/a?sig=word", "gs://b/a#word", "webhdfs://u:word@h:1/"]
+    )
+    def test_a_secret_in_a_url_is_refused_and_not_repeated(self, url: str) -> None:
+        with pytest.raises(InvalidInput, match="give what is secret as a storage option") as refused:
+            open_files(url)
+        assert "word@" not in str(refused.value) + str(refused.value).replace("word", "word@", 1).replace(
+            "password@", ""
+        )
+
+    @pytest.mark.parametrize(
+        ("url", "extra"), [("s3://b", "s3"), ("abfs://b", "azure"), ("gs://b", "gcs"), ("webhdfs://h:1/b", "hdfs")]
+    )
+    def test_a_missing_package_is_named_by_its_extra(
+        self, monkeypatch: pytest.MonkeyPatch, url: str, extra: str
+    ) -> None:
+        package = {"s3": "s3fs", "azure": "adlfs", "gcs": "gcsfs", "hdfs": "requests"}[extra]
+        there = open_files(url)
+        for name in [name for name in sys.modules if name.split(".")[0] in (package, "webhdfs") or "webhdfs" in name]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, package, None)
+        # Where it is opened, and on a machine to which it was sent.
+        for use in (lambda: open_files(url), lambda: there.list("")):
+            with pytest.raises(InvalidInput, match=rf"package='{package}' is missing.*'persistent-state\[{extra}\]'"):
+                use()
+
+    @pytest.mark.parametrize(("url", "option"), [("s3://b", "no_such_option"), ("webhdfs://h:1/b", "token")])
+    def test_a_wrong_storage_option_is_named_without_its_value(self, url: str, option: str) -> None:
+        files = open_files(url, **{option: "hidden", "user": "somebody"})
+        with pytest.raises(InvalidInput, match=rf"takes no such storage options.*'{option}'") as refused:
+            files.list("")
+        assert "hidden" not in str(refused.value)
 
     @pytest.mark.parametrize("url", ["file://host/a", "file:a", "file://", ""])
     def test_a_url_without_an_absolute_path_is_refused(self, url: str) -> None:

@@ -1,0 +1,115 @@
+"""The one thing that differs between file systems: how to create a file whole or not at all, with one winner."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+import pyarrow as pa
+
+from persistent_state.errors import Exists, InvalidInput, StoreUnavailable
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
+Names: TypeAlias = list[str]
+Ages: TypeAlias = list[tuple[str, float]]
+
+TEMPORARY = ".tmp-"
+"""How the name of a temporary file begins."""
+
+
+@dataclass(frozen=True)
+class Files(ABC):
+    """The files below one url. A path is relative to it: "a/b/c"; the folder "" is the url itself.
+
+    A value that can be pickled and sent to workers. Its storage options, which may be secret, are in no repr and no
+    message. Every method raises InvalidInput for a path that leads out of the url, and StoreUnavailable when the store
+    fails. Where a name can be a file's and a folder's at once, as on object stores, nothing prevents that.
+    """
+
+    near: ClassVar[bool] = True
+    """Whether its bytes are at hand, so that a copy on a local disk would gain nothing."""
+
+    url: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+
+    @abstractmethod
+    def create(self, path: str, data: BytesLike) -> None:
+        """Make a file of these bytes. Everyone sees all of it or none; of several creators of a name one wins.
+
+        Once it has returned, or said Exists, what has the name survives a power cut. Folders are made as needed.
+
+        Raises:
+            Exists: the name is taken. What stands there was not changed. It may be this call's own, if the store's client has
+                lost an answer and asked again.
+            StoreUnavailable: the store failed. The file is absent or whole; look before you try again.
+            InvalidInput: this store cannot promise the above.
+        """
+
+    @abstractmethod
+    def read(self, path: str) -> pa.Buffer:
+        """The bytes of a file; on a local disk they are mapped, not loaded, and outlive its deletion.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+
+    def ensure(self, path: str, data: BytesLike, tries: int = 2) -> None:
+        """Create a file whose bytes only its creator can know: if it is there with these, an answer was lost on the way.
+
+        Raises:
+            Exists: the name is taken by another. What stands there was not changed.
+            StoreUnavailable: the store failed as many times. The file is absent or whole.
+        """
+        for left in reversed(range(tries)):
+            try:
+                return self.create(path, data)
+            except Exists:
+                try:
+                    if self.read(path).equals(pa.py_buffer(data)):
+                        return
+                except FileNotFoundError:
+                    pass
+                raise
+            except StoreUnavailable:
+                if not left:
+                    raise
+
+    @abstractmethod
+    def list(self, folder: str) -> Names:
+        """The names of the files and folders that are directly in a folder now, sorted; none if it is missing.
+
+        Temporary files are left out.
+        """
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Remove a file, which may be absent or temporary."""
+
+    @abstractmethod
+    def leftovers(self, folder: str, now_us: int) -> Ages:
+        """Name and age in seconds of the temporary files directly in a folder, whose writers are at work or killed."""
+
+    def _checked(self, path: str) -> str:
+        if any(part in ("", ".", "..") for part in path.split("/")):
+            raise InvalidInput(f"path={path!r} is not one inside the store; write it as 'a/b/c'.")
+        return path
+
+    def _checked_new(self, path: str) -> str:
+        if path.rpartition("/")[2].startswith(TEMPORARY):
+            raise InvalidInput(f"path={path!r} has a temporary file's name; begin it with something else.")
+        return self._checked(path)
+
+    @contextmanager
+    def _asking(self, path: str, may_be_absent: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if may_be_absent and isinstance(error, FileNotFoundError):
+                raise
+            raise StoreUnavailable(f"path={path!r} in store={self.url!r}: {error}. Mend it, then try again.") from error
+
+    def _taken(self, path: str) -> Exists:
+        return Exists(f"path={path!r} in store={self.url!r} is taken.")

@@ -1,0 +1,112 @@
+"""Copies on a local disk of files that a log names and a far store keeps: named by their content, verified, bounded.
+
+All processes of a user share the folder, so a copy may go at any time; what is mapped stays usable. Whatever fails here
+only means that the store is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+import tempfile
+import threading
+from contextlib import suppress
+
+import pyarrow as pa
+
+BOUND = 4 * 2**30
+"""Bytes that the copies may take, if that is less than half of what the disk has left for them."""
+
+SLACK = 64 * 2**20
+"""Bytes that a process may add before it looks whether the bound holds."""
+
+MOST_VERIFIED = 10_000
+"""How many verified copies a process remembers."""
+
+_verified: set[tuple[str, int]] = set()
+_added = SLACK
+_lock = threading.Lock()
+
+
+def find(checksum: str) -> pa.Buffer | None:
+    """The bytes with this SHA-256, mapped; None if there is no copy, or only a damaged one, which goes."""
+    place = _place(checksum)
+    if place is None:
+        return None
+    try:
+        data = pa.memory_map(place).read_buffer()
+        known = (checksum, os.stat(place).st_ino)
+        # The newest use is the time of its change.
+        os.utime(place)
+    except OSError:
+        return None
+    if known not in _verified:
+        if hashlib.sha256(data).hexdigest() != checksum:
+            with suppress(OSError):
+                os.unlink(place)
+            return None
+        if len(_verified) >= MOST_VERIFIED:
+            _verified.clear()
+        _verified.add(known)
+    return data
+
+
+def keep(checksum: str, data: bytes | pa.Buffer) -> None:
+    """Keep a copy of bytes with this SHA-256, for this process and the user's others."""
+    global _added
+    place = _place(checksum)
+    if place is None or len(data) > BOUND // 4:
+        return
+    temporary = os.path.join(os.path.dirname(place), secrets.token_hex(8))
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+        os.rename(temporary, place)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+    with _lock:
+        _added += len(data)
+        full = _added >= SLACK
+        if full:
+            _added = 0
+    if full:
+        _evict(os.path.dirname(place))
+
+
+def _place(checksum: str) -> str | None:
+    """Where a copy is; None if nobody's business can be kept there."""
+    folder = os.path.join(tempfile.gettempdir(), f"persistent-state-{os.getuid()}")
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        found = os.lstat(folder)
+    except OSError:
+        return None
+    # Others may write where temporary files are: what they have prepared, or could look into, is not used.
+    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return os.path.join(folder, checksum) if private and re.fullmatch("[0-9a-f]{64}", checksum) else None
+
+
+def _evict(folder: str) -> None:
+    """Remove what was used longest ago until the bound holds."""
+    found = []
+    with suppress(OSError), os.scandir(folder) as copies:
+        for copy in copies:
+            # Another process may evict at the same time.
+            with suppress(OSError):
+                known = copy.stat()
+                found.append((known.st_mtime_ns, known.st_size, copy.path))
+    held = sum(size for _, size, _ in found)
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        bound = min(BOUND, (held + disk.f_bavail * disk.f_frsize) // 2)
+        for _, size, place in sorted(found):
+            if held <= bound:
+                break
+            with suppress(FileNotFoundError):
+                os.unlink(place)
+            held -= size
