@@ -12,10 +12,13 @@ from persistent_state.errors import (
     StoreUnavailable,
     TaskFailed,
 )
+from persistent_state.frames import late_rows_frame, state_frame
 from persistent_state.local import LocalRun, run_local
 from persistent_state.reader import clocks, read_late_rows, read_state
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
+from persistent_state.sources.rate import RateSource
 from persistent_state.state import NonWindowState, PersistentState
 from persistent_state.task import Message, PersistentTask
 
@@ -24,6 +27,7 @@ __all__ = [
     "Chunk",
     "CommitUnknown",
     "Damaged",
+    "DataFrameSource",
     "Disagreement",
     "Exists",
     "Fenced",
@@ -34,13 +38,16 @@ __all__ = [
     "NonWindowState",
     "PersistentState",
     "PersistentTask",
+    "RateSource",
     "Reach",
     "StateError",
     "StoreUnavailable",
     "TaskFailed",
     "TimeReplayableSource",
     "clocks",
+    "late_rows_frame",
     "read_late_rows",
     "read_state",
     "run_local",
+    "state_frame",
 ]

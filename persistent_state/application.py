@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from persistent_state.clock import Settings
 from persistent_state.driver import Keeping
 from persistent_state.errors import InvalidInput
+from persistent_state.plain import UNITS
 from persistent_state.plan import KEEP, Plan
 from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store.files import open_files
 from persistent_state.task import PersistentTask
 
@@ -20,16 +22,6 @@ if TYPE_CHECKING:
 
     from persistent_state.engine.query import Progress, Sink
     from persistent_state.engine.running import Running
-
-_UNITS = {
-    "microsecond": 1,
-    "millisecond": 1_000,
-    "second": 1_000_000,
-    "minute": 60_000_000,
-    "hour": 3_600_000_000,
-    "day": 86_400_000_000,
-}
-
 
 LONGEST = 2**62
 """The longest duration in microseconds; event time is 64 bits."""
@@ -42,11 +34,11 @@ def duration(text: str) -> int:
         InvalidInput: the text is not a whole number and a unit.
     """
     found = re.fullmatch(r"\s*(\d+)\s+([a-z]+?)s?\s*", str(text))
-    if not found or found[2] not in _UNITS:
-        raise InvalidInput(f"duration={text!r}; say a whole number and one of {', '.join(_UNITS)}s.")
-    length = int(found[1]) * _UNITS[found[2]]
+    if not found or found[2] not in UNITS:
+        raise InvalidInput(f"duration={text!r}; say a whole number and one of {', '.join(UNITS)}s.")
+    length = int(found[1]) * UNITS[found[2]]
     if length > LONGEST:
-        raise InvalidInput(f"duration={text!r} is longer than {LONGEST // _UNITS['day']} days; say less.")
+        raise InvalidInput(f"duration={text!r} is longer than {LONGEST // UNITS['day']} days; say less.")
     return length
 
 
@@ -65,7 +57,7 @@ def positive(name: str, text: str) -> int:
 @dataclass(frozen=True)
 class _Added:
     task: PersistentTask
-    source: TimeReplayableSource
+    source: TimeReplayableSource | DataFrameSource
     sink: Sink | None
     on_bad_row: str
 
@@ -79,7 +71,9 @@ class Application:
     newest before it in its channel is never late. A channel silent for `idle_after` holds the clock no longer. Timestamps
     more than `max_ahead` beyond the wall clock are bad rows, and if `max_jump` is given, so are those more than that beyond
     their channel. The newest `checkpoints` stay readable; each costs up to one more row per key that changed between them.
-    `shards` is the number of parallel state writers (default: Spark's parallelism); it may change at any start.
+    `shards` is the number of parallel state writers (default: Spark's parallelism); it may change at any start. `scratch` is
+    where Spark keeps its own checkpoints, as a path that Spark knows: on a cluster all machines must reach it; nothing in
+    it is needed after the run. A failing run is started again up to `restarts` times without a new global clock.
     """
 
     name: str
@@ -91,6 +85,8 @@ class Application:
     max_jump: str | None = None
     checkpoints: int = 10
     shards: int | None = None
+    scratch: str | None = None
+    restarts: int = 5
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
     _added: list[_Added] = field(default_factory=list, init=False, repr=False)
 
@@ -104,11 +100,13 @@ class Application:
             raise InvalidInput(f"checkpoints={self.checkpoints}; keep at least one, a restart needs it.")
         if self.shards is not None and self.shards < 1:
             raise InvalidInput(f"shards={self.shards}; there must be at least one.")
+        if self.restarts < 0:
+            raise InvalidInput(f"restarts={self.restarts}; say 0 for none.")
 
     def add(
         self,
         task: PersistentTask,
-        source: TimeReplayableSource,
+        source: TimeReplayableSource | DataFrameSource,
         sink: Sink | None = None,
         on_bad_row: str = KEEP,
     ) -> Application:
@@ -129,19 +127,24 @@ class Application:
         spark: SparkSession,
         *,
         anew: Sequence[str] = (),
+        trigger: str | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Running:
         """Start on Spark and go on as messages arrive; wait with `await_end()`, end with `stop()`.
 
-        The state is restored at the global clock and the sources are replayed from there.
+        The state is restored at the global clock and the sources are replayed from there. A failure starts all that again,
+        after a second, then two, four, up to a minute; after `restarts` of them without a new global clock it is raised.
 
         Tasks named in `anew` start from zero at that clock instead, as a task does that is new to the application: what
-        their sources deliver from below it is late. `on_progress` is called after each commit.
+        their sources deliver from below it is late. `trigger` is the least time between the beginnings of two
+        micro-batches. `on_progress` is called after each commit; the logger `persistent_state.progress` tells the same as
+        one line of JSON, at level INFO.
 
         Raises:
             InvalidInput: the set-up can't work; nothing was changed.
         """
-        return self._start(spark, anew, on_progress, to_the_end=False)
+        seconds = f"{positive('trigger', trigger) / 1e6:f} seconds" if trigger is not None else None
+        return self._start(spark, anew, on_progress, trigger=seconds, to_the_end=False)
 
     def run(
         self,
@@ -153,13 +156,13 @@ class Application:
     ) -> Running:
         """Run to the end of what the sources hold now, and with `close` give every task one clock above all of it.
 
-        SIGINT and SIGTERM stop it cleanly before the end.
+        SIGINT and SIGTERM stop it cleanly before the end. A failure starts again as in `start`.
 
         Raises:
             InvalidInput: the set-up can't work; nothing was changed.
             StateError: the run failed; the next start goes on from the global clock.
         """
-        running = self._start(spark, anew, on_progress, to_the_end=True)
+        running = self._start(spark, anew, on_progress, trigger=None, to_the_end=True)
         running.await_end()
         if close and not running.was_asked_to_stop:
             running.close()
@@ -170,9 +173,10 @@ class Application:
         spark: SparkSession,
         anew: Sequence[str],
         on_progress: Callable[[Progress], None] | None,
+        trigger: str | None,
         to_the_end: bool,
     ) -> Running:
-        from persistent_state.engine import running
+        from persistent_state.engine import rows, running
 
         if not self._added:
             raise InvalidInput(f"application {self.name} has no task; add one.")
@@ -181,32 +185,40 @@ class Application:
         shards = self.shards or spark.sparkContext.defaultParallelism
         parts = []
         for added in self._added:
+            source = added.source
+            schema, update = rows.columns_of(spark, added.task, source)
             plan = Plan(
                 application=self.name,
                 files=files,
                 task=added.task,
-                schema=added.source.schema,
-                timestamp=added.source.timestamp,
-                channel=added.source.channel,
+                schema=schema,
+                timestamp=source.timestamp,
+                channel=source.channel,
                 settings=settings,
                 shards=shards,
                 emits=added.sink is not None,
                 on_bad_row=added.on_bad_row,
+                has_positions=not isinstance(source, DataFrameSource) or source.position is not None,
             )
             plan.check()
-            parts.append(running.Part(plan, added.source, added.sink))
-        return running.start(
+            if update is not None:
+                plan.check_update(update)
+            parts.append(running.Part(plan, source, added.sink))
+        setup = running.Setup(
             spark,
             self.name,
             files,
             parts,
             interval=settings.interval,
             shards=shards,
-            anew=anew,
             keeping=Keeping(self.checkpoints),
+            scratch=self.scratch,
+            restarts=self.restarts,
             to_the_end=to_the_end,
+            trigger=trigger,
             on_progress=on_progress,
         )
+        return running.start(setup, anew)
 
     def _settings(self) -> Settings:
         return Settings(

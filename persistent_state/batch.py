@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from persistent_state import clock as clocks
 from persistent_state.clock import Channel, Coarse, Position, Settings
@@ -16,9 +16,13 @@ class Basis:
     """What one micro-batch of one task starts from, read from the newest log entry when it is planned.
 
     `now` is the batch time. `clock` is fixed: a message below it is late. `low` is where the first stored interval starts,
-    `is_listed` whether the source says which channels there are.
-    `ends` says where each strand will have been read to, `journal` what the source wants remembered with that, `digests`
-    what runs each shard starts from.
+    `is_listed` whether the source says which channels there are, `is_behind` whether the task has yet to catch up with
+    the global clock. `ends` says where each strand will have been read to (one that is not named, as far as its rows
+    go), `journal` what the source wants remembered with that, `digests` what runs each shard starts from. Below `restored`,
+    the clock that a start restored, rows without a position may be replayed or late: nobody can tell.
+
+    `apart` are the clocks that folding must keep apart. Parts may be planned from different entries, as other tasks
+    commit meanwhile; nothing else of a task can differ between those.
     """
 
     task: str
@@ -27,29 +31,32 @@ class Basis:
     now: int
     clock: int
     low: int | None
-    retained: tuple[int, ...]
-    cuts: tuple[int, ...]
     coarse: tuple[Coarse, ...]
     channels: Mapping[str, Channel]
     is_listed: bool
+    is_behind: bool
     positions: Mapping[str, Position]
     ends: Mapping[str, int]
     journal: tuple[str, ...]
     digests: tuple[str, ...]
+    apart: tuple[int, ...] = field(compare=False)
+    restored: int = clocks.BEGINNING
 
 
 @dataclass(frozen=True)
 class Report:
     """What one part of a micro-batch saw; every shard is told by every part.
 
-    `seen` holds (channel, newest timestamp or None, jumps in a row), `spans` (strand, first position, newest timestamp).
+    `parts` is how many there are; None where only Spark knows. `seen` holds (channel, newest timestamp or None, jumps in
+    a row), `spans` (strand, first position, newest timestamp), `ends` (strand, position after the last row).
     `low` is the lowest start of an interval. `counts` has "messages", "replayed" and "late", and the bad rows by reason.
     """
 
     part: int
-    parts: int
+    parts: int | None
     seen: tuple[tuple[str, int | None, int], ...] = ()
     spans: tuple[tuple[str, int, int], ...] = ()
+    ends: tuple[tuple[str, int], ...] = ()
     low: int | None = None
     coarse: Coarse | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -59,10 +66,11 @@ class Report:
 class Advance:
     """Where a task stands after a micro-batch: what all shards must say alike.
 
-    `cuts` are the clocks that its runs keep apart, the new ones included. `holds` is False when no channel is live: the task
-    does not hold back the global clock.
+    `parts` says which parts there were. `cuts` are the clocks that its runs keep apart from now on. `holds` is False when
+    no channel is live: the task does not hold back the global clock.
     """
 
+    parts: tuple[int, ...]
     clock: int
     cuts: tuple[int, ...]
     coarse: tuple[Coarse, ...]
@@ -79,25 +87,20 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
     Raises:
         Disagreement: a part of the batch is missing or came twice.
     """
-    parts = sorted(report.part for report in reports)
-    if not reports or any(report.parts != len(reports) for report in reports) or parts != list(range(len(reports))):
+    parts = tuple(sorted(report.part for report in reports))
+    whole = {None: tuple(sorted(set(parts))), len(reports): tuple(range(len(reports)))}
+    if any(whole.get(report.parts) != parts for report in reports):
         raise Disagreement(f"task={basis.task} batch={basis.batch} was delivered in parts={parts}; start it again.")
     # Parts arrive in any order, and all shards must say the same. One channel may stand in several: its streak is the last's.
     reports = sorted(reports, key=lambda report: report.part)
     seen = [sight for report in reports for sight in report.seen]
-    channels = clocks.deliver(basis.channels, seen, basis.now)
+    channels = dict(basis.channels)
+    if basis.batch == 1:
+        # Nobody was asked before now, so nobody was silent.
+        channels = {name: replace(channel, active=basis.now) for name, channel in channels.items()}
+    channels = clocks.deliver(channels, seen, basis.now)
     coarse = [*basis.coarse, *(report.coarse for report in reports if report.coarse)]
-    # No start goes below the global clock, and what a start may read again must never grow.
-    oldest = basis.retained[-1] if basis.retained else clocks.BEGINNING
-    positions = {
-        strand: clocks.move_position(
-            basis.positions.get(strand, Position()),
-            end,
-            [(first, newest) for name, first, newest in {s for r in reports for s in r.spans} if name == strand],
-            oldest,
-        )
-        for strand, end in {**{name: p.next for name, p in basis.positions.items()}, **basis.ends}.items()
-    }
+    positions = _positions(basis, reports)
     live = clocks.live_channels(channels, basis.now, settings.idle_after)
     upstream: int | None = None
     clock = basis.clock
@@ -114,11 +117,12 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
     # Before there is a first clock, the cuts begin where the messages do.
     lows = [low for low in (basis.low, *(report.low for report in reports)) if low is not None]
     low = basis.clock if basis.clock != clocks.BEGINNING else min(lows, default=clock)
-    cuts = (*basis.cuts, *clocks.new_cuts(low, clock, settings.interval, coarse), clock)
+    cuts = (*clocks.new_cuts(low, clock, settings.interval, coarse), clock)
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report.counts)
     return Advance(
+        parts=parts,
         clock=clock,
         cuts=tuple(sorted(set(cuts))),
         coarse=tuple(segment for segment in dict.fromkeys(coarse) if segment.high > clock),
@@ -130,6 +134,21 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
     )
 
 
-def cuts_to_keep(basis: Basis, after: Advance) -> tuple[int, ...]:
+def _positions(basis: Basis, reports: Sequence[Report]) -> dict[str, Position]:
+    """How far each strand has been read after the reports' micro-batch."""
+    ends = {strand: position.next for strand, position in basis.positions.items()}
+    for strand, end in (found for report in reports for found in report.ends):
+        ends[strand] = max(end, ends.get(strand, 0))
+    ends.update(basis.ends)
+    spans: dict[str, set[tuple[int, int]]] = {}
+    for strand, first, newest in (span for report in reports for span in report.spans):
+        spans.setdefault(strand, set()).add((first, newest))
+    return {
+        strand: clocks.move_position(basis.positions.get(strand, Position()), end, spans.get(strand, ()))
+        for strand, end in ends.items()
+    }
+
+
+def cuts_to_keep(bases: Iterable[Basis], after: Advance) -> tuple[int, ...]:
     """The clocks that folding must keep apart below the task's own."""
-    return (*basis.retained, *after.cuts)
+    return (*(clock for basis in bases for clock in basis.apart), *after.cuts)

@@ -154,6 +154,12 @@ def split_intervals(
     return starts, Coarse(low, high, step)
 
 
+def begin_apart(starts: NDArray[np.int64], timestamps: NDArray[np.int64], clocks: Sequence[int]) -> NDArray[np.int64]:
+    """Starts of intervals of which none reaches over one of these clocks."""
+    edges = np.unique(np.array([BEGINNING, *clocks], dtype=np.int64))
+    return np.maximum(starts, edges[np.searchsorted(edges, timestamps, side="right") - 1])
+
+
 def new_cuts(old: int, new: int, interval: int, coarse: Sequence[Coarse]) -> tuple[int, ...]:
     """Clocks in (old, new] to keep apart when a task moves from old to new, which straddle nothing stored."""
     if new <= old:
@@ -202,20 +208,27 @@ def rewind_position(position: Position, clock: int) -> Position:
         for before, below in pairs
         if before > first and not any(b >= before and c >= below and (b, c) != (before, below) for b, c in pairs)
     )
-    return Position(first, accounted, tuple(s for s in position.spans if s[0] < first))
+    return Position(first, accounted)
 
 
-def move_position(position: Position, end: int, spans: Iterable[tuple[int, int]], oldest: int) -> Position:
-    """The position after a batch that read up to `end`; spans wholly below `oldest` are of no more use."""
+def move_position(position: Position, end: int, spans: Iterable[tuple[int, int]]) -> Position:
+    """The position after a batch that read up to `end` and delivered these spans."""
     rising: list[tuple[int, int]] = []
     for first, newest in sorted([*position.spans, *spans]):
-        if newest >= oldest and (not rising or newest > rising[-1][1]):
+        if rising and rising[-1][0] == first:
+            rising[-1] = (first, newest)
+        elif not rising or newest > rising[-1][1]:
             rising.append((first, newest))
     while len(rising) > MOST_SPANS:
         # Joining two neighbours only makes a replay start earlier than it must.
         rising = [(a[0], b[1]) for a, b in zip(rising[::2], [*rising[1::2], rising[-1]], strict=False)]
     accounted = tuple(pair for pair in position.accounted if pair[0] > end)
     return Position(end, accounted, tuple(rising))
+
+
+def forget_spans(position: Position, clock: int) -> Position:
+    """The position without the spans that no start at or above the clock has to read again."""
+    return replace(position, spans=tuple(span for span in position.spans if span[1] >= clock))
 
 
 def newest_read(positions: Iterable[Position]) -> int | None:
@@ -244,13 +257,15 @@ def beyond_limit(
     return bad, streak
 
 
-def listed_channels(channels: Mapping[str, Channel], listed: Mapping[str, bool] | None, now: int) -> dict[str, Channel]:
+def listed_channels(
+    channels: Mapping[str, Channel], listed: Mapping[str, bool] | None, known: Iterable[str], now: int
+) -> dict[str, Channel]:
     """The channels to reckon with, once the source has said which there are and whether each has ended.
 
-    None: channels appear with their messages. One that is no longer listed has disappeared.
+    None: channels appear with their messages, but for those `known` to come. One that is no longer listed has disappeared.
     """
     if listed is None:
-        return dict(channels)
+        return {**{name: Channel(None, now) for name in known}, **channels}
     return {name: replace(channels.get(name, Channel(None, now)), ended=ended) for name, ended in listed.items()}
 
 

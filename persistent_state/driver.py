@@ -1,7 +1,8 @@
 """A driver's part, free of Spark: start an application, plan its micro-batches, commit them, close it, collect garbage.
 
 Invariants:
-- An entry's global clock is at or above that of the entry before it, and every active task's clock is at or above it.
+- An entry's global clock is at or above that of the entry before it, and every active task's clock is at or above it, but
+  for one that was away: it holds the global clock until it has caught up.
 - No stored interval straddles a cut that the newest entry names for a task, or a retained clock.
 - A run is deleted only when no kept entry names it and no commit can name it any more.
 """
@@ -17,7 +18,7 @@ from persistent_state import clock as clocks
 from persistent_state import keys
 from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
-from persistent_state.errors import Damaged, Disagreement, Exists, Fenced, InvalidInput
+from persistent_state.errors import Damaged, Disagreement, Exists, Fenced, InvalidInput, StoreUnavailable
 from persistent_state.plan import Plan
 from persistent_state.sources.base import Reach
 from persistent_state.steps.shard import Descriptor, digest, shard_runs
@@ -47,15 +48,18 @@ def start(
     writer: str,
     now: int,
     anew: Collection[str] = (),
+    after: int | None = None,
 ) -> Entry:
     """Take the application over: a new epoch in which every task stands at the global clock and nothing is above it.
 
-    Tasks named in `anew` start from zero at that clock, whatever the store holds of them.
+    Tasks named in `anew` start from zero at that clock, whatever the store holds of them. A driver that starts again names
+    the epoch `after` which it does.
 
     Raises:
         InvalidInput: the store was written by another monoid or key, or a task returns after its clock was left behind, or
             `anew` names none of these tasks.
         Damaged: the newest entry is damaged.
+        Fenced: a driver newer than `after` owns the application.
     """
     for name in anew:
         if name not in {plan.name for plan in plans}:
@@ -63,6 +67,9 @@ def start(
             raise InvalidInput(f"anew names task={name}, which is not added; the tasks are {known}.")
     while True:
         newest = log.newest()
+        # A start whose answer was lost is its own, too.
+        if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
+            raise Fenced(f"a newer driver owns {log.application}; this one (epoch {after}) has stopped.")
         entry = _taken_over(log.files, newest, plans, interval, shards, writer, now, anew)
         try:
             log.append(entry)
@@ -83,6 +90,7 @@ def _taken_over(
     anew: Collection[str],
 ) -> Entry:
     clock = newest.clock if newest else BEGINNING
+    retained = newest.retained if newest else ()
     tasks: dict[str, TaskState] = {}
     for name, task in (newest.tasks if newest else {}).items():
         tasks[name] = replace(_cut_back(files, task, clock, shards, now), active=False) if task.active else task
@@ -92,9 +100,10 @@ def _taken_over(
             tasks[plan.name] = TaskState(identity=plan.identity, clock=clock, born=clock, cuts=(clock,))
             continue
         _check_identity(plan, known)
-        if known.clock != clock:
+        # What it missed since, its source delivers again; but not all that it once read is kept in mind for ever.
+        if BEGINNING < known.clock < min(retained, default=known.clock):
             raise InvalidInput(
-                f"task={plan.name} left at clock={known.clock} and the application has gone on to {clock}; "
+                f"task={plan.name} left at clock={known.clock}, and the oldest that is retained is {retained[0]}; "
                 "start it anew, or under another name."
             )
         tasks[plan.name] = replace(_cut_back(files, known, clock, shards, now), active=True)
@@ -122,7 +131,8 @@ def _check_identity(plan: Plan, known: TaskState) -> None:
 
 
 def _cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) -> TaskState:
-    """A task as it was at `clock`, laid out for this many shards; its source will replay from there."""
+    """A task as it was at `clock`, or at its own if it is behind, laid out for this many shards; it is replayed from there."""
+    clock = min(clock, task.clock)
     positions = {strand: clocks.rewind_position(position, clock) for strand, position in task.positions.items()}
     replays = {strand: position.next for strand, position in positions.items()}
     kept = (sides.take_back(files, side, clock, replays) for side in task.sides)
@@ -154,13 +164,38 @@ def _cut_runs(runs: Sequence[Run], clock: int, shards: int) -> list[Run]:
     return cut
 
 
+def wake(log: Log, epoch: int, name: str, now: int) -> Entry:
+    """The newest entry, in which the task holds the global clock: until it commits, only itself can move its clock.
+
+    Raises:
+        Fenced: a newer driver owns the application.
+    """
+    while True:
+        newest = _own(log, epoch)
+        if newest.tasks[name].holds:
+            return newest
+        entry = newest.with_task(name, replace(newest.tasks[name], holds=True))
+        entry = replace(entry, number=newest.number + 1, previous=newest.seal, time=now)
+        try:
+            log.append(entry)
+        except Exists:
+            continue
+        return entry
+
+
+def _own(log: Log, epoch: int) -> Entry:
+    """The newest entry, if the application is still this driver's."""
+    newest = log.newest()
+    if newest is None or newest.epoch < epoch:
+        raise StoreUnavailable(f"the store does not list what epoch {epoch} of {log.application} wrote yet; try again.")
+    if newest.epoch > epoch:
+        raise Fenced(f"a newer driver owns {log.application}; this one (epoch {epoch}) has stopped.")
+    return newest
+
+
 def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
     """What the next micro-batch of a task starts from, by the newest entry; `now` is its batch time."""
     task = entry.tasks[name]
-    channels = clocks.listed_channels(task.channels, reach.channels, now)
-    if task.batch == 0:
-        # Nobody was asked before now, so nobody was silent.
-        channels = {name: replace(channel, active=now) for name, channel in channels.items()}
     return Basis(
         task=name,
         epoch=entry.epoch,
@@ -168,15 +203,15 @@ def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
         now=now,
         clock=task.clock,
         low=min((run.first for run in task.runs), default=None),
-        retained=entry.retained,
-        cuts=task.cuts,
         coarse=task.coarse,
-        channels=channels,
+        channels=clocks.listed_channels(task.channels, reach.channels, reach.known, now),
         is_listed=reach.channels is not None,
+        is_behind=task.clock < entry.clock,
         positions=task.positions,
         ends=reach.ends,
         journal=reach.journal,
         digests=shard_digests(entry, task),
+        apart=(*entry.retained, *task.cuts),
     )
 
 
@@ -202,9 +237,11 @@ def commit(
     """
     first = _agreed(descriptors)
     while True:
-        newest = log.newest()
-        if newest is None or newest.epoch != epoch or first.epoch != epoch:
-            raise Fenced(f"a newer driver owns {log.application}; this one (epoch {epoch}) has stopped.")
+        newest = _own(log, epoch)
+        if first.epoch != epoch:
+            raise Disagreement(
+                f"task={first.task} batch={first.batch} is of epoch {first.epoch}, not {epoch}; start again."
+            )
         entry = _with_batch(log, newest, descriptors, now, new_id, keeping)
         try:
             log.append(entry)
@@ -254,6 +291,7 @@ def _with_batch(
                 "start again."
             )
     after = first.advance
+    restart = min(newest.clock, task.clock)
 
     def page() -> str:
         return f"{log.application}/runs/{first.task}/{newest.epoch:06d}-{first.batch:09d}-pages-{new_id()}"
@@ -261,18 +299,20 @@ def _with_batch(
     moved = replace(
         task,
         clock=after.clock,
-        cuts=after.cuts,
+        cuts=(*task.cuts, *after.cuts),
         coarse=after.coarse,
         runs=tuple(run for descriptor in ordered for run in descriptor.runs),
         channels=after.channels,
-        positions=after.positions,
+        # What a start may have to read again must never grow, and none goes below what is now the global clock.
+        positions={strand: clocks.forget_spans(p, restart) for strand, p in after.positions.items()},
         journal=pages.append(log.files, task.journal, first.journal, page),
         sides=(*task.sides, *(d.side for d in ordered if d.side)),
         batch=first.batch,
         holds=after.holds,
     )
     entry = _moved_on(newest.with_task(first.task, moved), newest, now, keeping)
-    return entry.with_task(first.task, _settle(log.files, entry.tasks[first.task], entry.clock, page))
+    moved = entry.tasks[first.task]
+    return entry.with_task(first.task, _settle(log.files, moved, min(entry.clock, moved.clock), page))
 
 
 def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
@@ -280,7 +320,10 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
     clock = global_clock(entry.tasks, newest.clock)
     tasks = {}
     for name, task in entry.tasks.items():
-        if task.active:
+        if task.active and task.holds and task.clock < newest.clock:
+            # It has yet to catch up, and until then the global clock waits.
+            task = replace(task, cuts=(task.clock,))
+        elif task.active:
             # A task that does not hold the clock back follows it: what comes below it from now on is late.
             own = max(task.clock, clock)
             task = replace(task, clock=own, cuts=clocks.thin_cuts(task.cuts, clock, own, entry.interval))
@@ -323,16 +366,14 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
         Fenced: a newer driver owns the application.
     """
     while True:
-        newest = log.newest()
-        if newest is None or newest.epoch != epoch:
-            raise Fenced(f"a newer driver owns {log.application}; this one (epoch {epoch}) has stopped.")
+        newest = _own(log, epoch)
         active = [task for task in newest.tasks.values() if task.active]
         # From the positions, since a channel that has disappeared is not known any more.
         read = clocks.newest_read(position for task in active for position in task.positions.values())
         clock = max([task.clock for task in active], default=newest.clock)
         if read is not None:
             clock = max(clock, clocks.next_multiple(read, newest.interval))
-        if clock == newest.clock:
+        if all(task.clock == clock == newest.clock for task in active):
             return newest
         tasks = {
             name: replace(task, clock=clock, cuts=(*task.cuts, clock), coarse=()) if task.active else task
@@ -363,7 +404,7 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
             log.files.delete(log.path(number))
             entries.pop(number, None)
             gone.append(log.path(number))
-    log.forget(min(entries))
+    log.forget(min(entries, default=newest.number))
     if not entries.keys() >= set(log.numbers()):
         # What an entry names that can't be read is not known: its files stay until it goes itself.
         return gone

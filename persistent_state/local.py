@@ -86,6 +86,8 @@ def run_local(
         on_bad_row=on_bad_row,
     )
     plan.check()
+    if task.update_way == "column":
+        raise InvalidInput(f"task={plan.name} says its update in process_column, which needs Spark; run it there.")
     try:
         return _run(plan, source, interval)
     finally:

@@ -18,13 +18,16 @@ from persistent_state.task import PersistentTask
 
 KEEP, FAIL = "keep", "fail"
 
+COLUMN = "_persistent_state_update"
+"""The column of a chunk's rows, beside those of the schema, that holds the updates which Spark computed."""
+
 
 @dataclass(frozen=True)
 class Plan:
     """One task as planned by a driver: its messages' schema, where its state is, and how event time moves.
 
     `schema` is that of the rows that the task sees; `timestamp` and `channel` name columns of it. `emits` says whether the
-    running values of touched keys are written.
+    running values of touched keys are written, `has_positions` whether the source can tell its rows apart.
     """
 
     application: str
@@ -37,6 +40,7 @@ class Plan:
     shards: int
     emits: bool = False
     on_bad_row: str = KEEP
+    has_positions: bool = True
 
     @property
     def name(self) -> str:
@@ -98,15 +102,31 @@ class Plan:
                 f"task={name}: the timestamp column {self.timestamp!r} is {stamp}; "
                 "make it a timestamp, or int64 microseconds UTC."
             )
-        monoid = self.layout.monoid
-        if way == "value" and task.value is not None and not monoid.accepts(self.schema.field(task.value).type):
-            found = self.schema.field(task.value).type
+        if way == "value" and task.value is not None:
+            self.check_update(self.schema.field(task.value).type)
+        if self.layout.is_ordered and not self.has_positions:
             raise InvalidInput(
-                f"task={name}: {monoid.name} holds {monoid.type} and can't take column {task.value!r} of {found}; "
-                "cast the column or choose another monoid."
+                f"task={name}: {self.layout.monoid.name} does not commute, and its source gives messages of one time no order; "
+                "name a column of positions."
             )
+        for column in (taken for taken in self.schema.names if taken.startswith("_persistent_state_")):
+            raise InvalidInput(f"task={name}: the name of column {column!r} is this package's own; rename it.")
         if self.on_bad_row not in (KEEP, FAIL):
             raise InvalidInput(f"task={name}: on_bad_row={self.on_bad_row!r}; say 'keep' or 'fail'.")
+
+    def check_update(self, type: pa.DataType) -> None:
+        """Refuse a column of updates that can never fit.
+
+        Raises:
+            InvalidInput: the monoid can't take its type.
+        """
+        monoid = self.layout.monoid
+        if not monoid.accepts(type):
+            said = "the column" if self.task.value is None else f"column {self.task.value!r}"
+            raise InvalidInput(
+                f"task={self.name}: {monoid.name} holds {monoid.type} and can't take {said} of {type}; "
+                "cast the column or choose another monoid."
+            )
 
 
 def _names_channels(type: pa.DataType) -> bool:

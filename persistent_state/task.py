@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInput
 from persistent_state.state import NonWindowState, PersistentState
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 
 class Message(Mapping[str, Any]):
@@ -34,12 +37,12 @@ class Message(Mapping[str, Any]):
 
 
 class PersistentTask:
-    """Base of all tasks. Give it a `key`, a `persistent_state`, and say the update in exactly one of three ways.
+    """Base of all tasks. Give it a `key`, a `persistent_state`, and say the update in exactly one of four ways.
 
     `key` is a column, several, or None for one global state. The update is `process_message`, any Python, message by
-    message; or `value`, the name of a column that holds each row's update; or `process_batch`, a function of an Arrow batch.
-    All give the same state. `name` is what the store knows the task by (default: the class's name). A task that sets
-    `reads_state` may call `state.get()` in `process_message`.
+    message; or `value`, the name of a column that holds each row's update; or `process_batch`, a function of an Arrow
+    batch; or `process_column`, a Spark `Column`. All give the same state. `name` is what the store knows the task by
+    (default: the class's name). A task that sets `reads_state` may call `state.get()` in `process_message`.
     """
 
     name: str = ""
@@ -59,6 +62,10 @@ class PersistentTask:
         """One update per row of the batch, of the monoid's Arrow type or one that fits it; null is no update."""
         raise NotImplementedError
 
+    def process_column(self, rows: DataFrame) -> Column:
+        """The update of each row as a Spark `Column` of the source's rows; null is no update. Called once per start."""
+        raise NotImplementedError
+
     @property
     def task_name(self) -> str:
         return self.name or type(self).__name__
@@ -71,7 +78,7 @@ class PersistentTask:
 
     @property
     def update_way(self) -> str:
-        """Which of the three ways says the update: "value", "batch" or "message".
+        """Which of the four ways says the update: "value", "batch", "column" or "message".
 
         Raises:
             InvalidInput: none or several do.
@@ -81,6 +88,7 @@ class PersistentTask:
             for way, said in (
                 ("value", self.value is not None),
                 ("batch", type(self).process_batch is not PersistentTask.process_batch),
+                ("column", type(self).process_column is not PersistentTask.process_column),
                 ("message", type(self).process_message is not PersistentTask.process_message),
             )
             if said
@@ -88,7 +96,7 @@ class PersistentTask:
         if len(ways) != 1:
             raise InvalidInput(
                 f"task={self.task_name} says its update in {len(ways)} ways; "
-                "define exactly one of process_message, process_batch and value."
+                "define exactly one of process_message, process_batch, process_column and value."
             )
         if self.reads_state and ways != ["message"]:
             raise InvalidInput(f"task={self.task_name} reads its state; say its update in process_message.")

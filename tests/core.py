@@ -74,8 +74,9 @@ def descriptors(
     channels: Mapping[str, bool] | None = None,
 ) -> list[Descriptor]:
     """What the shards make of the next rows of the task's only strand, read in so many parts."""
-    entry = log.newest()
-    assert entry is not None
+    newest = log.newest()
+    assert newest is not None
+    entry = driver.wake(log, newest.epoch, plan.name, now)
     first = entry.tasks[plan.name].positions.get("", Position()).next
     reach = Reach({"": first + rows.num_rows}, channels)
     basis = driver.plan_batch(entry, plan.name, reach, now)

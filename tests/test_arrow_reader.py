@@ -71,8 +71,8 @@ class Query:
         self.now = SECOND
         self.plan = core.plan_of(Counts(), SCHEMA, settings=settings)
         self.log = Log(self.plan.files, "app")
-        core.start(self.log, [self.plan], now=self.now)
-        self.reader = ArrowReader(self.plan, source, parts, (0,))
+        entry = core.start(self.log, [self.plan], now=self.now)
+        self.reader = ArrowReader(self.plan, source, entry.epoch, parts, (0,))
         self.offset = self.reader.initialOffset()
 
     def poll(self, *, planning: int = 0) -> Entry | None:

@@ -192,7 +192,7 @@ class Strand:
                 spans.append((begin, top))
                 self.newest = top if self.newest is None else max(self.newest, top)
             begin = end
-        self.position = clocks.move_position(self.position, begin, spans, oldest)
+        self.position = clocks.forget_spans(clocks.move_position(self.position, begin, spans), oldest)
         if self.newest is not None:
             self.clock = max(self.clock, self.newest - self.delay)
 
@@ -240,7 +240,7 @@ class TestPositions:
     ) -> None:
         position, first, firsts = Position(), 0, []
         for chunk in chunks:
-            position = clocks.move_position(position, first + len(chunk), [(first, max(chunk))], BEGINNING)
+            position = clocks.move_position(position, first + len(chunk), [(first, max(chunk))])
             firsts.append(first)
             first += len(chunk)
         wanted = [first for first, chunk in zip(firsts, chunks, strict=True) if max(chunk) >= clock]
@@ -256,21 +256,21 @@ class TestPositions:
                 newest += step
                 if wanted is None and newest >= clock:
                     wanted = first
-                position = clocks.move_position(position, first + length, [(first, newest)], BEGINNING)
+                position = clocks.move_position(position, first + length, [(first, newest)])
                 assert len(position.spans) <= 4
                 first += length
         assert clocks.replay_from(position, clock) <= (first if wanted is None else wanted)
 
     def test_what_no_retained_clock_can_ask_for_is_forgotten(self) -> None:
-        position = clocks.move_position(Position(), 30, [(0, 5), (10, 15), (20, 25)], oldest=15)
+        position = clocks.forget_spans(clocks.move_position(Position(), 30, [(0, 5), (10, 15), (20, 25)]), clock=15)
         assert position.spans == ((10, 15), (20, 25))
 
     def test_accounts_are_settled_once_the_source_has_been_read_past_them(self) -> None:
         position = clocks.rewind_position(Position(next=50, spans=((0, 9), (20, 19), (40, 29))), clock=15)
-        assert position == Position(next=20, accounted=((50, 15),), spans=((0, 9),))
+        assert position == Position(next=20, accounted=((50, 15),))
         assert position.known == 50
-        assert clocks.move_position(position, 49, [], BEGINNING).accounted == ((50, 15),)
-        assert clocks.move_position(position, 50, [], BEGINNING).accounted == ()
+        assert clocks.move_position(position, 49, []).accounted == ((50, 15),)
+        assert clocks.move_position(position, 50, []).accounted == ()
 
 
 class TestJumps:
@@ -365,12 +365,13 @@ class TestChannels:
 
     def test_a_listed_channel_is_there_before_it_delivers_and_gone_when_no_longer_listed(self) -> None:
         known = {"gone": Channel(5, 1), "kept": Channel(7, 2, beyond=3), "ending": Channel(8, 2)}
-        assert clocks.listed_channels(known, {"kept": False, "new": False, "ending": True}, now=9) == {
+        assert clocks.listed_channels(known, {"kept": False, "new": False, "ending": True}, (), now=9) == {
             "kept": Channel(7, 2, beyond=3),
             "new": Channel(None, 9),
             "ending": Channel(8, 2, ended=True),
         }
-        assert clocks.listed_channels(known, None, now=9) == known
+        assert clocks.listed_channels(known, None, (), now=9) == known
+        assert clocks.listed_channels(known, None, ("kept", "to come"), now=9) == {**known, "to come": Channel(None, 9)}
 
     @pytest.mark.parametrize("parts", [1, 2, 3])
     def test_deliveries_are_the_same_however_a_batch_was_cut_into_parts(self, parts: int) -> None:

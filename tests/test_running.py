@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import FileSource, InvalidInput
-from persistent_state.engine.running import Part, _check_parts
+from persistent_state.engine.running import Part, check_parts
 from persistent_state.store.log import Log
 from tests import core
 from tests.fixtures.write_store import SCHEMA, Totals
@@ -24,9 +24,9 @@ def test_a_source_that_can_not_be_opened_is_refused_before_anything_changes(tmp_
     missing = part(tmp_path / "missing")
     log = Log(missing.plan.files, missing.plan.application)
     with pytest.raises(InvalidInput, match="is not a folder; make it, or mend the path"):
-        _check_parts(log, [missing], [])
+        check_parts(log, [missing], [])
     assert log.numbers() == []
-    _check_parts(log, [part(tmp_path)], [])
+    check_parts(log, [part(tmp_path)], [])
 
 
 def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fenced(tmp_path: Path) -> None:
@@ -36,8 +36,8 @@ def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fen
     entry = core.play(log, plan, pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 1}], SCHEMA))
     source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA, format="parquet")
     with pytest.raises(InvalidInput, match="its journal has only 0 files"):
-        _check_parts(log, [Part(plan, source, None)], [])
+        check_parts(log, [Part(plan, source, None)], [])
     newest = log.newest()
     assert newest is not None
     assert newest.epoch == entry.epoch
-    _check_parts(log, [Part(plan, source, None)], [plan.name])
+    check_parts(log, [Part(plan, source, None)], [plan.name])

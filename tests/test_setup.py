@@ -163,7 +163,8 @@ class TestTasks:
     def test_an_update_that_is_said_in_no_way_or_in_several(self, task: PersistentTask, ways: int) -> None:
         refused(
             lambda: check(task),
-            f"task=totals says its update in {ways} ways; define exactly one of process_message, process_batch and value.",
+            f"task=totals says its update in {ways} ways; define exactly one of process_message, "
+            "process_batch, process_column and value.",
         )
 
     def test_a_column_update_that_reads_the_state(self) -> None:
@@ -373,18 +374,43 @@ class TestStores:
         ran = Ran(store, Task(), Task(name="other"))
         ran.play(5, 25)
         ran.plans = ran.start(Task(name="other"))
-        ran.play(45)
+        ran.play(45, 55)
+        ran.play(65)
         refused(
             lambda: ran.start(Task(), Task(name="other")),
-            "task=totals left at clock=30 and the application has gone on to 50; start it anew, or under another name.",
+            "task=totals left at clock=30, and the oldest that is retained is 60; start it anew, or under another name.",
         )
         # Gone, it stays readable; anew, it starts from zero at the clock.
         assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 2}]
         ran.plans = ran.start(Task(), Task(name="other"), anew=("totals",))
         assert read_state(store, "app", Task()).num_rows == 0
-        ran.play(65)
+        ran.play(85)
         assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 1}]
-        assert read_state(store, "app", Task(name="other")).to_pylist() == [{"word": "a", "value": 4}]
+        assert read_state(store, "app", Task(name="other")).to_pylist() == [{"word": "a", "value": 6}]
+
+    def test_a_task_that_returns_while_its_clock_is_retained_catches_up(self, store: str) -> None:
+        ran = Ran(store, Task(), Task(name="other"))
+        ran.play(5, 25)
+        (other,) = ran.start(Task(name="other"))
+        core.play(ran.log, other, rows(55), keeping=ran.keeping)
+        returned, other = ran.start(Task(), Task(name="other"))
+        assert clocks(store, "app") == [30, 50]
+        # Until it is there, the others' clocks move and the global one waits; what it held when it left stays readable.
+        entry = core.play(ran.log, other, rows(55, 75), keeping=ran.keeping)
+        assert (entry.clock, entry.tasks["other"].clock, entry.tasks["totals"].clock) == (50, 70, 30)
+        entry = core.play(ran.log, returned, rows(45), keeping=ran.keeping)
+        assert (entry.clock, entry.tasks["totals"].clock) == (50, 40)
+        assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 2}]
+        with pytest.raises(InvalidInput, match="clock=50 of task=totals is not retained"):
+            read_state(store, "app", Task(), clock=50)
+        # A start in the middle of it takes up where it stands.
+        returned, other = ran.start(Task(), Task(name="other"))
+        entry = core.play(ran.log, returned, rows(45, 75), keeping=ran.keeping)
+        assert (entry.clock, entry.tasks["totals"].clock) == (50, 70)
+        assert read_state(store, "app", Task(), clock=50).to_pylist() == [{"word": "a", "value": 3}]
+        entry = core.play(ran.log, other, rows(55, 75), keeping=ran.keeping)
+        assert entry.clock == 70
+        assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 3}]
 
     def test_a_task_that_returns_to_the_clock_it_left_at_goes_on(self, store: str) -> None:
         ran = Ran(store, Task(), Task(name="other"))

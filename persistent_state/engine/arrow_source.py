@@ -32,24 +32,20 @@ def shard_labels(session: SparkSession, shards: int) -> tuple[int, ...]:
     return tuple(labels[part] if part in labels else next(spare) for part in range(shards))
 
 
-def stream(
-    session: SparkSession, plan: Plan, source: TimeReplayableSource, parts: int, labels: Sequence[int]
-) -> DataFrame:
-    """A streaming DataFrame of the blobs of a task: (label of the shard, blob).
-
-    Each micro-batch is read in at most `parts` parts.
-    """
+def load(session: SparkSession, reader: ArrowReader, schema: StructType | str = SCHEMA) -> DataFrame:
+    """What a reader reads as a streaming DataFrame, by default blobs: (label of the shard, blob)."""
+    found, plan = schema, reader.plan
 
     class ArrowSource(DataSource):
         @classmethod
         def name(cls) -> str:
             return f"persistent-state {plan.application} {plan.name}"
 
-        def schema(self) -> str:
-            return SCHEMA
+        def schema(self) -> StructType | str:
+            return found
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-            return ArrowReader(plan, source, parts, labels)
+            return reader
 
     session.dataSource.register(ArrowSource)
     return session.readStream.format(ArrowSource.name()).load()
@@ -63,13 +59,17 @@ def blob_batch(blobs: Sequence[Blob], labels: Sequence[int]) -> pa.RecordBatch:
 
 
 class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches in Spark's source process, by the newest log entry; reads their parts in the workers."""
+    """Plans micro-batches in Spark's source process, by the newest log entry; reads their parts in the workers.
 
-    def __init__(self, plan: Plan, source: TimeReplayableSource, parts: int, labels: Sequence[int]) -> None:
-        self._plan = plan
-        self._source = source
+    A micro-batch is read in at most `parts` parts, for the driver of this `epoch`.
+    """
+
+    def __init__(self, plan: Plan, source: TimeReplayableSource, epoch: int, parts: int, labels: Sequence[int]) -> None:
+        self.plan = plan
+        self.source = source
+        self._epoch = epoch
         self._parts = parts
-        self._labels = labels
+        self.labels = labels
         self._log = Log(plan.files, plan.application)
         self._reach = Reach({})
         self._listed: dict[str, bool] = {}
@@ -78,7 +78,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened = False
 
     def initialOffset(self) -> dict[str, Any]:
-        positions = self._entry().tasks[self._plan.name].positions
+        positions = self._entry().tasks[self.plan.name].positions
         return {"ends": {strand: position.next for strand, position in positions.items()}, "tick": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -87,27 +87,29 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._open()
-        self._source.freeze()
+        self.source.freeze()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         self._open()
-        self._reach = self._source.reach(start["ends"], isinstance(limit, ReadAllAvailable))
+        self._reach = self.source.reach(start["ends"], isinstance(limit, ReadAllAvailable))
         return {"ends": dict(self._reach.ends), "tick": start["tick"] + self._tick(start["ends"])}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        basis = driver.plan_batch(self._entry(), self._plan.name, self._reach, now_us())
+        entry = driver.wake(self._log, self._epoch, self.plan.name, now_us())
+        self._log.forget(entry.number)
+        basis = driver.plan_batch(entry, self.plan.name, self._reach, now_us())
         # A micro-batch without rows has one part all the same: it may move the clock.
         # A jump is measured from the message before it, so nobody may start in the middle.
-        most = self._parts if self._plan.settings.jump is None else 1
-        splits = self._source.splits(start["ends"], end["ends"], most) or [None]
+        most = self._parts if self.plan.settings.jump is None else 1
+        splits = self.source.splits(start["ends"], end["ends"], most) or [None]
         # From here on the channels are asked; only then can they be silent.
         self._moved = basis.now
         return [InputPartition((basis, part, len(splits), split)) for part, split in enumerate(splits)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         basis, part, parts, split = partition.value
-        chunks = self._source.read(split) if split is not None else ()
-        yield blob_batch(combine(self._plan, basis, part, parts, chunks), self._labels)
+        chunks = self.source.read(split) if split is not None else ()
+        yield blob_batch(combine(self.plan, basis, part, parts, chunks), self.labels)
 
     def _entry(self) -> Entry:
         entry = self._log.newest()
@@ -117,9 +119,9 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _open(self) -> None:
         if not self._opened:
-            task = self._entry().tasks[self._plan.name]
+            task = self._entry().tasks[self.plan.name]
             known = {strand: position.known for strand, position in task.positions.items()}
-            self._source.open(pages.read(self._plan.files, task.journal), known)
+            self.source.open(pages.read(self.plan.files, task.journal), known)
             self._listed = dict.fromkeys(task.channels, False)
             self._moved = now_us()
             self._opened = True
@@ -132,7 +134,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not is_silent or changed:
             self._moved, self._is_idle = now_us(), False
             return int(is_silent)
-        idle_after = self._plan.settings.idle_after
+        idle_after = self.plan.settings.idle_after
         if idle_after is None or self._is_idle or now_us() - self._moved < idle_after:
             return 0
         self._is_idle = True

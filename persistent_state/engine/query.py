@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 import pyarrow as pa
@@ -21,12 +23,15 @@ from persistent_state.engine.arrow_source import now_us
 from persistent_state.errors import InvalidInput, StoreUnavailable
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob
+from persistent_state.steps.lift import LATE, REPLAYED_OR_LATE
 from persistent_state.steps.shard import Descriptor, merge_shard
 from persistent_state.store import run as runs_io
 from persistent_state.store.entry import Entry, run_from_json
 from persistent_state.store.log import Log
 
 Sink = Callable[[DataFrame, int], None]
+_logger = logging.getLogger("persistent_state.progress")
+_telling = threading.Lock()
 COLLECT_EVERY = 16
 """Micro-batches between two collections of what is no longer needed."""
 
@@ -35,15 +40,20 @@ COLLECT_EVERY = 16
 class Progress:
     """One committed micro-batch of a task. Clocks are microseconds UTC; `upstream_min` is None if no channel is live.
 
-    `messages` and `replayed` are those of the micro-batch; `late` and `bad` all that the state's clock knows of.
+    `messages` and `replayed` are those of the micro-batch, and so is `replayed_or_late`: what a source without positions
+    delivered from below the clock of the start. `late` and `bad` are all that the state's clock knows of, `reasons` the same
+    by reason.
     """
 
     task: str
+    epoch: int
     batch: int
     messages: int
     replayed: int
+    replayed_or_late: int
     late: int
     bad: int
+    reasons: Mapping[str, int]
     upstream_min: int | None
     clock: int
     global_clock: int
@@ -59,7 +69,8 @@ def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int]) -> DataFra
     shards = {label: shard for shard, label in enumerate(labels)}
 
     def step(key: tuple[int], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        received = [Blob.from_bytes(blob) for frame in frames for blob in frame["blob"]]
+        now = state.getCurrentProcessingTimeMs() * 1000
+        received = [_timed(Blob.from_bytes(blob), now) for frame in frames for blob in frame["blob"]]
         # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
         cached = [run_from_json(run) for run in json.loads(state.get[0])] if state.exists else None
         descriptor = merge_shard(plan, shards[int(key[0])], received, cached, new_id)
@@ -71,8 +82,16 @@ def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int]) -> DataFra
     )
 
 
+def _timed(blob: Blob, now: int) -> Blob:
+    """A blob whose basis has a batch time; where only Spark plans the parts, they are not told it, but shards are."""
+    return blob if blob.basis.now else replace(blob, basis=replace(blob.basis, now=now))
+
+
 class Commit:
-    """What runs in foreachBatch: collect the control rows once, commit them, then hand out what follows from it."""
+    """What runs in foreachBatch: collect the control rows once, commit them, then hand out what follows from it.
+
+    It can be pickled, and reaches the rest of the application only through the store.
+    """
 
     def __init__(
         self,
@@ -81,8 +100,10 @@ class Commit:
         keeping: Keeping,
         sink: Sink | None,
         on_progress: Callable[[Progress], None] | None,
+        is_planned_by_spark: bool,
     ) -> None:
         self._plan = plan
+        self._is_planned_by_spark = is_planned_by_spark
         self._epoch = epoch
         self._keeping = keeping
         self._sink = sink
@@ -92,9 +113,16 @@ class Commit:
     def __call__(self, rows: DataFrame, batch: int) -> None:
         # Spark's own plan never leaves this method: run twice or partly, it would fork the state.
         descriptors: list[Descriptor] = [pickle.loads(row["descriptor"]) for row in rows.collect()]
+        if not descriptors and self._is_planned_by_spark:
+            # Spark has found out that there is nothing to read, and has run no part.
+            return
         entry = driver.commit(self._log, self._epoch, descriptors, now=now_us(), new_id=new_id, keeping=self._keeping)
+        told = progress(entry, descriptors)
+        _logger.info("%s", json.dumps(asdict(told)))
         if self._on_progress is not None:
-            self._on_progress(progress(entry, descriptors))
+            # Tasks commit in threads of their own; what they tell comes one after the other.
+            with _telling:
+                self._on_progress(told)
         if self._sink is not None:
             self._sink(running_values(rows, self._plan, descriptors), batch)
         if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
@@ -106,15 +134,18 @@ class Commit:
 def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
     first = descriptors[0]
     task = entry.tasks[first.task]
-    counts = task.counts()
-    late = counts.pop("late", 0)
+    reasons = task.counts()
+    late = reasons.get(LATE, 0)
     return Progress(
         task=first.task,
+        epoch=first.epoch,
         batch=first.batch,
         messages=first.advance.counts.get("messages", 0),
         replayed=first.advance.counts.get("replayed", 0),
+        replayed_or_late=first.advance.counts.get(REPLAYED_OR_LATE, 0),
         late=late,
-        bad=sum(counts.values()),
+        bad=sum(reasons.values()) - late,
+        reasons=reasons,
         upstream_min=first.advance.upstream_min,
         clock=task.clock,
         global_clock=entry.clock,

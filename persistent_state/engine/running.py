@@ -1,38 +1,45 @@
-"""An application at work: its queries in a session of the library's own, how they end, and who else is told."""
+"""An application at work: its queries, how they end or are started again, and who else is told."""
 
 from __future__ import annotations
 
-import os
+import logging
 import re
-import shutil
 import signal
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 
 import cloudpickle
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from persistent_state import driver, errors
+from persistent_state.clock import BEGINNING
 from persistent_state.driver import Keeping
-from persistent_state.engine import arrow_source, query
+from persistent_state.engine import arrow_source, query, rows, sessions
 from persistent_state.engine.query import Progress, Sink
-from persistent_state.errors import Fenced, InvalidInput, StateError
+from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, TaskFailed
 from persistent_state.plan import Plan
 from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store import pages
 from persistent_state.store.entry import Entry
-from persistent_state.store.files import Files, LocalFiles, MemoryFiles
+from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 
 POLL_SECONDS = 0.05
+LONGEST_WAIT = 60.0
+"""Seconds between a failure and the next start, at the most; the first is one second, and each is twice the one before."""
+
+_FINAL = (Fenced, InvalidInput, TaskFailed, Damaged)
+"""What another start would meet again."""
+
+_logger = logging.getLogger("persistent_state")
 
 
 @dataclass(frozen=True)
@@ -40,60 +47,101 @@ class Part:
     """A task of an application with its source and its sink."""
 
     plan: Plan
-    source: TimeReplayableSource
+    source: TimeReplayableSource | DataFrameSource
     sink: Sink | None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a start of an application needs, the first one and those after a failure.
+
+    `trigger` is Spark's processing time (None: as fast as it goes), `to_the_end` ends the run where the sources end now.
+    After `restarts` failures in a row without a new global clock the last one is raised.
+    """
+
+    spark: SparkSession
+    application: str
+    files: Files
+    parts: Sequence[Part]
+    interval: int
+    shards: int
+    keeping: Keeping
+    scratch: str | None
+    restarts: int
+    to_the_end: bool
+    trigger: str | None
+    on_progress: Callable[[Progress], None] | None
+    writer: str = field(default_factory=query.new_id)
+
+    def take_over(self, log: Log, *, anew: Sequence[str] = (), after: int | None = None) -> Entry:
+        """The entry of a new start."""
+        return driver.start(
+            log,
+            [part.plan for part in self.parts],
+            interval=self.interval,
+            shards=self.shards,
+            writer=self.writer,
+            now=arrow_source.now_us(),
+            anew=anew,
+            after=after,
+        )
 
 
 class Running:
     """A started application. Stop it, wait for it, close it.
 
-    `entry` is the log entry that it began with; `was_asked_to_stop` says that a signal ended it.
+    A query that fails is started again with all others, from the global clock; that the driver is fenced, the set-up is
+    wrong, user code raised or the store is damaged ends the run. `entry` is the log entry that the newest start began with,
+    `restarts` how many there were; `was_asked_to_stop` says that a signal ended it.
     """
 
-    def __init__(
-        self, log: Log, entry: Entry, queries: Sequence[StreamingQuery], scratch: str, keeping: Keeping
-    ) -> None:
+    def __init__(self, setup: Setup, log: Log, entry: Entry) -> None:
         self.entry = entry
+        self.restarts = 0
         self.was_asked_to_stop = False
+        self._setup = setup
         self._log = log
-        self._queries = queries
-        self._scratch = scratch
-        self._keeping = keeping
+        self._scratch = sessions.Scratch(setup.spark, setup.scratch)
+        self._queries: list[StreamingQuery] = []
+        self._error: StateError | None = None
+        self._asked = threading.Event()
+        try:
+            self._begin()
+        except BaseException:
+            self._end()
+            raise
+        self._watcher = threading.Thread(target=self._watch, name=f"persistent-state {setup.application}", daemon=True)
+        self._watcher.start()
 
     @property
     def is_active(self) -> bool:
-        return any(q.isActive for q in self._queries)
+        return self._watcher.is_alive()
 
     def await_end(self, timeout: float | None = None) -> bool:
-        """Wait until every query has ended; whether they have. A failure of one stops all, and so do SIGINT and SIGTERM.
+        """Wait until the run has ended; whether it has. SIGINT and SIGTERM end it cleanly.
 
         Raises:
-            StateError: what made a query fail, as its own class where it is one of this package.
+            StateError: what made it fail, as its own class where it is one of this package.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with _signals() as asked:
-            while True:
-                active = self.is_active
-                for failed in self._queries:
-                    if not failed.isActive and (error := failed.exception()) is not None:
-                        self.stop()
-                        raise self._cause(error) from error
+            while self._watcher.is_alive():
                 if asked.is_set():
                     self.was_asked_to_stop = True
                     self.stop()
-                    return True
-                if not active:
-                    self._tidy()
-                    return True
+                    break
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
                 asked.wait(POLL_SECONDS)
+        self._watcher.join()
+        if self._error is not None:
+            raise self._error
+        return True
 
     def stop(self) -> None:
         """End the queries. What was committed is in the state, what was in flight is replayed by the next start."""
-        for running in self._queries:
-            running.stop()
-        self._tidy()
+        self._asked.set()
+        self._watcher.join()
 
     def close(self) -> Entry:
         """Stop, and give every task one clock above the newest message, so that everything is checkpointed.
@@ -101,11 +149,96 @@ class Running:
         What arrives below that clock afterwards is late: close when the sources have been read to their end.
         """
         self.stop()
-        return driver.close(self._log, self.entry.epoch, now=arrow_source.now_us(), keeping=self._keeping)
+        return driver.close(self._log, self.entry.epoch, now=arrow_source.now_us(), keeping=self._setup.keeping)
+
+    def _begin(self) -> None:
+        """Start a query for each task, from where the entry says."""
+        setup = self._setup
+        session = sessions.own_session(setup.spark, setup.shards)
+        labels = arrow_source.shard_labels(session, setup.shards)
+        scratch = self._scratch.folder(self.entry.epoch)
+        for part in setup.parts:
+            plan = part.plan
+            blobs = _blobs(setup, session, part, self.entry, labels)
+            by_spark = isinstance(part.source, DataFrameSource)
+            commit = query.Commit(plan, self.entry.epoch, setup.keeping, part.sink, setup.on_progress, by_spark)
+            writer = query.control_rows(blobs, plan, labels).writeStream.outputMode("update").foreachBatch(commit)
+            writer = writer.option("checkpointLocation", f"{scratch}/{plan.name}").queryName(plan.name)
+            if setup.to_the_end:
+                writer = writer.trigger(availableNow=True)
+            elif setup.trigger is not None:
+                writer = writer.trigger(processingTime=setup.trigger)
+            # A query keeps the settings that its session has when it starts.
+            with sessions.settings(blobs.sparkSession, sessions.for_queries(setup.shards)):
+                self._queries.append(writer.start())
+
+    def _watch(self) -> None:
+        """See to it that the run goes on until it is to end."""
+        try:
+            with _naming_a_lost_jvm():
+                self._go_on()
+        except StateError as error:
+            self._error = error
+        except BaseException as error:
+            self._error = StateError(f"the application stopped at {error!r}; mend that, then start it again.")
+            self._error.__cause__ = error
+        finally:
+            self._end()
+
+    def _go_on(self) -> None:
+        failures, clock = 0, self.entry.clock
+        failure = self._failure()
+        while failure is not None:
+            if isinstance(failure, _FINAL):
+                raise failure
+            # Of the failure before, not of the newest start: it may be the store that keeps all others from starting.
+            before, clock = clock, self._global_clock(clock)
+            failures = 1 if clock > before else failures + 1
+            if failures > self._setup.restarts:
+                raise failure
+            wait = min(2.0 ** (failures - 1), LONGEST_WAIT)
+            _logger.warning("application %s starts again in %g s: %s", self._setup.application, wait, failure)
+            if self._asked.wait(wait):
+                return
+            failure = self._start_again() or self._failure()
+
+    def _failure(self) -> StateError | None:
+        """Wait until the queries end: why one failed, or None if all have come to their end or were asked to stop."""
+        while not self._asked.is_set():
+            active = any(running.isActive for running in self._queries)
+            for ended in self._queries:
+                if not ended.isActive and (error := ended.exception()) is not None:
+                    return self._cause(error)
+            if not active:
+                break
+            self._asked.wait(POLL_SECONDS)
+        return None
+
+    def _start_again(self) -> StateError | None:
+        """Start all queries again, from the global clock; what kept the store from it, if something did."""
+        setup = self._setup
+        self._stop_queries()
+        self.restarts += 1
+        try:
+            self.entry = setup.take_over(self._log, after=self.entry.epoch)
+            self._begin()
+        except StateError as error:
+            return error
+        except PySparkException as error:
+            return _as_own_error(error)
+        return None
+
+    def _global_clock(self, known: int) -> int:
+        """The global clock; `known` if the store does not tell."""
+        with suppress(StateError):
+            newest = self._log.newest()
+            return known if newest is None else newest.clock
+        return known
 
     def _cause(self, error: StreamingQueryException) -> StateError:
         """Fenced if a newer driver owns the application, in whatever way its work was in the way; else what failed."""
         own = _as_own_error(error)
+        own.__cause__ = error
         with suppress(StateError):
             newest = self._log.newest()
             if newest is not None and newest.epoch != self.entry.epoch and not isinstance(own, Fenced):
@@ -114,66 +247,52 @@ class Running:
                 )
         return own
 
-    def _tidy(self) -> None:
-        shutil.rmtree(self._scratch, ignore_errors=True)
+    def _stop_queries(self) -> None:
+        while self._queries:
+            self._queries.pop().stop()
+
+    def _end(self) -> None:
+        for end in (self._stop_queries, self._scratch.remove):
+            # Nothing can be stopped or removed through a JVM that is gone.
+            with suppress(Py4JError, ConnectionError):
+                end()
 
 
-def start(
-    spark: SparkSession,
-    application: str,
-    files: Files,
-    parts: Sequence[Part],
-    *,
-    interval: int,
-    shards: int,
-    anew: Sequence[str],
-    keeping: Keeping,
-    to_the_end: bool,
-    on_progress: Callable[[Progress], None] | None,
-) -> Running:
+def start(setup: Setup, anew: Sequence[str]) -> Running:
     """Take the application over and start a query for each of its tasks.
 
     Raises:
         InvalidInput: the set-up can't work.
     """
-    _check_store(spark, files)
-    session = _own_session(spark, shards)
-    log = Log(files, application)
-    _check_parts(log, parts, anew)
-    entry = driver.start(
-        log,
-        [part.plan for part in parts],
-        interval=interval,
-        shards=shards,
-        writer=query.new_id(),
-        now=arrow_source.now_us(),
-        anew=anew,
-    )
-    scratch = tempfile.mkdtemp(prefix="persistent-state-")
-    labels = arrow_source.shard_labels(session, shards)
-    told = _one_at_a_time(on_progress) if on_progress else None
-    queries: list[StreamingQuery] = []
-    running = Running(log, entry, queries, scratch, keeping)
-    try:
-        for part in parts:
-            plan = part.plan
-            blobs = arrow_source.stream(session, plan, part.source, session.sparkContext.defaultParallelism, labels)
-            commit = query.Commit(plan, entry.epoch, keeping, part.sink, told)
-            writer = query.control_rows(blobs, plan, labels).writeStream.outputMode("update").foreachBatch(commit)
-            writer = writer.option("checkpointLocation", f"{scratch}/{plan.name}").queryName(plan.name)
-            queries.append((writer.trigger(availableNow=True) if to_the_end else writer).start())
-    except BaseException:
-        running.stop()
-        raise
-    return running
+    with _naming_a_lost_jvm():
+        sessions.check_store(setup.spark, setup.files)
+        sessions.check_scratch(setup.spark, setup.scratch)
+        log = Log(setup.files, setup.application)
+        check_parts(log, setup.parts, anew)
+        return Running(setup, log, setup.take_over(log, anew=anew))
 
 
-def _check_parts(log: Log, parts: Sequence[Part], anew: Sequence[str]) -> None:
+def _blobs(setup: Setup, session: SparkSession, part: Part, entry: Entry, labels: Sequence[int]) -> DataFrame:
+    plan, source = part.plan, part.source
+    if isinstance(source, DataFrameSource):
+        task = entry.tasks[plan.name]
+        clock, restored = task.clock, task.clock if task.positions else BEGINNING
+        frame = rows.opened(setup.spark, source, clock)
+        return rows.blobs_of_dataframe(frame, plan, source, entry.epoch, restored, labels)
+    parts = session.sparkContext.defaultParallelism
+    if plan.task.update_way == "column":
+        return rows.blobs_of_source(session, rows.RowReader(plan, source, entry.epoch, parts, labels))
+    return arrow_source.load(session, arrow_source.ArrowReader(plan, source, entry.epoch, parts, labels))
+
+
+def check_parts(log: Log, parts: Sequence[Part], anew: Sequence[str]) -> None:
     """Refuse what could only fail in the middle of things, before a driver that works is fenced."""
     newest = log.newest()
     for part in parts:
         if part.plan.emits:
             query.check_values(part.plan)
+        if isinstance(part.source, DataFrameSource):
+            continue
         known = newest.tasks.get(part.plan.name) if newest and part.plan.name not in anew else None
         # A copy, as the source is to be opened once, by Spark.
         source = cloudpickle.loads(cloudpickle.dumps(part.source))
@@ -184,15 +303,15 @@ def _check_parts(log: Log, parts: Sequence[Part], anew: Sequence[str]) -> None:
             source.open(pages.read(log.files, known.journal), positions)
 
 
-def _one_at_a_time(tell: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    """Tasks commit in threads of their own; what they tell comes one after the other."""
-    lock = threading.Lock()
-
-    def locked(progress: Progress) -> None:
-        with lock:
-            tell(progress)
-
-    return locked
+@contextmanager
+def _naming_a_lost_jvm() -> Iterator[None]:
+    try:
+        yield
+    except Py4JJavaError:
+        raise
+    except (Py4JError, ConnectionError) as error:
+        # Whoever asks first meets an answer without end, the next one nobody who answers.
+        raise StateError(f"Spark's JVM is gone ({error}); start the application in a new process.") from error
 
 
 @contextmanager
@@ -214,30 +333,7 @@ def _signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _own_session(spark: SparkSession, shards: int) -> SparkSession:
-    session = spark.newSession()
-    session.conf.set("spark.sql.session.timeZone", spark.conf.get("spark.sql.session.timeZone") or "UTC")
-    session.conf.set("spark.sql.shuffle.partitions", str(shards))
-    session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-    # Each poll of a waiting query lists the source.
-    session.conf.set("spark.sql.streaming.pollingDelay", "200ms")
-    if not os.environ.get("PYSPARK_PYTHON"):
-        # Spark would take the python3 of the PATH; the workers run what this process runs.
-        spark.sparkContext.pythonExec = sys.executable
-    return session
-
-
-def _check_store(spark: SparkSession, files: Files) -> None:
-    master = spark.sparkContext.master or "local"
-    if isinstance(files, MemoryFiles):
-        raise InvalidInput("store=memory:// can't be reached by Spark's workers; use a folder, or run_local for tests.")
-    if isinstance(files, LocalFiles) and not master.startswith("local"):
-        raise InvalidInput(
-            f"store={files.url} is a folder of this machine, and master={master} has others; use one all reach."
-        )
-
-
-def _as_own_error(error: StreamingQueryException) -> StateError:
+def _as_own_error(error: PySparkException) -> StateError:
     """The error of this package that made a query fail in another process, or a StateError with Spark's text."""
     text = str(error)
     # The last one raised: others before it are its causes.

@@ -21,12 +21,16 @@ class BadRecord:
     record: str
 
 
+NO_POSITION = 2**63 - 1
+"""The position of a row whose source has none: it stands behind all that was ever read."""
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Rows of one strand in their order. All of a chunk is read in one micro-batch.
 
-    The rows have the positions from `first` on that no record of `bad` has. A replay that needs the chunk starts at
-    position `replay`; None is `first`.
+    The rows have the positions `at`, by default those from `first` on that no record of `bad` has. A replay that needs the
+    chunk starts at position `replay`; None is `first`.
     """
 
     strand: str
@@ -34,10 +38,13 @@ class Chunk:
     rows: pa.RecordBatch
     bad: tuple[BadRecord, ...] = ()
     replay: int | None = None
+    at: NDArray[np.int64] | None = None
 
     @property
     def positions(self) -> NDArray[np.int64]:
         """The position of each row."""
+        if self.at is not None:
+            return self.at
         every = np.arange(self.first, self.first + self.rows.num_rows + len(self.bad))
         return np.delete(every, [record.position - self.first for record in self.bad]) if self.bad else every
 
@@ -46,13 +53,15 @@ class Chunk:
 class Reach:
     """How far a micro-batch of a source goes: `ends` by strand (exclusive positions), and what to remember with it.
 
-    `channels` are the channels there are, True for one that has ended; None if they are only known by their messages.
+    `channels` are the channels there are, True for one that has ended; None if they are only known by their messages,
+    but for those of `known`, which will come.
     `journal` holds lines that the source is given back, in order, when it is opened again.
     """
 
     ends: Mapping[str, int]
     channels: Mapping[str, bool] | None = None
     journal: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
 
 
 class TimeReplayableSource(ABC):

@@ -47,7 +47,7 @@ def _to_ipc(table: pa.Table) -> bytes:
     return data
 
 
-def combine(plan: Plan, basis: Basis, part: int, parts: int, chunks: Iterable[Chunk]) -> list[Blob]:
+def combine(plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iterable[Chunk]) -> list[Blob]:
     """Lift a part's rows and fold them as far as no clock can come between: one blob per shard, empty ones too.
 
     Raises:
@@ -62,6 +62,7 @@ def combine(plan: Plan, basis: Basis, part: int, parts: int, chunks: Iterable[Ch
         parts=parts,
         seen=tuple((name, newest, lifted.beyond.get(name, 0)) for name, newest in lifted.newest.items()),
         spans=tuple(lifted.spans),
+        ends=tuple(lifted.ends.items()),
         low=low,
         coarse=coarse,
         counts=dict(lifted.counts),
@@ -89,6 +90,9 @@ def _partial_sums(plan: Plan, basis: Basis, lifted: Lifted) -> tuple[pa.Table | 
     table = pa.concat_tables(lifted.tables)
     times = merge.as_numpy(table, "time")
     starts, coarse = clocks.split_intervals(times, basis.clock, _horizon(plan, basis, lifted), plan.settings.interval)
+    if basis.is_behind:
+        # The clocks that it passes while it catches up are retained, and need not be on today's grid.
+        starts = clocks.begin_apart(starts, times, basis.apart)
     table = table.add_column(0, "start", pa.array(starts))
     low = int(starts.min())
     if plan.task.reads_state:
@@ -102,6 +106,6 @@ def _partial_sums(plan: Plan, basis: Basis, lifted: Lifted) -> tuple[pa.Table | 
 def _horizon(plan: Plan, basis: Basis, lifted: Lifted) -> int:
     """How far the clock could move by the channels of this part alone; the others can only hold it further back."""
     newest = [timestamp for timestamp in lifted.newest.values() if timestamp is not None]
-    if not newest:
+    if not newest or basis.is_behind:
         return basis.clock
     return max(basis.clock, min(newest) - plan.settings.delay)

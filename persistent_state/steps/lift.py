@@ -18,12 +18,13 @@ from persistent_state import keys
 from persistent_state.batch import Basis
 from persistent_state.clock import Position
 from persistent_state.errors import InvalidInput, TaskFailed
-from persistent_state.plan import FAIL, Plan
-from persistent_state.sources.base import Chunk
+from persistent_state.plan import COLUMN, FAIL, Plan
+from persistent_state.sources.base import NO_POSITION, Chunk
 from persistent_state.state import PersistentState
 from persistent_state.task import Message, PersistentTask
 
 LATE = "late"
+REPLAYED_OR_LATE = "replayed or late"
 MOST = 2**62
 """The furthest a timestamp may be from the epoch, in microseconds: 146,000 years."""
 
@@ -52,6 +53,7 @@ class Lifted:
     newest: dict[str, int | None] = field(default_factory=dict)
     beyond: dict[str, int] = field(default_factory=dict)
     spans: list[tuple[str, int, int]] = field(default_factory=list)
+    ends: dict[str, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -74,7 +76,7 @@ def microseconds(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]
 
 
 def side_table(rows: pa.RecordBatch, where: NDArray[np.bool_], reason: str, place: Place) -> pa.Table:
-    """Rows on their way to the side file: why, where they stood, and themselves."""
+    """Rows on their way to the side file: why, where they stood (null if their source has no positions), and themselves."""
     picked = pa.array(np.flatnonzero(where))
     count = len(picked)
     stamps = pa.array(place.timestamps, mask=~place.valid).take(picked)
@@ -83,7 +85,7 @@ def side_table(rows: pa.RecordBatch, where: NDArray[np.bool_], reason: str, plac
         "timestamp": stamps,
         "strand": pa.array([place.strand] * count, pa.string()),
         "channel": place.channels.take(picked),
-        "position": pa.array(place.positions).take(picked),
+        "position": pa.array(place.positions, mask=place.positions == NO_POSITION).take(picked),
         "record": pa.nulls(count, pa.string()),
     }
     row = rows.take(picked)
@@ -117,15 +119,23 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
     Raises:
         TaskFailed: user code raised, or a row is bad and bad rows are to fail.
     """
-    rows = chunk.rows
+    rows = chunk.rows.select(plan.schema.names)
+    said = chunk.rows.column(COLUMN) if plan.task.update_way == "column" else None
     place = _place(plan, chunk)
     position = basis.positions.get(chunk.strand, Position())
+    if chunk.strand not in basis.ends:
+        known = place.positions[place.positions != NO_POSITION]
+        end = int(known.max(initial=-1)) + 1
+        lifted.ends[chunk.strand] = max(end, lifted.ends.get(chunk.strand, 0))
     bad_records = [r for r in chunk.bad if r.position >= position.next]
     if bad_records:
         _side(plan, lifted, _bad_records(plan, chunk.strand, bad_records), "undecodable record")
     # A row without a timestamp was taken back with the clock if it can be delivered again, so only its position counts.
     stamps = np.where(place.valid, place.timestamps, np.iinfo(np.int64).max)
     fresh = ~clocks.is_accounted(position, place.positions, stamps)
+    unknown = fresh & (place.positions == NO_POSITION) & (stamps < basis.restored)
+    lifted.counts[REPLAYED_OR_LATE] += int(unknown.sum())
+    fresh &= ~unknown
     verdicts = [(NO_TIMESTAMP, ~place.valid), (LATE, place.timestamps < basis.clock)]
     verdicts.append((AHEAD, place.timestamps > basis.now + plan.settings.ahead))
     accepted = fresh.copy()
@@ -139,13 +149,15 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
     if not accepted.any():
         return
     if not accepted.all():
-        rows, place = rows.filter(pa.array(accepted)), place.take(accepted)
+        rows, said, place = _taken(rows, said, place, accepted)
     if (unfit := _unfit_keys(plan, rows)).any():
         _side(plan, lifted, side_table(rows, unfit, UNFIT_KEY, place), UNFIT_KEY)
-        rows, place = rows.filter(pa.array(~unfit)), place.take(~unfit)
+        rows, said, place = _taken(rows, said, place, ~unfit)
         if rows.num_rows == 0:
             return
     replay = chunk.first if chunk.replay is None else chunk.replay
+    # Rows without a position come again wherever a replay starts.
+    replay = position.next if replay == NO_POSITION else replay
     lifted.spans.append((chunk.strand, replay, int(place.timestamps.max())))
     columns = [keys.normalise(rows.column(name)) for name in plan.task.key_columns]
     base = {
@@ -160,10 +172,17 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         row = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
         lifted.tables.append(pa.table({**base, "row": row}))
         return
-    taken, values, unfit = updates(plan, rows, place)
+    taken, values, unfit = updates(plan, rows, said, place)
     if unfit.any():
         _side(plan, lifted, side_table(rows, unfit, UNFIT, place), UNFIT)
     lifted.tables.append(update_table(plan, base, taken, values))
+
+
+def _taken(
+    rows: pa.RecordBatch, said: pa.Array | None, place: Place, where: NDArray[np.bool_]
+) -> tuple[pa.RecordBatch, pa.Array | None, Place]:
+    mask = pa.array(where)
+    return rows.filter(mask), None if said is None else said.filter(mask), place.take(where)
 
 
 def update_table(plan: Plan, base: Mapping[str, pa.Array], taken: NDArray[np.int64], values: pa.Array) -> pa.Table:
@@ -182,8 +201,13 @@ def update_table(plan: Plan, base: Mapping[str, pa.Array], taken: NDArray[np.int
     return table if keep.all() else table.filter(pa.array(keep))
 
 
-def updates(plan: Plan, rows: pa.RecordBatch, place: Place) -> tuple[NDArray[np.int64], pa.Array, NDArray[np.bool_]]:
-    """The updates that a task makes of rows: from which row each is, the values, and which rows hold one that can't be."""
+def updates(
+    plan: Plan, rows: pa.RecordBatch, said: pa.Array | None, place: Place
+) -> tuple[NDArray[np.int64], pa.Array, NDArray[np.bool_]]:
+    """The updates that a task makes of rows: from which row each is, the values, and which rows hold one that can't be.
+
+    `said` are the updates that Spark has computed, if it has.
+    """
     task, monoid = plan.task, plan.layout.monoid
     every = np.arange(rows.num_rows)
     if task.update_way == "message":
@@ -191,7 +215,9 @@ def updates(plan: Plan, rows: pa.RecordBatch, place: Place) -> tuple[NDArray[np.
         for i, message in enumerate(messages(rows, place)):
             recorder.process(task, message, i, lambda i=i: describe(plan, rows, place, i))
         return recorder.values(rows.num_rows)
-    if task.value is not None:
+    if said is not None:
+        column = said
+    elif task.value is not None:
         column = rows.column(task.value)
     else:
         try:
@@ -227,7 +253,8 @@ def messages(rows: pa.RecordBatch, place: Place) -> Iterator[Message]:
 def describe(plan: Plan, rows: pa.RecordBatch, place: Place, i: int) -> str:
     """Channel, position and key of a row, for people."""
     key = {name: rows.column(name)[i].as_py() for name in plan.task.key_columns}
-    return f"channel={place.channels[i].as_py()!r} strand={place.strand!r} position={place.positions[i]} key={key}"
+    position = place.positions[i] if place.positions[i] != NO_POSITION else "unknown"
+    return f"channel={place.channels[i].as_py()!r} strand={place.strand!r} position={position} key={key}"
 
 
 class Recorder(PersistentState[Any]):

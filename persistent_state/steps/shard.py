@@ -18,6 +18,7 @@ from persistent_state.batch import Advance, Basis, advance, cuts_to_keep
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Disagreement
 from persistent_state.plan import Plan
+from persistent_state.sources.base import NO_POSITION
 from persistent_state.steps.combine import Blob
 from persistent_state.steps.lift import (
     UNFIT,
@@ -95,7 +96,7 @@ def merge_shard(
     if plan.task.reads_state and tables:
         tables, unfit = _process(plan, tables, held)
         sides += unfit
-    cuts = cuts_to_keep(basis, after)
+    cuts = cuts_to_keep([blob.basis for blob in blobs], after)
     apart = BEGINNING if plan.layout.is_ordered else None
     fresh = merge.fold(tables, plan.layout, cuts, after.clock, apart)
     values = None
@@ -128,7 +129,7 @@ def _held_runs(plan: Plan, basis: Basis, shard: int, cached: Sequence[Run] | Non
     if cached is not None and digest(cached, basis.clock) == basis.digests[shard]:
         return tuple(cached)
     entry = Log(plan.files, plan.application).newest()
-    held = shard_runs(entry.tasks[plan.name].runs, shard, plan.shards) if entry else ()
+    held = shard_runs(entry.tasks[plan.name].runs, shard, plan.shards) if entry and plan.name in entry.tasks else ()
     if digest(held, basis.clock) != basis.digests[shard]:
         raise Disagreement(
             f"task={plan.name} batch={basis.batch}: the log has moved on since it was planned; start again."
@@ -268,7 +269,7 @@ def _write_side(plan: Plan, path: str, sides: Sequence[pa.Table]) -> SideFile | 
     stamps = table["timestamp"]
     ends: dict[str, int] = {}
     for strand, position in zip(table["strand"].to_pylist(), table["position"].to_pylist(), strict=True):
-        ends[strand] = max(ends.get(strand, 0), position + 1)
+        ends[strand] = max(ends.get(strand, 0), NO_POSITION if position is None else position + 1)
     return SideFile(
         file=runs_io.write_table(plan.files, path, table),
         reasons=dict(Counter(table["reason"].to_pylist())),

@@ -1,0 +1,329 @@
+"""Rows that Spark hands over, combined in mapInArrow: any streaming DataFrame, and any source whose update is a Column."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from py4j.java_gateway import JavaObject
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import IntegralType
+
+from persistent_state import driver
+from persistent_state.clock import BEGINNING
+from persistent_state.engine.arrow_source import SCHEMA, ArrowReader, blob_batch, load, now_us
+from persistent_state.errors import InvalidInput, TaskFailed
+from persistent_state.plan import COLUMN, Plan
+from persistent_state.sources.base import NO_POSITION, BadRecord, Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.dataframe import DataFrameSource
+from persistent_state.steps.combine import combine
+from persistent_state.store.files import Files
+from persistent_state.store.log import Log
+from persistent_state.task import PersistentTask
+
+_NOW, _HEADER, _STRAND, _POSITION, _REPLAY, _REASON, _RECORD = (
+    f"_persistent_state_{name}" for name in ("now", "header", "strand", "position", "replay", "reason", "record")
+)
+_BESIDE = pa.schema(
+    [
+        (_HEADER, pa.binary()),
+        (_STRAND, pa.string()),
+        (_POSITION, pa.int64()),
+        (_REPLAY, pa.int64()),
+        (_REASON, pa.string()),
+        (_RECORD, pa.string()),
+    ]
+)
+"""What goes through Spark beside the rows of a source: what the part starts from, and each row's place."""
+
+_STATEFUL = {
+    "Aggregate",
+    "Deduplicate",
+    "DeduplicateWithinWatermark",
+    "Distinct",
+    "CoGroup",
+    "FlatMapCoGroupsInArrow",
+    "FlatMapCoGroupsInPandas",
+    "FlatMapGroupsInArrow",
+    "FlatMapGroupsInPandas",
+    "FlatMapGroupsInPandasWithState",
+    "FlatMapGroupsWithState",
+    "GlobalLimit",
+    "LocalLimit",
+    "MapGroups",
+    "TransformWithState",
+    "TransformWithStateInPandas",
+    "TransformWithStateInPySpark",
+}
+
+
+def opened(spark: SparkSession, source: DataFrameSource, clock: int = BEGINNING) -> DataFrame:
+    """The DataFrame of a source that is to be replayed from a clock.
+
+    Raises:
+        InvalidInput: it is not a streaming one, or keeps state of its own.
+    """
+    stream = source.stream
+    rows = stream(spark, None if clock == BEGINNING else clock) if callable(stream) else stream
+    if not isinstance(rows, DataFrame) or not rows.isStreaming:
+        raise InvalidInput(f"DataFrameSource has {rows!r}, not a streaming DataFrame; make one with spark.readStream.")
+    if found := _stateful(rows._jdf.queryExecution().analyzed()):
+        raise InvalidInput(
+            f"DataFrameSource has a stateful {found} before the task: what it makes of a row depends on rows that a restart "
+            "does not bring again; do that in a task, with a monoid."
+        )
+    try:
+        _check_streams(rows)
+    except PySparkException as error:
+        raise InvalidInput(f"DataFrameSource has a DataFrame that Spark can't run as a stream: {error}") from error
+    if len(set(rows.columns)) < len(rows.columns):
+        raise InvalidInput(f"DataFrameSource has columns of the same name, {rows.columns}; rename them.")
+    if source.position is not None:
+        _check_position(rows, source.position)
+    if source.channels and source.channel is None:
+        raise InvalidInput(f"DataFrameSource has channels={list(source.channels)} and no channel column; name it.")
+    return rows
+
+
+def _check_streams(rows: DataFrame) -> None:
+    """Ask Spark now what it would ask when the query starts, after another driver has been fenced."""
+    jvm = rows.sparkSession._jvm
+    assert jvm is not None
+    mode = jvm.org.apache.spark.sql.streaming.OutputMode.Update()
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    checker.checkForStreaming(rows._jdf.queryExecution().analyzed(), mode)
+
+
+def _check_position(rows: DataFrame, position: str) -> None:
+    types = {field.name: field.dataType for field in rows.schema}
+    if not isinstance(types.get(position), IntegralType):
+        found = types[position].simpleString() if position in types else "not in it"
+        raise InvalidInput(f"DataFrameSource has position={position!r}, which is {found}; name a column of integers.")
+
+
+def _stateful(plan: JavaObject) -> str | None:
+    """The name of an operator that keeps state between micro-batches, if the plan has one."""
+    children = [plan.children().apply(i) for i in range(plan.children().size())]
+    streams = [child for child in children if child.isStreaming()]
+    name = str(plan.nodeName())
+    if streams and (name in _STATEFUL or (len(streams) > 1 and name == "Join")):
+        return name
+    return next((found for child in streams if (found := _stateful(child))), None)
+
+
+def columns_of(
+    spark: SparkSession, task: PersistentTask, source: TimeReplayableSource | DataFrameSource
+) -> tuple[pa.Schema, pa.DataType | None]:
+    """The Arrow columns of the rows that a task sees, and the type of the Column that says its update, if one does.
+
+    Raises:
+        InvalidInput: Spark or Arrow has no type for a column that has to go through both, or the Column is none.
+    """
+    is_column = task.update_way == "column"
+    if isinstance(source, TimeReplayableSource) and not is_column:
+        return source.schema, None
+    try:
+        if isinstance(source, DataFrameSource):
+            rows = opened(spark, source)
+        else:
+            # Any stream of such rows will do.
+            nulls = [F.lit(None).cast(f.dataType).alias(f.name) for f in from_arrow_schema(source.schema)]
+            rows = spark.readStream.format("rate").load().select(*nulls)
+        # A row that goes before those of the source has nulls.
+        schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(rows.schema, timezone="UTC")])
+    except PySparkException as error:
+        raise InvalidInput(
+            f"task={task.task_name}: a column of its source can't go through both Spark and Arrow: {error}; cast it."
+        ) from error
+    if not is_column:
+        return schema, None
+    said = rows.select(_said(task, rows))
+    return schema, to_arrow_schema(said.schema, timezone="UTC").field(0).type
+
+
+def _said(task: PersistentTask, rows: DataFrame) -> Column:
+    try:
+        column = task.process_column(rows)
+        if isinstance(column, Column):
+            # As one value for each row: no aggregate, no explode.
+            _check_streams(rows.select("*", F.when(F.lit(True), column)))
+            return column
+    except PySparkException as error:
+        raise InvalidInput(f"process_column of task={task.task_name} can't be worked out: {error}") from error
+    raise InvalidInput(f"process_column of task={task.task_name} gave {column!r}, not a Spark Column; make it one.")
+
+
+def blobs_of_dataframe(
+    rows: DataFrame, plan: Plan, source: DataFrameSource, epoch: int, restored: int, labels: Sequence[int]
+) -> DataFrame:
+    """A streaming DataFrame of a task's blobs, from rows that Spark reads."""
+    beside = [F.current_timestamp().alias(_NOW)]
+    if plan.task.update_way == "column":
+        beside.append(_said(plan.task, rows).alias(COLUMN))
+    reach = Reach({}, {"": False} if source.channel is None else None, known=tuple(source.channels))
+    place = source.channel, source.position
+
+    def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        log = _log(plan.files, plan.application)
+        entry = driver.wake(log, epoch, plan.name, now_us())
+        log.forget(entry.number)
+        basis = replace(driver.plan_batch(entry, plan.name, reach, now=0), restored=restored)
+        full = (batch for batch in batches if batch.num_rows)
+        first = next(full, None)
+        chunks: Iterator[Chunk] = iter(())
+        at_time = basis
+        if first is not None:
+            at_time = replace(basis, now=first.column(_NOW)[0].value)
+            chunks = (chunk for batch in _all(first, full) for chunk in _placed(batch, plan, *place))
+        context = TaskContext.get()
+        assert context is not None, "Spark runs this in a task"
+        blobs = combine(plan, at_time, context.partitionId(), None, chunks)
+        # A part without rows is not told the time, and all must say the same: a shard knows it.
+        yield blob_batch([replace(blob, basis=basis) for blob in blobs], labels)
+
+    return _mapped(rows.select("*", *beside), step)
+
+
+def _mapped(rows: DataFrame, step: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
+    """The blobs that `step` makes of rows. PySpark takes the names of their columns for expressions, so it sees others."""
+    names = rows.columns
+
+    def renamed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return step(batch.rename_columns(names) for batch in batches)
+
+    return rows.toDF(*(f"c{i}" for i in range(len(names)))).mapInArrow(renamed, SCHEMA)
+
+
+@lru_cache(maxsize=16)
+def _log(files: Files, application: str) -> Log:
+    """A worker serves many micro-batches, and need not read again what it knows."""
+    return Log(files, application)
+
+
+def _all(first: pa.RecordBatch, rest: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+def _rows(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
+    """The columns of the source, as planned, and the update if Spark has computed it."""
+    columns = [batch.column(field.name).cast(field.type) for field in plan.schema]
+    schema = plan.schema
+    if plan.task.update_way == "column":
+        columns.append(batch.column(COLUMN))
+        schema = schema.append(pa.field(COLUMN, columns[-1].type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _placed(batch: pa.RecordBatch, plan: Plan, channel: str | None, position: str | None) -> Iterator[Chunk]:
+    """Rows of a DataFrame as chunks: a strand for each channel, where there are positions."""
+    rows = _rows(batch, plan)
+    if position is None:
+        yield Chunk("", 0, rows, at=np.full(rows.num_rows, NO_POSITION))
+        return
+    positions = batch.column(position).cast(pa.int64()).fill_null(NO_POSITION).to_numpy()
+    if (lowest := int(positions.min())) < 0:
+        raise TaskFailed(f"task={plan.name}: position={lowest} of column {position!r} is negative; count from 0.")
+    if channel is None:
+        yield Chunk("", lowest, rows, at=positions)
+        return
+    codes = pc.dictionary_encode(batch.column(channel).cast(pa.string()).fill_null(""))
+    index = codes.indices.to_numpy()
+    for code, strand in enumerate(codes.dictionary.to_pylist()):
+        of_strand = np.flatnonzero(index == code)
+        at = positions[of_strand]
+        yield Chunk(strand, int(at.min()), rows.take(pa.array(of_strand)), at=at)
+
+
+def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
+    """A streaming DataFrame of a task's blobs, from a source whose updates Spark computes."""
+    plan = reader.plan
+    rows = load(session, reader, from_arrow_schema(pa.schema([*plan.schema, *_BESIDE])))
+    said = _said(plan.task, rows.select(*(_quoted(name) for name in plan.schema.names)))
+    # Null for the rows that are none of the source's.
+    update = F.when(F.col(_HEADER).isNull() & F.col(_REASON).isNull(), said)
+
+    def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        full = (batch for batch in batches if batch.num_rows)
+        first = next(full)
+        basis, part, parts = pickle.loads(first.column(_HEADER)[0].as_py())
+        chunks = (chunk for batch in _all(first.slice(1), full) for chunk in _replaced(batch, plan))
+        yield blob_batch(combine(plan, basis, part, parts, chunks), reader.labels)
+
+    return _mapped(rows.select("*", update.alias(COLUMN)), step)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _replaced(batch: pa.RecordBatch, plan: Plan) -> Iterator[Chunk]:
+    """The chunks that a reader has sent through Spark as rows."""
+    bad = batch.column(_REASON).is_valid().to_numpy(zero_copy_only=False)
+    strands = pc.dictionary_encode(batch.column(_STRAND))
+    replays = batch.column(_REPLAY).fill_null(0).to_numpy()
+    place = np.stack([bad, strands.indices.to_numpy(), replays])
+    begins = np.flatnonzero(np.any(place[:, 1:] != place[:, :-1], axis=0)) + 1
+    rows, positions = _rows(batch, plan), batch.column(_POSITION).to_numpy()
+    for begin, end in pairwise([0, *begins.tolist(), batch.num_rows] if batch.num_rows else []):
+        strand, at = batch.column(_STRAND)[begin].as_py(), positions[begin:end]
+        if bad[begin]:
+            told = (batch.column(name).slice(begin, end - begin).to_pylist() for name in (_REASON, _RECORD))
+            records = tuple(BadRecord(*record) for record in zip(at.tolist(), *told, strict=True))
+            yield Chunk(strand, int(at[0]), rows.slice(0, 0), records, at=at[:0])
+        else:
+            yield Chunk(strand, int(at[0]), rows.slice(begin, end - begin), replay=int(replays[begin]), at=at)
+
+
+class RowReader(ArrowReader):
+    """Reads a source's rows, for Spark to compute the updates: what the part starts from comes as a row before them."""
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        basis, part, parts, split = partition.value
+        schema = pa.schema([*self.plan.schema, *_BESIDE])
+        header = pickle.dumps((basis, part, parts))
+        yield _record_batch(schema, 1, {_HEADER: pa.array([header], pa.binary())})
+        for chunk in self.source.read(split) if split is not None else ():
+            replay = chunk.first if chunk.replay is None else chunk.replay
+            count, bad = chunk.rows.num_rows, chunk.bad
+            yield _record_batch(
+                schema,
+                count,
+                {
+                    **{
+                        field.name: chunk.rows.column(field.name).cast(field.type, safe=False)
+                        for field in self.plan.schema
+                    },
+                    _STRAND: pa.repeat(pa.scalar(chunk.strand, pa.string()), count),
+                    _POSITION: pa.array(chunk.positions),
+                    _REPLAY: pa.repeat(pa.scalar(replay, pa.int64()), count),
+                },
+            )
+            if bad:
+                yield _record_batch(
+                    schema,
+                    len(bad),
+                    {
+                        _STRAND: pa.repeat(pa.scalar(chunk.strand, pa.string()), len(bad)),
+                        _POSITION: pa.array([record.position for record in bad], pa.int64()),
+                        _REASON: pa.array([record.reason for record in bad], pa.string()),
+                        _RECORD: pa.array([record.record for record in bad], pa.string()),
+                    },
+                )
+
+
+def _record_batch(schema: pa.Schema, count: int, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    arrays = [columns[f.name] if f.name in columns else pa.nulls(count, f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

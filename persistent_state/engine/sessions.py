@@ -1,0 +1,113 @@
+"""What an application needs of Spark beside its queries: a session, its settings, a store that all reach, scratch space."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+from persistent_state.errors import InvalidInput
+from persistent_state.store.files import Files, LocalFiles, MemoryFiles
+
+
+def own_session(spark: SparkSession, shards: int) -> SparkSession:
+    """A session of the library's own, with the user's time zone."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", spark.conf.get("spark.sql.session.timeZone") or "UTC")
+    for name, value in for_queries(shards).items():
+        session.conf.set(name, value)
+    use_this_python(spark)
+    return session
+
+
+def for_queries(shards: int) -> dict[str, str]:
+    """What a session of queries is set to."""
+    return {
+        "spark.sql.shuffle.partitions": str(shards),
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        # Each poll of a waiting query lists the source.
+        "spark.sql.streaming.pollingDelay": "200ms",
+    }
+
+
+@contextmanager
+def settings(session: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """While this lasts, a session, which may be the user's, has these settings."""
+    before = session.conf.getAll
+    for name, value in wanted.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in wanted:
+            if name in before:
+                session.conf.set(name, before[name])
+            else:
+                session.conf.unset(name)
+
+
+def use_this_python(spark: SparkSession) -> None:
+    """Let the workers run what this process runs; Spark would take the python3 of the PATH."""
+    if not os.environ.get("PYSPARK_PYTHON"):
+        spark.sparkContext.pythonExec = sys.executable
+
+
+def check_store(spark: SparkSession, files: Files) -> None:
+    """Refuse a store that Spark's workers can't reach.
+
+    Raises:
+        InvalidInput: they can't.
+    """
+    if isinstance(files, MemoryFiles):
+        raise InvalidInput("store=memory:// can't be reached by Spark's workers; use a folder, or run_local for tests.")
+    if isinstance(files, LocalFiles) and not _is_local(spark):
+        raise InvalidInput(
+            f"store={files.url} is a folder of this machine, and master={spark.sparkContext.master} has others; "
+            "use one all reach."
+        )
+
+
+def check_scratch(spark: SparkSession, scratch: str | None) -> None:
+    """Refuse to do without scratch space that all machines reach.
+
+    Raises:
+        InvalidInput: there are others, and none is given.
+    """
+    if scratch is None and not _is_local(spark):
+        raise InvalidInput(
+            f"master={spark.sparkContext.master} has other machines, which must reach Spark's own checkpoints; give "
+            "scratch=, a folder on a file system that Spark knows and all reach. Nothing in it is needed for long."
+        )
+
+
+def _is_local(spark: SparkSession) -> bool:
+    return (spark.sparkContext.master or "local").startswith("local")
+
+
+class Scratch:
+    """Where Spark keeps its own checkpoints: a fresh folder for each start, below `parent` or this machine's own."""
+
+    def __init__(self, spark: SparkSession, parent: str | None) -> None:
+        self._spark = spark
+        name = f"persistent-state-{uuid.uuid4().hex}"
+        self._is_local = parent is None
+        self._root = os.path.join(tempfile.gettempdir(), name) if parent is None else f"{parent.rstrip('/')}/{name}"
+
+    def folder(self, epoch: int) -> str:
+        return f"{self._root}/{epoch}"
+
+    def remove(self) -> None:
+        """Delete all of it, as far as that can be done."""
+        if self._is_local:
+            shutil.rmtree(self._root, ignore_errors=True)
+            return
+        jvm, context = self._spark.sparkContext._jvm, self._spark.sparkContext._jsc
+        assert jvm is not None
+        path = jvm.org.apache.hadoop.fs.Path(self._root)
+        path.getFileSystem(context.hadoopConfiguration()).delete(path, True)

@@ -1,0 +1,104 @@
+"""Numbered rows at a steady rate, each always with the same timestamp: for trying things out, and for load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persistent_state.errors import InvalidInput
+from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+
+STRAND = ""
+ROWS_PER_CHUNK = 1 << 20
+_SECOND = 1_000_000
+
+
+def wall_clock_us() -> int:
+    return time.time_ns() // 1000
+
+
+class RateSource(TimeReplayableSource):
+    """`rows_per_second` rows of (timestamp, value), from `start` to the present: one strand, in which a value is a position.
+
+    `value` counts from 0, int64; `timestamp` is `start` + value / `rows_per_second` seconds, in UTC. Every start of an
+    application sees the same rows, of which a replay takes those from its clock on. `start` is when the application first
+    started, or a time with a zone; one in the past is caught up with, at most `rows_per_batch` in a micro-batch.
+    """
+
+    timestamp = "timestamp"
+
+    def __init__(
+        self,
+        rows_per_second: int,
+        *,
+        start: datetime | None = None,
+        rows_per_batch: int = 10_000_000,
+        now_us: Callable[[], int] = wall_clock_us,
+    ) -> None:
+        if rows_per_second < 1 or rows_per_batch < 1:
+            raise InvalidInput(f"{rows_per_second=}, {rows_per_batch=}; give at least 1 of each.")
+        if start is not None and start.tzinfo is None:
+            raise InvalidInput(f"start={start.isoformat()!r} has no time zone; give it one, such as timezone.utc.")
+        self._rate = rows_per_second
+        self._start = None if start is None else round(start.timestamp() * _SECOND)
+        self._most = rows_per_batch
+        self._now_us = now_us
+        self._is_noted = False
+        self._frozen: int | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", pa.int64())])
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        """Start anew, at the time that the journal holds.
+
+        Raises:
+            InvalidInput: the application has run with another start or rate, whose rows had other timestamps.
+        """
+        self._is_noted = bool(journal)
+        if journal:
+            start, rate = (int(text) for text in journal[0].split())
+            if rate != self._rate or self._start not in (None, start):
+                raise InvalidInput(
+                    f"rows_per_second={self._rate} start={self._start} (microseconds UTC) are others than the {rate} and "
+                    f"{start} that the task has run with; keep them, or start the task anew."
+                )
+            self._start = start
+        elif self._start is None:
+            self._start = self._now_us()
+
+    def freeze(self) -> None:
+        self._frozen = self._due()
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        begin = start.get(STRAND, 0)
+        due = self._due() if self._frozen is None else self._frozen
+        end = max(begin, due if everything else min(due, begin + self._most))
+        note = (f"{self._start} {self._rate}",) if begin == 0 < end and not self._is_noted else ()
+        return Reach({**start, STRAND: end} if end > begin else dict(start), {STRAND: False}, note)
+
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        begin, rows = start.get(STRAND, 0), end.get(STRAND, 0) - start.get(STRAND, 0)
+        bounds = [begin + rows * part // parts for part in range(parts + 1)]
+        # A worker has a copy of the source as it was before `open`.
+        return [(self._start, *bound) for bound in pairwise(bounds) if bound[0] < bound[1]]
+
+    def read(self, split: Any) -> Iterator[Chunk]:
+        start, begin, end = split
+        for first in range(begin, end, ROWS_PER_CHUNK):
+            values = np.arange(first, min(first + ROWS_PER_CHUNK, end))
+            seconds, rest = np.divmod(values, self._rate)
+            stamps = start + seconds * _SECOND + rest * _SECOND // self._rate
+            columns = [pa.array(stamps).cast(self.schema.field("timestamp").type), pa.array(values)]
+            yield Chunk(STRAND, first, pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+    def _due(self) -> int:
+        assert self._start is not None, "open comes first"
+        return max(0, (self._now_us() - self._start) * self._rate // _SECOND)

@@ -1,0 +1,289 @@
+"""Starts that change things, on a real Spark: what may be changed is changed between two starts over one store."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from configparser import ConfigParser
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from monoids import Monoid, Sum
+from persistent_state import (
+    Application,
+    FileSource,
+    InvalidInput,
+    Message,
+    NonWindowState,
+    PersistentState,
+    PersistentTask,
+    StateError,
+    TaskFailed,
+    read_state,
+)
+from persistent_state.engine import running
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
+from tests.spark import stream
+from tests.spark.conftest import Launch
+from tests.spark.sessions import ROOT
+from tests.spark.stream import NAME, Balance, Journal, Stream, aside, check_cut, check_end, state
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from persistent_state.engine.query import Progress
+
+SECOND = 1_000_000
+
+
+class Account(PersistentTask):
+    """`Balance` in another class, written otherwise."""
+
+    name = "Balance"
+    key = ("key",)
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+    def process_message(self, state: PersistentState[int], message: Message) -> None:
+        if message["amount"] is not None:
+            state.update(message.timestamp, int(str(message["amount"])))
+
+
+def highest_of(module: str) -> PersistentTask:
+    """A task whose monoid is the user's own, as if it came from a module of this name."""
+
+    class Highest(Monoid[int]):
+        type = pa.int64()
+
+        @property
+        def zero(self) -> int:
+            return -1
+
+        def plus(self, a: int, b: int) -> int:
+            return max(a, b)
+
+    Highest.__module__ = module
+
+    class HighestId(PersistentTask):
+        key = "key"
+
+        def persistent_state(self) -> NonWindowState[int]:
+            return NonWindowState(Highest())
+
+        def process_message(self, state: PersistentState[int], message: Message) -> None:
+            state.update(message.timestamp, message["id"])
+
+    return HighestId()
+
+
+def test_what_may_change_between_starts_changes_and_nothing_is_lost_or_counted_twice(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    sent = Stream(tmp_path / "stream", seed=4)
+
+    def run(tasks: Sequence[PersistentTask], shards: int, interval: str, delay: str, close: bool = False) -> None:
+        # The stream grows while nobody reads it.
+        sent.grow()
+        app = Application(NAME, str(tmp_path / "store"), interval, delay, checkpoints=99, shards=shards)
+        for task in tasks:
+            app.add(task, FileSource(sent.folder, timestamp="ts", schema=stream.SCHEMA, files_per_batch=2))
+        app.run(spark, close=close)
+        if Journal in map(type, tasks):
+            check_cut(tmp_path, sent)
+
+    run([Balance(), Journal()], 1, "10 seconds", "30 seconds")
+    left_at = newest(tmp_path).clock
+    # More shards, another interval, other code, another task.
+    run([Account(), Journal(), highest_of("accounts.v1")], 3, "15 seconds", "30 seconds")
+    # Fewer shards, another delay, a task less, and the monoid's module has another name.
+    run([Account(), highest_of("accounts.v2")], 2, "15 seconds", "60 seconds")
+    run([Account(), highest_of("accounts.v2")], 2, "20 seconds", "30 seconds")
+    gone = newest(tmp_path)
+    assert not gone.tasks["Journal"].active
+    assert left_at < gone.tasks["Journal"].clock < gone.clock
+    # The task that was gone is back, and reads what it has missed.
+    run([Account(), Journal(), highest_of("accounts.v2")], 4, "10 seconds", "30 seconds", close=True)
+    check_end(tmp_path, sent)
+    highest = highest_of("anywhere")
+    late = aside(tmp_path, highest).late
+    kept = [m for m in sent.sent if m.id not in late and m.problem(highest) is None]
+    assert state(tmp_path, highest) == {key: max(m.id for m in kept if m.key == key) for key in {m.key for m in kept}}
+    # What is older than the clock at which a task was new is late to it.
+    born = newest(tmp_path).tasks["HighestId"].born
+    assert {m.id for m in sent.sent if m.ts is not None and m.ts < born} <= late
+
+
+def newest(folder: Path) -> Any:
+    entry = Log(open_files(str(folder / "store")), NAME).newest()
+    assert entry is not None
+    return entry
+
+
+def oldest_pyspark() -> Path:
+    """A folder with the oldest PySpark that this package says it works with, installed once."""
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    (wanted,) = [line for line in config["options"]["install_requires"].split("\n") if line.startswith("pyspark")]
+    version = wanted.split(">=")[1].split(",")[0] + ".0"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "persistent-state-tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = cache / f"pyspark-{version}"
+    with (cache / "pyspark.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "whole").exists():
+            told = ["--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade", "--target", str(folder)]
+            made = subprocess.run(
+                [sys.executable, "-m", "pip", "install", *told, f"pyspark=={version}"], capture_output=True, text=True
+            )
+            if made.returncode:
+                problem = f"pyspark {version} can't be installed: {made.stderr.strip()}"
+                if "CI" in os.environ:
+                    pytest.fail(problem)
+                pytest.skip(problem)
+            (folder / "whole").touch()
+    return folder
+
+
+DRIVE = """
+import pyspark, runpy
+print("pyspark", pyspark.__version__, flush=True)
+runpy.run_module("tests.spark.victim", run_name="__main__")
+"""
+
+
+def test_a_store_goes_on_under_another_version_of_spark(spark: SparkSession, launch: Launch, tmp_path: Path) -> None:
+    oldest = oldest_pyspark()
+    sent = Stream(tmp_path / "stream", seed=5)
+    sent.grow()
+    stream.application(tmp_path, shards=2, interval="10 seconds").run(spark)
+    sent.grow()
+    driver = launch("-c", DRIVE, str(tmp_path), folder=tmp_path, PYTHONPATH=f"{oldest}:{ROOT}")
+    assert driver.wait(timeout=180) == 0, (tmp_path / "log").read_text()[-4000:]
+    assert (tmp_path / "out").read_text().strip() == f"pyspark {oldest.name.removeprefix('pyspark-')}"
+    sent.grow()
+    stream.application(tmp_path, shards=3, interval="15 seconds").run(spark, close=True)
+    check_end(tmp_path, sent)
+
+
+SCHEMA = pa.schema([("n", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
+
+
+class Total(PersistentTask):
+    value = "n"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+
+def numbers(folder: Path, *files: Sequence[int]) -> FileSource:
+    """A source of one file a micro-batch; a number's time is ten times as many seconds."""
+    folder.mkdir()
+    for i, values in enumerate(files):
+        times = [10 * SECOND * n for n in values]
+        pq.write_table(pa.table([list(values), times], schema=SCHEMA), folder / f"{i}.parquet")
+    return FileSource(folder, timestamp="ts", files_per_batch=1)
+
+
+def total(app: Application) -> list[int]:
+    return [row["value"] for row in read_state(app.store, app.name, Total()).to_pylist()]
+
+
+class Stumbling:
+    """A sink that raises, each time that it is asked to."""
+
+    def __init__(self, stumbles: Callable[[int], bool]) -> None:
+        self.stumbles = stumbles
+        self.calls = 0
+
+    def __call__(self, values: DataFrame, batch: int) -> None:
+        self.calls += 1
+        if self.stumbles(self.calls):
+            raise RuntimeError(f"stumbled at call {self.calls}")
+
+
+def test_a_run_that_always_fails_starts_again_so_often_and_then_tells_why(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(running, "LONGEST_WAIT", 0.1)
+    sink = Stumbling(lambda call: True)
+    app = Application("stumbles", str(tmp_path / "store"), "10 seconds", shards=1, restarts=2)
+    app.add(Total(), numbers(tmp_path / "in", [1], [1]), sink)
+    with (
+        caplog.at_level(logging.WARNING, "persistent_state"),
+        pytest.raises(StateError, match=r"stumbled at call 3"),
+    ):
+        app.run(spark)
+    assert sink.calls == 3
+    warned = [record.getMessage() for record in caplog.records if record.name == "persistent_state"]
+    assert [text.split(" s: ")[0] for text in warned] == ["application stumbles starts again in 0.1"] * 2
+
+
+def test_failures_with_progress_between_them_do_not_add_up(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "LONGEST_WAIT", 0.1)
+    sink = Stumbling(lambda call: call in (1, 3, 5))
+    app = Application("stumbles", str(tmp_path / "store"), "10 seconds", shards=1, restarts=1)
+    app.add(Total(), numbers(tmp_path / "in", [1], [2], [3], [4]), sink)
+    run = app.run(spark, close=True)
+    assert run.restarts == 3
+    assert total(app) == [10]
+
+
+def test_what_another_start_would_meet_again_is_not_tried_again(spark: SparkSession, tmp_path: Path) -> None:
+    class Thirteen(Total):
+        name = "Total"
+        value = None
+
+        def process_message(self, state: PersistentState[int], message: Message) -> None:
+            raise ValueError("thirteen")
+
+    app = Application("final", str(tmp_path / "store"), "10 seconds", shards=1)
+    app.add(Thirteen(), numbers(tmp_path / "in", [1]))
+    run = app.start(spark)
+    with pytest.raises(TaskFailed, match="thirteen"):
+        run.await_end()
+    assert (run.restarts, run.entry.epoch, run.is_active) == (0, 1, False)
+    with pytest.raises(InvalidInput, match=r"^restarts=-1; say 0 for none"):
+        Application("final", str(tmp_path / "store"), restarts=-1)
+
+
+def test_a_continuous_run_has_its_trigger_and_tells_each_batch_twice_alike(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Progress] = []
+    app = Application("tells", str(tmp_path / "store"), "10 seconds", shards=1)
+    app.add(Total(), numbers(tmp_path / "in", [1], [2, 0], [3]))
+    with (
+        caplog.at_level(logging.INFO, "persistent_state.progress"),
+        mock.patch.object(DataStreamWriter, "trigger", autospec=True, side_effect=DataStreamWriter.trigger) as trigger,
+    ):
+        run = app.start(spark, trigger="1 second", on_progress=told.append)
+        deadline = time.monotonic() + 60
+        while len(told) < 3 and time.monotonic() < deadline:
+            assert not run.await_end(timeout=0.1)
+        run.stop()
+    assert trigger.call_args.kwargs == {"processingTime": "1.000000 seconds"}
+    assert [(p.batch, p.messages, p.late, p.reasons) for p in told] == [
+        (1, 1, 0, {}),
+        (2, 2, 1, {"late": 1}),
+        (3, 1, 1, {"late": 1}),
+    ]
+    lines = [record.getMessage() for record in caplog.records if record.name == "persistent_state.progress"]
+    assert [json.loads(line) for line in lines] == [asdict(progress) for progress in told]
+    assert run.await_end()
