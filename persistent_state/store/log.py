@@ -89,7 +89,7 @@ class Log:
             raise
         except StoreUnavailable as error:
             raise CommitUnknown(
-                f"the store did not say whether entry {entry.number} of {self.application} was written; start again."
+                f"the store did not say whether entry={entry.number} of {self.application} was written ({error}); start again."
             ) from error
         self._highest = max(self._highest, entry.number)
         # The number may have been used and collected while this driver slept.

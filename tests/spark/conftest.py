@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,6 +76,16 @@ def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     check_end(folder, stream)
     yield Rehearsal((folder / "steps").read_text().splitlines(), f"-XX:SharedArchiveFile={archive}")
     archive.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def jvms(rehearsal: Rehearsal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence[sessions.Jvm]]:
+    """Two JVMs, each for one driver at a time: what `launch` is given as **jvm.env starts and ends in it."""
+    env = sessions.environment(rehearsal.java_options)
+    with ThreadPoolExecutor(2) as pool:
+        started = list(pool.map(lambda name: sessions.start_jvm(tmp_path_factory.mktemp(name), env), ("jvm", "jvm")))
+    yield started
+    sessions.end_sessions([jvm.process for jvm in started])
 
 
 @pytest.fixture(scope="module")

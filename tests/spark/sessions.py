@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,25 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A JVM of a few seconds is better off without its second compiler."""
 
 
-def new_session(name: str) -> SparkSession:
-    """A small local session that starts fast."""
+MEMORY = "512m"
+
+
+def new_session(name: str, master: str = "local[2]", settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A small session that starts fast; in a `Jvm` what its last driver has left there ends first."""
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master("local[2]").appName(name).config("spark.ui.enabled", "false")
-    return builder.config("spark.log.level", "ERROR").config("spark.driver.memory", "512m").getOrCreate()
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        SparkContext._ensure_initialized()
+        assert SparkContext._jvm is not None
+        left = SparkContext._jvm.SparkSession.getDefaultSession()
+        if left.isDefined():
+            left.get().stop()
+    builder = SparkSession.builder.master(master).appName(name).config("spark.ui.enabled", "false")
+    builder = builder.config("spark.log.level", "ERROR").config("spark.driver.memory", MEMORY)
+    for setting, value in (settings or {}).items():
+        builder = builder.config(setting, value)
+    return builder.getOrCreate()
 
 
 def environment(java_options: str = "", **more: str) -> dict[str, str]:
@@ -41,15 +55,51 @@ def start(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> sub
 
     What it prints goes to the files `out` and `log` of the folder, and what it would leave in /tmp when killed to `tmp`.
     """
+    return start_command([sys.executable, *arguments], folder, env)
+
+
+def start_command(
+    command: Sequence[str], folder: Path, env: Mapping[str, str], stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Start any program likewise."""
     scratch = folder / "tmp"
     scratch.mkdir(exist_ok=True)
     java = f"{env['JDK_JAVA_OPTIONS']} -Djava.io.tmpdir={scratch}"
     env = {**env, "TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch), "JDK_JAVA_OPTIONS": java}
     with (folder / "out").open("ab") as out, (folder / "log").open("ab") as log:
-        command = [sys.executable, *arguments]
-        return subprocess.Popen(
-            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=log, start_new_session=True
-        )
+        return subprocess.Popen(command, cwd=ROOT, env=env, stdin=stdin, stdout=out, stderr=log, start_new_session=True)
+
+
+@dataclass(frozen=True)
+class Jvm:
+    """A JVM that outlives its drivers: one after the other is started with `env` and has a Spark of its own in it.
+
+    So does spark-submit run a Python program; to start only the driver's Python takes a third of the processor time.
+    """
+
+    process: subprocess.Popen[bytes]
+    env: Mapping[str, str]
+
+
+def spark_home() -> str:
+    from pyspark.find_spark_home import _find_spark_home
+
+    return _find_spark_home()
+
+
+def start_jvm(folder: Path, env: Mapping[str, str]) -> Jvm:
+    """Start a JVM, as the head of a process session, that waits for a driver."""
+    told = folder / "connection"
+    command = [f"{spark_home()}/bin/spark-submit", "--driver-memory", MEMORY, "pyspark-shell"]
+    process = start_command(command, folder, {**env, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)}, subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not told.exists():  # it is renamed when it is whole
+        assert process.poll() is None, (folder / "log").read_text()
+        assert time.monotonic() < deadline, "no JVM after a minute"
+        time.sleep(0.05)
+    data = told.read_bytes()
+    port, secret = int.from_bytes(data[:4], "big"), data[8:].decode()
+    return Jvm(process, {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret})
 
 
 def end_sessions(processes: Sequence[subprocess.Popen[bytes]], patience: float = 10.0) -> None:
@@ -67,6 +117,14 @@ def end_sessions(processes: Sequence[subprocess.Popen[bytes]], patience: float =
         if time.monotonic() > deadline:
             raise AssertionError(f"processes {left} did not die")
         time.sleep(0.05)
+
+
+def resume_sessions(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Let everything go on that these processes started and that was stopped."""
+    sessions = {process.pid for process in processes}
+    for pid in [pid for pid in psutil.pids() if _session(pid) in sessions]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _session(pid: int) -> int | None:

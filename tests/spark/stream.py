@@ -68,17 +68,29 @@ class Journal(PersistentTask):
         return pa.ListArray.from_arrays(pa.array(range(batch.num_rows + 1), pa.int32()), batch["id"])
 
 
-def application(folder: Path, *, shards: int, interval: str) -> Application:
-    """Both tasks over the stream in a folder. The store is in the folder too."""
+TASKS: Sequence[PersistentTask] = (Balance(), Journal())
+
+
+def application(
+    folder: Path,
+    *,
+    shards: int,
+    interval: str,
+    tasks: Sequence[PersistentTask] = TASKS,
+    store: str | None = None,
+    **more: Any,
+) -> Application:
+    """Both tasks over the stream in a folder. The store is in the folder too, if none is given."""
     app = Application(
         NAME,
-        store=str(folder / "store"),
+        store=store or str(folder / "store"),
         checkpoint_interval=interval,
         allowed_delay="30 seconds",
         checkpoints=3,
         shards=shards,
+        **more,
     )
-    for task in (Balance(), Journal()):
+    for task in tasks:
         app.add(task, FileSource(str(folder / "stream"), timestamp="ts", schema=SCHEMA, files_per_batch=2))
     return app
 

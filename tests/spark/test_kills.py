@@ -1,5 +1,7 @@
 """Real drivers on a real Spark, killed with SIGKILL at every step they take in the store, at random ones, and as a group.
 
+Of most only the Python is killed, and of some only the JVM, which the Python then tells before it ends.
+
 Each victim is the restart after the one before it, with another number of shards and another checkpoint interval.
 """
 
@@ -22,11 +24,25 @@ from persistent_state.sources.files import ROW_BITS, STRAND
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests.spark.conftest import Launch, Rehearsal
+from tests.spark.sessions import Jvm
 from tests.spark.stream import NAME, Stream, check_cut, check_end, progress
 
 PHASES = ("start", "commit", "collect", "close")
 WRITES = ("create", "delete")
-GROUP = "group"
+GROUP, JVM = "group", "jvm:"
+KILLED = "the JVM is killed"
+OF_JVM = (
+    "start create log 1",
+    "commit create log 1",
+    "commit list log 2",
+    "collect delete runs 1",
+    "close create log 1",
+)
+"""Steps before which the JVM is killed, once each: before and after what changes the store for good."""
+
+SOON = 60
+"""Seconds in which a driver without a JVM must end. It takes about one where nothing else runs."""
+
 CHAINS = 2
 """Chains of victims that run side by side: a start of Spark keeps one core busy."""
 
@@ -38,6 +54,7 @@ class Chain:
     folder: Path
     seed: int
     launch: Launch
+    jvm: Jvm
     links: int = 0
     stream: Stream = field(init=False)
 
@@ -46,20 +63,46 @@ class Chain:
         self.stream = Stream(self.folder / "stream", self.seed)
 
     def kill(self, point: str) -> None:
-        """Start the next driver and see it die: at a step, or with its process group soon after its second commit."""
-        self._keep_unread(files=2 if point.startswith("close") else 8)
+        """Start the next driver and see it die at a step, or as the point says."""
         if point == GROUP:
-            begun = len(progress(self.folder))
-            victim = self._start()
-            while len(progress(self.folder)) < begun + 2:
-                assert victim.poll() is None, self._log()
-                time.sleep(0.05)
-            time.sleep(random.Random(self.seed).random() / 2)
-            os.killpg(victim.pid, signal.SIGKILL)
-        else:
-            victim = self._start("--die", point, "--from-call", "2" if point.startswith("commit") else "1")
-        # Its JVM lives a little longer, and meets the next driver.
+            return self.kill_group()
+        if point.startswith(JVM):
+            return self.kill_jvm(point.removeprefix(f"{JVM} "))
+        self._prepare(point)
+        victim = self._start("--die", point, *self._from_call(point))
         assert victim.wait(timeout=120) == -signal.SIGKILL, f"{point}: {self._log()}"
+        check_cut(self.folder, self.stream)
+
+    def kill_group(self) -> None:
+        """Start the next driver and kill it with its process group soon after its second commit."""
+        self._prepare(GROUP)
+        begun = len(progress(self.folder))
+        victim = self._start(alone=True)
+        while len(progress(self.folder)) < begun + 2:
+            assert victim.poll() is None, self._log()
+            time.sleep(0.05)
+        time.sleep(random.Random(self.seed).random() / 2)
+        os.killpg(victim.pid, signal.SIGKILL)
+        # Its JVM lives a little longer, and meets the next driver.
+        assert victim.wait(timeout=120) == -signal.SIGKILL, self._log()
+        check_cut(self.folder, self.stream)
+
+    def kill_jvm(self, point: str) -> None:
+        """Start the next driver, see its JVM die at a step, and the driver end and say why."""
+        self._prepare(point)
+        out = self.folder / "out"
+        killed = out.read_text().count(KILLED) if out.exists() else 0
+        victim = self._start("--die", point, "--of", "jvm", *self._from_call(point), alone=True)
+        deadline = time.monotonic() + 120
+        while out.read_text().count(KILLED) == killed:
+            assert victim.poll() is None, f"{point}: {self._log()}"
+            assert time.monotonic() < deadline, f"{point}: {self._log()}"
+            time.sleep(0.05)
+        status = victim.wait(timeout=SOON)
+        # Only what is done after all queries have ended needs no JVM.
+        if not point.startswith("close"):
+            assert status == 1, f"{point}: {self._log()}"
+            assert "persistent_state.errors.StateError: Spark's JVM is gone" in self._log().splitlines()[-1]
         check_cut(self.folder, self.stream)
 
     def finish(self) -> dict[str, int]:
@@ -69,11 +112,19 @@ class Chain:
         check_cut(self.folder, self.stream)
         return check_end(self.folder, self.stream)
 
-    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def _prepare(self, point: str) -> None:
+        self._keep_unread(files=2 if point.startswith("close") else 8)
+
+    @staticmethod
+    def _from_call(point: str) -> Sequence[str]:
+        return ("--from-call", "2" if point.startswith("commit") else "1")
+
+    def _start(self, *arguments: str, alone: bool = False) -> subprocess.Popen[bytes]:
+        """Start the next driver, in a JVM that is there or with one of its own."""
         shards, interval = self.links % 3 + 1, ("10 seconds", "15 seconds")[self.links % 2]
         self.links += 1
         told = [str(self.folder), "--shards", str(shards), "--interval", interval, *arguments]
-        return self.launch("-m", "tests.spark.victim", *told, folder=self.folder)
+        return self.launch("-m", "tests.spark.victim", *told, folder=self.folder, **({} if alone else self.jvm.env))
 
     def _keep_unread(self, files: int) -> None:
         while self.stream.files - self._read() < files:
@@ -109,20 +160,26 @@ def crash_points(steps: Sequence[str]) -> dict[str, list[str]]:
 
 
 def test_a_store_is_exact_whatever_step_its_drivers_are_killed_at(
-    rehearsal: Rehearsal, launch: Launch, tmp_path: Path, record_property: Callable[[str, object], None]
+    rehearsal: Rehearsal,
+    launch: Launch,
+    jvms: Sequence[Jvm],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     points = crash_points(rehearsal.steps)
     assert {phase for phase, found in points.items() if any(step.split()[1] in WRITES for step in found)} == {*PHASES}
+    assert {*OF_JVM} <= {point for found in points.values() for point in found}
     chance = random.Random(2013)
-    at_random = [str(chance.randrange(10, 50)) for _ in range(2)]
+    at_random = [str(chance.randrange(10, 50)) for _ in range(4)]
     in_midstream = [*points["commit"], *points["collect"], *at_random, GROUP]
+    of_jvm = [f"{JVM} {point}" for point in OF_JVM]
     # A start has something to take back only after a kill in mid-stream.
+    in_turn = [[part[i::CHAINS] for part in (of_jvm, in_midstream, points["start"])] for i in range(CHAINS)]
     plans = [
-        [point for pair in zip_longest(in_midstream[i::CHAINS], points["start"][i::CHAINS]) for point in pair if point]
-        + points["close"][i::CHAINS]
-        for i in range(CHAINS)
+        [point for turn in zip_longest(*parts) for point in turn if point] + points["close"][i::CHAINS]
+        for i, parts in enumerate(in_turn)
     ]
-    chains = [Chain(tmp_path / str(seed), seed, launch) for seed in range(1, CHAINS + 1)]
+    chains = [Chain(tmp_path / str(seed), seed, launch, jvms[seed - 1]) for seed in range(1, CHAINS + 1)]
     failed = threading.Event()
 
     def run(chain: Chain, plan: Sequence[str]) -> dict[str, int]:
@@ -139,6 +196,8 @@ def test_a_store_is_exact_whatever_step_its_drivers_are_killed_at(
         ends = list(pool.map(run, chains, plans))
     for chain, end in zip(chains, ends, strict=True):
         replayed = sum(told["replayed"] for told in progress(chain.folder))
-        record_property("told", f"{chain.links} drivers, {replayed} messages replayed, and both tasks hold: {end}")
+        record_property(
+            "told", f"{chain.links - 1} drivers killed, {replayed} messages replayed, and both tasks hold: {end}"
+        )
         assert replayed > 0
         assert end["late"] > 0

@@ -1,6 +1,14 @@
-"""A driver to be killed: the tasks of `stream` over the files of a folder, ended by SIGKILL just before a step in its store.
+"""A driver that meets its end: the tasks of `stream` over a folder, and what happens just before a step in its store.
 
-    python -m tests.spark.victim FOLDER [--shards 2] [--interval "10 seconds"] [--die STEP [--from-call 3]] [--continuous]
+    python -m tests.spark.victim FOLDER [--master "local[2]"] [--shards 2] [--interval "10 seconds"]
+        [--die STEP [--of jvm] [--from-call 3]] [--pause STEP STEP] [--stumble] [--kill-every 9]
+        [--store URL --options FILE --scratch FOLDER] [--continuous | --twice]
+
+At the step of --die it is ended by SIGKILL, or with --of jvm only its JVM is. At that of --pause all its processes stop
+by SIGSTOP; when it was fenced it starts again, for the next of these steps. With --stumble every first attempt of a Spark
+task fails, and with --kill-every 9 the worker is killed that is at every ninth operation in the store.
+
+A --store is given what the JSON of --options says, and has no steps. Its Spark tells all it does, and keeps an event log.
 
 It ends with exit code 0 when it has read everything and closed, or with --continuous when it was asked to stop. With
 --twice it starts again before it closes. FOLDER/progress gets its progress as lines of JSON, and FOLDER/steps the steps
@@ -19,18 +27,21 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 
-from persistent_state import application, driver
+from persistent_state import Fenced, Message, PersistentState, application, driver
 from persistent_state.driver import Keeping
-from persistent_state.engine import query
+from persistent_state.engine import query, running
 from persistent_state.store.files import Ages, BytesLike, Files, LocalFiles, Names
 from tests.spark import stream
+from tests.spark.faults import FaultyFiles, Schedule, Stumbles, StumblingFiles
 from tests.spark.sessions import new_session
 
 PHASES = ("start", "commit", "collect", "close")
@@ -43,11 +54,12 @@ A collection looks at many things before it acts; there only what changes the st
 
 @dataclass
 class Steps:
-    """The steps of this process: noted, and at one of them its end."""
+    """The steps of this process: noted, and before the awaited one, when it is met, something happens."""
 
     record: Path
-    die: str | None
+    awaited: list[str | None]
     from_call: int
+    act: Callable[[], None]
     operations: int = 0
     calls: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -80,17 +92,20 @@ class Steps:
             self.operations += 1
             with self.record.open("a") as record:
                 record.write(f"{self.here.call} {step}\n")
-            if self.die == str(self.operations) or (self.die == step and self.here.call >= self.from_call):
-                os.kill(os.getpid(), signal.SIGKILL)
+            is_due = self.awaited == [step] and self.here.call >= self.from_call
+            if is_due or self.awaited == [str(self.operations)]:
+                self.awaited = []
+                self.act()
 
 
 class WatchedFiles(LocalFiles):
-    """Local files of which each operation is a step, in this process only: a worker gets plain ones."""
+    """Local files of which each operation is a step, in this process only: a worker gets others."""
 
     steps: Steps
+    for_workers: Callable[[str], LocalFiles] = LocalFiles
 
-    def __reduce__(self) -> tuple[type[LocalFiles], tuple[str]]:
-        return LocalFiles, (self.url,)
+    def __reduce__(self) -> tuple[Callable[[str], LocalFiles], tuple[str]]:
+        return type(self).for_workers, (self.url,)
 
     def create(self, path: str, data: BytesLike) -> None:
         self.steps.take("create", path)
@@ -127,30 +142,127 @@ def watch(steps: Steps) -> None:
         setattr(driver, name, steps.phase(name, getattr(driver, name)))
 
 
+@dataclass
+class StumblingBalance(stream.Balance):
+    """Fails before the shuffle in a first attempt."""
+
+    stumbles: Stumbles
+    name = "Balance"
+
+    def process_message(self, state: PersistentState[int], message: Message) -> None:
+        self.stumbles.stumble("process_message", OSError)
+        super().process_message(state, message)
+
+
+@dataclass
+class StumblingJournal(stream.Journal):
+    """Fails before the shuffle in a first attempt."""
+
+    stumbles: Stumbles
+    name = "Journal"
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        self.stumbles.stumble("process_batch", OSError)
+        return super().process_batch(batch)
+
+
+@dataclass
+class Jvm:
+    """The JVM of this driver."""
+
+    pid: int = 0
+
+    def kill(self) -> None:
+        print("the JVM is killed", flush=True)
+        os.kill(self.pid, signal.SIGKILL)
+
+    def pause_with_all(self) -> None:
+        """Stop this process, last, and the JVM with its workers."""
+        of_jvm = psutil.Process(self.pid)
+        for process in (of_jvm, *of_jvm.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        psutil.Process().suspend()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--master", default="local[2]")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--interval", default="10 seconds")
     parser.add_argument("--die")
+    parser.add_argument("--of", choices=["driver", "jvm"], default="driver")
     parser.add_argument("--from-call", type=int, default=1)
+    parser.add_argument("--pause", nargs="*", default=[])
+    parser.add_argument("--stumble", action="store_true")
+    parser.add_argument("--kill-every", type=int)
+    parser.add_argument("--store")
+    parser.add_argument("--options", type=Path)
+    parser.add_argument("--scratch")
     parser.add_argument("--twice", action="store_true")
     parser.add_argument("--continuous", action="store_true")
     told = parser.parse_args()
-    watch(Steps(told.folder / "steps", told.die, told.from_call))
-    app = stream.application(told.folder, shards=told.shards, interval=told.interval)
+    jvm = Jvm()
+    act = jvm.pause_with_all if told.pause else jvm.kill if told.of == "jvm" else _die
+    steps = Steps(told.folder / "steps", [told.die], told.from_call, act)
+    if told.store is None:
+        watch(steps)
+    running.LONGEST_WAIT = 0.1
+    tasks = stream.TASKS
+    if told.stumble:
+        stumbles = Stumbles(told.folder / "stumbles")
+        WatchedFiles.for_workers = partial(StumblingFiles, stumbles=stumbles)
+        tasks = (StumblingBalance(stumbles), StumblingJournal(stumbles))
+    if told.kill_every:
+        schedule = Schedule(told.folder, told.kill_every, ("kill before", "kill after"))
+        WatchedFiles.for_workers = partial(FaultyFiles, schedule=schedule)
+    app = stream.application(
+        told.folder,
+        shards=told.shards,
+        interval=told.interval,
+        tasks=tasks,
+        store=told.store,
+        storage_options=json.loads(told.options.read_text()) if told.options else {},
+        scratch=told.scratch,
+    )
 
     def tell(progress: query.Progress) -> None:
         with (told.folder / "progress").open("a") as file:
             file.write(json.dumps(asdict(progress)) + "\n")
 
-    spark = new_session("victim")
+    spark = new_session("victim", told.master, _telling_all(told.folder) if told.store else {})
+    jvm.pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+    for step in told.pause:
+        steps.awaited, steps.calls = [step], Counter()
+        try:
+            app.start(spark, on_progress=tell).await_end()
+        except Fenced:
+            print("fenced", flush=True)
+    if told.pause:
+        return
     if told.continuous:
         app.start(spark, on_progress=tell).await_end()
     else:
         if told.twice:
             app.run(spark, on_progress=tell)
         app.run(spark, close=True, on_progress=tell)
+
+
+def _telling_all(folder: Path) -> dict[str, str]:
+    events = folder / "events"
+    events.mkdir(exist_ok=True)
+    return {
+        "spark.log.level": "INFO",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": f"file:{events}",
+        "spark.executor.memory": "512m",
+    }
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,176 @@
+"""An application on a real standalone cluster with its store on S3, and the rules that hold where there are other machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+
+from persistent_state import InvalidInput, read_state
+from persistent_state.driver import Keeping
+from persistent_state.engine.query import Commit
+from persistent_state.store.files import Files, open_files
+from persistent_state.store.log import Log
+from persistent_state.verify import verify
+from tests import core
+from tests.fixtures.write_store import SCHEMA, Totals
+from tests.spark import sessions, stream
+from tests.spark.cluster import WORKERS, standalone
+from tests.spark.conftest import Launch, Rehearsal
+from tests.spark.stream import NAME, Stream, check_cut, check_end, progress
+from tests.spark.test_failures import wait_for
+from tests.store.servers import Servers, Unavailable
+
+KILLS = 5
+
+
+def test_executors_killed_in_mid_batch_are_replaced_and_no_file_tells_the_secret_of_the_store(
+    servers: Servers,
+    rehearsal: Rehearsal,
+    launch: Launch,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    record_property: Callable[[str, object], None],
+) -> None:
+    try:
+        server = servers["s3"]
+    except Unavailable as error:
+        if "CI" in os.environ:
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    server.make("cluster")
+    url, options = server.address("cluster", server.ports)
+    secret = options["secret"] = f"secret-{uuid.uuid4().hex}"
+    apart = tmp_path_factory.mktemp("secret") / "options.json"
+    apart.write_text(json.dumps(options))
+    sent = Stream(tmp_path / "stream", seed=41)
+    for _ in range(KILLS * 2 + 2):
+        sent.grow()
+    scratch = tmp_path / "scratch"
+    chance = random.Random(41)
+    env = sessions.environment(rehearsal.java_options, SPARK_HOME=sessions.spark_home())
+    with standalone(tmp_path / "cluster", env) as cluster:
+        arguments = ["--master", cluster.url, "--store", url, "--options", str(apart), "--scratch", str(scratch)]
+        driver = launch("-m", "tests.spark.victim", str(tmp_path), *arguments, folder=tmp_path)
+
+        def is_going() -> bool:
+            return driver.poll() is None
+
+        for _ in range(KILLS):
+            begun = len(progress(tmp_path))
+            wait_for(lambda begun=begun: len(progress(tmp_path)) > begun, is_going)
+            wait_for(lambda: len(cluster.executors()) == WORKERS, is_going)
+            time.sleep(chance.random() / 2)
+            chance.choice(cluster.executors()).kill()
+        assert telling(secret, tmp_path) == []
+        begun = len(list((cluster.folder).glob("worker-*/work/app-*/*")))
+        assert begun >= WORKERS + KILLS - 1, "the executors that died were replaced"
+        assert driver.wait(timeout=240) == 0, (tmp_path / "log").read_text()[-4000:]
+    assert list(scratch.iterdir()) == []
+    assert verify(url, **options).problems == ()
+    copy(open_files(url, **options), tmp_path / "store")
+    check_cut(tmp_path, sent)
+    end = check_end(tmp_path, sent)
+    read = read_state(url, NAME, stream.Journal(), **options).to_pylist()
+    assert {row["key"]: row["value"] for row in read} == stream.state(tmp_path, stream.Journal())
+    events = next((tmp_path / "events").rglob("events_*")).read_bytes()
+    assert b"SparkListenerTaskEnd" in events
+    assert b"ExecutorLostFailure" in events
+    assert (telling(secret, tmp_path), telling(secret, apart.parent)) == ([], [apart])
+    record_property("told", f"{KILLS} executors killed, and both tasks hold: {end}")
+
+
+def telling(secret: str, folder: Path) -> list[Path]:
+    """The files in which it stands."""
+    found = []
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                if secret.encode() in (Path(place) / name).read_bytes():
+                    found.append(Path(place) / name)
+            except FileNotFoundError:
+                pass
+    return found
+
+
+def copy(files: Files, to: Path) -> None:
+    """All files of a store into a folder. A name is a folder's if there is something below it."""
+
+    def walk(folder: str) -> Iterator[str]:
+        for name in files.list(folder):
+            path = f"{folder}/{name}" if folder else name
+            below = list(walk(path))
+            yield from below or [path]
+
+    for path in walk(""):
+        (to / path).parent.mkdir(parents=True, exist_ok=True)
+        (to / path).write_bytes(files.read(path))
+
+
+MASTERS = ["spark://host:7077", "yarn", "k8s://https://host:443"]
+
+
+def stub(master: str) -> Any:
+    """A session of a cluster, as far as it is asked before anything starts."""
+    return SimpleNamespace(sparkContext=SimpleNamespace(master=master, defaultParallelism=2))
+
+
+@pytest.mark.parametrize("master", MASTERS)
+@pytest.mark.parametrize(
+    ("store", "scratch", "words"),
+    [
+        ("{folder}/store", "/shared", "is a folder of this machine"),
+        ("file://{folder}/store", "/shared", "is a folder of this machine"),
+        ("memory://apps", "/shared", "can't be reached by Spark's workers"),
+        ("s3://bucket/apps", None, "give scratch="),
+    ],
+    ids=["a path", "a file url", "memory", "no scratch"],
+)
+def test_what_other_machines_can_not_reach_is_refused(
+    tmp_path: Path, master: str, store: str, scratch: str | None, words: str
+) -> None:
+    Stream(tmp_path / "stream", seed=1).grow()
+    where = store.format(folder=tmp_path)
+    app = stream.application(tmp_path, shards=1, interval="10 seconds", store=where, scratch=scratch)
+    with pytest.raises(InvalidInput, match=words):
+        app.start(stub(master))
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_store_in_memory_is_refused_on_one_machine_too(tmp_path: Path) -> None:
+    Stream(tmp_path / "stream", seed=1).grow()
+    app = stream.application(tmp_path, shards=1, interval="10 seconds", store="memory://apps")
+    with pytest.raises(InvalidInput, match="use a folder, or run_local for tests"):
+        app.start(stub("local[2]"))
+
+
+def test_what_runs_in_foreach_batch_can_be_pickled_and_commits_through_the_store_alone(tmp_path: Path) -> None:
+    plan = core.plan_of(Totals(), SCHEMA, files=open_files(tmp_path), shards=2)
+    log = Log(plan.files, plan.application)
+    entry = core.start(log, [plan])
+    delivered = str(tmp_path / "delivered")
+    given = Commit(plan, entry.epoch, Keeping(), None, lambda progress: Path(delivered).touch(), False)
+    rows = pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 3}], SCHEMA)
+    controls = [{"descriptor": cloudpickle.dumps(descriptor)} for descriptor in core.descriptors(log, plan, rows)]
+    # As in a process of its own, which has nothing but this.
+    program = "import sys, cloudpickle; call, rows = cloudpickle.load(sys.stdin.buffer); call(rows, 0)"
+    data = cloudpickle.dumps((given, SimpleNamespace(collect=partial(list, controls))))
+    subprocess.run([sys.executable, "-c", program], input=data, check=True, cwd=sessions.ROOT)
+    newest = log.newest()
+    assert newest is not None
+    assert (newest.number, newest.tasks[plan.name].batch) == (entry.number + 1, 1)
+    assert core.state_at(newest, plan, None) == {("a", 1): {"sales": 1, "total": 3}}
+    assert Path(delivered).exists()

@@ -1,0 +1,322 @@
+"""What else fails on a real Spark than its driver: workers, first attempts, the store, the disk, and drivers that meet.
+
+The state and the late and bad rows come to what plain Python makes of the stream each time, and the store is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from persistent_state import Fenced, StateError, application
+from persistent_state.clock import BEGINNING
+from persistent_state.driver import Keeping
+from persistent_state.engine import query, running
+from persistent_state.store.entry import Entry
+from persistent_state.store.files import Files, open_files
+from persistent_state.store.log import Log
+from persistent_state.verify import verify
+from tests.spark import sessions, stream
+from tests.spark.conftest import Launch
+from tests.spark.faults import FaultyFiles, Schedule, Stumbles
+from tests.spark.stream import NAME, Stream, check_cut, check_end, progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from persistent_state.engine.query import Progress
+
+PATIENCE = 240.0
+"""Seconds until what is waited for will never come."""
+
+KILLS = 30
+Tell = Callable[[str, object], None]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures are short, and collections of the tests' own drivers many."""
+    monkeypatch.setattr(running, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(query, "COLLECT_EVERY", 2)
+    monkeypatch.setattr(application, "Keeping", partial(Keeping, grace=0))
+
+
+def wait_for(condition: Callable[[], object], alive: Callable[[], object] = lambda: True) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert alive(), "it ended"
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.02)
+
+
+def newest(folder: Path) -> Entry:
+    entry = Log(open_files(str(folder / "store")), NAME).newest()
+    assert entry is not None
+    return entry
+
+
+def check_store(folder: Path, sent: Stream) -> None:
+    """The state at the global clock is right, and every file that the store names is whole."""
+    check_cut(folder, sent)
+    assert verify(str(folder / "store")).problems == ()
+
+
+def finish(spark: SparkSession, folder: Path, sent: Stream) -> dict[str, int]:
+    """Let an unharmed driver come to the end."""
+    stream.application(folder, shards=3, interval="15 seconds").run(spark, close=True)
+    check_store(folder, sent)
+    return check_end(folder, sent)
+
+
+def is_planner(process: psutil.Process) -> bool:
+    """Whether a process of Spark's Python plans the micro-batches of a source."""
+    return "pyspark.sql.streaming.python_streaming_source_runner" in process.cmdline()
+
+
+def pythons(spark: SparkSession) -> list[psutil.Process]:
+    """The processes that plan for Spark and that work for it, but not those that only fork them."""
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    found = []
+    for child in psutil.Process(gateway.proc.pid).children():
+        with suppress(psutil.Error):
+            found += [child] if is_planner(child) else child.children(recursive=True)
+    return found
+
+
+def test_workers_and_planners_killed_at_random_moments_lose_and_double_no_message(
+    spark: SparkSession, tmp_path: Path, record_property: Tell
+) -> None:
+    sent = Stream(tmp_path / "stream", seed=31)
+    for _ in range(4):
+        sent.grow()
+    told: list[Progress] = []
+    app = stream.application(tmp_path, shards=2, interval="10 seconds", restarts=KILLS)
+    run = app.start(spark, on_progress=told.append)
+    chance = random.Random(31)
+    killed: Counter[str] = Counter()
+    try:
+        while killed.total() < KILLS:
+            begun = len(told)
+            sent.grow()
+            wait_for(lambda begun=begun: len(told) > begun, lambda: run.is_active)
+            time.sleep(chance.random() / 2)
+            kind = "planner" if killed.total() % 4 == 0 else "worker"
+            victims = [victim for victim in pythons(spark) if is_planner(victim) == (kind == "planner")]
+            # A query can't do without its planner, but of the workers some are idle: all of them at once are one kill.
+            for victim in victims[:1] if kind == "planner" else victims:
+                with suppress(psutil.NoSuchProcess):
+                    victim.kill()
+            killed[kind] += bool(victims)
+    finally:
+        run.stop()
+    run.await_end()
+    check_store(tmp_path, sent)
+    assert min(killed["planner"], killed["worker"], run.restarts) > KILLS // 8
+    end = finish(spark, tmp_path, sent)
+    record_property("told", f"killed: {dict(killed)}, {run.restarts} restarts by itself, and both tasks hold: {end}")
+
+
+def test_a_store_that_fails_on_a_schedule_costs_restarts_and_no_message(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Tell
+) -> None:
+    sent = Stream(tmp_path / "stream", seed=32)
+    for _ in range(4):
+        sent.grow()
+    schedule = Schedule(tmp_path, 11, ("before", "after", "kill before", "kill after"))
+    schedule.off.touch()
+
+    def open_faulty(url: str, **options: Any) -> Files:
+        return FaultyFiles(url, schedule=schedule)
+
+    told: list[Progress] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(application, "open_files", open_faulty)
+        app = stream.application(tmp_path, shards=2, interval="10 seconds", restarts=1000)
+        run = app.start(spark, on_progress=told.append)
+    schedule.off.unlink()
+    try:
+        while not is_met(schedule.told()):
+            begun = len(told)
+            sent.grow()
+            wait_for(lambda begun=begun: len(told) > begun, lambda: run.is_active)
+        schedule.off.touch()
+    finally:
+        run.stop()
+    run.await_end()
+    check_store(tmp_path, sent)
+    assert run.restarts > 0
+    end = finish(spark, tmp_path, sent)
+    faults = schedule.told()
+    killed = sum(count for fault, count in faults.items() if fault.startswith("kill"))
+    record_property(
+        "told",
+        f"{faults.total()} faults of the store, {killed} of them kills of workers at it, {run.restarts} restarts by itself, "
+        f"and both tasks hold: {end}",
+    )
+
+
+def is_met(faults: Counter[str]) -> bool:
+    """Whether there were faults of all that has to be done in the store, and many."""
+    met = {tuple(fault.split(", ")[1:]) for fault in faults}
+    own = {("driver or planner", operation) for operation in ("create", "read", "list")}
+    return met >= own | {("task", "create"), ("task", "read")} and faults.total() >= KILLS
+
+
+def test_a_full_disk_ends_the_run_with_its_cause_and_with_room_the_next_goes_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is collected, and what was written stays.
+    monkeypatch.setattr(application, "Keeping", Keeping)
+    sent = Stream(tmp_path / "stream", seed=33)
+    for _ in range(8):
+        sent.grow()
+    with small_disk(tmp_path / "store", "300k"):
+        app = stream.application(tmp_path, shards=2, interval="10 seconds", restarts=1)
+        with pytest.raises(StateError) as failed:
+            app.run(spark, close=True)
+        assert "No space left on device" in f"{failed.value} {failed.value.__cause__}"
+        entry = newest(tmp_path)
+        assert entry.clock > BEGINNING
+        check_store(tmp_path, sent)
+        subprocess.run(["mount", "-o", "remount,size=64m", str(tmp_path / "store")], check=True)
+        finish(spark, tmp_path, sent)
+        assert newest(tmp_path).number > entry.number
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        problem = f"no disk can be mounted here: {done.stderr.strip()}"
+        if "CI" in os.environ:
+            pytest.fail(problem)
+        pytest.skip(problem)
+    try:
+        yield
+    finally:
+        # What is still mapped from it goes with the last who maps it.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_of_two_drivers_started_at_once_one_survives_and_the_other_is_fenced(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    sent = Stream(tmp_path / "stream", seed=34)
+    for _ in range(3):
+        sent.grow()
+        told: list[Progress] = []
+        both = threading.Barrier(2)
+
+        def start(told: list[Progress] = told, both: threading.Barrier = both) -> running.Running:
+            app = stream.application(tmp_path, shards=1, interval="10 seconds")
+            both.wait()
+            return app.start(spark, on_progress=told.append)
+
+        with ThreadPoolExecutor(2) as pool:
+            runs = [future.result() for future in [pool.submit(start) for _ in range(2)]]
+        try:
+            first, second = sorted(runs, key=lambda run: run.entry.epoch)
+            with pytest.raises(Fenced):
+                first.await_end(PATIENCE)
+            begun = len(told)
+            sent.grow()
+            wait_for(lambda told=told, begun=begun: len(told) > begun, lambda run=second: run.is_active)
+        finally:
+            for run in runs:
+                run.stop()
+        second.await_end()
+        assert newest(tmp_path).epoch == second.entry.epoch > first.entry.epoch
+        assert min(progress.epoch for progress in told[begun:]) > first.entry.epoch
+        check_store(tmp_path, sent)
+    finish(spark, tmp_path, sent)
+
+
+def test_a_driver_paused_through_a_takeover_and_its_collection_is_fenced_and_changes_nothing(
+    spark: SparkSession, launch: Launch, jvms: Sequence[sessions.Jvm], tmp_path: Path
+) -> None:
+    sent = Stream(tmp_path / "stream", seed=35)
+    steps = ["commit create log 1", "commit list log 2", "collect delete runs 1"]
+    options = ["--pause", *steps, "--from-call", "2"]
+    for _ in range(3):
+        sent.grow()
+    paused = launch("-m", "tests.spark.victim", str(tmp_path), *options, folder=tmp_path, **jvms[0].env)
+
+    def is_paused() -> bool:
+        return psutil.Process(paused.pid).status() == psutil.STATUS_STOPPED
+
+    for times in range(1, len(steps) + 1):
+        wait_for(is_paused, lambda: paused.poll() is None)
+        epoch = newest(tmp_path).epoch
+        sent.grow()
+        stream.application(tmp_path, shards=3, interval="15 seconds").run(spark)
+        entry = newest(tmp_path)
+        assert entry.epoch > epoch
+        check_store(tmp_path, sent)
+        for _ in range(2):
+            sent.grow()
+        # Once fenced it starts again, as the newest driver, but for the last time.
+        sessions.resume_sessions([paused, jvms[0].process])
+        wait_for(lambda times=times: (tmp_path / "out").read_text().count("fenced") == times)
+    assert paused.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
+    assert newest(tmp_path) == entry
+    finish(spark, tmp_path, sent)
+
+
+def test_the_second_attempt_of_a_task_commits_and_the_first_leaves_no_trace(
+    launch: Launch, jvms: Sequence[sessions.Jvm], tmp_path: Path
+) -> None:
+    sent = Stream(tmp_path / "stream", seed=36)
+    for _ in range(3):
+        sent.grow()
+    # Were it the run that starts again and not Spark, each first attempt would fail again.
+    options = ["--master", "local[2,4]", "--stumble"]
+    driver = launch("-m", "tests.spark.victim", str(tmp_path), *options, folder=tmp_path, **jvms[0].env)
+    assert driver.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
+    stumbled = Stumbles(tmp_path / "stumbles").told()
+    assert min(stumbled[where] for where in ("process_message", "process_batch", "create")) > 0
+    check_store(tmp_path, sent)
+    check_end(tmp_path, sent)
+
+
+def test_workers_killed_at_the_store_are_replaced_and_their_tasks_retried_by_spark(
+    launch: Launch, jvms: Sequence[sessions.Jvm], tmp_path: Path, record_property: Tell
+) -> None:
+    sent = Stream(tmp_path / "stream", seed=37)
+    for _ in range(3):
+        sent.grow()
+    options = ["--master", "local[2,4]", "--kill-every", "5", "--continuous"]
+    driver = launch("-m", "tests.spark.victim", str(tmp_path), *options, folder=tmp_path, **jvms[1].env)
+    schedule = Schedule(tmp_path, 5, ())
+    while schedule.told().total() < KILLS:
+        begun = len(progress(tmp_path))
+        sent.grow()
+        wait_for(lambda begun=begun: len(progress(tmp_path)) > begun, lambda: driver.poll() is None)
+    driver.terminate()
+    assert driver.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
+    check_store(tmp_path, sent)
+    schedule.off.touch()
+    options = ["--master", "local[2,4]"]
+    driver = launch("-m", "tests.spark.victim", str(tmp_path), *options, folder=tmp_path, **jvms[1].env)
+    assert driver.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
+    check_store(tmp_path, sent)
+    end = check_end(tmp_path, sent)
+    killed = schedule.told()
+    assert newest(tmp_path).epoch < KILLS // 5
+    assert {fault.split(", ")[0] for fault in killed} == {"kill before", "kill after"}
+    record_property("told", f"{killed.total()} workers killed whose tasks Spark retried, and both tasks hold: {end}")
