@@ -19,6 +19,7 @@ class Disk:
         self.files: dict[str, pa.Buffer] = {}
         self.folders: dict[str, set[str]] = {}
         self.torn: dict[str, int] = {}
+        self.tears = 0
         self.watch: Callable[[str], None] = lambda path: None
         self.unwatch: Callable[[str], None] = lambda path: None
 
@@ -39,7 +40,9 @@ class Disk:
         return sorted(self.folders.get(folder, ()))
 
     def delete(self, path: str) -> None:
-        self.torn.pop(path, None)
+        if path in self.torn:
+            self.unwatch(path)
+            del self.torn[path]
         if path in self.files:
             self.unwatch(path)
             folder, _, name = path.rpartition("/")
@@ -49,7 +52,8 @@ class Disk:
     def tear(self, path: str, now: int) -> None:
         """Leave what a writer had written of a file when it was killed."""
         folder, _, _ = path.rpartition("/")
-        self.torn[f"{folder}/.tmp-{len(self.torn)}"] = now
+        self.tears += 1
+        self.torn[f"{folder}/.tmp-{self.tears}"] = now
 
     def leftovers(self, folder: str, now: int) -> list[tuple[str, float]]:
         parts = ((path.rpartition("/"), made) for path, made in sorted(self.torn.items()))

@@ -38,7 +38,10 @@ MONOIDS: dict[str, monoids.Monoid[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message of a strand, or a record that is none (`broken` says why)."""
+    """A message of a strand, or a record that is none (`broken` says why).
+
+    One that is not `placed` comes without its position.
+    """
 
     strand: str
     position: int
@@ -48,6 +51,7 @@ class Sent:
     channel: str
     value: int | None
     broken: str | None = None
+    placed: bool = True
 
     @property
     def place(self) -> tuple[str, int]:

@@ -12,17 +12,18 @@ from typing import Any
 
 from persistent_state import batch, clock, driver, merge
 from persistent_state.steps import combine, lift, shard
-from persistent_state.store import entry, log, run
+from persistent_state.store import base, entry, log, run, sides
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A mistake that someone could make: pieces of a function's source, replaced."""
+    """A mistake that someone could make: pieces of a function's source, replaced. Worlds of its `theme` find it soonest."""
 
     name: str
     says: str
     target: Any
     changes: tuple[tuple[str, str], ...]
+    theme: str | None = None
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -45,8 +46,8 @@ class Bug:
             self.target.__code__ = right_code
 
 
-def bug(name: str, says: str, target: Any, *changes: tuple[str, str]) -> Bug:
-    return Bug(name, says, target, changes)
+def bug(name: str, says: str, target: Any, *changes: tuple[str, str], theme: str | None = None) -> Bug:
+    return Bug(name, says, target, changes, theme)
 
 
 BUGS = (
@@ -62,7 +63,7 @@ BUGS = (
         "retained clocks folded over",
         "Folding keeps only the cuts apart, not the retained clocks.",
         batch.cuts_to_keep,
-        ("(*basis.retained, *after.cuts)", "after.cuts[-1:]"),
+        ("(*(clock for basis in bases for clock in basis.apart), *after.cuts)", "after.cuts[-1:]"),
     ),
     bug(
         "coarse intervals forgotten",
@@ -87,18 +88,21 @@ BUGS = (
         "Updates whose order matters are folded before all have come.",
         shard.merge_shard,
         ("apart = BEGINNING if plan.layout.is_ordered else None", "apart = None"),
+        theme="ordered",
     ),
     bug(
         "ordered monoid folded above the clock",
         "Rewriting runs folds updates that others may still go between.",
         shard._apart_from,
         ("return after.clock if plan.layout.is_ordered else None", "return None"),
+        theme="ordered",
     ),
     bug(
         "ordered monoid folded in part",
         "Only some runs are folded, though others hold what goes between.",
         shard._keep,
         ("if plan.layout.is_ordered:", "if False:"),
+        theme="ordered",
     ),
     bug(
         "equal hashes taken for equal keys",
@@ -139,11 +143,60 @@ BUGS = (
         ("c % step == 0", "False"),
     ),
     bug(
-        "clock not cut",
-        "The clock that a batch moves its task to is not one of its cuts.",
+        "cuts lost at a commit",
+        "A commit forgets which clocks its runs keep apart.",
+        driver._with_batch,
+        ("cuts=(*task.cuts, *after.cuts)", "cuts=task.cuts"),
+    ),
+    bug(
+        "first cuts forgotten",
+        "Before its first clock a task keeps no clocks apart.",
         batch.advance,
-        ("settings.interval, coarse), clock)", "settings.interval, coarse))"),
         ("else min(lows, default=clock)", "else clock"),
+        theme="restless",
+    ),
+    bug(
+        "known channel ignored",
+        "A channel that is known to come does not hold the clock before it does.",
+        clock.listed_channels,
+        ("return {**{name: Channel(None, now) for name in known}, **channels}", "return dict(channels)"),
+    ),
+    # A task that does not hold the clock, or returns behind it
+    bug(
+        "not woken",
+        "A task that does not hold the clock is moved by others while its batch is under way.",
+        driver.wake,
+        ("if newest.tasks[name].holds:", "if True:"),
+        theme="restless",
+    ),
+    bug(
+        "behind folded over retained clocks",
+        "An interval of a task that catches up reaches over a clock that is retained.",
+        combine._partial_sums,
+        ("if basis.is_behind:", "if False:"),
+        theme="restless",
+    ),
+    bug(
+        "behind taken along",
+        "A task that has yet to catch up is moved to the global clock by others.",
+        driver._moved_on,
+        ("if task.active and task.holds and task.clock < newest.clock:", "if False:"),
+        theme="restless",
+    ),
+    bug(
+        "behind left behind",
+        "The global clock does not wait for a task that has yet to catch up.",
+        entry.global_clock,
+        ("if task.holds]", "if task.holds and task.clock >= previous]"),
+        ("for task in active)]", "for task in active if task.clock >= previous)]"),
+        theme="restless",
+    ),
+    bug(
+        "taken back too late",
+        "A task may return though its clock was collected.",
+        driver._taken_over,
+        ("if BEGINNING < known.clock < min(retained, default=known.clock):", "if False:"),
+        theme="restless",
     ),
     bug(
         "close at the newest message",
@@ -177,7 +230,7 @@ BUGS = (
         "accounted forgotten",
         "A start forgets what is in the state already.",
         clock.rewind_position,
-        ("return Position(first, accounted,", "return Position(first, (),"),
+        ("return Position(first, accounted)", "return Position(first)"),
     ),
     bug(
         "accounted at the clock",
@@ -190,6 +243,67 @@ BUGS = (
         "A start that was not read through is forgotten.",
         clock.rewind_position,
         ("pairs = sorted({*position.accounted, (position.next, clock)})", "pairs = [(position.next, clock)]"),
+    ),
+    bug(
+        "spans forgotten early",
+        "What a start at the global clock must read again is forgotten when the task has passed it.",
+        driver._with_batch,
+        ("clocks.forget_spans(p, restart)", "clocks.forget_spans(p, after.clock)"),
+    ),
+    # Sources whose positions or ends nobody knows beforehand
+    bug(
+        "ends go back",
+        "A replay from the beginning takes back how far a strand was read.",
+        batch._positions,
+        ("ends[strand] = max(end, ends.get(strand, 0))", "ends[strand] = end"),
+    ),
+    bug(
+        "ends of one chunk",
+        "How far a part read a strand is taken from the last chunk that has a position.",
+        lift.lift_chunk,
+        ("max(end, lifted.ends.get(chunk.strand, 0))", "end"),
+    ),
+    bug(
+        "no position taken for one",
+        "A row that has no position counts for how far its strand was read.",
+        lift.lift_chunk,
+        ("known = place.positions[place.positions != NO_POSITION]", "known = place.positions - 1"),
+    ),
+    bug(
+        "replay from no position",
+        "Rows without a position say where a replay starts.",
+        lift.lift_chunk,
+        ("replay = position.next if replay == NO_POSITION else replay", "pass"),
+    ),
+    bug(
+        "restored clock ignored",
+        "Without positions all that a replay delivers below the restored clock is late.",
+        lift.lift_chunk,
+        ("(stamps < basis.restored)", "(stamps < -(2**63))"),
+    ),
+    bug(
+        "restored at the clock",
+        "What is at the restored clock is taken for replayed.",
+        lift.lift_chunk,
+        ("(stamps < basis.restored)", "(stamps <= basis.restored)"),
+    ),
+    bug(
+        "replayed rows not counted",
+        "Rows that are replayed or late go uncounted.",
+        lift.lift_chunk,
+        ("lifted.counts[REPLAYED_OR_LATE] += int(unknown.sum())", "pass"),
+    ),
+    bug(
+        "rows without positions stay aside",
+        "A start does not take back rows that have no position.",
+        sides._stays,
+        ("(position is not None and", "(position is None or"),
+    ),
+    bug(
+        "rows without positions settled",
+        "Rows aside that have no position are taken for final.",
+        shard._write_side,
+        ("NO_POSITION if position is None", "0 if position is None"),
     ),
     # Late and bad rows
     bug(
@@ -246,12 +360,13 @@ BUGS = (
         "A driver that slept through a takeover deletes late rows that the new one has settled.",
         driver.collect,
         ("for entry in entries.values() for task in entry.tasks.values()}", "for task in newest.tasks.values()}"),
+        theme="sleepy",
     ),
     bug(
         "commit before the run is durable",
         "A run counts as written though the store did not say so.",
         run.write_bytes,
-        ("files.create(path, data)", "try:\n        files.create(path, data)\n    except Exception:\n        pass"),
+        ("files.ensure(path, data)", "try:\n        files.create(path, data)\n    except Exception:\n        pass"),
     ),
     bug(
         "shard missing",
@@ -266,6 +381,18 @@ BUGS = (
         driver._with_batch,
         ("answered != list(range(newest.shards))", "set(answered) != set(range(newest.shards))"),
         ("zip(ordered, shard_digests(newest, task), strict=True)", "()"),
+    ),
+    bug(
+        "parts not counted",
+        "A part may miss in a shard, or come twice.",
+        batch.advance,
+        ("if any(whole.get(report.parts) != parts for report in reports):", "if False:"),
+    ),
+    bug(
+        "shards may differ",
+        "A commit does not look whether its shards say the same.",
+        driver._agreed,
+        ("if (other.task, other.epoch, other.batch, other.advance, other.journal) != (", "if False and () != ("),
     ),
     bug(
         "shards in any order",
@@ -289,20 +416,33 @@ BUGS = (
     bug(
         "no epoch in a commit",
         "A driver that was taken over goes on committing.",
-        driver.commit,
-        ("newest.epoch != epoch or first.epoch != epoch", "False"),
+        driver._own,
+        ("if newest.epoch > epoch:", "if False:"),
+    ),
+    bug(
+        "late listing believed",
+        "A driver forgets what it wrote when the store does not list it.",
+        log.Log.newest,
+        ("number = max(listed, self._highest)", "number = listed"),
+    ),
+    bug(
+        "late listing taken for a takeover",
+        "A worker whose listing is late takes its own driver for superseded.",
+        driver._own,
+        ("if newest is None or newest.epoch < epoch:", "if newest is None:"),
+        ("if newest.epoch > epoch:", "if newest.epoch != epoch:"),
     ),
     bug(
         "lost answer taken for a loss",
         "A driver whose own entry exists tries again.",
-        log.Log.append,
-        ("if self._stands(path, data):", "if False:"),
+        base.Files.ensure,
+        ("if self.read(path).equals(pa.py_buffer(data)):", "if False:"),
     ),
     bug(
         "lost answer taken for a commit",
         "A driver takes any entry of its number for its own.",
-        log.Log._stands,
-        ("bytes(self.files.read(path)) == data", "True"),
+        base.Files.ensure,
+        ("if self.read(path).equals(pa.py_buffer(data)):", "if True:"),
     ),
     bug(
         "no look for a newer driver",
@@ -310,12 +450,14 @@ BUGS = (
         log.Log.append,
         ("newest.epoch > entry.epoch", "False"),
         ("newest.number > entry.number and", "False and"),
+        theme="sleepy",
     ),
     bug(
         "no look for a newer entry",
         "A task whose number was collected believes that it committed.",
         log.Log.append,
         ("newest.number > entry.number and", "False and"),
+        theme="sleepy",
     ),
     bug(
         "damaged entry accepted",
@@ -323,7 +465,32 @@ BUGS = (
         entry.from_bytes,
         ("if not newline or seal !=", "if False and seal !="),
     ),
+    bug(
+        "damaged run accepted",
+        "Runs are not checked.",
+        run.read_bytes,
+        ("if len(data) != stored.length or", "if False and len(data) != stored.length or"),
+        ("hashlib.sha256(data).hexdigest() != stored.checksum", "False"),
+    ),
     # Collection
+    bug(
+        "young leftovers collected",
+        "A temporary file is deleted while its writer may be at work.",
+        driver.collect,
+        ("if age > LEFTOVER_AGE:", "if True:"),
+    ),
+    bug(
+        "leftovers stay",
+        "Temporary files of writers that were killed are never deleted.",
+        driver.collect,
+        ("if age > LEFTOVER_AGE:", "if False:"),
+    ),
+    bug(
+        "runs stay",
+        "What no entry names is never deleted.",
+        driver.collect,
+        ("and written < (newest.epoch, task.batch)", "and False"),
+    ),
     bug(
         "named run collected",
         "Collection does not look at what entries name.",

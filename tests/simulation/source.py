@@ -1,4 +1,4 @@
-"""A time-replayable source of a world: strands of messages that grow while they are read."""
+"""The sources of a world: strands of messages that grow while they are read, by a source's own plan or by Spark's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.base import NO_POSITION, BadRecord, Chunk, Reach, TimeReplayableSource
 from tests.simulation.messages import SCHEMA, Sent, batch_of
 
 
@@ -19,7 +20,11 @@ class Strands:
     """The messages of a source, and how many of each strand there are by now; what the world shares with all readers.
 
     A strand in `visible` is known. For a while only a `share` of the messages comes. A strand that `ends` has no more, one
-    that `vanishes` is not even listed any more.
+    that `vanishes` is not even listed any more. Channels are the strands, or told apart `by_column`; `known` are channels
+    said to come, where none are listed.
+
+    What is `by_spark` is a streaming DataFrame: each start delivers everything again, or `leaves_out` what is older than its
+    clock, nobody knows how far a micro-batch goes, and all is one strand if it has no `positions`.
     """
 
     messages: dict[str, list[Sent]]
@@ -29,6 +34,11 @@ class Strands:
     ends: bool
     vanishes: bool
     chunk_rows: int
+    by_column: bool = False
+    known: tuple[str, ...] = ()
+    by_spark: bool = False
+    positions: bool = True
+    leaves_out: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -82,24 +92,76 @@ class WorldSource(TimeReplayableSource):
                 channels[strand] = self.strands.has_ended(strand) and ends[strand] == visible
         moved = [f"{strand}:{start.get(strand, 0)}-{end}" for strand, end in ends.items() if end > start.get(strand, 0)]
         lists = self.strands.lists_channels and self.channel is None
-        return Reach(ends, channels if lists else None, tuple(moved))
+        return Reach(ends, channels if lists else None, tuple(moved), () if lists else self.strands.known)
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
-        """Stretches of strands, dealt out to the parts; one strand may be cut across several."""
-        stretches = []
-        for strand, high in sorted(end.items()):
-            low = start.get(strand, 0)
-            if low < high:
-                cuts = sorted({low, high, *(self.rng.randint(low, high) for _ in range(parts - 1))})
-                stretches += [(strand, a, b) for a, b in pairwise(cuts)]
-        dealt: list[list[tuple[str, int, int]]] = [[] for _ in range(parts)]
-        for i, stretch in enumerate(stretches):
-            dealt[min(i * parts // len(stretches), parts - 1)].append(stretch)
-        return [split for split in dealt if split]
+        return [split for split in dealt(self.rng, start, end, parts) if split]
 
     def read(self, split: Any) -> Iterator[Chunk]:
         for strand, low, high in split:
             yield from chunks(strand, self.strands.messages[strand][low:high], self.strands.chunk_rows)
+
+
+@dataclass
+class Stream:
+    """What Spark reads of the strands for one start of the application, which restored `clock`."""
+
+    strands: Strands
+    rng: Random
+    batch_rows: int
+    skew: float
+    channel: str | None
+    clock: int
+    start: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def reach(self) -> Reach:
+        """What is known of a micro-batch beforehand."""
+        return Reach({}, {"": False} if self.channel is None else None, known=self.strands.known)
+
+    def ends(self, everything: bool) -> dict[str, int]:
+        """How far the next micro-batch goes."""
+        ends = {}
+        for strand, visible in self.strands.visible.items():
+            step = 0 if self.rng.random() < self.skew else self.rng.randint(0, self.batch_rows)
+            ends[strand] = visible if everything else min(visible, self.start.get(strand, 0) + step)
+        return ends
+
+    def split(self, end: Mapping[str, int], parts: int) -> list[list[Sent]]:
+        """The messages of a micro-batch by part, of which some may have none."""
+        return [
+            [m for strand, low, high in split for m in self.strands.messages[strand][low:high] if not self._is_out(m)]
+            for split in dealt(self.rng, self.start, end, parts)
+        ]
+
+    def _is_out(self, sent: Sent) -> bool:
+        return self.strands.leaves_out and sent.timestamp is not None and sent.timestamp < self.clock
+
+    def read(self, split: Sequence[Sent]) -> Iterator[Chunk]:
+        """Messages as chunks: of one strand for all that have no positions, else of their own."""
+        strands = {m.strand if self.strands.positions else "" for m in split}
+        for strand in sorted(strands):
+            rows = [m for m in split if m.strand == strand or not self.strands.positions]
+            for i in range(0, len(rows), self.strands.chunk_rows):
+                piece = rows[i : i + self.strands.chunk_rows]
+                at = np.array([m.position if m.placed else NO_POSITION for m in piece], dtype=np.int64)
+                yield Chunk(strand, int(at.min()) if self.strands.positions else 0, batch_of(piece), at=at)
+
+
+def dealt(
+    rng: Random, start: Mapping[str, int], end: Mapping[str, int], parts: int
+) -> list[list[tuple[str, int, int]]]:
+    """Stretches of strands, dealt out to the parts; one strand may be cut across several."""
+    stretches = []
+    for strand, high in sorted(end.items()):
+        low = start.get(strand, 0)
+        if low < high:
+            cuts = sorted({low, high, *(rng.randint(low, high) for _ in range(parts - 1))})
+            stretches += [(strand, a, b) for a, b in pairwise(cuts)]
+    splits: list[list[tuple[str, int, int]]] = [[] for _ in range(parts)]
+    for i, stretch in enumerate(stretches):
+        splits[min(i * parts // len(stretches), parts - 1)].append(stretch)
+    return splits
 
 
 def chunks(strand: str, sent: Sequence[Sent], most: int) -> Iterator[Chunk]:

@@ -44,15 +44,18 @@ def test_worlds_are_rich() -> None:
     happened = {event for world in worlds for line in world.trace for event in EVENTS if event in line}
     assert happened == set(EVENTS)
     verdicts = {verdict for w in worlds for judge in w.oracle.judges.values() for verdict in judge.verdicts.values()}
-    assert len(verdicts) == 7, verdicts
+    assert len(verdicts) == 8, verdicts
 
 
 EVENTS = (
+    "a listing of",
     "answer lost",
     "arrives late",
+    "asked again",
     "collected",
     "Exists",
     "fails",
+    "is damaged",
     "FileNotFoundError",
     "is killed",
     "-pages-",

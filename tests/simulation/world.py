@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from random import Random
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 from greenlet import getcurrent, greenlet
 
 from persistent_state import driver, keys
-from persistent_state.batch import Basis
-from persistent_state.clock import Position, Settings
+from persistent_state.clock import BEGINNING, Position, Settings
 from persistent_state.errors import (
     CommitUnknown,
     Damaged,
@@ -22,115 +22,50 @@ from persistent_state.errors import (
     Exists,
     Fenced,
     InvalidInput,
-    StateError,
     StoreUnavailable,
 )
 from persistent_state.plan import Plan
+from persistent_state.sources.base import Reach
 from persistent_state.steps import shard as shard_step
 from persistent_state.steps.combine import Blob, combine
 from persistent_state.steps.shard import Descriptor, merge_shard
 from persistent_state.store import pages, sides
 from persistent_state.store import run as runs_io
-from persistent_state.store.entry import Entry
+from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.log import Log
+from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.files import Disk, StagedFiles
 from tests.simulation.messages import SCHEMA, UNFIT_VALUE, Job, Sent
 from tests.simulation.oracle import Oracle, Terms, Violation, must
-from tests.simulation.source import Strands, WorldSource
+from tests.simulation.source import Strands, Stream, WorldSource
 
 APPLICATION = "app"
 START = 1_000_000
 MOST_STEPS = 20_000
+LEFTOVER_AGE = 0.0005
 
-
-class Crash(BaseException):
-    """The process is killed."""
-
-
-@dataclass(eq=False)
-class Thread:
-    """Something that runs until it asks the store for something, and then lets others go first."""
-
-    actor: Actor
-    body: Callable[[], Any]
-    is_worker: bool
-    light: greenlet = field(init=False)
-    pending: Callable[[], Any] | None = None
-    waiting: list[Thread] = field(default_factory=list)
-    wake: int = 0
-    done: bool = False
-    result: Any = None
-    error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.result = self.body()
-        except (Crash, StateError, FileNotFoundError) as error:
-            self.error = error
-        self.done = True
-
-
-@dataclass(eq=False)
-class Actor:
-    """One start of the application: a driver, its workers, and their way to the store."""
-
-    number: int
-    world: World
-    terms: Terms
-    shards: int
-    jobs: list[Job]
-    closes: bool
-    is_last: bool
-    epoch: int = 0
-    threads: list[Thread] = field(default_factory=list)
-    cache: dict[tuple[str, int], Any] = field(default_factory=dict)
-    fate: str = "lives"
-    fate_step: int = 0
-    over: bool = False
-    finished: bool = False
-    sabotaged: bool = False
-    in_flight: dict[str, Basis] = field(default_factory=dict)
-
-    def perform(self, operation: str, path: str, act: Callable[[], Any]) -> Any:
-        """Do something to the store, when it is this thread's turn, if it works."""
-        world, changes = self.world, operation in ("create", "delete")
-        if operation == "create" and "/log/" in path and world.rng.random() < world.nap_rate:
-            # The worst moment to fall asleep: all is decided, and the number may be taken before it is written.
-            getcurrent().thread.wake = world.step + world.rng.choice([20, 60, 200])
-        world.pause(act if changes else None)
-        fate = world.fate()
-        name = f"{self.number} {operation} {path}"
-        if fate == "fails":
-            if operation == "create" and world.rng.random() < 0.5:
-                world.disk.tear(path, world.now)
-            world.note(f"{name} fails")
-            raise StoreUnavailable(f"{operation} {path} failed.")
-        try:
-            result = act()
-        except (Exists, FileNotFoundError) as error:
-            world.note(f"{name} {type(error).__name__}")
-            if fate == "answer lost":
-                raise StoreUnavailable(f"{operation} {path} was not answered.") from None
-            raise
-        world.note(name if fate is None else f"{name} {fate}")
-        if fate == "answer lost" and changes:
-            raise StoreUnavailable(f"{operation} {path} was not answered.")
-        return result
+THEMES = ("sleepy", "restless", "ordered")
+"""What some worlds have more of: drivers that sleep through a takeover, tasks that come and go, orders that matter."""
 
 
 class World:
-    """All that one seed decides. `run` plays it to its end, with the oracle looking on."""
+    """All that one seed decides, and a theme if one is given. `run` plays it to its end, with the oracle looking on."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, theme: str | None = None) -> None:
         self.seed = seed
         self.rng = rng = Random(seed)
+        drawn = rng.choice(["", "", "", *THEMES])
+        self.theme = drawn if theme is None else theme
         self.trace: list[str] = []
         self.step = 0
         self.now = START
         self.ids = 0
         self.disk = Disk()
         self.oracle = Oracle(self.disk, APPLICATION)
-        self.disk.watch, self.disk.unwatch = self.oracle.hear, self.oracle.gone
+        self.disk.watch, self.disk.unwatch = self._made, self._gone
+        self.made: dict[str, int] = {}
+        self.damaged: tuple[int, str, bytes] | None = None
+        self.damages: set[str] = set()
         self.delayed: list[Callable[[], Any]] = []
         self.threads: list[Thread] = []
         self.actors: list[Actor] = []
@@ -140,7 +75,11 @@ class World:
         self.faulty = self.fault_rate > 0
         self.sleep_rate = rng.choice([0.0, 0.01])
         self.nap_rate = rng.choice([0.0, 0.0, 0.15])
-        self.collect_rate = rng.choice([0.0, 0.3, 1.0])
+        self.doze_rate = 0.0
+        # A grace period is to be longer than a listing may be late: here nothing is collected where listings are.
+        self.lag = rng.choice([50, 300]) if rng.random() < 0.12 else 0
+        self.collect_rate = 0.0 if self.lag else rng.choice([0.0, 0.3, 1.0])
+        self.damage_rate = 0.7 if rng.random() < 0.25 else 0.0
         self.few_hashes = rng.random() < 0.4
         self.growth = rng.choice([2, 1])
         self.skew = rng.choice([0.0, 0.0, 0.6])
@@ -154,9 +93,19 @@ class World:
         self.idle_after = rng.choice([200, 1000]) if rng.random() < 0.2 else None
         self.jump = rng.choice([200, 500]) if rng.random() < 0.15 else None
         self.keeping = driver.Keeping(rng.randint(1, 4), rng.choice([0, 0, 0, 50, 500]))
+        if self.theme == "sleepy":
+            self.lag, self.collect_rate, self.nap_rate, self.doze_rate = 0, 1.0, 0.1, rng.choice([0.0, 0.05, 0.1])
+            self.starts = rng.choice([3, 4])
+            self.delay, self.keeping = rng.choice([0, 20]), driver.Keeping(1, 0)
+        elif self.theme == "restless":
+            self.idle_after, self.tick, self.starts = rng.choice([100, 200, None]), 20, rng.choice([4, 5])
+            self.keeping = driver.Keeping(rng.choice([1, 3, 6]), 0)
+        elif self.theme == "ordered":
+            self.most_rows, self.delay, self.interval, self.growth = 3, 300, 50, 1
         self.sources = {f"s{i}": self._strands() for i in range(rng.choice([1, 1, 2]))}
-        self.by_column = {name: rng.random() < 0.3 for name in self.sources}
-        self.jobs = [self._job(i) for i in range(rng.choice([1, 1, 1, 2, 2, 3]))]
+        self.jobs = [
+            self._job(i) for i in range(rng.choice([2, 3] if self.theme == "restless" else [1, 1, 1, 2, 2, 3]))
+        ]
         for job in self.jobs:
             self.oracle.expect(job, self.sources[job.source])
 
@@ -164,17 +113,32 @@ class World:
 
     def _strands(self) -> Strands:
         rng = self.rng
-        messages = {f"p{i}": self._messages(f"p{i}") for i in range(rng.randint(1, 3))}
-        known = messages if rng.random() < 0.7 else ["p0"]
+        by_spark, by_column = self.theme != "ordered" and rng.random() < 0.3, rng.random() < 0.3
+        # What Spark plans is one strand, unless a column tells its channels apart.
+        names = [""] if by_spark and not by_column else [f"p{i}" for i in range(rng.randint(1, 3))]
+        messages = {name: self._messages(name) for name in names}
+        positions = not by_spark or rng.random() < 0.4
+        if by_spark:
+            unplaced = 0.0 if positions and rng.random() < 0.5 else 0.3 if positions else 1.0
+            messages = {
+                name: [replace(m, broken=None, placed=rng.random() >= unplaced) for m in sent]
+                for name, sent in messages.items()
+            }
+        channels = sorted({m.channel for sent in messages.values() for m in sent})
         there = rng.choice([0, 0, 1, 2]) / 3
         return Strands(
             messages=messages,
-            visible={strand: int(len(messages[strand]) * there) for strand in known},
+            visible={name: int(len(messages[name]) * there) for name in (names if rng.random() < 0.7 else names[:1])},
             share=rng.choice([1.0, 1.0, 0.7]),
-            lists_channels=rng.random() < 0.6,
-            ends=rng.random() < 0.5,
-            vanishes=rng.random() < 0.2,
+            lists_channels=not by_column and (by_spark or rng.random() < 0.6),
+            ends=not by_spark and rng.random() < 0.5,
+            vanishes=not by_spark and rng.random() < 0.2,
             chunk_rows=rng.choice([1, 4, 100]),
+            by_column=by_column,
+            known=tuple(name for name in channels if by_column and rng.random() < 0.3),
+            by_spark=by_spark,
+            positions=positions,
+            leaves_out=by_spark and rng.random() < 0.4,
         )
 
     def _messages(self, strand: str) -> list[Sent]:
@@ -186,7 +150,7 @@ class World:
             for i in range(rng.choice([1, 1, 2]))
         }
         sent = []
-        for position in range(rng.randint(3, 14)):
+        for position in range(rng.randint(3, 14) + (8 if self.theme == "ordered" else 0)):
             channel = rng.choice(list(tops))
             top = tops[channel] + rng.randint(0, pace)
             if gaps and rng.random() < 0.1:
@@ -196,7 +160,7 @@ class World:
             value: int | None = rng.randint(0, 99)
             broken = None
             kind = rng.random() if odd else 1.0
-            if kind < 0.12:
+            if kind < 0.12 or (self.theme == "sleepy" and kind > 0.7):
                 timestamp = top - self.delay - rng.choice([1, 50, 500])
             elif kind < 0.15:
                 timestamp = None
@@ -225,17 +189,20 @@ class World:
 
     def _job(self, number: int) -> Job:
         rng = self.rng
-        kind = rng.choice(["sum", "count", "struct", "map", "list", "list", "list"])
+        source = rng.choice(list(self.sources))
+        placed = all(m.placed for sent in self.sources[source].messages.values() for m in sent)
+        # Messages without positions have no order.
+        kind = rng.choice(["sum", "count", "struct", "map", *(["list", "list", "list"] if placed else [])])
+        kind = "list" if self.theme == "ordered" else kind
         ways = {"sum": ["value", "batch", "message", "reads"], "list": ["batch", "message", "reads"]}
         way = rng.choice(ways.get(kind, ["batch", "message"]))
-        columns = rng.choice([(), (), ("k0",), ("k1",), ("k0", "k1")])
-        source = rng.choice(list(self.sources))
-        return Job(f"t{number}", source, kind, way, columns, by_strand=not self.by_column[source])
+        columns = () if self.theme == "ordered" else rng.choice([(), (), ("k0",), ("k1",), ("k0", "k1")])
+        return Job(f"t{number}", source, kind, way, columns, by_strand=not self.sources[source].by_column)
 
     def _terms(self) -> Terms:
         rng = self.rng
         return Terms(
-            interval=rng.choice([self.interval, self.interval, 10, 15, 40]),
+            interval=rng.choice([10, 15, 40, *([self.interval] * (0 if self.theme == "restless" else 2))]),
             delay=self.delay if rng.random() < 0.8 else rng.choice([0, 50, 200]),
             idle_after=self.idle_after,
             ahead=self.ahead,
@@ -261,6 +228,7 @@ class World:
         with (
             mock.patch.object(keys, "hash_keys", few if self.few_hashes else honest),
             mock.patch.object(shard_step, "GROWTH", self.growth),
+            mock.patch.object(driver, "LEFTOVER_AGE", LEFTOVER_AGE),
             mock.patch.object(sides, "MANY", 2),
             mock.patch.object(pages, "TAIL", 3),
         ):
@@ -276,7 +244,7 @@ class World:
             if self.delayed and self.rng.random() < 0.05:
                 self._late_arrival()
             newest = self.actors[-1]
-            if newest.over and not (newest.finished and newest.is_last) and self.rng.random() < 0.3:
+            if newest.over and not self._has_ended(newest) and self.rng.random() < 0.3:
                 self._launch()
             self.threads = [thread for thread in self.threads if not thread.done]
             ready = [t for t in self.threads if t.wake <= self.step and all(w.done for w in t.waiting)]
@@ -284,12 +252,19 @@ class World:
                 self._disturb()
                 self._switch(self.rng.choice(ready))
             elif newest.over and not self.threads:
-                if newest.finished and newest.is_last:
+                if self._has_ended(newest):
                     break
-            elif not any(t.wake > self.step for t in self.threads):
+            elif any(t.wake > self.step for t in self.threads):
+                self._disturb()
+            else:
                 must(newest.over, "no driver waits for ever", threads=len(self.threads))
         while self.delayed:
             self._late_arrival()
+
+    def _has_ended(self, newest: Actor) -> bool:
+        """Whether the last driver has done its work, and none that overslept its own start has taken over from it."""
+        entry = self.oracle.newest
+        return newest.finished and newest.is_last and entry is not None and entry.epoch == newest.epoch
 
     def _switch(self, thread: Thread) -> None:
         if not thread.done:
@@ -314,14 +289,15 @@ class World:
         if isinstance(error, Fenced):
             must(superseded, "only a superseded driver is fenced", error=error)
         elif isinstance(error, Disagreement):
-            # A task that does not hold the clock is moved with it, and the micro-batch that it has in flight is refused.
-            moved = self.oracle.has_moved(actor.in_flight)
-            must(superseded or actor.sabotaged or moved, "shards agree", error=error)
+            must(superseded or actor.sabotaged or self.lag > 0, "shards agree", error=error)
         elif isinstance(error, CommitUnknown):
             # Who sleeps until the entry after its own was collected can't tell any more what became of it.
             must(self.faulty or superseded or self.oracle.has_lost_numbers, "no error without a fault", error=error)
         elif isinstance(error, StoreUnavailable):
-            must(self.faulty or superseded, "no error without a fault", error=error)
+            must(self.faulty or superseded or self.lag > 0, "no error without a fault", error=error)
+        elif isinstance(error, Damaged):
+            must(any(path in str(error) for path in self.damages), "damage is named", error=error)
+            self.damaged = None
         elif isinstance(error, FileNotFoundError):
             must(superseded, "what is needed is not collected", error=error)
         elif not isinstance(error, InvalidInput) or actor is self.actors[-1]:
@@ -334,16 +310,23 @@ class World:
             for strands in self.sources.values():
                 strands.share = 1.0
         if number + 1 > self.starts:
-            self.fault_rate = 0.0
+            self.fault_rate, self.lag = 0.0, 0
         rng = self.rng
-        jobs = [job for job in self.jobs if is_last or rng.random() < 0.9] or self.jobs[:1]
+        stay = 0.9
+        if self.theme == "restless" and number:
+            # All take part at first, and one goes on without the others.
+            stay = rng.choice([0.0, 0.0, 1.0])
+        jobs = [job for job in self.jobs if is_last or rng.random() < stay] or self.jobs[:1]
         closes = is_last or rng.random() < 0.3
         shards = self.actors[-1].shards if self.actors and rng.random() < 0.4 else rng.randint(1, 3)
         actor = Actor(number, self, self._terms(), shards, jobs, closes, is_last)
         actor.fate = rng.choice(["killed", "killed", "taken over", "taken over", "lives"])
+        if self.theme == "sleepy":
+            actor.fate = "taken over" if self.doze_rate or number != 1 else "lives"
         actor.fate_step = self.step + rng.choice([rng.randint(0, 60), rng.randint(30, 300)])
         self.actors.append(actor)
         self.note(f"{number} starts: shards={actor.shards} {actor.terms}")
+        self._damage(actor)
         self._spawn(actor, lambda: self._drive(actor), is_worker=False)
 
     def _spawn(self, actor: Actor, body: Callable[[], Any], is_worker: bool) -> Thread:
@@ -369,8 +352,46 @@ class World:
 
     def fate(self) -> str | None:
         if self.fault_rate and self.rng.random() < self.fault_rate:
-            return self.rng.choice(["fails", "answer lost"])
+            return self.rng.choice(["fails", "answer lost", "answer lost", "asked again"])
         return None
+
+    def as_listed(self, folder: str, names: list[str]) -> list[str]:
+        """What a listing shows of what there is: not always what is new."""
+        if not self.lag or self.rng.random() < 0.3:
+            return names
+        shown = [name for name in names if self.made[f"{folder}/{name}"] <= self.now - self.lag]
+        if len(shown) < len(names):
+            self.note(f"a listing of {folder} is late")
+        return shown
+
+    def as_read(self, actor: Actor, path: str, data: Any) -> Any:
+        """What a driver reads of a file that may have been damaged before it started."""
+        if self.damaged is not None and self.damaged[1] == path and actor.number >= self.damaged[0]:
+            return pa.py_buffer(self.damaged[2])
+        return data
+
+    def _damage(self, actor: Actor) -> None:
+        """Flip a bit of a file that who starts now may read; whoever stops for it has it mended."""
+        newest = self.oracle.newest
+        paths = sorted(newest.files()) if newest else []
+        if actor.is_last:
+            self.damaged = None
+        elif paths and self.damaged is None and self.rng.random() < self.damage_rate:
+            path = self.rng.choice(paths)
+            self.damaged = actor.number, path, flipped(self.rng, bytes(self.disk.files[path]))
+            self.damages.add(path)
+            self.note(f"{path} is damaged")
+
+    def _made(self, path: str) -> None:
+        self.made[path] = self.now
+        self.oracle.hear(path)
+
+    def _gone(self, path: str) -> None:
+        if path in self.disk.torn:
+            age = (self.now - self.disk.torn[path]) / 1e6
+            must(age > LEFTOVER_AGE, "what may have a writer is not deleted", path=path, age=age)
+        else:
+            self.oracle.gone(path)
 
     def _disturb(self) -> None:
         actor, rng = self.actors[-1], self.rng
@@ -380,7 +401,7 @@ class World:
             self.note(f"{actor.number} is killed")
             self._kill(actor)
         elif self.step >= actor.fate_step and actor.fate == "taken over":
-            if rng.random() < 0.4:
+            if rng.random() < (0.9 if self.theme == "sleepy" else 0.4):
                 self._sleep(actor, rng.choice([50, 300, 3000]))
             self._launch()
         elif rng.random() < self.sleep_rate:
@@ -389,7 +410,7 @@ class World:
     def _sleep(self, actor: Actor, steps: int) -> None:
         for thread in actor.threads:
             if not thread.done and self.rng.random() < 0.8:
-                thread.wake = self.step + steps
+                thread.wake = max(thread.wake, self.step + steps)
 
     def _kill(self, actor: Actor) -> None:
         """The driver dies now; its workers now, soon, or when they have done their work."""
@@ -423,7 +444,8 @@ class World:
 
     def _drive(self, actor: Actor) -> None:
         terms, writer = actor.terms, f"d{actor.number}"
-        files = StagedFiles("sim://", disk=self.disk, stage=actor)
+        # What one has verified says nothing to another.
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
         settings = Settings(terms.interval, terms.delay, terms.idle_after, terms.ahead, terms.jump, terms.believe)
         plans: dict[str, Plan] = {}
         for job in actor.jobs:
@@ -434,8 +456,10 @@ class World:
         log = Log(files, APPLICATION)
         entry = self._start(actor, log, plans, set())
         actor.epoch = entry.epoch
+        actor.workers_log = Log(files, APPLICATION)
         threads = [
-            self._spawn(actor, lambda j=job: self._read(actor, log, plans[j.name], j), False) for job in actor.jobs
+            self._spawn(actor, lambda j=job: self._read(actor, log, plans[j.name], j, entry), False)
+            for job in actor.jobs
         ]
         self._join(*threads)
         if actor.closes:
@@ -456,29 +480,30 @@ class World:
                 anew=anew,
             )
         except InvalidInput:
-            refused = self.oracle.left_behind(plans) - anew
+            refused = self.oracle.left_behind(plans, self.oracle.newest) - anew
             if not refused and self.oracle.newest is before:
                 raise
             return self._start(actor, log, plans, anew | refused)
         self.oracle.claim(entry)
         return entry
 
-    def _read(self, actor: Actor, log: Log, plan: Plan, job: Job) -> None:
+    def _read(self, actor: Actor, log: Log, plan: Plan, job: Job, started: Entry) -> None:
         """Read a task's source to the end of what there is."""
         rng, strands = self.rng, self.sources[job.source]
-        source = WorldSource(strands, rng, rng.choice([2, self.most_rows]), self.skew, plan.channel)
-        entry = self._newest(actor, log)
-        state = entry.tasks[job.name]
-        source.open(pages.read(log.files, state.journal), {s: p.known for s, p in state.positions.items()})
-        self.oracle.opened(job.name, actor.epoch, *source.opened)
+        rows = rng.choice([2, self.most_rows])
+        source: WorldSource | Stream
+        if strands.by_spark:
+            source = Stream(strands, rng, rows, self.skew, plan.channel, started.tasks[job.name].clock)
+        else:
+            source = WorldSource(strands, rng, rows, self.skew, plan.channel)
+            state = self._newest(actor, log).tasks[job.name]
+            source.open(pages.read(log.files, state.journal), {s: p.known for s, p in state.positions.items()})
+            self.oracle.opened(job.name, actor.epoch, *source.opened)
         flushed = False
         while True:
             if rng.random() < 0.7:
                 strands.grow(rng, self.most_rows)
-            entry = self._newest(actor, log)
-            positions = entry.tasks[job.name].positions
-            start = {strand: positions.get(strand, Position()).next for strand in strands.visible}
-            reach = source.reach(start, everything=rng.random() < (0.1 if any(start.values()) else 0.4))
+            start, reach = self._reach(actor, log, job, source)
             if reach.ends == start and rng.random() < 0.9:
                 if strands.is_complete and start == strands.visible:
                     if flushed or rng.random() < 0.5:
@@ -487,10 +512,27 @@ class World:
                 else:
                     self.now += self.tick
                     continue
-            self._micro_batch(actor, log, plan, job, source, entry, start, reach)
+            self._micro_batch(actor, log, plan, job, source, started, start, reach)
+            if isinstance(source, Stream):
+                source.start = dict(reach.ends)
             if rng.random() < self.collect_rate:
+                getcurrent().thread.lists = 0
                 for path in driver.collect(log, actor.epoch, now=self.now, keeping=actor.terms.keeping):
                     self.note(f"{actor.number} collected {path}")
+                getcurrent().thread.lists = 9
+
+    def _reach(self, actor: Actor, log: Log, job: Job, source: WorldSource | Stream) -> tuple[dict[str, int], Reach]:
+        """Where the next micro-batch starts, and how far it goes."""
+        visible = self.sources[job.source].visible
+        if isinstance(source, Stream):
+            start = {strand: source.start.get(strand, 0) for strand in visible}
+        else:
+            positions = self._newest(actor, log).tasks[job.name].positions
+            start = {strand: positions.get(strand, Position()).next for strand in visible}
+        everything = self.rng.random() < (0.1 if any(start.values()) else 0.4)
+        if isinstance(source, Stream):
+            return start, Reach(source.ends(everything))
+        return start, source.reach(start, everything)
 
     def _newest(self, actor: Actor, log: Log) -> Entry:
         entry = log.newest()
@@ -499,37 +541,85 @@ class World:
         return entry
 
     def _micro_batch(
-        self, actor: Actor, log: Log, plan: Plan, job: Job, source: WorldSource, entry: Entry, start: Any, reach: Any
+        self,
+        actor: Actor,
+        log: Log,
+        plan: Plan,
+        job: Job,
+        source: WorldSource | Stream,
+        started: Entry,
+        start: dict[str, int],
+        reach: Reach,
     ) -> None:
-        basis = driver.plan_batch(entry, job.name, reach, self.now)
-        self.oracle.batches[job.name, basis.epoch, basis.batch] = actor.in_flight[job.name] = basis
-        worker = self._spawn(actor, lambda: self._work(actor, plan, source, basis, start, reach), is_worker=True)
+        sabotage = None if actor.is_last else self.rng.choice([None] * 40 + ["shards", "parts"])
+        actor.sabotaged |= sabotage is not None
+        now = self.now
+        if isinstance(source, Stream):
+            split = source.split(reach.ends, self.parts)
+
+            def plan_and_combine() -> list[list[Blob]]:
+                return self._by_spark(actor, plan, source, split, started.tasks[job.name], now)
+
+        else:
+            entry = driver.wake(log, actor.epoch, job.name, now)
+            basis = driver.plan_batch(entry, job.name, reach, now)
+            self.oracle.batches[job.name, basis.epoch, basis.batch] = basis
+            splits = source.splits(start, reach.ends, self.parts) or [[]]
+
+            def plan_and_combine() -> list[list[Blob]]:
+                return [combine(plan, basis, i, len(splits), source.read(s)) for i, s in enumerate(splits)]
+
+        worker = self._spawn(actor, lambda: self._work(actor, plan, plan_and_combine, sabotage == "parts"), True)
         self._join(worker)
         if worker.error is not None:
             raise worker.error
         descriptors: list[Descriptor] = worker.result
         self.rng.shuffle(descriptors)
-        sabotage = not actor.is_last and self.rng.random() < 0.02
-        if sabotage:
-            actor.sabotaged = True
+        if sabotage == "shards":
             descriptors = descriptors[1:] if self.rng.random() < 0.5 else [*descriptors, self.rng.choice(descriptors)]
         entry = driver.commit(
             log, actor.epoch, descriptors, now=self.now, new_id=self.new_id, keeping=actor.terms.keeping
         )
-        must(not sabotage, "a shard too few or too many is refused", shards=[d.shard for d in descriptors])
+        must(sabotage is None, "a shard or a part too few or too many is refused", descriptors=descriptors)
         self.oracle.claim(entry)
+        self.oracle.counted(job.name, entry, descriptors[0].advance.counts)
         self.oracle.emitted(job.name, entry, [d.values for d in descriptors if d.values])
 
+    def _by_spark(
+        self, actor: Actor, plan: Plan, stream: Stream, splits: list[list[Sent]], restored: TaskState, now: int
+    ) -> list[list[Blob]]:
+        """The blobs of each part, by shard. A part is planned when it is run, from the newest entry, maybe twice."""
+        log = actor.workers_log if self.rng.random() < 0.5 else Log(plan.files, APPLICATION)
+        of_parts = []
+        for part, split in enumerate(splits):
+            attempts = []
+            for _ in range(2 if self.rng.random() < 0.2 else 1):
+                entry = driver.wake(log, actor.epoch, plan.name, self.now)
+                basis = driver.plan_batch(entry, plan.name, stream.reach, 0)
+                basis = replace(basis, restored=restored.clock if restored.positions else BEGINNING)
+                # Who has rows has the batch time from them; the shards know it.
+                told = replace(basis, now=now)
+                blobs = combine(plan, told if split else basis, part, None, stream.read(split))
+                attempts.append([replace(blob, basis=told) for blob in blobs])
+                self.oracle.batches[plan.name, basis.epoch, basis.batch] = told
+            of_parts.append([self.rng.choice(of_shard) for of_shard in zip(*attempts, strict=True)])
+        self.oracle.delivered[plan.name, told.epoch, told.batch] = [m for split in splits for m in split]
+        return of_parts
+
     def _work(
-        self, actor: Actor, plan: Plan, source: WorldSource, basis: Any, start: Any, reach: Any
+        self, actor: Actor, plan: Plan, plan_and_combine: Callable[[], list[list[Blob]]], sabotage: bool
     ) -> list[Descriptor]:
         """What the workers do: combine each part, merge each shard, some of them twice."""
         rng = self.rng
-        splits = source.splits(start, reach.ends, self.parts) or [[]]
-        blobs: list[list[Blob]] = [[] for _ in range(plan.shards)]
-        for part, split in enumerate(splits):
-            for shard, blob in enumerate(combine(plan, basis, part, len(splits), source.read(split))):
-                blobs[shard].append(Blob.from_bytes(blob.to_bytes()) if rng.random() < 0.3 else blob)
+        blobs = [list(of_shard) for of_shard in zip(*plan_and_combine(), strict=True)]
+        blobs = [[Blob.from_bytes(b.to_bytes()) if rng.random() < 0.3 else b for b in parts] for parts in blobs]
+        if sabotage:
+            # One that misses in every shard would be missed by nobody, where only Spark knows how many there are.
+            parts = rng.choice(blobs)
+            if len(blobs) > 1 and len(parts) > 1 and rng.random() < 0.7:
+                parts.pop(rng.randrange(len(parts)))
+            else:
+                parts.append(rng.choice(parts))
         descriptors = []
         for shard, parts in enumerate(blobs):
             attempts = [self._attempt(actor, plan, shard, parts) for _ in range(2 if rng.random() < 0.15 else 1)]
@@ -553,19 +643,40 @@ class World:
     def _audit(self) -> None:
         """At the end every message is in the state or aside, and damage is never used."""
         self.oracle.finish(self.actors[-1].jobs)
+        self._collected()
         path = max(path for path in self.disk.files if path.startswith(f"{APPLICATION}/log/"))
         log = Log(self.oracle.files, APPLICATION)
         whole = bytes(self.disk.files[path])
         size = self.rng.randrange(len(whole))
-        flipped = bytearray(whole)
-        flipped[size] ^= 1 << self.rng.randrange(8)
-        for broken in (whole[:size], bytes(flipped)):
+        for broken in (whole[:size], flipped(self.rng, whole)):
             self.disk.files[path] = broken
             try:
                 log.newest()
             except Damaged:
                 continue
-            raise Violation(f"a damaged entry is never used: {path} cut or changed at byte {size}")
+            raise Violation(f"a damaged entry is never used: {path} cut at byte {size} or changed")
+
+    def _collected(self) -> None:
+        """What no entry names any more and nobody can commit is deleted, once the last reader's time is over."""
+        entry, later = self.oracle.newest, self.now + 2 * int(LEFTOVER_AGE * 1e6)
+        assert entry is not None
+        log, self.now = Log(self.oracle.files, APPLICATION), later + self.keeping.grace
+        driver.collect(log, entry.epoch, now=self.now, keeping=self.keeping)
+        must(not self.disk.torn, "temporary files of the dead are deleted", torn=self.disk.torn)
+        named = {path for number in log.numbers() for path in self.oracle.named(log.read(number))}
+        for path in self.disk.files.keys() - named:
+            folder, _, name = path.rpartition("/")
+            task = entry.tasks.get(folder.rpartition("/")[2])
+            dead = task is not None and tuple(map(int, name.split("-")[:2])) < (entry.epoch, task.batch)
+            must(not dead, "what nobody needs is deleted", path=path)
+        self.oracle.finish(self.actors[-1].jobs)
+
+
+def flipped(rng: Random, data: bytes) -> bytes:
+    """These bytes with one bit changed."""
+    changed = bytearray(data)
+    changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
 
 
 def play(seed: int) -> World:
