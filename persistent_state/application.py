@@ -114,8 +114,7 @@ class Application:
 
         `sink(values, batch)` is called after each commit with a DataFrame of the running values of the keys that a
         micro-batch touched; they are provisional: after a restart those above the clock come again, and `batch` counts
-        from 0 again. Bad rows are kept
-        beside the late ones, or with on_bad_row="fail" stop the application.
+        from 0 again. Bad rows are kept beside the late ones, or with on_bad_row="fail" stop the application.
         """
         if any(added.task.task_name == task.task_name for added in self._added):
             raise InvalidInput(f"two tasks are named {task.task_name}; give one a name of its own.")
@@ -198,6 +197,7 @@ class Application:
                 shards=shards,
                 emits=added.sink is not None,
                 on_bad_row=added.on_bad_row,
+                has_order=not isinstance(source, DataFrameSource),
                 has_positions=not isinstance(source, DataFrameSource) or source.position is not None,
             )
             plan.check()

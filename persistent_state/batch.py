@@ -48,7 +48,8 @@ class Report:
     """What one part of a micro-batch saw; every shard is told by every part.
 
     `parts` is how many there are; None where only Spark knows. `seen` holds (channel, newest timestamp or None, jumps in
-    a row), `spans` (strand, first position, newest timestamp), `ends` (strand, position after the last row).
+    a row), `spans` (strand, first position, newest timestamp), `ends` (strand, position after the last row), `replaying`
+    the channels of which rows came again.
     `low` is the lowest start of an interval. `counts` has "messages", "replayed" and "late", and the bad rows by reason.
     """
 
@@ -57,6 +58,7 @@ class Report:
     seen: tuple[tuple[str, int | None, int], ...] = ()
     spans: tuple[tuple[str, int, int], ...] = ()
     ends: tuple[tuple[str, int], ...] = ()
+    replaying: tuple[str, ...] = ()
     low: int | None = None
     coarse: Coarse | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -98,6 +100,9 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
     if basis.batch == 1:
         # Nobody was asked before now, so nobody was silent.
         channels = {name: replace(channel, active=basis.now) for name, channel in channels.items()}
+    for name in {name for report in reports for name in report.replaying} & channels.keys():
+        # It is on its way back to where it was: it is not silent.
+        channels[name] = replace(channels[name], active=basis.now)
     channels = clocks.deliver(channels, seen, basis.now)
     coarse = [*basis.coarse, *(report.coarse for report in reports if report.coarse)]
     positions = _positions(basis, reports)

@@ -60,6 +60,7 @@ def start(
             `anew` names none of these tasks.
         Damaged: the newest entry is damaged.
         Fenced: a driver newer than `after` owns the application.
+        StoreUnavailable: there is nothing any more of what was started.
     """
     for name in anew:
         if name not in {plan.name for plan in plans}:
@@ -67,6 +68,8 @@ def start(
             raise InvalidInput(f"anew names task={name}, which is not added; the tasks are {known}.")
     while True:
         newest = log.newest()
+        if newest is None and after is not None:
+            raise StoreUnavailable(f"the log of application={log.application} is gone; bring the store back.")
         # A start whose answer was lost is its own, too.
         if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
             raise Fenced(f"a newer driver owns {log.application}; this one (epoch {after}) has stopped.")
@@ -400,7 +403,9 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
     entries = {number: entry for number in numbers if (entry := _read_or_none(log, number)) is not None}
     gone = []
     for number, follower in list(pairwise(numbers))[:-1]:
-        if follower in entries and entries[follower].time <= now - keeping.grace:
+        if follower in entries and entries[follower].time > now - keeping.grace:
+            break
+        if follower in entries:
             log.files.delete(log.path(number))
             entries.pop(number, None)
             gone.append(log.path(number))
@@ -411,7 +416,10 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
     named = {path for entry in entries.values() for path in entry.files()}
     # Of every entry: a driver that slept through a takeover holds an old one for the newest.
     lists = {task.settled: task for entry in entries.values() for task in entry.tasks.values()}
-    named.update(side.file.path for task in lists.values() for side in sides.settled(log.files, task))
+    try:
+        named.update(side.file.path for task in lists.values() for side in sides.settled(log.files, task))
+    except Damaged:
+        return gone
     for name, task in newest.tasks.items():
         folder = f"{log.application}/runs/{name}"
         for file in log.files.list(folder):

@@ -27,7 +27,8 @@ class Plan:
     """One task as planned by a driver: its messages' schema, where its state is, and how event time moves.
 
     `schema` is that of the rows that the task sees; `timestamp` and `channel` name columns of it. `emits` says whether the
-    running values of touched keys are written, `has_positions` whether the source can tell its rows apart.
+    running values of touched keys are written, `has_positions` whether the source can tell its rows apart,
+    `has_order` whether a part of a micro-batch holds the rows that come before it.
     """
 
     application: str
@@ -41,6 +42,7 @@ class Plan:
     emits: bool = False
     on_bad_row: str = KEEP
     has_positions: bool = True
+    has_order: bool = True
 
     @property
     def name(self) -> str:
@@ -108,6 +110,11 @@ class Plan:
             raise InvalidInput(
                 f"task={name}: {self.layout.monoid.name} does not commute, and its source gives messages of one time no order; "
                 "name a column of positions."
+            )
+        if self.settings.jump is not None and not self.has_order:
+            raise InvalidInput(
+                f"task={name}: max_jump={self.settings.jump} microseconds is measured from row to row, and Spark hands over a "
+                "DataFrame's rows in parts of any order; leave it out, or use another source."
             )
         for column in (taken for taken in self.schema.names if taken.startswith("_persistent_state_")):
             raise InvalidInput(f"task={name}: the name of column {column!r} is this package's own; rename it.")

@@ -13,9 +13,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from monoids import Count
-from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
+from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, driver
 from persistent_state import clock as clocks
 from persistent_state.clock import BEGINNING, MOST_CUTS, Channel, Coarse, Position, Settings
+from persistent_state.sources.base import NO_POSITION, Chunk, Reach
+from persistent_state.steps.combine import combine
+from persistent_state.steps.shard import merge_shard
 from persistent_state.store.log import Log
 from tests import core
 
@@ -271,6 +274,23 @@ class TestPositions:
         assert position.known == 50
         assert clocks.move_position(position, 49, []).accounted == ((50, 15),)
         assert clocks.move_position(position, 50, []).accounted == ()
+
+    @pytest.mark.parametrize("at", [[0, 1, 2], [NO_POSITION] * 3, [0, 1, NO_POSITION]], ids=str)
+    def test_a_stream_that_starts_over_takes_no_replay_back_and_puts_none_off(self, at: list[int]) -> None:
+        files = core.memory()
+        log, plan = Log(files, "app"), core.plan_of(Counts(), ROW, files=files)
+        core.start(log, [plan])
+        core.play(log, plan, rows([5, 25]))
+        entry = core.start(log, [plan])
+        assert entry.tasks["Counts"].positions[""].next == 0
+        core.play(log, plan, rows([5, 25]))
+        # All comes again, in one chunk with what is new.
+        newest = log.newest()
+        assert newest is not None
+        basis = driver.plan_batch(newest, plan.name, Reach({}), now=0)
+        blobs = combine(plan, basis, 0, None, [Chunk("", min(at), rows([5, 25, 45]), at=array(at))])
+        core.commit(log, [merge_shard(plan, 0, blobs, None, core.new_id)])
+        assert core.start(log, [plan]).tasks["Counts"].positions[""].next == 2
 
 
 class TestJumps:

@@ -8,7 +8,6 @@ import pickle
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
@@ -20,7 +19,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from persistent_state import driver
 from persistent_state.driver import Keeping
 from persistent_state.engine.arrow_source import now_us
-from persistent_state.errors import InvalidInput, StoreUnavailable
+from persistent_state.errors import Fenced, InvalidInput, StateError
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob
 from persistent_state.steps.lift import LATE, REPLAYED_OR_LATE
@@ -30,8 +29,10 @@ from persistent_state.store.entry import Entry, run_from_json
 from persistent_state.store.log import Log
 
 Sink = Callable[[DataFrame, int], None]
-_logger = logging.getLogger("persistent_state.progress")
+_logger = logging.getLogger("persistent_state")
+_progress = logging.getLogger("persistent_state.progress")
 _telling = threading.Lock()
+_here = threading.local()
 COLLECT_EVERY = 16
 """Micro-batches between two collections of what is no longer needed."""
 
@@ -40,9 +41,9 @@ COLLECT_EVERY = 16
 class Progress:
     """One committed micro-batch of a task. Clocks are microseconds UTC; `upstream_min` is None if no channel is live.
 
-    `messages` and `replayed` are those of the micro-batch, and so is `replayed_or_late`: what a source without positions
-    delivered from below the clock of the start. `late` and `bad` are all that the state's clock knows of, `reasons` the same
-    by reason.
+    `messages` and `replayed` are those of the micro-batch, and so are `skipped`, which an earlier one has accounted for by
+    their positions, and `replayed_or_late`, what a source without positions delivered from below the clock of the start.
+    `late` and `bad` are all that the state's clock knows of, `reasons` the same by reason.
     """
 
     task: str
@@ -50,6 +51,7 @@ class Progress:
     batch: int
     messages: int
     replayed: int
+    skipped: int
     replayed_or_late: int
     late: int
     bad: int
@@ -57,6 +59,11 @@ class Progress:
     upstream_min: int | None
     clock: int
     global_clock: int
+
+
+def is_committing() -> bool:
+    """Whether this thread is in the middle of a commit, of a sink or of a report on progress."""
+    return getattr(_here, "is_committing", False)
 
 
 def new_id() -> str:
@@ -112,23 +119,34 @@ class Commit:
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         # Spark's own plan never leaves this method: run twice or partly, it would fork the state.
+        _here.is_committing = True
+        try:
+            self._run(rows, batch)
+        finally:
+            _here.is_committing = False
+
+    def _run(self, rows: DataFrame, batch: int) -> None:
         descriptors: list[Descriptor] = [pickle.loads(row["descriptor"]) for row in rows.collect()]
         if not descriptors and self._is_planned_by_spark:
             # Spark has found out that there is nothing to read, and has run no part.
             return
         entry = driver.commit(self._log, self._epoch, descriptors, now=now_us(), new_id=new_id, keeping=self._keeping)
         told = progress(entry, descriptors)
-        _logger.info("%s", json.dumps(asdict(told)))
+        _progress.info("%s", json.dumps(asdict(told)))
         if self._on_progress is not None:
             # Tasks commit in threads of their own; what they tell comes one after the other.
             with _telling:
                 self._on_progress(told)
         if self._sink is not None:
             self._sink(running_values(rows, self._plan, descriptors), batch)
-        if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
-            # What could not be deleted now is deleted later; the commit stands.
-            with suppress(StoreUnavailable):
+        if batch % COLLECT_EVERY == 0:
+            try:
                 driver.collect(self._log, self._epoch, now=now_us(), keeping=self._keeping)
+            except Fenced:
+                raise
+            except StateError as error:
+                # What could not be deleted now is deleted later; the commit stands.
+                _logger.warning("nothing more is collected now: %s", error)
 
 
 def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
@@ -142,6 +160,7 @@ def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
         batch=first.batch,
         messages=first.advance.counts.get("messages", 0),
         replayed=first.advance.counts.get("replayed", 0),
+        skipped=first.advance.counts.get("skipped", 0),
         replayed_or_late=first.advance.counts.get(REPLAYED_OR_LATE, 0),
         late=late,
         bad=sum(reasons.values()) - late,

@@ -29,6 +29,7 @@ from persistent_state.plan import COLUMN, Plan
 from persistent_state.sources.base import NO_POSITION, BadRecord, Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.steps.combine import combine
+from persistent_state.steps.lift import microseconds
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
@@ -47,6 +48,8 @@ _BESIDE = pa.schema(
     ]
 )
 """What goes through Spark beside the rows of a source: what the part starts from, and each row's place."""
+
+DAY = 86_400_000_000
 
 _STATEFUL = {
     "Aggregate",
@@ -94,6 +97,8 @@ def opened(spark: SparkSession, source: DataFrameSource, clock: int = BEGINNING)
         _check_position(rows, source.position)
     if source.channels and source.channel is None:
         raise InvalidInput(f"DataFrameSource has channels={list(source.channels)} and no channel column; name it.")
+    if isinstance(source.channels, str) or not all(isinstance(name, str) for name in source.channels):
+        raise InvalidInput(f"DataFrameSource has channels={source.channels!r}; make it a list of texts.")
     return rows
 
 
@@ -233,6 +238,11 @@ def _placed(batch: pa.RecordBatch, plan: Plan, channel: str | None, position: st
     if position is None:
         yield Chunk("", 0, rows, at=np.full(rows.num_rows, NO_POSITION))
         return
+    if plan.layout.is_ordered and batch.column(position).null_count:
+        raise TaskFailed(
+            f"task={plan.name}: {plan.layout.monoid.name} does not commute, and a row has no position={position!r}; "
+            "leave such rows out."
+        )
     positions = batch.column(position).cast(pa.int64()).fill_null(NO_POSITION).to_numpy()
     if (lowest := int(positions.min())) < 0:
         raise TaskFailed(f"task={plan.name}: position={lowest} of column {position!r} is negative; count from 0.")
@@ -302,10 +312,7 @@ class RowReader(ArrowReader):
                 schema,
                 count,
                 {
-                    **{
-                        field.name: chunk.rows.column(field.name).cast(field.type, safe=False)
-                        for field in self.plan.schema
-                    },
+                    **{field.name: self._column(chunk.rows, field) for field in self.plan.schema},
                     _STRAND: pa.repeat(pa.scalar(chunk.strand, pa.string()), count),
                     _POSITION: pa.array(chunk.positions),
                     _REPLAY: pa.repeat(pa.scalar(replay, pa.int64()), count),
@@ -322,6 +329,16 @@ class RowReader(ArrowReader):
                         _RECORD: pa.array([record.record for record in bad], pa.string()),
                     },
                 )
+
+    def _column(self, rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
+        column = rows.column(field.name)
+        if field.name != self.plan.timestamp:
+            return column.cast(field.type, safe=False)
+        # As every other way reads it: a cast would cut off towards zero, and wrap.
+        stamps, valid = microseconds(column)
+        if pa.types.is_date(field.type):
+            return pa.array(stamps // DAY, pa.int32(), mask=~valid).cast(field.type)
+        return pa.array(stamps, mask=~valid).cast(field.type)
 
 
 def _record_batch(schema: pa.Schema, count: int, columns: dict[str, pa.Array]) -> pa.RecordBatch:

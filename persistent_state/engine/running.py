@@ -14,7 +14,7 @@ from types import FrameType
 
 import cloudpickle
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -104,6 +104,7 @@ class Running:
         self._scratch = sessions.Scratch(setup.spark, setup.scratch)
         self._queries: list[StreamingQuery] = []
         self._error: StateError | None = None
+        self._had_finished = False
         self._asked = threading.Event()
         try:
             self._begin()
@@ -139,16 +140,25 @@ class Running:
         return True
 
     def stop(self) -> None:
-        """End the queries. What was committed is in the state, what was in flight is replayed by the next start."""
+        """End the queries. What was committed is in the state, what was in flight is replayed by the next start.
+
+        Called by a sink or a report on progress, it does not wait for the end.
+        """
         self._asked.set()
-        self._watcher.join()
+        if not query.is_committing():
+            self._watcher.join()
 
     def close(self) -> Entry:
         """Stop, and give every task one clock above the newest message, so that everything is checkpointed.
 
         What arrives below that clock afterwards is late: close when the sources have been read to their end.
+
+        Raises:
+            StateError: what made the run fail; it has not read them to their end.
         """
         self.stop()
+        if self._error is not None:
+            raise self._error
         return driver.close(self._log, self.entry.epoch, now=arrow_source.now_us(), keeping=self._setup.keeping)
 
     def _begin(self) -> None:
@@ -163,7 +173,9 @@ class Running:
             by_spark = isinstance(part.source, DataFrameSource)
             commit = query.Commit(plan, self.entry.epoch, setup.keeping, part.sink, setup.on_progress, by_spark)
             writer = query.control_rows(blobs, plan, labels).writeStream.outputMode("update").foreachBatch(commit)
-            writer = writer.option("checkpointLocation", f"{scratch}/{plan.name}").queryName(plan.name)
+            writer = writer.option("checkpointLocation", f"{scratch}/{plan.name}").queryName(
+                f"{setup.application} {plan.name} {self.entry.epoch}"
+            )
             if setup.to_the_end:
                 writer = writer.trigger(availableNow=True)
             elif setup.trigger is not None:
@@ -193,7 +205,7 @@ class Running:
                 raise failure
             # Of the failure before, not of the newest start: it may be the store that keeps all others from starting.
             before, clock = clock, self._global_clock(clock)
-            failures = 1 if clock > before else failures + 1
+            failures = 1 if clock > before and self._had_finished else failures + 1
             if failures > self._setup.restarts:
                 raise failure
             wait = min(2.0 ** (failures - 1), LONGEST_WAIT)
@@ -208,6 +220,8 @@ class Running:
             active = any(running.isActive for running in self._queries)
             for ended in self._queries:
                 if not ended.isActive and (error := ended.exception()) is not None:
+                    # A commit comes before its sink: only a micro-batch that Spark calls done was handed out.
+                    self._had_finished = bool(ended.recentProgress)
                     return self._cause(error)
             if not active:
                 break
@@ -224,7 +238,9 @@ class Running:
             self._begin()
         except StateError as error:
             return error
-        except PySparkException as error:
+        except Exception as error:
+            if _is_lost_jvm(error):
+                raise
             return _as_own_error(error)
         return None
 
@@ -269,6 +285,7 @@ def start(setup: Setup, anew: Sequence[str]) -> Running:
         sessions.check_scratch(setup.spark, setup.scratch)
         log = Log(setup.files, setup.application)
         check_parts(log, setup.parts, anew)
+        check_frames(setup, log)
         return Running(setup, log, setup.take_over(log, anew=anew))
 
 
@@ -303,15 +320,27 @@ def check_parts(log: Log, parts: Sequence[Part], anew: Sequence[str]) -> None:
             source.open(pages.read(log.files, known.journal), positions)
 
 
+def check_frames(setup: Setup, log: Log) -> None:
+    """Refuse a function that makes no DataFrame to replay from where its task stands."""
+    newest = log.newest()
+    for part in setup.parts:
+        if isinstance(part.source, DataFrameSource) and newest is not None and part.plan.name in newest.tasks:
+            rows.opened(setup.spark, part.source, min(newest.clock, newest.tasks[part.plan.name].clock))
+
+
 @contextmanager
 def _naming_a_lost_jvm() -> Iterator[None]:
     try:
         yield
-    except Py4JJavaError:
-        raise
     except (Py4JError, ConnectionError) as error:
-        # Whoever asks first meets an answer without end, the next one nobody who answers.
+        if not _is_lost_jvm(error):
+            raise
         raise StateError(f"Spark's JVM is gone ({error}); start the application in a new process.") from error
+
+
+def _is_lost_jvm(error: Exception) -> bool:
+    # Whoever asks first meets an answer without end, the next one nobody who answers.
+    return isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError)
 
 
 @contextmanager
@@ -333,7 +362,7 @@ def _signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _as_own_error(error: PySparkException) -> StateError:
+def _as_own_error(error: Exception) -> StateError:
     """The error of this package that made a query fail in another process, or a StateError with Spark's text."""
     text = str(error)
     # The last one raised: others before it are its causes.
@@ -341,4 +370,4 @@ def _as_own_error(error: PySparkException) -> StateError:
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, StateError):
             return kind(message.strip())
-    return StateError(f"Spark stopped the application: {text}")
+    return StateError(f"Spark stopped the application: {text or repr(error)}")

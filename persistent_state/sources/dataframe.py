@@ -18,8 +18,8 @@ class DataFrameSource:
 
     `stream` is the DataFrame, or a function that makes it, called at every start with the session and the clock to replay
     from: microseconds UTC, or None for everything, as also when only its columns are looked at. What the function leaves
-    out must be older than that clock. A DataFrame by itself starts over where its source begins, and what is older than
-    the clock is skipped.
+    out must be older than that clock, which a row without a timestamp is not. A DataFrame by itself starts over where its
+    source begins, and what is older than the clock is skipped.
 
     `timestamp` names the column of event time, `channel` the one that tells independently ordered strands apart (none: all
     is one). `channels` are those known beforehand: they hold the clock until they deliver. `position` names an integer

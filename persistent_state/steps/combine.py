@@ -63,6 +63,7 @@ def combine(plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iter
         seen=tuple((name, newest, lifted.beyond.get(name, 0)) for name, newest in lifted.newest.items()),
         spans=tuple(lifted.spans),
         ends=tuple(lifted.ends.items()),
+        replaying=tuple(sorted(lifted.replaying)),
         low=low,
         coarse=coarse,
         counts=dict(lifted.counts),

@@ -54,6 +54,7 @@ class Lifted:
     beyond: dict[str, int] = field(default_factory=dict)
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
+    replaying: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -133,9 +134,12 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
     # A row without a timestamp was taken back with the clock if it can be delivered again, so only its position counts.
     stamps = np.where(place.valid, place.timestamps, np.iinfo(np.int64).max)
     fresh = ~clocks.is_accounted(position, place.positions, stamps)
+    lifted.counts["skipped"] += int((~fresh).sum())
     unknown = fresh & (place.positions == NO_POSITION) & (stamps < basis.restored)
     lifted.counts[REPLAYED_OR_LATE] += int(unknown.sum())
     fresh &= ~unknown
+    if not fresh.all():
+        lifted.replaying.update(pc.unique(place.channels.filter(pa.array(~fresh))).to_pylist())
     verdicts = [(NO_TIMESTAMP, ~place.valid), (LATE, place.timestamps < basis.clock)]
     verdicts.append((AHEAD, place.timestamps > basis.now + plan.settings.ahead))
     accepted = fresh.copy()
@@ -156,8 +160,8 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         if rows.num_rows == 0:
             return
     replay = chunk.first if chunk.replay is None else chunk.replay
-    # Rows without a position come again wherever a replay starts.
-    replay = position.next if replay == NO_POSITION else replay
+    # What is before the position is accounted for; rows without one come again wherever a replay starts.
+    replay = position.next if replay == NO_POSITION else max(replay, position.next)
     lifted.spans.append((chunk.strand, replay, int(place.timestamps.max())))
     columns = [keys.normalise(rows.column(name)) for name in plan.task.key_columns]
     base = {

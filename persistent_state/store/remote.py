@@ -142,5 +142,5 @@ def _secrets(options: Any) -> Iterator[str]:
         for option in options:
             yield from _secrets(option)
     elif isinstance(options, str):
-        yield from (text for text in (options, *re.split(r"[;&]", options)) if len(text) >= 4)
+        yield from (text for text in (options, *re.split(r"[;&\s]", options)) if len(text) >= 4)
         yield from (value for part in re.split(r"[;&]", options) if len(value := part.partition("=")[2]) >= 8)

@@ -384,7 +384,12 @@ class Oracle:
         read: list[Sent] = []
         unknown = 0
         for sent in self._delivered(judge, new, (name, entry.epoch, new.batch)):
-            if not sent.placed and sent.timestamp is not None and sent.timestamp < judge.restored:
+            is_unknown = not sent.placed and sent.timestamp is not None and sent.timestamp < judge.restored
+            again = is_unknown or sent.place in judge.verdicts
+            if again and sent.broken is None and judge.job.channel_of(sent) in basis.channels:
+                # A channel that comes back to where it was is not silent.
+                judge.active[judge.job.channel_of(sent)] = now
+            if is_unknown:
                 judge.verdicts.setdefault(sent.place, REPLAYED_OR_LATE)
                 unknown += 1
             elif sent.place not in judge.verdicts:
@@ -588,7 +593,8 @@ class Oracle:
         """The global clock is at most one step of the coarsest grid behind the slowest task that holds it.
 
         The grid is that of a handful of clocks between the global clock and the fastest task, or of a batch that had to be
-        coarser. For a task that stood behind the global clock, or before its first, the handful counts from where it stood.
+        coarser. For a task that stood behind the global clock the handful counts from where it stood, and before there is a
+        global clock from its first message.
         """
         active = [task.clock for task in entry.tasks.values() if task.active]
         if len(active) == 1:
@@ -596,11 +602,11 @@ class Oracle:
             must(entry.clock == only, "the clock of the only task is the global one", clock=entry.clock, task=active)
         for name, task in entry.tasks.items():
             if task.active and task.clock != BEGINNING:
-                low = before.tasks[name].clock
-                if low == BEGINNING:
+                lows = [low for low in (before.clock, before.tasks[name].clock) if low != BEGINNING]
+                if len(lows) < 2:
                     times = [m.timestamp for m in self.judges[name].in_state(task.clock) if m.timestamp is not None]
-                    low = min(times, default=task.clock)
-                low = min(low, before.clock) if before.clock != BEGINNING else low
+                    lows.append(min(times, default=task.clock))
+                low = min(lows)
                 self.coarsest = max(self.coarsest, handful(low, task.clock, entry.interval))
         if before.clock != BEGINNING and holding:
             least = min(holding) - self.coarsest

@@ -131,6 +131,12 @@ BUGS = (
         ("if not c.ended and", "if not c.ended and c.newest is not None and"),
     ),
     bug(
+        "replaying channel taken for silent",
+        "A channel of which only rows come that were there before a start is idle.",
+        lift.lift_chunk,
+        ("lifted.replaying.update", "set().update"),
+    ),
+    bug(
         "channels outlive a start",
         "After a start channels are believed as far as they were before it.",
         driver._cut_back,
@@ -273,7 +279,8 @@ BUGS = (
         "replay from no position",
         "Rows without a position say where a replay starts.",
         lift.lift_chunk,
-        ("replay = position.next if replay == NO_POSITION else replay", "pass"),
+        ("position.next if replay == NO_POSITION else max(replay", "(max(replay"),
+        ("position.next)\n    lifted.spans", "position.next))\n    lifted.spans"),
     ),
     bug(
         "restored clock ignored",
@@ -347,12 +354,14 @@ BUGS = (
         "Rows aside that a start may still take back are taken for final.",
         entry.SideFile.is_settled,
         ("return all(end <=", "return any(end <="),
+        theme="sleepy",
     ),
     bug(
         "settled rows collected",
         "Late rows are deleted once they are no longer listed one by one.",
         driver.collect,
         ("sides.settled(log.files, task))", "())"),
+        theme="sleepy",
     ),
     # Commit
     bug(
@@ -367,6 +376,7 @@ BUGS = (
         "A run counts as written though the store did not say so.",
         run.write_bytes,
         ("files.ensure(path, data)", "try:\n        files.create(path, data)\n    except Exception:\n        pass"),
+        theme="faulty",
     ),
     bug(
         "shard missing",
@@ -424,6 +434,7 @@ BUGS = (
         "A driver forgets what it wrote when the store does not list it.",
         log.Log.newest,
         ("number = max(listed, self._highest)", "number = listed"),
+        theme="faulty",
     ),
     bug(
         "late listing taken for a takeover",
@@ -431,12 +442,14 @@ BUGS = (
         driver._own,
         ("if newest is None or newest.epoch < epoch:", "if newest is None:"),
         ("if newest.epoch > epoch:", "if newest.epoch != epoch:"),
+        theme="faulty",
     ),
     bug(
         "lost answer taken for a loss",
         "A driver whose own entry exists tries again.",
         base.Files.ensure,
         ("if self.read(path).equals(pa.py_buffer(data)):", "if False:"),
+        theme="faulty",
     ),
     bug(
         "lost answer taken for a commit",
@@ -478,12 +491,14 @@ BUGS = (
         "A temporary file is deleted while its writer may be at work.",
         driver.collect,
         ("if age > LEFTOVER_AGE:", "if True:"),
+        theme="faulty",
     ),
     bug(
         "leftovers stay",
         "Temporary files of writers that were killed are never deleted.",
         driver.collect,
         ("if age > LEFTOVER_AGE:", "if False:"),
+        theme="faulty",
     ),
     bug(
         "runs stay",

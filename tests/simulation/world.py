@@ -44,8 +44,8 @@ START = 1_000_000
 MOST_STEPS = 20_000
 LEFTOVER_AGE = 0.0005
 
-THEMES = ("sleepy", "restless", "ordered")
-"""What some worlds have more of: drivers that sleep through a takeover, tasks that come and go, orders that matter."""
+THEMES = ("faulty", "sleepy", "restless", "ordered")
+"""What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter."""
 
 
 class World:
@@ -54,7 +54,7 @@ class World:
     def __init__(self, seed: int, theme: str | None = None) -> None:
         self.seed = seed
         self.rng = rng = Random(seed)
-        drawn = rng.choice(["", "", "", *THEMES])
+        drawn = rng.choice(["", "", *THEMES])
         self.theme = drawn if theme is None else theme
         self.trace: list[str] = []
         self.step = 0
@@ -93,7 +93,10 @@ class World:
         self.idle_after = rng.choice([200, 1000]) if rng.random() < 0.2 else None
         self.jump = rng.choice([200, 500]) if rng.random() < 0.15 else None
         self.keeping = driver.Keeping(rng.randint(1, 4), rng.choice([0, 0, 0, 50, 500]))
-        if self.theme == "sleepy":
+        if self.theme == "faulty":
+            self.fault_rate, self.faulty, self.starts = 0.05, True, rng.choice([3, 4])
+            self.lag, self.collect_rate = rng.choice([(0, 0.3), (50, 0.0), (300, 0.0)])
+        elif self.theme == "sleepy":
             self.lag, self.collect_rate, self.nap_rate, self.doze_rate = 0, 1.0, 0.1, rng.choice([0.0, 0.05, 0.1])
             self.starts = rng.choice([3, 4])
             self.delay, self.keeping = rng.choice([0, 20]), driver.Keeping(1, 0)
@@ -298,7 +301,8 @@ class World:
         elif isinstance(error, Damaged):
             must(any(path in str(error) for path in self.damages), "damage is named", error=error)
             self.damaged = None
-        elif isinstance(error, FileNotFoundError):
+        elif isinstance(error, (FileNotFoundError, Exists)):
+            # A name that its own file has taken, which has gone since, is taken by nobody knows whom.
             must(superseded, "what is needed is not collected", error=error)
         elif not isinstance(error, InvalidInput) or actor is self.actors[-1]:
             raise error
