@@ -139,7 +139,7 @@ class Commit:
                 self._on_progress(told)
         if self._sink is not None:
             self._sink(running_values(rows, self._plan, descriptors), batch)
-        if batch % COLLECT_EVERY == 0:
+        if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
             try:
                 driver.collect(self._log, self._epoch, now=now_us(), keeping=self._keeping)
             except Fenced:

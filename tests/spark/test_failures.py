@@ -83,7 +83,9 @@ def finish(spark: SparkSession, folder: Path, sent: Stream) -> dict[str, int]:
 
 def is_planner(process: psutil.Process) -> bool:
     """Whether a process of Spark's Python plans the micro-batches of a source."""
-    return "pyspark.sql.streaming.python_streaming_source_runner" in process.cmdline()
+    with suppress(psutil.Error):
+        return "pyspark.sql.streaming.python_streaming_source_runner" in process.cmdline()
+    return False
 
 
 def pythons(spark: SparkSession) -> list[psutil.Process]:
