@@ -57,12 +57,6 @@ class HdfsFiles(RemoteFiles):
     def list(self, folder: str) -> Names:
         return sorted(name for name, _ in self._found(folder) if not name.startswith(TEMPORARY))
 
-    def delete(self, path: str) -> None:
-        self._checked(path)
-        with self._asking(path), suppress(FileNotFoundError):
-            client, place = self._reach(path)
-            client.rm_file(place)
-
     def leftovers(self, folder: str, now_us: int) -> Ages:
         return [(name, now_us / 1e6 - made) for name, made in self._found(folder) if name.startswith(TEMPORARY)]
 

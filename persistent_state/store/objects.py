@@ -66,11 +66,5 @@ class ObjectFiles(RemoteFiles):
             return sorted({name[len(place) + 1 :] for name in names if name.startswith(f"{place}/")})
         return []
 
-    def delete(self, path: str) -> None:
-        self._checked(path)
-        with self._asking(path), suppress(FileNotFoundError):
-            client, place = self._reach(path)
-            client.rm_file(place)
-
     def leftovers(self, folder: str, now_us: int) -> Ages:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar
@@ -67,6 +67,12 @@ class RemoteFiles(Files):
 
     near: ClassVar[bool] = False
     form: ClassVar[str]
+
+    def delete(self, path: str) -> None:
+        self._checked(path)
+        with self._asking(path), suppress(FileNotFoundError):
+            client, place = self._reach(path)
+            client.rm_file(place)
 
     def _reach(self, path: str) -> tuple[fsspec.AbstractFileSystem, str]:
         """The client, and the name that it has for a path.

@@ -367,8 +367,6 @@ class Oracle:
         must(new.batch == old.batch + 1, "micro-batches follow each other", task=name, batch=new.batch)
         basis = self.batches[name, entry.epoch, new.batch]
         now = basis.now
-        if new.batch == 1:
-            judge.active = dict.fromkeys(judge.active, now)
         judge.journal += basis.journal
         limit = now + self.terms.ahead
         if new.batch == 1:

@@ -32,7 +32,7 @@ from tests.spark.cluster import WORKERS, standalone
 from tests.spark.conftest import Launch, Rehearsal
 from tests.spark.stream import NAME, Stream, check_cut, check_end, progress
 from tests.spark.test_failures import wait_for
-from tests.store.servers import Servers, Unavailable
+from tests.store.servers import Servers, needed
 
 KILLS = 5
 
@@ -45,12 +45,8 @@ def test_executors_killed_in_mid_batch_are_replaced_and_no_file_tells_the_secret
     tmp_path_factory: pytest.TempPathFactory,
     record_property: Callable[[str, object], None],
 ) -> None:
-    try:
+    with needed():
         server = servers["s3"]
-    except Unavailable as error:
-        if "CI" in os.environ:
-            pytest.fail(str(error))
-        pytest.skip(str(error))
     server.make("cluster")
     url, options = server.address("cluster", server.ports)
     secret = options["secret"] = f"secret-{uuid.uuid4().hex}"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -41,6 +38,7 @@ from tests.spark import stream
 from tests.spark.conftest import Launch
 from tests.spark.sessions import ROOT
 from tests.spark.stream import NAME, Balance, Journal, Stream, aside, check_cut, check_end, state
+from tests.store.servers import command, installed, needed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -140,23 +138,13 @@ def oldest_pyspark() -> Path:
     config.read(ROOT / "setup.cfg")
     (wanted,) = [line for line in config["options"]["install_requires"].split("\n") if line.startswith("pyspark")]
     version = wanted.split(">=")[1].split(",")[0] + ".0"
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "persistent-state-tests"
-    cache.mkdir(parents=True, exist_ok=True)
-    folder = cache / f"pyspark-{version}"
-    with (cache / "pyspark.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "whole").exists():
-            told = ["--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade", "--target", str(folder)]
-            made = subprocess.run(
-                [sys.executable, "-m", "pip", "install", *told, f"pyspark=={version}"], capture_output=True, text=True
-            )
-            if made.returncode:
-                problem = f"pyspark {version} can't be installed: {made.stderr.strip()}"
-                if "CI" in os.environ:
-                    pytest.fail(problem)
-                pytest.skip(problem)
-            (folder / "whole").touch()
-    return folder
+    told = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+
+    def install(place: Path) -> None:
+        command(sys.executable, *told, "--target", place, f"pyspark=={version}")
+
+    with needed():
+        return installed(f"pyspark-{version}", install)
 
 
 DRIVE = """

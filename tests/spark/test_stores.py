@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from persistent_state.verify import verify
 from tests.spark import stream
 from tests.spark.stream import Stream, check_cut, check_end
 from tests.spark.test_cluster import copy
-from tests.store.servers import Servers, Unavailable
+from tests.store.servers import Servers, needed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,12 +22,8 @@ if TYPE_CHECKING:
 def test_an_application_starts_and_starts_again_on_a_store(
     spark: SparkSession, servers: Servers, tmp_path: Path, kind: str
 ) -> None:
-    try:
+    with needed():
         server = servers[kind]
-    except Unavailable as error:
-        if "CI" in os.environ:
-            pytest.fail(str(error))
-        pytest.skip(str(error))
     server.make("spark")
     url, options = server.address("spark", server.ports)
     sent = Stream(tmp_path / "stream", seed=len(kind))

@@ -11,10 +11,13 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+import pytest
 
 from persistent_state.store.files import Files, open_files
 
@@ -341,6 +344,15 @@ def installed(name: str, install: Callable[[Path], None]) -> Path:
             install(partial)
             partial.rename(place)
     return place
+
+
+@contextmanager
+def needed() -> Iterator[None]:
+    """What a test can't do without: it is skipped with the reason where that can't be had, and fails under CI."""
+    try:
+        yield
+    except Unavailable as error:
+        (pytest.fail if "CI" in os.environ else pytest.skip)(str(error))
 
 
 def need(*programs: str) -> None:

@@ -46,7 +46,7 @@ from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from tests import core
 from tests.store.proxy import Asked, Fault, Proxy
-from tests.store.servers import Server, Servers, Unavailable, files_of
+from tests.store.servers import Server, Servers, files_of, needed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
@@ -75,10 +75,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def server_of(servers: Servers, kind: str) -> Server:
-    try:
+    with needed():
         return servers[kind]
-    except Unavailable as error:
-        (pytest.fail if "CI" in os.environ else pytest.skip)(f"no server for {kind}: {error}")
 
 
 def new_files(servers: Servers, kind: str, tmp_path: Path) -> Files:
