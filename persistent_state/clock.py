@@ -44,7 +44,8 @@ class Channel:
 
     `newest` is the greatest timestamp it delivered since the start (None: nothing yet), `active` the batch time at which it
     last delivered, `beyond` how many of its last messages in a row were over the jump limit. `before` is a timestamp that it
-    had reached when the start cut it back (None: nothing): a jump is measured from there.
+    had reached when the start cut it back: a jump is measured from there. It is `BEGINNING` if the start went back to before
+    all messages, and None if there were none: the channel is only said to come.
     """
 
     newest: int | None
@@ -55,8 +56,7 @@ class Channel:
 
     def cut_back(self, clock: int, now: int) -> Channel:
         """The channel at a start that cuts its task back to `clock`."""
-        reached = self.before if self.newest is None else min(self.newest, clock)
-        return Channel(None, now, before=None if reached == BEGINNING else reached)
+        return Channel(None, now, before=self.before if self.newest is None else min(self.newest, clock))
 
 
 @dataclass(frozen=True)

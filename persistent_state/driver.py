@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from persistent_state import clock as clocks
@@ -145,7 +146,8 @@ def _cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) 
         cuts=(clock,),
         coarse=(),
         runs=tuple(_cut_runs(task.runs, clock, shards)),
-        channels={name: channel.cut_back(clock, now) for name, channel in task.channels.items()},
+        # One that was only named, and perhaps wrongly, is there again if it is named again.
+        channels={n: c.cut_back(clock, now) for n, c in task.channels.items() if (c.newest, c.before) != (None, None)},
         positions=positions,
         sides=tuple(side for side in kept if side is not None),
         batch=0,
@@ -296,9 +298,10 @@ def _with_batch(
     after = first.advance
     restart = min(newest.clock, task.clock)
 
-    def page() -> str:
-        return f"{log.application}/runs/{first.task}/{newest.epoch:06d}-{first.batch:09d}-pages-{new_id()}"
+    def new_path(what: str) -> str:
+        return f"{log.application}/runs/{first.task}/{newest.epoch:06d}-{first.batch:09d}-{what}-{new_id()}"
 
+    page = partial(new_path, "pages")
     moved = replace(
         task,
         clock=after.clock,
@@ -315,7 +318,12 @@ def _with_batch(
     )
     entry = _moved_on(newest.with_task(first.task, moved), newest, now, keeping)
     moved = entry.tasks[first.task]
-    return entry.with_task(first.task, _settle(log.files, moved, min(entry.clock, moved.clock), page))
+    moved = _settle(log.files, moved, min(entry.clock, moved.clock), page)
+    # Those of one epoch have the same columns.
+    alike = [side for side in moved.sides if _written(side.file.path)[0] == entry.epoch]
+    return entry.with_task(
+        first.task, replace(moved, sides=sides.fewer(log.files, moved.sides, alike, new_path("sides")))
+    )
 
 
 def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
@@ -423,8 +431,7 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
     for name, task in newest.tasks.items():
         folder = f"{log.application}/runs/{name}"
         for file in log.files.list(folder):
-            written = tuple(int(part) for part in file.split("-")[:2])
-            if f"{folder}/{file}" not in named and written < (newest.epoch, task.batch):
+            if f"{folder}/{file}" not in named and _written(file) < (newest.epoch, task.batch):
                 log.files.delete(f"{folder}/{file}")
                 gone.append(f"{folder}/{file}")
     for folder in (f"{log.application}/log", *(f"{log.application}/runs/{name}" for name in newest.tasks)):
@@ -433,6 +440,12 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
                 log.files.delete(f"{folder}/{file}")
                 gone.append(f"{folder}/{file}")
     return gone
+
+
+def _written(path: str) -> tuple[int, int]:
+    """The epoch and the micro-batch that a file of `runs` was written in."""
+    epoch, batch = path.rsplit("/", 1)[-1].split("-")[:2]
+    return int(epoch), int(batch)
 
 
 def _read_or_none(log: Log, number: int) -> Entry | None:

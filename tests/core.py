@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from persistent_state import driver
 from persistent_state.clock import Position, Settings
 from persistent_state.driver import Keeping
 from persistent_state.plan import Plan
-from persistent_state.sources.base import Chunk, Reach
+from persistent_state.sources.base import NO_POSITION, Chunk, Reach
 from persistent_state.steps.combine import Blob, combine
 from persistent_state.steps.shard import Descriptor, merge_shard
 from persistent_state.store import run as runs_io
@@ -72,23 +73,29 @@ def descriptors(
     parts: int = 1,
     now: int = 0,
     channels: Mapping[str, bool] | None = None,
+    named: Sequence[str] = (),
+    placed: bool = True,
 ) -> list[Descriptor]:
-    """What the shards make of the next rows of the task's only strand, read in so many parts."""
+    """What the shards make of the next rows of the task's only strand, read in so many parts, perhaps without positions."""
     newest = log.newest()
     assert newest is not None
     entry = driver.wake(log, newest.epoch, plan.name, now)
     first = entry.tasks[plan.name].positions.get("", Position()).next
-    reach = Reach({"": first + rows.num_rows}, channels)
+    reach = Reach({"": first + rows.num_rows} if placed else {}, channels, known=tuple(named))
     basis = driver.plan_batch(entry, plan.name, reach, now)
     bounds = [rows.num_rows * part // parts for part in range(parts + 1)]
     blobs = [
-        combine(plan, basis, part, parts, [Chunk("", first + low, rows.slice(low, high - low))])
+        combine(plan, basis, part, parts if placed else None, [chunk(first + low, rows.slice(low, high - low), placed)])
         for part, (low, high) in enumerate(itertools.pairwise(bounds))
     ]
     return [
         merge_shard(plan, shard, [Blob.from_bytes(part[shard].to_bytes()) for part in blobs], None, new_id)
         for shard in range(plan.shards)
     ]
+
+
+def chunk(first: int, rows: pa.RecordBatch, placed: bool) -> Chunk:
+    return Chunk("", first, rows) if placed else Chunk("", 0, rows, at=np.full(rows.num_rows, NO_POSITION))
 
 
 def commit(
@@ -108,9 +115,11 @@ def play(
     now: int = 0,
     keeping: Keeping | None = None,
     channels: Mapping[str, bool] | None = None,
+    named: Sequence[str] = (),
+    placed: bool = True,
 ) -> Entry:
     """One micro-batch of the task from its planning to its commit."""
-    made = descriptors(log, plan, rows, parts=parts, now=now, channels=channels)
+    made = descriptors(log, plan, rows, parts=parts, now=now, channels=channels, named=named, placed=placed)
     return commit(log, made, now=now, keeping=keeping)
 
 

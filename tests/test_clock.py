@@ -379,7 +379,7 @@ class TestChannels:
         self, newest: int | None, before: int | None, clock: int
     ) -> None:
         cut = Channel(newest, 3, ended=True, beyond=2, before=before).cut_back(clock, now=9)
-        reached = before if newest is None else None if clock == BEGINNING else min(newest, clock)
+        reached = before if newest is None else min(newest, clock)
         assert cut == Channel(None, 9, before=reached)
         assert cut.cut_back(clock, now=12) == Channel(None, 12, before=reached)
 

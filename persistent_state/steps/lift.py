@@ -400,6 +400,7 @@ def _watch_channels(
             streak = lifted.beyond.get(name, known.beyond if known else 0)
             stamps = place.timestamps[of_channel]
             reached = known.before if newest is None and known is not None else newest
+            reached = None if reached == clocks.BEGINNING else reached
             jumps, streak = clocks.beyond_limit(stamps, reached, streak, plan.settings.jump, plan.settings.believe)
             lifted.beyond[name] = streak
             if jumps.any():

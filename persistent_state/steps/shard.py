@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,6 @@ from persistent_state.batch import Advance, Basis, advance, cuts_to_keep
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Disagreement
 from persistent_state.plan import Plan
-from persistent_state.sources.base import NO_POSITION
 from persistent_state.steps.combine import Blob
 from persistent_state.steps.lift import (
     UNFIT,
@@ -33,6 +31,7 @@ from persistent_state.steps.lift import (
 from persistent_state.store import run as runs_io
 from persistent_state.store.entry import Run, SideFile, Stored
 from persistent_state.store.log import Log
+from persistent_state.store.sides import side_file
 
 GROWTH = 2
 """A run is merged with newer ones once they hold 1 / GROWTH of its rows: few runs, and each row is rewritten log times."""
@@ -266,13 +265,4 @@ def _write_side(plan: Plan, path: str, sides: Sequence[pa.Table]) -> SideFile | 
     if not sides:
         return None
     table = pa.concat_tables(sides)
-    stamps = table["timestamp"]
-    ends: dict[str, int] = {}
-    for strand, position in zip(table["strand"].to_pylist(), table["position"].to_pylist(), strict=True):
-        ends[strand] = max(ends.get(strand, 0), NO_POSITION if position is None else position + 1)
-    return SideFile(
-        file=runs_io.write_table(plan.files, path, table),
-        reasons=dict(Counter(table["reason"].to_pylist())),
-        newest=None if stamps.null_count else max(stamps.to_pylist()),
-        ends=ends,
-    )
+    return side_file(runs_io.write_table(plan.files, path, table), table)

@@ -79,6 +79,7 @@ class Log:
             Exists: another entry has its number. Nothing changed; look at it.
             Fenced: a newer driver owns the application, or did while this one slept.
             CommitUnknown: no answer from the store. Nothing may be deleted; the next start finds out.
+            StoreUnavailable: it was written, and then the store did not list the log. The next start finds out, too.
         """
         data = to_bytes(entry)
         path = self.path(entry.number)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from persistent_state.errors import Damaged
+from persistent_state.sources.base import NO_POSITION
 from persistent_state.store import pages, run
 from persistent_state.store.base import Files
-from persistent_state.store.entry import Cut, SideFile, TaskState, side_from_json
+from persistent_state.store.entry import Cut, SideFile, Stored, TaskState, side_from_json
 
 MANY = 16
 """How many files stand in a log entry one by one; beyond, those that nothing can take back are listed apart."""
@@ -61,13 +63,37 @@ def take_back(files: Files, side: SideFile, clock: int, positions: Mapping[str, 
     table = table.filter(pa.array(stays))
     if table.num_rows == 0:
         return None
+    return replace(side_file(side.file, table), cuts=(*side.cuts, cut))
+
+
+def side_file(file: Stored, table: pa.Table) -> SideFile:
+    """What an entry says of a file with these rows."""
     stamps = table["timestamp"]
-    return replace(
-        side,
+    ends: dict[str, int] = {}
+    for strand, position in zip(table["strand"].to_pylist(), table["position"].to_pylist(), strict=True):
+        ends[strand] = max(ends.get(strand, 0), NO_POSITION if position is None else position + 1)
+    return SideFile(
+        file=file,
         reasons=dict(Counter(table["reason"].to_pylist())),
         newest=None if stamps.null_count else max(stamps.to_pylist()),
-        cuts=(*side.cuts, cut),
+        ends=ends,
     )
+
+
+def fewer(files: Files, listed: Sequence[SideFile], alike: Sequence[SideFile], path: str) -> tuple[SideFile, ...]:
+    """The listed files, of which those alike in columns are no more than `MANY`: the smaller half of them are then one.
+
+    So a file of n rows is written again about log n times. What is damaged stays as it is.
+    """
+    if len(alike) <= MANY:
+        return tuple(listed)
+    small = sorted(alike, key=lambda side: sum(side.reasons.values()))[: MANY // 2 + 1]
+    try:
+        table = pa.concat_tables([read(files, side) for side in small])
+    except Damaged:
+        return tuple(listed)
+    one = side_file(run.write_table(files, path, table), table)
+    return (*(side for side in listed if side not in small), one)
 
 
 def _stays(table: pa.Table, cut: Cut) -> NDArray[np.bool_]:

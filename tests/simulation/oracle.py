@@ -69,6 +69,8 @@ class Judge:
     """By channel, a timestamp that it had reached before the start and that is not replayed."""
     gone: set[str] = field(default_factory=set)
     """Channels that the source does not list any more."""
+    heard: set[str] = field(default_factory=set)
+    """Channels that a message ever came from."""
     active: dict[str, int] = field(default_factory=dict)
     floor: dict[str, int] = field(default_factory=dict)
     """By channel, the clock that it never had a say in: it was not known yet, idle, or ended."""
@@ -355,6 +357,9 @@ class Oracle:
                 judge.reached[channel] = min(newest, task.clock)
             elif newest is not None:
                 judge.reached.pop(channel, None)
+        for channel in judge.newest.keys() - judge.heard:
+            # It was only named, and is forgotten unless it is named again.
+            del judge.newest[channel], judge.floor[channel]
         judge.newest = dict.fromkeys(judge.newest)
         judge.active = dict.fromkeys(judge.newest, now)
         judge.jumps.clear()
@@ -377,7 +382,7 @@ class Oracle:
             for strand in basis.channels:
                 self._learn(judge, strand, old.clock, now)
             judge.gone = judge.newest.keys() - basis.channels.keys()
-        for channel in judge.strands.known:
+        for channel in judge.strands.said_to_come:
             self._learn(judge, channel, old.clock, now)
         read: list[Sent] = []
         unknown = 0
@@ -457,6 +462,7 @@ class Oracle:
             judge.verdicts[sent.place] = AHEAD
         else:
             self._learn(judge, channel, clock, now)
+            judge.heard.add(channel)
             newest = judge.newest[channel]
             newest = judge.reached.get(channel) if newest is None else newest
             if sent.place in jumped:

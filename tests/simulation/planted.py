@@ -167,6 +167,18 @@ BUGS = (
         clock.listed_channels,
         ("return {**{name: Channel(None, now) for name in known}, **channels}", "return dict(channels)"),
     ),
+    bug(
+        "mistaken channel for ever",
+        "A channel that was only named holds the clock though nobody names it any more.",
+        driver._cut_back,
+        (" if (c.newest, c.before) != (None, None)", ""),
+    ),
+    bug(
+        "channel forgotten at the beginning",
+        "A channel that a start cut back to before its first message does not hold the clock until it comes again.",
+        clock.Channel.cut_back,
+        ("min(self.newest, clock)", "None if clock == BEGINNING else min(self.newest, clock)"),
+    ),
     # A task that does not hold the clock, or returns behind it
     bug(
         "not woken",

@@ -21,7 +21,7 @@ class Strands:
 
     A strand in `visible` is known. For a while only a `share` of the messages comes. A strand that `ends` has no more, one
     that `vanishes` is not even listed any more. Channels are the strands, or told apart `by_column`; `known` are channels
-    said to come, where none are listed.
+    said to come, where none are listed, and `mistaken` one that never does, which is taken back after some starts.
 
     What is `by_spark` is a streaming DataFrame: each start delivers everything again, or `leaves_out` what is older than its
     clock, nobody knows how far a micro-batch goes, and all is one strand if it has no `positions`.
@@ -36,9 +36,14 @@ class Strands:
     chunk_rows: int
     by_column: bool = False
     known: tuple[str, ...] = ()
+    mistaken: tuple[str, ...] = ()
     by_spark: bool = False
     positions: bool = True
     leaves_out: bool = False
+
+    @property
+    def said_to_come(self) -> tuple[str, ...]:
+        return self.known + self.mistaken
 
     @property
     def is_complete(self) -> bool:
@@ -92,7 +97,7 @@ class WorldSource(TimeReplayableSource):
                 channels[strand] = self.strands.has_ended(strand) and ends[strand] == visible
         moved = [f"{strand}:{start.get(strand, 0)}-{end}" for strand, end in ends.items() if end > start.get(strand, 0)]
         lists = self.strands.lists_channels and self.channel is None
-        return Reach(ends, channels if lists else None, tuple(moved), () if lists else self.strands.known)
+        return Reach(ends, channels if lists else None, tuple(moved), () if lists else self.strands.said_to_come)
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
         return [split for split in dealt(self.rng, start, end, parts) if split]
@@ -117,7 +122,7 @@ class Stream:
     @property
     def reach(self) -> Reach:
         """What is known of a micro-batch beforehand."""
-        return Reach({}, {"": False} if self.channel is None else None, known=self.strands.known)
+        return Reach({}, {"": False} if self.channel is None else None, known=self.strands.said_to_come)
 
     def ends(self, everything: bool) -> dict[str, int]:
         """How far the next micro-batch goes."""

@@ -139,6 +139,7 @@ class World:
             chunk_rows=rng.choice([1, 4, 100]),
             by_column=by_column,
             known=tuple(name for name in channels if by_column and rng.random() < 0.3),
+            mistaken=("nobody",) if by_column and rng.random() < 0.3 else (),
             by_spark=by_spark,
             positions=positions,
             leaves_out=by_spark and rng.random() < 0.4,
@@ -490,6 +491,9 @@ class World:
                 raise
             return self._start(actor, log, plans, anew | refused)
         self.oracle.claim(entry)
+        for strands in self.sources.values():
+            if strands.mistaken and self.rng.random() < 0.5:
+                strands.mistaken = ()
         return entry
 
     def _read(self, actor: Actor, log: Log, plan: Plan, job: Job, started: Entry) -> None:
