@@ -22,11 +22,11 @@ def part(folder: Path) -> Part:
 
 def test_a_source_that_can_not_be_opened_is_refused_before_anything_changes(tmp_path: Path) -> None:
     missing = part(tmp_path / "missing")
-    log = Log(missing.plan.files, missing.plan.application)
+    files = missing.plan.files
     with pytest.raises(InvalidInput, match="is not a folder; make it, or mend the path"):
-        check_parts(log, [missing], [])
-    assert log.numbers() == []
-    check_parts(log, [part(tmp_path)], [])
+        check_parts(files, [missing], {})
+    assert Log(files, missing.plan.application).numbers() == []
+    check_parts(files, [part(tmp_path)], {})
 
 
 def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fenced(tmp_path: Path) -> None:
@@ -36,8 +36,8 @@ def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fen
     entry = core.play(log, plan, pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 1}], SCHEMA))
     source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA, format="parquet")
     with pytest.raises(InvalidInput, match="its journal has only 0 files"):
-        check_parts(log, [Part(plan, source, None)], [])
+        check_parts(plan.files, [Part(plan, source, None)], entry.tasks)
     newest = log.newest()
     assert newest is not None
     assert newest.epoch == entry.epoch
-    check_parts(log, [Part(plan, source, None)], [plan.name])
+    check_parts(plan.files, [Part(plan, source, None)], {})

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from persistent_state import driver
 from persistent_state.driver import Keeping
 from persistent_state.engine.arrow_source import now_us
-from persistent_state.errors import Fenced, InvalidInput, StateError
+from persistent_state.errors import InvalidInput, StateError
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob
 from persistent_state.steps.lift import LATE, REPLAYED_OR_LATE
@@ -140,13 +140,15 @@ class Commit:
         if self._sink is not None:
             self._sink(running_values(rows, self._plan, descriptors), batch)
         if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
-            try:
-                driver.collect(self._log, self._epoch, now=now_us(), keeping=self._keeping)
-            except Fenced:
-                raise
-            except StateError as error:
-                # What could not be deleted now is deleted later; the commit stands.
-                _logger.warning("nothing more is collected now: %s", error)
+            collect(self._log, self._epoch, self._keeping)
+
+
+def collect(log: Log, epoch: int, keeping: Keeping) -> None:
+    """Delete what nobody needs any more; what can't be deleted now is deleted later."""
+    try:
+        driver.collect(log, epoch, now=now_us(), keeping=keeping)
+    except StateError as error:
+        _logger.warning("nothing more is collected now: %s", error)
 
 
 def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:

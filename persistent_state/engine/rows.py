@@ -143,6 +143,11 @@ def columns_of(
         if isinstance(source, DataFrameSource):
             rows = opened(spark, source)
         else:
+            if len({name.lower() for name in source.schema.names}) < len(source.schema):
+                raise InvalidInput(
+                    f"task={task.task_name}: process_column can't tell columns={source.schema.names} apart, as Spark takes no "
+                    "notice of case; rename them by transform=."
+                )
             # Any stream of such rows will do.
             nulls = [F.lit(None).cast(f.dataType).alias(f.name) for f in from_arrow_schema(source.schema)]
             rows = spark.readStream.format("rate").load().select(*nulls)

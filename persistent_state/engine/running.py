@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -28,7 +28,7 @@ from persistent_state.plan import Plan
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store import pages
-from persistent_state.store.entry import Entry
+from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 
@@ -164,7 +164,7 @@ class Running:
     def _begin(self) -> None:
         """Start a query for each task, from where the entry says."""
         setup = self._setup
-        session = sessions.own_session(setup.spark, setup.shards)
+        session = sessions.own_session(setup.spark)
         labels = arrow_source.shard_labels(session, setup.shards)
         scratch = self._scratch.folder(self.entry.epoch)
         for part in setup.parts:
@@ -180,7 +180,6 @@ class Running:
                 writer = writer.trigger(availableNow=True)
             elif setup.trigger is not None:
                 writer = writer.trigger(processingTime=setup.trigger)
-            # A query keeps the settings that its session has when it starts.
             with sessions.settings(blobs.sparkSession, sessions.for_queries(setup.shards)):
                 self._queries.append(writer.start())
 
@@ -189,6 +188,9 @@ class Running:
         try:
             with _naming_a_lost_jvm():
                 self._go_on()
+                self._stop_queries()
+            # A short run has not come to do it, nor has any before it.
+            query.collect(self._log, self.entry.epoch, self._setup.keeping)
         except StateError as error:
             self._error = error
         except BaseException as error:
@@ -218,11 +220,11 @@ class Running:
         """Wait until the queries end: why one failed, or None if all have come to their end or were asked to stop."""
         while not self._asked.is_set():
             active = any(running.isActive for running in self._queries)
-            for ended in self._queries:
+            for part, ended in zip(self._setup.parts, self._queries, strict=True):
                 if not ended.isActive and (error := ended.exception()) is not None:
                     # A commit comes before its sink: only a micro-batch that Spark calls done was handed out.
                     self._had_finished = bool(ended.recentProgress)
-                    return self._cause(error)
+                    return self._cause(part.plan.name, error)
             if not active:
                 break
             self._asked.wait(POLL_SECONDS)
@@ -251,9 +253,9 @@ class Running:
             return known if newest is None else newest.clock
         return known
 
-    def _cause(self, error: StreamingQueryException) -> StateError:
+    def _cause(self, task: str, error: StreamingQueryException) -> StateError:
         """Fenced if a newer driver owns the application, in whatever way its work was in the way; else what failed."""
-        own = _as_own_error(error)
+        own = _as_own_error(error, task)
         own.__cause__ = error
         with suppress(StateError):
             newest = self._log.newest()
@@ -284,8 +286,13 @@ def start(setup: Setup, anew: Sequence[str]) -> Running:
         sessions.check_store(setup.spark, setup.files)
         sessions.check_scratch(setup.spark, setup.scratch)
         log = Log(setup.files, setup.application)
-        check_parts(log, setup.parts, anew)
-        check_frames(setup, log)
+        newest = log.newest()
+        if newest is None:
+            check_parts(setup.files, setup.parts, {})
+        else:
+            known = {name: task for name, task in newest.tasks.items() if name not in anew}
+            check_parts(setup.files, setup.parts, known)
+            check_frames(setup, known, newest.clock)
         return Running(setup, log, setup.take_over(log, anew=anew))
 
 
@@ -302,30 +309,32 @@ def _blobs(setup: Setup, session: SparkSession, part: Part, entry: Entry, labels
     return arrow_source.load(session, arrow_source.ArrowReader(plan, source, entry.epoch, parts, labels))
 
 
-def check_parts(log: Log, parts: Sequence[Part], anew: Sequence[str]) -> None:
-    """Refuse what could only fail in the middle of things, before a driver that works is fenced."""
-    newest = log.newest()
+def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskState]) -> None:
+    """Refuse what could only fail in the middle of things, before a driver that works is fenced.
+
+    Tasks that are `known` go on from what the store holds of them.
+    """
     for part in parts:
         if part.plan.emits:
             query.check_values(part.plan)
         if isinstance(part.source, DataFrameSource):
             continue
-        known = newest.tasks.get(part.plan.name) if newest and part.plan.name not in anew else None
+        task = known.get(part.plan.name)
         # A copy, as the source is to be opened once, by Spark.
         source = cloudpickle.loads(cloudpickle.dumps(part.source))
-        if known is None:
+        if task is None:
             source.open([], {})
         else:
-            positions = {strand: position.known for strand, position in known.positions.items()}
-            source.open(pages.read(log.files, known.journal), positions)
+            positions = {strand: position.known for strand, position in task.positions.items()}
+            source.open(pages.read(files, task.journal), positions)
 
 
-def check_frames(setup: Setup, log: Log) -> None:
-    """Refuse a function that makes no DataFrame to replay from where its task stands."""
-    newest = log.newest()
+def check_frames(setup: Setup, known: Mapping[str, TaskState], clock: int) -> None:
+    """Refuse a function that makes no DataFrame to replay from where its task stands; it is new if it is not `known`."""
     for part in setup.parts:
-        if isinstance(part.source, DataFrameSource) and newest is not None and part.plan.name in newest.tasks:
-            rows.opened(setup.spark, part.source, min(newest.clock, newest.tasks[part.plan.name].clock))
+        if isinstance(part.source, DataFrameSource):
+            task = known.get(part.plan.name)
+            rows.opened(setup.spark, part.source, clock if task is None else min(clock, task.clock))
 
 
 @contextmanager
@@ -362,12 +371,15 @@ def _signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _as_own_error(error: Exception) -> StateError:
-    """The error of this package that made a query fail in another process, or a StateError with Spark's text."""
+def _as_own_error(error: Exception, task: str = "") -> StateError:
+    """The error of this package that made the query of a task fail in another process, or a StateError with Spark's text."""
     text = str(error)
     # The last one raised: others before it are its causes.
     for name, message in reversed(re.findall(r"persistent_state\.errors\.(\w+): (.+)", text)):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, StateError):
             return kind(message.strip())
+    # SQLSTATE 22: a value that an expression can't take, such as a zero to divide by; the next start meets it again.
+    if of_data := re.search(r"(\[[A-Z_.]+\] .*?) SQLSTATE: 22\w{3}\b", text):
+        return TaskFailed(f"task={task}: Spark could not work out a value: {of_data[1]}")
     return StateError(f"Spark stopped the application: {text or repr(error)}")

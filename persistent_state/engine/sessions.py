@@ -16,18 +16,16 @@ from persistent_state.errors import InvalidInput
 from persistent_state.store.files import Files, LocalFiles, MemoryFiles
 
 
-def own_session(spark: SparkSession, shards: int) -> SparkSession:
+def own_session(spark: SparkSession) -> SparkSession:
     """A session of the library's own, with the user's time zone."""
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", spark.conf.get("spark.sql.session.timeZone") or "UTC")
-    for name, value in for_queries(shards).items():
-        session.conf.set(name, value)
     use_this_python(spark)
     return session
 
 
 def for_queries(shards: int) -> dict[str, str]:
-    """What a session of queries is set to."""
+    """What a session is set to while a query starts in it, which keeps that."""
     return {
         "spark.sql.shuffle.partitions": str(shards),
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",

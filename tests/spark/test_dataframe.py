@@ -193,7 +193,7 @@ class Opener:
         # An aggregate of a table that stands still is none of the stream.
         once = spark.createDataFrame([(0,), (1,), (1,)], "copy int").groupBy("copy").count().where("count = 1")
         twice = rows.withColumn("copy", F.explode(F.array(F.lit(0), F.lit(1))))
-        return twice.join(F.broadcast(once), "copy").drop("copy", "count")
+        return twice.join(F.broadcast(once), "copy").drop("copy", "count").repartition(3)
 
 
 def messages(chance: Random, kind: Kind, file: int, count: int = 24) -> list[Row]:
@@ -674,3 +674,12 @@ def test_positions_and_channels_that_are_none_are_refused_before_anything_is_wri
     where, sentence = PLACES[name]
     source = DataFrameSource(shut[0], "ts", **where)
     refused(shut, Says(lambda rows: functions().array(rows["number"]), List(pa.int64())), source, sentence)
+
+
+def test_columns_that_only_case_tells_apart_are_refused_where_spark_is_to_compute_the_update(
+    shut: tuple[DataFrame, Path],
+) -> None:
+    schema = pa.schema([("n", pa.int64()), ("N", pa.int64()), ("ts", INSTANT)])
+    source = FileSource(shut[1], timestamp="ts", schema=schema)
+    sentence = r"process_column can't tell columns=\['n', 'N', 'ts'\] apart, .*; rename them by transform="
+    refused(shut, Says(lambda rows: functions().lit(1), Sum()), source, sentence)

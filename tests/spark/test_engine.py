@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,8 +30,6 @@ from persistent_state import (
 )
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
-from tests.spark import stream
-from tests.spark.conftest import Launch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -327,45 +322,13 @@ def test_a_second_driver_fences_the_first_which_changes_nothing_more(spark: Spar
     assert table(app, ShopTurnover()) == {("a",): 15}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_continuous_run_that_is_asked_to_stop_stops_cleanly_and_the_next_goes_on(
-    spark: SparkSession, launch: Launch, tmp_path: Path, number: signal.Signals
-) -> None:
-    sent = stream.Stream(tmp_path / "stream", seed=number)
-    sent.grow(4)
-    driver = launch("-m", "tests.spark.victim", str(tmp_path), "--continuous", folder=tmp_path)
-    while len(stream.progress(tmp_path)) < 2:
-        assert driver.poll() is None, (tmp_path / "log").read_text()[-4000:]
-        time.sleep(0.05)
-    driver.send_signal(number)
-    assert driver.wait(timeout=60) == 0, (tmp_path / "log").read_text()[-4000:]
-    stream.check_cut(tmp_path, sent)
-    sent.grow()
-    stream.application(tmp_path, shards=1, interval="15 seconds").run(spark, close=True)
-    stream.check_end(tmp_path, sent)
-
-
-def test_workers_run_the_interpreter_of_the_driver_whatever_python3_is(launch: Launch, tmp_path: Path) -> None:
-    sent = stream.Stream(tmp_path / "stream", seed=3)
-    sent.grow()
-    for name in ("python", "python3"):
-        other = tmp_path / "bin" / name
-        other.parent.mkdir(exist_ok=True)
-        other.write_text("#!/bin/sh\nexit 1\n")
-        other.chmod(0o755)
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    driver = launch("-m", "tests.spark.victim", str(tmp_path), folder=tmp_path, PATH=path, PYSPARK_PYTHON="")
-    assert driver.wait(timeout=120) == 0, (tmp_path / "log").read_text()[-4000:]
-    stream.check_end(tmp_path, sent)
-
-
 def test_an_error_of_spark_itself_is_an_error_of_this_package(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path / "in", "1.parquet", [("a", 1, 10, 100)])
 
     def sink(values: DataFrame, batch: int) -> None:
         values.select("no such column").collect()
 
-    app = Application("broken", str(tmp_path / "store"), "10 seconds", shards=1)
+    app = Application("broken", str(tmp_path / "store"), "10 seconds", shards=1, restarts=0)
     app.add(Turnover(), FileSource(tmp_path / "in", timestamp="ts"), sink)
     with pytest.raises(StateError, match="no such column"):
         app.run(spark)

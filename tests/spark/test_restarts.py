@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
+import re
 import time
 from collections.abc import Callable, Sequence
-from configparser import ConfigParser
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -29,19 +29,18 @@ from persistent_state import (
     PersistentTask,
     StateError,
     TaskFailed,
+    application,
     read_state,
 )
+from persistent_state.driver import Keeping
 from persistent_state.engine import running
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests.spark import stream
-from tests.spark.conftest import Launch
-from tests.spark.sessions import ROOT
 from tests.spark.stream import NAME, Balance, Journal, Stream, aside, check_cut, check_end, state
-from tests.store.servers import command, installed, needed
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from persistent_state.engine.query import Progress
 
@@ -132,42 +131,6 @@ def newest(folder: Path) -> Any:
     return entry
 
 
-def oldest_pyspark() -> Path:
-    """A folder with the oldest PySpark that this package says it works with, installed once."""
-    config = ConfigParser()
-    config.read(ROOT / "setup.cfg")
-    (wanted,) = [line for line in config["options"]["install_requires"].split("\n") if line.startswith("pyspark")]
-    version = wanted.split(">=")[1].split(",")[0] + ".0"
-    told = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-
-    def install(place: Path) -> None:
-        command(sys.executable, *told, "--target", place, f"pyspark=={version}")
-
-    with needed():
-        return installed(f"pyspark-{version}", install)
-
-
-DRIVE = """
-import pyspark, runpy
-print("pyspark", pyspark.__version__, flush=True)
-runpy.run_module("tests.spark.victim", run_name="__main__")
-"""
-
-
-def test_a_store_goes_on_under_another_version_of_spark(spark: SparkSession, launch: Launch, tmp_path: Path) -> None:
-    oldest = oldest_pyspark()
-    sent = Stream(tmp_path / "stream", seed=5)
-    sent.grow()
-    stream.application(tmp_path, shards=2, interval="10 seconds").run(spark)
-    sent.grow()
-    driver = launch("-c", DRIVE, str(tmp_path), folder=tmp_path, PYTHONPATH=f"{oldest}:{ROOT}")
-    assert driver.wait(timeout=180) == 0, (tmp_path / "log").read_text()[-4000:]
-    assert f"pyspark {oldest.name.removeprefix('pyspark-')}" in (tmp_path / "out").read_text().splitlines()
-    sent.grow()
-    stream.application(tmp_path, shards=3, interval="15 seconds").run(spark, close=True)
-    check_end(tmp_path, sent)
-
-
 SCHEMA = pa.schema([("n", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
 
 
@@ -233,22 +196,57 @@ def test_failures_with_progress_between_them_do_not_add_up(
     assert total(app) == [10]
 
 
-def test_what_another_start_would_meet_again_is_not_tried_again(spark: SparkSession, tmp_path: Path) -> None:
-    class Thirteen(Total):
-        name = "Total"
-        value = None
+class Thirteen(Total):
+    name = "Total"
+    value = None
 
-        def process_message(self, state: PersistentState[int], message: Message) -> None:
-            raise ValueError("thirteen")
+    def process_message(self, state: PersistentState[int], message: Message) -> None:
+        raise ValueError("thirteen")
 
+
+class ByZero(Total):
+    name = "Total"
+    value = None
+
+    def process_column(self, rows: DataFrame) -> Column:
+        from pyspark.sql import functions as F
+
+        return F.expr("100 div (n - 1)")
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Thirteen(), "ValueError('thirteen')"),
+        (ByZero(), "task=Total: Spark could not work out a value: [DIVIDE_BY_ZERO] Division by zero. Use `try_divide`"),
+    ],
+    ids=["Python", "Spark"],
+)
+def test_what_another_start_would_meet_again_is_not_tried_again(
+    spark: SparkSession, tmp_path: Path, task: PersistentTask, words: str
+) -> None:
     app = Application("final", str(tmp_path / "store"), "10 seconds", shards=1)
-    app.add(Thirteen(), numbers(tmp_path / "in", [1]))
+    app.add(task, numbers(tmp_path / "in", [1]))
     run = app.start(spark)
-    with pytest.raises(TaskFailed, match="thirteen"):
+    with pytest.raises(TaskFailed, match=re.escape(words)):
         run.await_end()
     assert (run.restarts, run.entry.epoch, run.is_active) == (0, 1, False)
     with pytest.raises(InvalidInput, match=r"^restarts=-1; say 0 for none"):
         Application("final", str(tmp_path / "store"), restarts=-1)
+
+
+def test_runs_of_a_few_micro_batches_leave_nothing_behind_that_nobody_needs(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "Keeping", partial(Keeping, grace=0))
+    source = numbers(tmp_path / "in", [1], [2])
+    for _ in range(3):
+        app = Application("short", str(tmp_path / "store"), "10 seconds", checkpoints=2, shards=1)
+        app.add(Total(), source).run(spark)
+    log = Log(open_files(app.store), app.name)
+    named = {path for number in log.numbers() for path in log.read(number).files()}
+    assert named == {f"short/runs/Total/{file}" for file in log.files.list("short/runs/Total")}
+    assert len(log.numbers()) < 2 * 3
 
 
 def test_a_continuous_run_has_its_trigger_and_tells_each_batch_twice_alike(
