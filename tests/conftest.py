@@ -1,4 +1,4 @@
-"""How tests run: hypothesis with the same examples each time under CI, real Spark in one process, and first."""
+"""How tests run: hypothesis with the same examples each time under CI, real Spark in two processes, and first."""
 
 from __future__ import annotations
 
@@ -17,17 +17,35 @@ settings.load_profile("project")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Real Spark takes longest, so one process of pytest-xdist begins with it, and the others do the rest.
-
-    The servers of stores are started by one process too.
-    """
+    """What shares a Spark, drivers or servers stays in one process of pytest-xdist; what takes longest begins."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class SparkApart(LoadScopeScheduling):
+    class Scopes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((apart for apart in ("/spark/", "test_conformance") if apart in nodeid), nodeid)
+            return TOGETHER[rank(nodeid)][0] if rank(nodeid) < len(TOGETHER) else nodeid
 
-    return SparkApart(config, log)
+    config.option.loadscopereorder = False
+    return Scopes(config, log)
+
+
+TOGETHER = (
+    (
+        "drivers",
+        ("test_kills.py", "test_failures.py", "test_demo.py", "test_drivers.py", "test_cluster.py", "test_stores.py"),
+    ),
+    ("spark", ("/spark/",)),
+    ("servers", ("test_conformance.py",)),
+)
+"""Tests that run in one process: a name, and what marks their files."""
+
+
+def rank(nodeid: str) -> int:
+    """The place of a test's group in `TOGETHER`; the number of groups if it is in none."""
+    return next((i for i, (_, marks) in enumerate(TOGETHER) if any(mark in nodeid for mark in marks)), len(TOGETHER))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: rank(item.nodeid))
 
 
 @pytest.fixture(scope="session")

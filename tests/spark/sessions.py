@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from tests.processes import start_guarded
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -59,7 +61,7 @@ def start(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> sub
 
 
 def start_command(
-    command: Sequence[str], folder: Path, env: Mapping[str, str], stdin: int = subprocess.DEVNULL
+    command: Sequence[str], folder: Path, env: Mapping[str, str], ends_with_its_input: bool = False
 ) -> subprocess.Popen[bytes]:
     """Start any program likewise."""
     scratch = folder / "tmp"
@@ -67,7 +69,11 @@ def start_command(
     java = f"{env['JDK_JAVA_OPTIONS']} -Djava.io.tmpdir={scratch}"
     env = {**env, "TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch), "JDK_JAVA_OPTIONS": java}
     with (folder / "out").open("ab") as out, (folder / "log").open("ab") as log:
-        return subprocess.Popen(command, cwd=ROOT, env=env, stdin=stdin, stdout=out, stderr=log, start_new_session=True)
+        if ends_with_its_input:
+            return subprocess.Popen(
+                command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=out, stderr=log, start_new_session=True
+            )
+        return start_guarded(command, cwd=ROOT, env=env, stdout=out, stderr=log)
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def start_jvm(folder: Path, env: Mapping[str, str]) -> Jvm:
     """Start a JVM, as the head of a process session, that waits for a driver."""
     told = folder / "connection"
     command = [f"{spark_home()}/bin/spark-submit", "--driver-memory", MEMORY, "pyspark-shell"]
-    process = start_command(command, folder, {**env, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)}, subprocess.PIPE)
+    process = start_command(command, folder, {**env, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)}, True)
     deadline = time.monotonic() + 60
     while not told.exists():  # it is renamed when it is whole
         assert process.poll() is None, (folder / "log").read_text()

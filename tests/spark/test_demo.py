@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,26 +38,30 @@ clock.upstream_min = lambda live, clock, delay: upstream_min(live, clock, 0)
 @dataclass(frozen=True)
 class Shown:
     status: int
-    last_line: str
+    lines: Sequence[str]
     complaints: str
+
+    @property
+    def last_line(self) -> str:
+        return self.lines[-1]
+
+
+def show(launch: Launch, folder: Path, *arguments: str, **env: str) -> Shown:
+    """Run the demo in a process of its own."""
+    status = launch("-m", "examples.exactly_once", *arguments, folder=folder, **env).wait(timeout=300)
+    return Shown(status, (folder / "out").read_text().splitlines(), (folder / "log").read_text())
 
 
 @pytest.fixture(scope="module")
 def demos(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Shown]]]:
     """The whole demo, and a shorter one for each part that is broken, two side by side."""
-
-    def demo(folder: Path, *arguments: str, **env: str) -> Shown:
-        process = launch("-m", "examples.exactly_once", *arguments, folder=folder, **env)
-        status = process.wait(timeout=300)
-        return Shown(status, (folder / "out").read_text().splitlines()[-1], (folder / "log").read_text())
-
     with ThreadPoolExecutor(2) as pool:
-        running = {"": pool.submit(demo, tmp_path_factory.mktemp("demo"))}
+        running = {"": pool.submit(show, launch, tmp_path_factory.mktemp("demo"))}
         for part, patch in BROKEN.items():
             folder = tmp_path_factory.mktemp("broken")
             (folder / "sitecustomize.py").write_text(patch)
             few = ("--flights", str(FEW), "--folder", str(folder / "demo"))
-            running[part] = pool.submit(demo, folder, *few, PYTHONPATH=f"{folder}:{ROOT}")
+            running[part] = pool.submit(show, launch, folder, *few, PYTHONPATH=f"{folder}:{ROOT}")
         yield running
 
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import pytest
 
 from persistent_state.store.files import Files, open_files
+from tests.processes import start_guarded
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "persistent-state-tests"
 """Where servers are installed once, for all runs of the tests."""
@@ -71,13 +72,7 @@ class Servers:
         """Start a server and wait until it answers."""
         log = self._folder / f"{len(self._processes)}.log"
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                list(map(str, command)),
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            process = start_guarded(list(map(str, command)), cwd=self._folder, stdout=output, stderr=subprocess.STDOUT)
         self._processes.append(process)
         end = time.monotonic() + PATIENCE
         while True:
