@@ -44,8 +44,8 @@ class Channel:
 
     `newest` is the greatest timestamp it delivered since the start (None: nothing yet), `active` the batch time at which it
     last delivered, `beyond` how many of its last messages in a row were over the jump limit. `before` is a timestamp that it
-    had reached when the start cut it back: a jump is measured from there. It is `BEGINNING` if the start went back to before
-    all messages, and None if there were none: the channel is only said to come.
+    had reached when the start cut it back: a jump is measured from there. It is `BEGINNING` if the channel has been heard of
+    and no more is known, and None if it is only said to come.
     """
 
     newest: int | None
@@ -276,6 +276,8 @@ def deliver(
     after = dict(channels)
     for name, newest, beyond in seen:
         known = after.get(name, Channel(None, now))
+        if known.before is None:
+            known = replace(known, before=BEGINNING)
         if newest is not None:
             newest = newest if known.newest is None else max(known.newest, newest)
             known = replace(known, newest=newest, active=now)

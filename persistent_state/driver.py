@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +98,10 @@ def _taken_over(
     retained = newest.retained if newest else ()
     tasks: dict[str, TaskState] = {}
     for name, task in (newest.tasks if newest else {}).items():
-        tasks[name] = replace(_cut_back(files, task, clock, shards, now), active=False) if task.active else task
+        # What is to start anew is not looked at: it may be damaged.
+        if task.active and name not in anew:
+            task = replace(_cut_back(files, task, clock, shards, now), active=False)
+        tasks[name] = task
     for plan in plans:
         known = tasks.get(plan.name)
         if known is None or plan.name in anew:
@@ -296,7 +300,6 @@ def _with_batch(
                 "start again."
             )
     after = first.advance
-    restart = min(newest.clock, task.clock)
 
     def new_path(what: str) -> str:
         return f"{log.application}/runs/{first.task}/{newest.epoch:06d}-{first.batch:09d}-{what}-{new_id()}"
@@ -309,8 +312,7 @@ def _with_batch(
         coarse=after.coarse,
         runs=tuple(run for descriptor in ordered for run in descriptor.runs),
         channels=after.channels,
-        # What a start may have to read again must never grow, and none goes below what is now the global clock.
-        positions={strand: clocks.forget_spans(p, restart) for strand, p in after.positions.items()},
+        positions=after.positions,
         journal=pages.append(log.files, task.journal, first.journal, page),
         sides=(*task.sides, *(d.side for d in ordered if d.side)),
         batch=first.batch,
@@ -318,7 +320,10 @@ def _with_batch(
     )
     entry = _moved_on(newest.with_task(first.task, moved), newest, now, keeping)
     moved = entry.tasks[first.task]
-    moved = _settle(log.files, moved, min(entry.clock, moved.clock), page)
+    restart = min(entry.clock, moved.clock)
+    # What a start may have to read again must never grow, as it would where spans on both sides of its clock are joined.
+    positions = {strand: clocks.forget_spans(p, restart) for strand, p in moved.positions.items()}
+    moved = _settle(log.files, replace(moved, positions=positions), restart, page)
     # Those of one epoch have the same columns.
     alike = [side for side in moved.sides if _written(side.file.path)[0] == entry.epoch]
     return entry.with_task(
@@ -426,12 +431,12 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
     lists = {task.settled: task for entry in entries.values() for task in entry.tasks.values()}
     try:
         named.update(side.file.path for task in lists.values() for side in sides.settled(log.files, task))
-    except Damaged:
+    except (Damaged, FileNotFoundError):
         return gone
     for name, task in newest.tasks.items():
         folder = f"{log.application}/runs/{name}"
         for file in log.files.list(folder):
-            if f"{folder}/{file}" not in named and _written(file) < (newest.epoch, task.batch):
+            if f"{folder}/{file}" not in named and (-1, 0) < _written(file) < (newest.epoch, task.batch):
                 log.files.delete(f"{folder}/{file}")
                 gone.append(f"{folder}/{file}")
     for folder in (f"{log.application}/log", *(f"{log.application}/runs/{name}" for name in newest.tasks)):
@@ -443,9 +448,9 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
 
 
 def _written(path: str) -> tuple[int, int]:
-    """The epoch and the micro-batch that a file of `runs` was written in."""
-    epoch, batch = path.rsplit("/", 1)[-1].split("-")[:2]
-    return int(epoch), int(batch)
+    """The epoch and the micro-batch that a file of `runs` was written in; (-1, -1) if it is none of ours."""
+    name = re.match(r"(\d+)-(\d+)-", path.rpartition("/")[2])
+    return (int(name[1]), int(name[2])) if name else (-1, -1)
 
 
 def _read_or_none(log: Log, number: int) -> Entry | None:

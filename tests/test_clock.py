@@ -397,10 +397,11 @@ class TestChannels:
     def test_deliveries_are_the_same_however_a_batch_was_cut_into_parts(self, parts: int) -> None:
         stamps = [4, 9, 2, 7, 1, 8]
         seen = [("a", max(stamps[i::parts]), 0) for i in range(parts)]
-        assert clocks.deliver({}, seen, now=50) == {"a": Channel(9, 50)}
-        assert clocks.deliver({"a": Channel(20, 10)}, seen, now=50) == {"a": Channel(20, 50)}
+        assert clocks.deliver({}, seen, now=50) == {"a": Channel(9, 50, before=BEGINNING)}
+        known = {"a": Channel(20, 10, before=15)}
+        assert clocks.deliver(known, seen, now=50) == {"a": Channel(20, 50, before=15)}
 
     def test_a_channel_whose_messages_were_all_set_aside_is_not_active(self) -> None:
-        before = {"a": Channel(20, 10)}
+        before = {"a": Channel(20, 10, before=BEGINNING)}
         assert clocks.deliver(before, [("a", None, 2)], now=50) == {"a": replace(before["a"], beyond=2)}
-        assert clocks.deliver({}, [("b", None, 1)], now=50) == {"b": Channel(None, 50, beyond=1)}
+        assert clocks.deliver({}, [("b", None, 1)], now=50) == {"b": Channel(None, 50, beyond=1, before=BEGINNING)}

@@ -61,7 +61,7 @@ PUBLIC_MONOIDS = [
 ]
 
 LAYERS = [
-    {"errors"},
+    {"errors", "secrets"},
     {"clock", "keys", "store.base", "store.cache", "state"},
     {"store.local", "store.memory", "store.remote"},
     {"store.hdfs", "store.objects"},

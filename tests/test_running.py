@@ -1,4 +1,4 @@
-"""What is refused before a start takes the application over, without Spark."""
+"""What is refused before a start takes the application over, and what an error of Spark means, without Spark."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from persistent_state import FileSource, InvalidInput
-from persistent_state.engine.running import Part, check_parts
+from persistent_state import FileSource, InvalidInput, StateError, TaskFailed
+from persistent_state.engine.running import Part, _as_own_error, check_parts
 from persistent_state.store.log import Log
 from tests import core
 from tests.fixtures.write_store import SCHEMA, Totals
@@ -41,3 +41,28 @@ def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fen
     assert newest is not None
     assert newest.epoch == entry.epoch
     check_parts(plan.files, [Part(plan, source, None)], {})
+
+
+BY_ZERO = "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to tolerate it."
+INVALID = "[CAST_INVALID_INPUT] The value 'a\n[b] c' of the type \"STRING\" can't be cast."
+STREAM = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
+IN_SINK = f"{STREAM}[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred. Reason: Traceback\n  File x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"{STREAM}{BY_ZERO} SQLSTATE: 22012\n == DataFrame ==\n SQLSTATE: XXKST", BY_ZERO),
+        (f"{STREAM}{INVALID} SQLSTATE: 22018\n SQLSTATE: XXKST", INVALID),
+        (f"{IN_SINK}{BY_ZERO} SQLSTATE: 22012\n\n SQLSTATE: 39000 SQLSTATE: XXKST", BY_ZERO),
+        (f"{IN_SINK}{BY_ZERO} SQLSTATE: 22012\n[UNABLE_TO_FETCH] It is away. SQLSTATE: 08000 SQLSTATE: XXKST", None),
+        (f"{STREAM}[KAFKA_DATA_LOSS.X] Some data may have\nbeen lost. SQLSTATE: 22000 SQLSTATE: XXKST", None),
+        (f"{STREAM}Job aborted: 1 is no 22012 SQLSTATE: XXKST", None),
+    ],
+)
+def test_only_what_spark_can_not_work_out_of_a_value_is_a_failure_of_the_task(text: str, shown: str | None) -> None:
+    made = _as_own_error(RuntimeError(text), "task=Total")
+    if shown is None:
+        assert type(made) is StateError
+    else:
+        assert (type(made), str(made)) == (TaskFailed, f"task=Total: Spark could not work out a value: {shown}")

@@ -31,6 +31,7 @@ from persistent_state.store import pages
 from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
+from persistent_state.store.run import named_by_newest
 
 POLL_SECONDS = 0.05
 LONGEST_WAIT = 60.0
@@ -38,6 +39,12 @@ LONGEST_WAIT = 60.0
 
 _FINAL = (Fenced, InvalidInput, TaskFailed, Damaged)
 """What another start would meet again."""
+
+_OF_A_VALUE = r"22(?!000|KD)"
+"""SQLSTATEs of a value that an expression can't take, such as a zero to divide by: the next start would meet it again.
+
+Left out are those of whole data, such as Kafka's that is gone.
+"""
 
 _logger = logging.getLogger("persistent_state")
 
@@ -189,8 +196,7 @@ class Running:
             with _naming_a_lost_jvm():
                 self._go_on()
                 self._stop_queries()
-            # A short run has not come to do it, nor has any before it.
-            query.collect(self._log, self.entry.epoch, self._setup.keeping)
+            self._collect()
         except StateError as error:
             self._error = error
         except BaseException as error:
@@ -215,6 +221,13 @@ class Running:
             if self._asked.wait(wait):
                 return
             failure = self._start_again() or self._failure()
+
+    def _collect(self) -> None:
+        """Collect after a run that was too short to come to it."""
+        with suppress(StateError):
+            newest = self._log.newest()
+            if newest is not None and newest.number < self.entry.number + query.COLLECT_EVERY:
+                query.collect(self._log, self.entry.epoch, self._setup.keeping)
 
     def _failure(self) -> StateError | None:
         """Wait until the queries end: why one failed, or None if all have come to their end or were asked to stop."""
@@ -243,7 +256,7 @@ class Running:
         except Exception as error:
             if _is_lost_jvm(error):
                 raise
-            return _as_own_error(error)
+            return _as_own_error(error, f"application={setup.application}")
         return None
 
     def _global_clock(self, known: int) -> int:
@@ -255,7 +268,7 @@ class Running:
 
     def _cause(self, task: str, error: StreamingQueryException) -> StateError:
         """Fenced if a newer driver owns the application, in whatever way its work was in the way; else what failed."""
-        own = _as_own_error(error, task)
+        own = _as_own_error(error, f"task={task}")
         own.__cause__ = error
         with suppress(StateError):
             newest = self._log.newest()
@@ -326,7 +339,9 @@ def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskSta
             source.open([], {})
         else:
             positions = {strand: position.known for strand, position in task.positions.items()}
-            source.open(pages.read(files, task.journal), positions)
+            with named_by_newest():
+                journal = pages.read(files, task.journal)
+            source.open(journal, positions)
 
 
 def check_frames(setup: Setup, known: Mapping[str, TaskState], clock: int) -> None:
@@ -371,15 +386,18 @@ def _signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _as_own_error(error: Exception, task: str = "") -> StateError:
-    """The error of this package that made the query of a task fail in another process, or a StateError with Spark's text."""
+def _as_own_error(error: Exception, of: str) -> StateError:
+    """The error of this package that made a query fail in another process, or one with Spark's text."""
     text = str(error)
     # The last one raised: others before it are its causes.
     for name, message in reversed(re.findall(r"persistent_state\.errors\.(\w+): (.+)", text)):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, StateError):
             return kind(message.strip())
-    # SQLSTATE 22: a value that an expression can't take, such as a zero to divide by; the next start meets it again.
-    if of_data := re.search(r"(\[[A-Z_.]+\] .*?) SQLSTATE: 22\w{3}\b", text):
-        return TaskFailed(f"task={task}: Spark could not work out a value: {of_data[1]}")
+    # The last one has no other condition between its own and its state.
+    conditions = re.findall(
+        r"(\[[A-Z][A-Z0-9_.]+\] (?:(?!\[[A-Z][A-Z0-9_.]+\] ).)*?) SQLSTATE: (\w{5})", text, re.DOTALL
+    )
+    if conditions and re.match(_OF_A_VALUE, conditions[-1][1]):
+        return TaskFailed(f"{of}: Spark could not work out a value: {conditions[-1][0]}")
     return StateError(f"Spark stopped the application: {text or repr(error)}")

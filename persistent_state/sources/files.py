@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
+from persistent_state.secrets import shown, without_secrets
 from persistent_state.sources import records
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 
@@ -96,7 +96,7 @@ class FileSource(TimeReplayableSource):
         self._opened: _Opened | None = None
 
     def __repr__(self) -> str:
-        return f"FileSource({re.sub('//[^/@]*@', '//', self.path)!r})"  # A url may hold a password.
+        return f"FileSource({shown(self.path)!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -280,10 +280,12 @@ class FileSource(TimeReplayableSource):
     def _asking(self, path: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as error:
-            raise InvalidInput(f"file={path!r} of {self!r} is gone; bring it back, or start the task anew.") from error
+        except FileNotFoundError:
+            raise InvalidInput(f"file={path!r} of {self!r} is gone; bring it back, or start the task anew.") from None
         except OSError as error:
-            raise StoreUnavailable(f"{path!r} of {self!r}: {error}. Mend it, then try again.") from error
+            # Not chained, as the client's own error may show its options.
+            why = without_secrets(error, self._options)
+            raise StoreUnavailable(f"{path!r} of {self!r}: {why}. Mend it, then try again.") from None
 
     def _open(self, path: str, size: int) -> _StoredFile:
         system, root = self._system()
@@ -361,7 +363,8 @@ def _file_of_line(line: str, ordinal: int) -> _File:
 
 
 def _is_ignored(path: str) -> bool:
-    return any(name[0] in "._" or name == "tmp" or name.endswith(".tmp") for name in path.split("/"))
+    # What has no name is the mark that an object store keeps for a folder.
+    return any(name[:1] in ("", ".", "_") or name == "tmp" or name.endswith(".tmp") for name in path.split("/"))
 
 
 def _modified(info: Mapping[str, Any]) -> int | None:

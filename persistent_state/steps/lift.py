@@ -140,9 +140,14 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
     fresh &= ~unknown
     if not fresh.all():
         lifted.replaying.update(pc.unique(place.channels.filter(pa.array(~fresh))).to_pylist())
-    verdicts = [(NO_TIMESTAMP, ~place.valid), (LATE, place.timestamps < basis.clock)]
+    is_late = place.timestamps < basis.clock
+    verdicts = [(NO_TIMESTAMP, ~place.valid), (LATE, is_late)]
     verdicts.append((AHEAD, place.timestamps > basis.now + plan.settings.ahead))
     accepted = fresh.copy()
+    if (late := fresh & place.valid & is_late).any():
+        # A channel is there from its first message on, be it a late one: what follows holds the clock.
+        heard = pc.unique(place.channels.filter(pa.array(late))).to_pylist()
+        lifted.newest.update({name: None for name in heard if name not in basis.channels and name not in lifted.newest})
     for reason, applies in verdicts:
         if (aside := accepted & applies).any():
             _side(plan, lifted, side_table(rows, aside, reason, place), reason)

@@ -137,7 +137,8 @@ def _held_runs(plan: Plan, basis: Basis, shard: int, cached: Sequence[Run] | Non
 
 
 def _open(plan: Plan, runs: Sequence[Run]) -> list[pa.Table]:
-    return [runs_io.read_run(plan.files, run) for run in runs]
+    with runs_io.named_by_newest():
+        return [runs_io.read_run(plan.files, run) for run in runs]
 
 
 def _apart_from(plan: Plan, after: Advance) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,10 +11,8 @@ from typing import Any, ClassVar
 import fsspec
 
 from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
+from persistent_state.secrets import without_secrets
 from persistent_state.store.base import Files
-
-_LONGEST = 500
-"""Characters of a library's own words in a message."""
 
 _REFUSED = {
     "ClientAuthenticationError",
@@ -107,24 +104,18 @@ class RemoteFiles(Files):
     def _misused(self, error: Exception) -> InvalidInput:
         return InvalidInput(
             f"the client of store={self.url!r} takes no such storage options {sorted(self.options)}:"
-            f" {self._without_secrets(error)}; see docs/stores.md for what it takes."
+            f" {without_secrets(error, self.options)}; see docs/stores.md for what it takes."
         )
 
     def _told(self, path: str, error: Exception) -> StateError:
         # Some clients look at their options only when they connect.
         if isinstance(error, TypeError):
             return self._misused(error)
-        where, what = f"path={path!r} in store={self.url!r}", self._without_secrets(error)
+        where, what = f"path={path!r} in store={self.url!r}", without_secrets(error, self.options)
         # gcsfs has nothing but a text for 403.
         if type(error).__name__ in _REFUSED or status(error) in (401, 403) or str(error).startswith("Forbidden:"):
             return InvalidInput(f"{where} is refused: {what}. Check the credentials and what they permit.")
         return StoreUnavailable(f"{where}: {what}. Mend it, then try again.")
-
-    def _without_secrets(self, error: Exception) -> str:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        for secret in sorted(_secrets(self.options), key=len, reverse=True):
-            text = text.replace(secret, "***")
-        return re.sub(r"(?<=[\w/])\?[^\s'\"<>()]*", "?***", text)[:_LONGEST].rstrip(". ")
 
 
 def status(error: BaseException) -> int | None:
@@ -138,15 +129,3 @@ def status(error: BaseException) -> int | None:
                 if isinstance(found, int):
                     return found
     return None
-
-
-def _secrets(options: Any) -> Iterator[str]:
-    """Every text in the options that is long enough to be a secret, and the parts of a connection string."""
-    if isinstance(options, Mapping):
-        options = list(options.values())
-    if isinstance(options, (list, tuple, set)):
-        for option in options:
-            yield from _secrets(option)
-    elif isinstance(options, str):
-        yield from (text for text in (options, *re.split(r"[;&\s]", options)) if len(text) >= 4)
-        yield from (value for part in re.split(r"[;&]", options) if len(value := part.partition("=")[2]) >= 8)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 
@@ -50,7 +52,7 @@ def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
     if not files.near or known not in _verified:
         if len(data) != stored.length or hashlib.sha256(data).hexdigest() != stored.checksum:
             raise Damaged(
-                f"{stored.path} is damaged: it is not what was written; restore the file or use another clock."
+                f"{stored.path} is damaged: it is not what was written; restore it, read another clock, or start the task anew."
             )
         if len(_verified) >= MOST_VERIFIED:
             _verified.clear()
@@ -58,6 +60,21 @@ def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
     if not files.near:
         cache.keep(stored.checksum, data)
     return data
+
+
+@contextmanager
+def named_by_newest() -> Iterator[None]:
+    """Around reading what the newest entry names: one that is gone was not collected.
+
+    Raises:
+        Damaged: a file is gone.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise Damaged(
+            f"a file that the newest log entry names is gone ({error}); restore it, or start the task anew."
+        ) from None
 
 
 def read_table(files: Files, stored: Stored) -> pa.Table:

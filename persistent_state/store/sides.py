@@ -20,6 +20,9 @@ from persistent_state.store.entry import Cut, SideFile, Stored, TaskState, side_
 MANY = 16
 """How many files stand in a log entry one by one; beyond, those that nothing can take back are listed apart."""
 
+LARGE = 16 << 20
+"""Bytes of a file that is not written again to make it one with others."""
+
 
 def read(files: Files, side: SideFile) -> pa.Table:
     """The rows of a file that were not taken back."""
@@ -55,7 +58,8 @@ def take_back(files: Files, side: SideFile, clock: int, positions: Mapping[str, 
     """
     if side.is_settled(clock, positions):
         return side
-    table = read(files, side)
+    with run.named_by_newest():
+        table = read(files, side)
     cut = Cut(clock, dict(positions))
     stays = _stays(table, cut)
     if stays.all():
@@ -81,19 +85,22 @@ def side_file(file: Stored, table: pa.Table) -> SideFile:
 
 
 def fewer(files: Files, listed: Sequence[SideFile], alike: Sequence[SideFile], path: str) -> tuple[SideFile, ...]:
-    """The listed files, of which those alike in columns are no more than `MANY`: the smaller half of them are then one.
+    """The listed files; where more than `MANY` are alike in columns, the smaller half of those are one.
 
-    So a file of n rows is written again about log n times. What is damaged stays as it is.
+    So a row is written again about as often as the logarithm of their number. What is damaged, or large, stays as it is.
     """
+    alike = [side for side in alike if side.file.length < LARGE]
     if len(alike) <= MANY:
         return tuple(listed)
-    small = sorted(alike, key=lambda side: sum(side.reasons.values()))[: MANY // 2 + 1]
+    small = sorted(alike, key=lambda side: side.file.length)[: MANY // 2 + 1]
     try:
-        table = pa.concat_tables([read(files, side) for side in small])
+        with run.named_by_newest():
+            table = pa.concat_tables([read(files, side) for side in listed if side in small])
     except Damaged:
         return tuple(listed)
     one = side_file(run.write_table(files, path, table), table)
-    return (*(side for side in listed if side not in small), one)
+    first = min(listed.index(side) for side in small)
+    return tuple(one if i == first else side for i, side in enumerate(listed) if i == first or side not in small)
 
 
 def _stays(table: pa.Table, cut: Cut) -> NDArray[np.bool_]:

@@ -457,6 +457,8 @@ class Oracle:
         elif timestamp is None:
             judge.verdicts[sent.place] = NO_TIMESTAMP
         elif timestamp < clock:
+            self._learn(judge, channel, clock, now)
+            judge.heard.add(channel)
             judge.verdicts[sent.place] = LATE
         elif timestamp > limit:
             judge.verdicts[sent.place] = AHEAD

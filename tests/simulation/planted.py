@@ -140,7 +140,7 @@ BUGS = (
         "channels outlive a start",
         "After a start channels are believed as far as they were before it.",
         driver._cut_back,
-        ("channel.cut_back(clock, now)", "channel"),
+        ("c.cut_back(clock, now)", "c"),
     ),
     bug(
         "thinning too far",
@@ -319,9 +319,27 @@ BUGS = (
         ("(position is not None and", "(position is None or"),
     ),
     bug(
+        "rows of files made one stay twice",
+        "Files of rows aside that were made one stay beside it.",
+        sides.fewer,
+        ("if i == first or side not in small", "if True"),
+    ),
+    bug(
+        "rows of files made one are lost",
+        "Not all of the files that are made one are read.",
+        sides.fewer,
+        ("for side in listed if side in small", "for side in small[1:]"),
+    ),
+    bug(
+        "late channel unheard",
+        "A channel whose first message is late does not hold the clock.",
+        lift.lift_chunk,
+        ("lifted.newest.update(", "dict().update("),
+    ),
+    bug(
         "rows without positions settled",
         "Rows aside that have no position are taken for final.",
-        shard._write_side,
+        sides.side_file,
         ("NO_POSITION if position is None", "0 if position is None"),
     ),
     # Late and bad rows
@@ -516,18 +534,18 @@ BUGS = (
         "runs stay",
         "What no entry names is never deleted.",
         driver.collect,
-        ("and written < (newest.epoch, task.batch)", "and False"),
+        ("and (-1, 0) < _written(file) < (newest.epoch, task.batch)", "and False"),
     ),
     bug(
         "named run collected",
         "Collection does not look at what entries name.",
         driver.collect,
-        ('if f"{folder}/{file}" not in named and written', "if written"),
+        ('if f"{folder}/{file}" not in named and (-1, 0)', "if (-1, 0)"),
     ),
     bug(
         "run of a batch under way collected",
         "Collection takes runs that a commit will name.",
         driver.collect,
-        ("written < (newest.epoch, task.batch)", "written <= (newest.epoch, task.batch + 1)"),
+        ("< (newest.epoch, task.batch)", "<= (newest.epoch, task.batch + 1)"),
     ),
 )

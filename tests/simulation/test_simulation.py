@@ -14,7 +14,7 @@ import pytest
 
 from tests.simulation.world import World, play
 
-WORLDS = int(os.environ.get("SIMULATION_WORLDS", "1000"))
+WORLDS = int(os.environ.get("SIMULATION_WORLDS", "600"))
 STRIDE = 20
 
 

@@ -25,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
+from persistent_state.secrets import shown
 from persistent_state.sources import records
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.sources.files import FileSource
@@ -835,6 +836,39 @@ class TestSetUp:
         with pytest.raises(InvalidInput) as caught:
             made.open([], {})
         assert "hunter2" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("path", "text"),
+        [
+            ("s3://user:pa@ss/w@rd@host/x", "s3://host/x"),
+            ("https://host/x?sig=hunter2#y", "https://host/x"),
+            ("s3://bucket/day@2020/x", "s3://bucket/day@2020/x"),
+            ("/data/what?/x", "/data/what?/x"),
+        ],
+    )
+    def test_a_path_is_shown_without_what_may_be_secret(self, path: str, text: str) -> None:
+        assert shown(path) == text
+
+    def test_what_a_client_says_is_shown_without_its_options(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*arguments: Any, **options: Any) -> None:
+            raise OSError("no entry for hunter2, see https://host/x?sig=abcdef")
+
+        monkeypatch.setattr(MemoryFileSystem, "info", refuse)
+        with pytest.raises(StoreUnavailable) as caught:
+            source("memory://told", storage_options={"secret": "hunter2"}).open([], {})
+        assert "no entry for ***, see https://host/x?***. Mend it" in str(caught.value)
+        assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
+
+    def test_the_mark_of_an_empty_folder_is_no_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        fsspec.filesystem("memory").pipe_file("/marked/a.parquet", encode(table(0, 3), ".parquet"))
+        find = MemoryFileSystem.find
+
+        def marked(*arguments: Any, **options: Any) -> dict[str, Any]:
+            marks = {f"/marked/{name}": {"size": 0, "type": "file"} for name in ("", "sub/", "a//b.parquet")}
+            return {**find(*arguments, **options), **marks}
+
+        monkeypatch.setattr(MemoryFileSystem, "find", marked)
+        assert values(Driver(lambda: source("memory://marked")).next()) == [0, 1, 2]
 
     def test_an_fsspec_url_is_read_with_its_options(self) -> None:
         fsspec.filesystem("memory").pipe_file("/events/sub/a.parquet", encode(table(0, 3), ".parquet"))

@@ -28,10 +28,9 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 MEMORY = "512m"
 
 
-def new_session(name: str, master: str = "local[2]", settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A small session that starts fast; in a `Jvm` what its last driver has left there ends first."""
+def end_what_is_left() -> None:
+    """In a `Jvm`, end what its last driver has left there."""
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
@@ -39,6 +38,24 @@ def new_session(name: str, master: str = "local[2]", settings: Mapping[str, str]
         left = SparkContext._jvm.SparkSession.getDefaultSession()
         if left.isDefined():
             left.get().stop()
+
+
+FOR_OTHERS = """
+import os
+if "PYSPARK_GATEWAY_PORT" in os.environ:
+    from pyspark.sql import SparkSession
+    from tests.spark.sessions import end_what_is_left
+    create = SparkSession.Builder.getOrCreate
+    SparkSession.Builder.getOrCreate = lambda builder: (end_what_is_left(), create(builder))[1]
+"""
+"""As `sitecustomize`, what lets a program that knows nothing of these tests run in a `Jvm`."""
+
+
+def new_session(name: str, master: str = "local[2]", settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A small session that starts fast."""
+    from pyspark.sql import SparkSession
+
+    end_what_is_left()
     builder = SparkSession.builder.master(master).appName(name).config("spark.ui.enabled", "false")
     builder = builder.config("spark.log.level", "ERROR").config("spark.driver.memory", MEMORY)
     for setting, value in (settings or {}).items():

@@ -244,7 +244,8 @@ def play(
     out = before.below(restored) if before else Outcome()
     newest: dict[str, int | None] = {}
     if before and how.channel:
-        newest = dict.fromkeys(row["lane"] or "" for row in before.kept)
+        late = (row for reason, row in before.aside if reason == LATE)
+        newest = dict.fromkeys(row["lane"] or "" for row in (*before.kept, *late))
     out.clock = restored
     for number, rows in enumerate(files):
         clock = out.clock
@@ -253,6 +254,8 @@ def play(
             if ts is not None and ts < restored and (how.leaves_out or not how.positions or number < read):
                 out.unknown += not how.leaves_out and not how.positions
             elif ts is None or ts < clock or ts == YEAR_9999:
+                if how.channel and ts is not None and ts < clock:
+                    newest.setdefault(row["lane"] or "", None)
                 out.aside.append((NO_TIMESTAMP if ts is None else LATE if ts < clock else AHEAD, row))
             else:
                 channel = (row["lane"] or "") if how.channel else ""

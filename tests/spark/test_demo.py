@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
 from tests.spark.conftest import Launch
-from tests.spark.sessions import ROOT
+from tests.spark.sessions import FOR_OTHERS, ROOT, Jvm
 
 FEW = 120_000
 
@@ -46,22 +47,36 @@ class Shown:
         return self.lines[-1]
 
 
-def show(launch: Launch, folder: Path, *arguments: str, **env: str) -> Shown:
-    """Run the demo in a process of its own."""
+def show(launch: Launch, folder: Path, *arguments: str, patch: str = "", **env: str) -> Shown:
+    """Run the demo in a process of its own, of whose Pythons each begins with the patch."""
+    if patch:
+        (folder / "sitecustomize.py").write_text(patch)
+        env["PYTHONPATH"] = f"{folder}:{ROOT}"
     status = launch("-m", "examples.exactly_once", *arguments, folder=folder, **env).wait(timeout=300)
     return Shown(status, (folder / "out").read_text().splitlines(), (folder / "log").read_text())
 
 
 @pytest.fixture(scope="module")
-def demos(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Shown]]]:
+def demos(
+    launch: Launch, jvms: Sequence[Jvm], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, Future[Shown]]]:
     """The whole demo, and a shorter one for each part that is broken, two side by side."""
+    spare: Queue[Jvm] = Queue()
+    for jvm in jvms:
+        spare.put(jvm)
+
+    def broken(patch: str) -> Shown:
+        folder, jvm = tmp_path_factory.mktemp("broken"), spare.get()
+        try:
+            few = ("--flights", str(FEW), "--folder", str(folder / "demo"))
+            return show(launch, folder, *few, patch=patch + FOR_OTHERS, **jvm.env)
+        finally:
+            spare.put(jvm)
+
     with ThreadPoolExecutor(2) as pool:
         running = {"": pool.submit(show, launch, tmp_path_factory.mktemp("demo"))}
         for part, patch in BROKEN.items():
-            folder = tmp_path_factory.mktemp("broken")
-            (folder / "sitecustomize.py").write_text(patch)
-            few = ("--flights", str(FEW), "--folder", str(folder / "demo"))
-            running[part] = pool.submit(show, launch, folder, *few, PYTHONPATH=f"{folder}:{ROOT}")
+            running[part] = pool.submit(broken, patch)
         yield running
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from persistent_state.verify import verify
 from tests.spark.conftest import Launch
+from tests.spark.sessions import FOR_OTHERS, Jvm
 from tests.spark.test_demo import show
 from tests.store.servers import Servers, needed
 
@@ -16,13 +18,15 @@ FLIGHTS = 60_000
 
 
 @pytest.mark.parametrize("kind", ["s3", "azure", "gcs", "hdfs"])
-def test_the_demo_counts_every_flight_once(launch: Launch, servers: Servers, tmp_path: Path, kind: str) -> None:
+def test_the_demo_counts_every_flight_once(
+    launch: Launch, jvms: Sequence[Jvm], servers: Servers, tmp_path: Path, kind: str
+) -> None:
     with needed():
         server = servers[kind]
     server.make("demo")
     url, options = server.address("demo", server.ports)
     told = ("--store", url, "--flights", str(FLIGHTS), "--folder", str(tmp_path / "demo"))
-    demo = show(launch, tmp_path, *told, STORAGE_OPTIONS=json.dumps(options))
+    demo = show(launch, tmp_path, *told, patch=FOR_OTHERS, STORAGE_OPTIONS=json.dumps(options), **jvms[0].env)
     assert demo.status == 0, demo.complaints[-4000:]
     assert demo.last_line == f"exactly once: {FLIGHTS} messages, 0 lost, 0 counted twice"
     (store,) = {line.split()[5].rstrip(",") for line in demo.lines if line.startswith("The state will be in ")}

@@ -2,13 +2,14 @@
 
     python -m tests.spark.victim FOLDER [--master "local[2]"] [--shards 2] [--interval "10 seconds"]
         [--die STEP [--of jvm] [--from-call 3]] [--pause STEP STEP] [--stumble] [--kill-every 9]
-        [--store URL --options FILE --scratch FOLDER] [--continuous | --twice]
+        [--store URL --options FILE --scratch FOLDER] [--when FILE] [--continuous | --twice]
 
 At the step of --die it is ended by SIGKILL, or with --of jvm only its JVM is. At that of --pause all its processes stop
 by SIGSTOP; when it was fenced it starts again, for the next of these steps. With --stumble every first attempt of a Spark
 task fails, and with --kill-every 9 the worker is killed that is at every ninth operation in the store.
 
-A --store is given what the JSON of --options says, and has no steps. Its Spark tells all it does, and keeps an event log.
+With --when it starts once that file is there. A --store is given what the JSON of --options says, and has no steps. Its Spark
+tells all it does, and keeps an event log.
 
 It ends with exit code 0 when it has read everything and closed, or with --continuous when it was asked to stop. With
 --twice it starts again before it closes. FOLDER/progress gets its progress as lines of JSON, and FOLDER/steps the steps
@@ -25,6 +26,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -200,6 +202,7 @@ def main() -> None:
     parser.add_argument("--store")
     parser.add_argument("--options", type=Path)
     parser.add_argument("--scratch")
+    parser.add_argument("--when", type=Path)
     parser.add_argument("--twice", action="store_true")
     parser.add_argument("--continuous", action="store_true")
     told = parser.parse_args()
@@ -233,6 +236,10 @@ def main() -> None:
 
     spark = new_session("victim", told.master, _telling_all(told.folder) if told.store else {})
     jvm.pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+    if told.when:
+        print("ready", flush=True)
+        while not told.when.exists():
+            time.sleep(0.001)
     for step in told.pause:
         steps.awaited, steps.calls = [step], Counter()
         try:

@@ -6,9 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from monoids import Sum
-from persistent_state import NonWindowState, PersistentTask
+from persistent_state import NonWindowState, PersistentTask, driver
+from persistent_state import clock as clocks
+from persistent_state.driver import Keeping
+from persistent_state.errors import Damaged
 from persistent_state.store import sides
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
@@ -33,6 +37,82 @@ def rows_of(*stamps: int | None) -> pa.RecordBatch:
 def kept(entry: Entry, log: Log) -> list[int | None]:
     tables = sides.read_all(log.files, entry.tasks["Total"])
     return [stamp for table in tables for stamp in table["timestamp"].to_pylist()]
+
+
+def test_a_settled_row_is_never_delivered_again_where_a_slow_channel_catches_up() -> None:
+    """More micro-batches than spans are remembered, and then a leap of the clock over many of them."""
+    rows = pa.schema([*ROW, ("c", pa.string())])
+    plan = plan_of(Total(), rows, channel="c")
+    log = Log(plan.files, plan.application)
+    start(log, [plan])
+    sent: list[tuple[int | None, str]] = []
+
+    def go(*some: tuple[int | None, str]) -> Entry:
+        sent.extend(some)
+        return play(log, plan, pa.RecordBatch.from_pylist([{"ts": ts, "n": 1, "c": c} for ts, c in some], rows))
+
+    go((0, "fast"), (0, "slow"))
+    go((None, "fast"))
+    go((None, "fast"))
+    for n in range(1, clocks.MOST_SPANS - 1):
+        go((10 * n + 1, "fast"), (None, "fast"))
+    go((352, "slow"), (10 * clocks.MOST_SPANS - 9, "fast"), (None, "fast"))
+    for n in range(3):
+        entry = go((10 * (clocks.MOST_SPANS + n) + 1, "fast"), (None, "fast"))
+    told = {"no timestamp": [ts for ts, _ in sent].count(None)}
+    assert entry.tasks["Total"].counts() == told
+    assert entry.tasks["Total"].settled_counts
+    first = start(log, [plan]).tasks["Total"].positions[""].next
+    assert 0 < first < len(sent)
+    again = sent[first:]
+    del sent[first:]
+    assert go(*again).tasks["Total"].counts() == told
+
+
+def test_a_lost_file_is_named_and_a_task_can_start_anew_without_it(tmp_path: Path) -> None:
+    plan = plan_of(Total(), ROW, files=open_files(tmp_path))
+    log = Log(plan.files, plan.application)
+    start(log, [plan])
+    entry = play(log, plan, rows_of(100, None), placed=False)
+    lost = tmp_path / entry.tasks["Total"].sides[0].file.path
+    lost.unlink()
+    for n in range(2 * sides.MANY):
+        entry = play(log, plan, rows_of(100 + n, None), placed=False)
+    with pytest.raises(Damaged, match=rf"{lost.name}.*; restore it, or start the task anew"):
+        start(log, [plan])
+    entry = start(log, [plan], anew=["Total"])
+    assert entry.tasks["Total"].sides == ()
+
+
+def test_the_oldest_rows_aside_come_first_and_large_files_are_left_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(Total(), ROW, files=open_files(tmp_path))
+    log = Log(plan.files, plan.application)
+    start(log, [plan])
+    for n in range(40):
+        entry = play(log, plan, rows_of(1000 * (n == 0), *[None] * (1 + n % 3)))
+    positions = [p for table in sides.read_all(log.files, entry.tasks["Total"]) for p in table["position"].to_pylist()]
+    assert len(entry.tasks["Total"].sides) <= sides.MANY
+    assert len(positions) == len(set(positions)) == sum(1 + n % 3 for n in range(40)) + 39
+    monkeypatch.setattr(sides, "LARGE", 0)
+    before = len(entry.tasks["Total"].sides)
+    for _ in range(20):
+        entry = play(log, plan, rows_of(None))
+    assert len(entry.tasks["Total"].sides) == before + 20
+
+
+def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    plan = plan_of(Total(), ROW, files=open_files(tmp_path))
+    log = Log(plan.files, plan.application)
+    start(log, [plan])
+    for n in range(9):
+        entry = play(log, plan, rows_of(n))
+    stray = [tmp_path / "app/runs/Total" / name for name in (".DS_Store", "notes-1-2.txt", "000001")]
+    for file in stray:
+        file.write_text("?")
+    assert driver.collect(log, entry.epoch, now=10**15, keeping=Keeping())
+    assert all(file.exists() for file in stray)
 
 
 def test_rows_that_never_settle_stand_in_few_files_and_a_start_takes_all_of_them_back(tmp_path: Path) -> None:
