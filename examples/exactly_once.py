@@ -190,12 +190,14 @@ def check(place: Place, table: pa.Table) -> Verdict:
     )
 
 
-def failures(first: Drive, second: Drive, verdict: Verdict, total: int) -> Iterator[str]:
+def last_words(place: Place) -> str:
+    """What the last driver has said in the end."""
+    lines = (place.folder / "driver.log").read_text(errors="replace").splitlines()
+    return lines[-1].rstrip(".") if lines else "nothing"
+
+
+def failures(second: Drive, verdict: Verdict, total: int) -> Iterator[str]:
     """Why the demo did not show what it is to show, a sentence each."""
-    if not first.killed:
-        yield "the first driver ended before it could be killed"
-    if second.status != 0:
-        yield f"the second driver failed with status {second.status}; see driver.log"
     if not all(second.replayed.values()) or not second.replayed:
         yield "no message was replayed"
     if verdict.wrong_keys or verdict.lost or verdict.twice or verdict.messages != total:
@@ -209,13 +211,19 @@ def demo(place: Place, as_json: bool, most: int) -> int:
     total = table.num_rows
     print(f"Starting a driver with 2 shards; it will be killed after {KILL_AT:.0%} of the messages.", flush=True)
     first = watch(place, 2, total, KILL_AT)
+    if not first.killed:
+        print(f"FAILED: the driver ended before it could be killed, and said: {last_words(place)}.", file=sys.stderr)
+        return 1
     print("Killed with SIGKILL. Starting another with 3 shards and a fresh Spark checkpoint.", flush=True)
     restarted_at = global_clock(place)
     second = watch(place, 3, total, None)
     replayed = " and ".join(f"{count:,} messages to {task}" for task, count in sorted(second.replayed.items()))
     print(f"Restarted at clock {show(restarted_at)} and replayed {replayed or 'nothing'}.", flush=True)
+    if second.status != 0:
+        print(f"FAILED: the second driver did not come to the end, and said: {last_words(place)}.", file=sys.stderr)
+        return 1
     verdict = check(place, table)
-    wrong = list(failures(first, second, verdict, total))
+    wrong = list(failures(second, verdict, total))
     if restarted_at is None:
         wrong.append("there was no checkpoint to restart at")
     for sentence in wrong:

@@ -48,7 +48,7 @@ if "PYSPARK_GATEWAY_PORT" in os.environ:
     create = SparkSession.Builder.getOrCreate
     SparkSession.Builder.getOrCreate = lambda builder: (end_what_is_left(), create(builder))[1]
 """
-"""As `sitecustomize`, what lets a program that knows nothing of these tests run in a `Jvm`."""
+"""As `sitecustomize`, what lets a program that knows nothing of these tests run in a `Jvm`; not what that starts."""
 
 
 def new_session(name: str, master: str = "local[2]", settings: Mapping[str, str] | None = None) -> SparkSession:

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Queue
 
 import pytest
 
 from tests.spark.conftest import Launch
-from tests.spark.sessions import FOR_OTHERS, ROOT, Jvm
+from tests.spark.sessions import ROOT
 
-FEW = 120_000
+FEW = 85_000
 
 BROKEN = {
     "restore": """
@@ -57,21 +56,12 @@ def show(launch: Launch, folder: Path, *arguments: str, patch: str = "", **env: 
 
 
 @pytest.fixture(scope="module")
-def demos(
-    launch: Launch, jvms: Sequence[Jvm], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, Future[Shown]]]:
+def demos(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Shown]]]:
     """The whole demo, and a shorter one for each part that is broken, two side by side."""
-    spare: Queue[Jvm] = Queue()
-    for jvm in jvms:
-        spare.put(jvm)
 
     def broken(patch: str) -> Shown:
-        folder, jvm = tmp_path_factory.mktemp("broken"), spare.get()
-        try:
-            few = ("--flights", str(FEW), "--folder", str(folder / "demo"))
-            return show(launch, folder, *few, patch=patch + FOR_OTHERS, **jvm.env)
-        finally:
-            spare.put(jvm)
+        folder = tmp_path_factory.mktemp("broken")
+        return show(launch, folder, "--flights", str(FEW), "--folder", str(folder / "demo"), patch=patch)
 
     with ThreadPoolExecutor(2) as pool:
         running = {"": pool.submit(show, launch, tmp_path_factory.mktemp("demo"))}
