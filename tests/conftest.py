@@ -29,10 +29,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 TOGETHER = (
-    (
-        "drivers",
-        ("test_kills.py", "test_failures.py", "test_demo.py", "test_drivers.py", "test_cluster.py", "test_stores.py"),
-    ),
+    ("drivers", ("test_kills.py", "test_failures.py", "test_drivers.py", "test_cluster.py")),
     ("spark", ("/spark/",)),
     ("servers", ("test_conformance.py",)),
 )
