@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -57,8 +58,20 @@ class Rehearsal:
 
 
 @pytest.fixture(scope="session")
-def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    folder = tmp_path_factory.mktemp("rehearsal")
+def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
+    """One for all processes of pytest-xdist, whose folders stand in one."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    folder = shared / "rehearsal"
+    with (shared / "rehearsal.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "spark.jsa").exists():
+            folder.mkdir()
+            rehearse(folder)
+    return Rehearsal((folder / "steps").read_text().splitlines(), f"-XX:SharedArchiveFile={folder / 'spark.jsa'}")
+
+
+def rehearse(folder: Path) -> None:
     stream = Stream(folder / "stream", seed=0)
     for _ in range(4):
         stream.grow()
@@ -74,8 +87,6 @@ def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     finally:
         sessions.end_sessions([process])
     check_end(folder, stream)
-    yield Rehearsal((folder / "steps").read_text().splitlines(), f"-XX:SharedArchiveFile={archive}")
-    archive.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ from tests.spark.stream import NAME, Stream, check_cut, check_end, progress
 from tests.spark.test_failures import wait_for
 from tests.store.servers import Servers, needed
 
-KILLS = 5
+KILLS = 4
 
 
 def test_executors_killed_in_mid_batch_are_replaced_and_no_file_tells_the_secret_of_the_store(

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 PATIENCE = 240.0
 """Seconds until what is waited for will never come."""
 
-KILLS = 16
-AT_STORE = 36
-FAULTS = 15
+KILLS = 12
+AT_STORE = 40
+FAULTS = 12
 Tell = Callable[[str, object], None]
 
 
@@ -140,7 +140,7 @@ def test_a_store_that_fails_on_a_schedule_costs_restarts_and_no_message(
     sent = Stream(tmp_path / "stream", seed=32)
     for _ in range(4):
         sent.grow()
-    schedule = Schedule(tmp_path, 11, ("before", "after", "kill before", "kill after"))
+    schedule = Schedule(tmp_path, 7, ("before", "after", "kill before", "kill after"))
     schedule.off.touch()
 
     def open_faulty(url: str, **options: Any) -> Files:
