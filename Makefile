@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean check-python check-java
+.PHONY: demo test bench-quick lint clean check-python check-java
 
 demo: $(VENV)/ready
 	@$(BIN)/python -m examples.exactly_once
 
 test: $(VENV)/ready
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+bench-quick: $(VENV)/ready
+	@$(BIN)/python -m benchmarks.throughput --quick
 
 lint: $(VENV)/ready
 	@$(BIN)/ruff check .

@@ -1,0 +1,1 @@
+"""Benchmarks: what this library costs beside what Spark's users would otherwise take."""

@@ -1,0 +1,258 @@
+"""What is compared: this library, Spark's own ways to keep state, and the bounds of what is below both."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import monoids
+from benchmarks.measure import Pass, measured
+from benchmarks.streams import STEP, Workload
+from persistent_state import Application, DataFrameSource, FileSource, NonWindowState, PersistentTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how a contender runs. `emits` says that the values of the touched keys go on to a sink."""
+
+    spark: SparkSession
+    workload: Workload
+    folder: Path
+    emits: bool
+    files_per_batch: int
+    scratch: Path
+    interval: str
+
+
+Contender = Callable[[Setting], Pass]
+
+
+def rows_of(setting: Setting, session: SparkSession) -> DataFrame:
+    key = "string" if setting.workload.key_type == "string" else "long"
+    reader = session.readStream.schema(f"ts timestamp, k {key}, v long")
+    return reader.option("maxFilesPerTrigger", setting.files_per_batch).parquet(str(setting.folder))
+
+
+def session_of(setting: Setting, **settings: str) -> SparkSession:
+    session = setting.spark.newSession()
+    session.conf.set("spark.sql.shuffle.partitions", str(session.sparkContext.defaultParallelism))
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    for name, value in settings.items():
+        session.conf.set(name.replace("__", "."), value)
+    return session
+
+
+def drained(start: Callable[[], tuple[StreamingQuery, Callable[[], None]]]) -> Pass:
+    """Run a query to the end of its stream."""
+    with measured() as taken:
+        query, stop = start()
+        query.processAllAvailable()
+        progress = list(query.recentProgress)
+        stop()
+    taken.batches = [told["batchDuration"] / 1e3 for told in progress if told["numInputRows"]]
+    return taken
+
+
+def spark_query(setting: Setting, frame: DataFrame, mode: str = "append") -> Pass:
+    """A query of Spark's own, whose rows go to nowhere."""
+
+    def start() -> tuple[StreamingQuery, Callable[[], None]]:
+        writer = frame.writeStream.outputMode(mode).format("noop")
+        query = writer.option("checkpointLocation", str(setting.scratch / "checkpoint")).start()
+        return query, query.stop
+
+    return drained(start)
+
+
+# This library
+
+
+class Sum(PersistentTask):
+    key = "k"
+    value = "v"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(monoids.Sum())
+
+
+class Summary(PersistentTask):
+    """Count, sum, least and greatest, from one struct of columns."""
+
+    key = "k"
+
+    def persistent_state(self) -> NonWindowState[dict[str, Any]]:
+        return NonWindowState(
+            monoids.Struct(count=monoids.Count(), sum=monoids.Sum(), least=monoids.Min(), most=monoids.Max())
+        )
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        v = batch["v"]
+        ones = pa.repeat(pa.scalar(1, pa.int64()), len(v))
+        return pa.StructArray.from_arrays([ones, v, v, v], names=["count", "sum", "least", "most"])
+
+
+class MessageSum(PersistentTask):
+    """The same sum, said message by message."""
+
+    name = "Sum"
+    key = "k"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(monoids.Sum())
+
+    def process_message(self, state: Any, message: Any) -> None:
+        state.update(message.timestamp, message["v"])
+
+
+def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> Pass:
+    task = task or (Sum() if setting.workload.value_type == "long" else Summary())
+    app = Application("benchmark", str(setting.scratch / "store"), setting.interval)
+    if source == "files":
+        read: Any = FileSource(setting.folder, timestamp="ts", files_per_batch=setting.files_per_batch)
+    else:
+        read = DataFrameSource(rows_of(setting, session_of(setting)), "ts")
+    app.add(task, read, to_nowhere if setting.emits else None)
+
+    def start() -> tuple[StreamingQuery, Callable[[], None]]:
+        run = app.start(setting.spark)
+        # Only Spark knows how long a whole micro-batch took.
+        (query,) = run._queries
+        return query, run.stop
+
+    return drained(start)
+
+
+def to_nowhere(values: DataFrame, batch: int) -> None:
+    values.write.mode("overwrite").format("noop").save()
+
+
+# Spark's own
+
+
+def aggregates(setting: Setting) -> list[Column]:
+    from pyspark.sql import functions as F
+
+    total = F.sum("v").alias("sum")
+    if setting.workload.value_type == "long":
+        return [total]
+    return [F.count("v").alias("count"), total, F.min("v").alias("least"), F.max("v").alias("most")]
+
+
+def native(setting: Setting, provider: str | None = None) -> Pass:
+    session = session_of(setting)
+    if provider is not None:
+        session.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
+    frame = rows_of(setting, session).groupBy("k").agg(*aggregates(setting))
+    return spark_query(setting, frame, "update")
+
+
+def by_key(setting: Setting) -> Pass:
+    """A sum in `applyInPandasWithState`, one group for each key."""
+    import pandas as pd
+
+    key = "string" if setting.workload.key_type == "string" else "long"
+
+    def step(key: tuple[Any], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        total = (state.get[0] if state.exists else 0) + sum(int(frame["v"].sum()) for frame in frames)
+        state.update((total,))
+        yield pd.DataFrame({"k": [key[0]], "sum": [total]})
+
+    frame = rows_of(setting, session_of(setting)).groupBy("k")
+    made = frame.applyInPandasWithState(step, f"k {key}, sum long", "sum long", "update", "NoTimeout")
+    return spark_query(setting, made, "update")
+
+
+def transform(setting: Setting) -> Pass:
+    """The same in `transformWithStateInPandas`, which needs RocksDB."""
+    import pandas as pd
+    from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+    class Total(StatefulProcessor):
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            self.total = handle.getValueState("total", "sum long")
+
+        def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timer: Any) -> Iterator[pd.DataFrame]:
+            total = (self.total.get()[0] if self.total.exists() else 0) + sum(int(frame["v"].sum()) for frame in rows)
+            self.total.update((total,))
+            yield pd.DataFrame({"k": [key[0]], "sum": [total]})
+
+        def close(self) -> None: ...
+
+    key = "string" if setting.workload.key_type == "string" else "long"
+    session = session_of(setting)
+    session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    frame = rows_of(setting, session).groupBy("k")
+    made = frame.transformWithStateInPandas(Total(), f"k {key}, sum long", "update", "None")
+    return spark_query(setting, made, "update")
+
+
+# Bounds
+
+
+def scan(setting: Setting) -> Pass:
+    """Spark reads the stream, and that is all."""
+    return spark_query(setting, rows_of(setting, session_of(setting)))
+
+
+def to_python_and_back(setting: Setting) -> Pass:
+    """Spark reads the stream, and each row goes to a Python worker and back."""
+
+    def same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    frame = rows_of(setting, session_of(setting)).select("k", "v")
+    return spark_query(setting, frame.mapInArrow(same, frame.schema))
+
+
+def pyarrow_scan(setting: Setting) -> Pass:
+    """pyarrow reads the files in this process, as many threads as it likes."""
+    files = sorted(setting.folder.glob("*.parquet"))
+    with measured() as taken:
+        for first in range(0, len(files), setting.files_per_batch):
+            with measured() as batch:
+                for file in files[first : first + setting.files_per_batch]:
+                    pq.read_table(file, columns=["ts", "k", "v"])
+            taken.batches.append(batch.wall)
+    return taken
+
+
+CONTENDERS: Mapping[str, Contender] = {
+    "files": partial(ours, source="files"),
+    "dataframe": partial(ours, source="dataframe"),
+    "native": native,
+    "rocksdb": partial(native, provider=ROCKSDB),
+    "applyInPandasWithState": by_key,
+    "transformWithState": transform,
+    "messages": partial(ours, source="files", task=MessageSum()),
+    "scan": scan,
+    "scan to Python and back": to_python_and_back,
+    "pyarrow": pyarrow_scan,
+}
+
+
+def run(name: str, setting: Setting) -> Pass:
+    """One pass of a contender, from nothing."""
+    shutil.rmtree(setting.scratch, ignore_errors=True)
+    setting.scratch.mkdir(parents=True)
+    try:
+        return CONTENDERS[name](setting)
+    finally:
+        shutil.rmtree(setting.scratch, ignore_errors=True)
+
+
+def interval_of(rows_per_batch: int, share: float) -> str:
+    """A checkpoint interval that is this share of a micro-batch's event time."""
+    return f"{int(rows_per_batch * STEP * share)} microseconds"

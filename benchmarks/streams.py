@@ -1,0 +1,80 @@
+"""The Parquet streams that every contender reads: made once, the same for the same workload."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROWS_PER_FILE = 1_000_000
+START = 1_700_000_000_000_000
+STEP = 1_000
+"""Microseconds of event time from one row to the next."""
+ZIPF = 1.1
+"""The exponent of the skewed distribution: the most frequent key has a tenth of all rows, or nearly."""
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "persistent-state-benchmarks"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the rows hold: so many rows and keys, of which type, how often each, and what is kept of its values."""
+
+    keys: int
+    rows: int = 12_000_000
+    key_type: str = "long"
+    distribution: str = "uniform"
+    value_type: str = "long"
+
+    @property
+    def name(self) -> str:
+        keys = f"{self.keys:,} {self.key_type} keys"
+        return f"{keys}, {self.distribution}, {'sum' if self.value_type == 'long' else self.value_type}"
+
+    @property
+    def files(self) -> int:
+        return -(-self.rows // ROWS_PER_FILE)
+
+    def folder(self) -> Path:
+        """The stream's folder, made if it is not there. The columns are `ts`, `k` and `v`."""
+        place = CACHE / f"{self.keys}-{self.rows}-{self.key_type}-{self.distribution}"
+        if not place.exists():
+            partial = place.with_name(place.name + ".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            for number, table in enumerate(self._tables()):
+                pq.write_table(table, partial / f"{number:04d}.parquet")
+                print(f"\rmaking {self.name}: {number + 1} of {self.files} files", end="", flush=True)
+            print(flush=True)
+            partial.rename(place)
+        return place
+
+    def _tables(self) -> Iterator[pa.Table]:
+        chance = np.random.default_rng(self.keys)
+        for number in range(self.files):
+            first = number * ROWS_PER_FILE
+            count = min(ROWS_PER_FILE, self.rows - first)
+            ts = START + (first + np.arange(count)) * STEP
+            yield pa.table(
+                {
+                    "ts": pa.array(ts, pa.timestamp("us", "UTC")),
+                    "k": self._keys(chance, count),
+                    "v": chance.integers(0, 100, count),
+                }
+            )
+
+    def _keys(self, chance: np.random.Generator, count: int) -> Any:
+        if self.distribution == "zipf":
+            # By the inverse of the distribution's integral, which needs no table of the keys.
+            share = chance.random(count)
+            top = self.keys ** (1 - ZIPF)
+            keys = ((1 - share * (1 - top)) ** (1 / (1 - ZIPF))).astype(np.int64) - 1
+        else:
+            keys = chance.integers(0, self.keys, count)
+        return keys if self.key_type == "long" else pa.array([f"customer-{key:08d}" for key in keys.tolist()])
