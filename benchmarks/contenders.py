@@ -41,17 +41,17 @@ Contender = Callable[[Setting], Pass]
 
 
 def rows_of(setting: Setting, session: SparkSession) -> DataFrame:
-    key = "string" if setting.workload.key_type == "string" else "long"
-    reader = session.readStream.schema(f"ts timestamp, k {key}, v long")
+    reader = session.readStream.schema(f"ts timestamp, k {setting.workload.key_type}, v long")
     return reader.option("maxFilesPerTrigger", setting.files_per_batch).parquet(str(setting.folder))
 
 
-def session_of(setting: Setting, **settings: str) -> SparkSession:
+def session_of(setting: Setting, provider: str | None = None) -> SparkSession:
+    """A session of a contender's own, perhaps with another state store than the default."""
     session = setting.spark.newSession()
     session.conf.set("spark.sql.shuffle.partitions", str(session.sparkContext.defaultParallelism))
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    for name, value in settings.items():
-        session.conf.set(name.replace("__", "."), value)
+    if provider is not None:
+        session.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
     return session
 
 
@@ -152,10 +152,7 @@ def aggregates(setting: Setting) -> list[Column]:
 
 
 def native(setting: Setting, provider: str | None = None) -> Pass:
-    session = session_of(setting)
-    if provider is not None:
-        session.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
-    frame = rows_of(setting, session).groupBy("k").agg(*aggregates(setting))
+    frame = rows_of(setting, session_of(setting, provider)).groupBy("k").agg(*aggregates(setting))
     return spark_query(setting, frame, "update")
 
 
@@ -163,15 +160,15 @@ def by_key(setting: Setting) -> Pass:
     """A sum in `applyInPandasWithState`, one group for each key."""
     import pandas as pd
 
-    key = "string" if setting.workload.key_type == "string" else "long"
-
     def step(key: tuple[Any], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         total = (state.get[0] if state.exists else 0) + sum(int(frame["v"].sum()) for frame in frames)
         state.update((total,))
         yield pd.DataFrame({"k": [key[0]], "sum": [total]})
 
     frame = rows_of(setting, session_of(setting)).groupBy("k")
-    made = frame.applyInPandasWithState(step, f"k {key}, sum long", "sum long", "update", "NoTimeout")
+    made = frame.applyInPandasWithState(
+        step, f"k {setting.workload.key_type}, sum long", "sum long", "update", "NoTimeout"
+    )
     return spark_query(setting, made, "update")
 
 
@@ -191,11 +188,8 @@ def transform(setting: Setting) -> Pass:
 
         def close(self) -> None: ...
 
-    key = "string" if setting.workload.key_type == "string" else "long"
-    session = session_of(setting)
-    session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    frame = rows_of(setting, session).groupBy("k")
-    made = frame.transformWithStateInPandas(Total(), f"k {key}, sum long", "update", "None")
+    frame = rows_of(setting, session_of(setting, ROCKSDB)).groupBy("k")
+    made = frame.transformWithStateInPandas(Total(), f"k {setting.workload.key_type}, sum long", "update", "None")
     return spark_query(setting, made, "update")
 
 

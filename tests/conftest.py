@@ -22,7 +22,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scopes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return TOGETHER[rank(nodeid)][0] if rank(nodeid) < len(TOGETHER) else nodeid
+            return next((name for name, _ in TOGETHER[rank(nodeid) :]), nodeid)
 
     config.option.loadscopereorder = False
     return Scopes(config, log)

@@ -73,7 +73,6 @@ def descriptors(
     parts: int = 1,
     now: int = 0,
     channels: Mapping[str, bool] | None = None,
-    named: Sequence[str] = (),
     placed: bool = True,
 ) -> list[Descriptor]:
     """What the shards make of the next rows of the task's only strand, read in so many parts, perhaps without positions."""
@@ -81,7 +80,7 @@ def descriptors(
     assert newest is not None
     entry = driver.wake(log, newest.epoch, plan.name, now)
     first = entry.tasks[plan.name].positions.get("", Position()).next
-    reach = Reach({"": first + rows.num_rows} if placed else {}, channels, known=tuple(named))
+    reach = Reach({"": first + rows.num_rows} if placed else {}, channels)
     basis = driver.plan_batch(entry, plan.name, reach, now)
     bounds = [rows.num_rows * part // parts for part in range(parts + 1)]
     blobs = [
@@ -115,11 +114,10 @@ def play(
     now: int = 0,
     keeping: Keeping | None = None,
     channels: Mapping[str, bool] | None = None,
-    named: Sequence[str] = (),
     placed: bool = True,
 ) -> Entry:
     """One micro-batch of the task from its planning to its commit."""
-    made = descriptors(log, plan, rows, parts=parts, now=now, channels=channels, named=named, placed=placed)
+    made = descriptors(log, plan, rows, parts=parts, now=now, channels=channels, placed=placed)
     return commit(log, made, now=now, keeping=keeping)
 
 
