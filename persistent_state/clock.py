@@ -147,11 +147,19 @@ def split_intervals(
     # A clock that was fixed under another interval need not be on today's grid: no interval starts before it.
     low = max(clock, int(timestamps.min()) // interval * interval)
     high = horizon // interval * interval
-    fine = np.maximum(timestamps // interval * interval, low)
     if high <= low or (step := grid_step(low, high, interval)) == interval:
-        return fine, None
-    starts = np.where(timestamps < high, np.maximum(timestamps // step * step, low), fine)
-    return starts, Coarse(low, high, step)
+        return _on_grid(timestamps, low, interval), None
+    fine = _on_grid(timestamps, low, interval)
+    return np.where(timestamps < high, _on_grid(timestamps, low, step), fine), Coarse(low, high, step)
+
+
+def _on_grid(timestamps: NDArray[np.int64], low: int, step: int) -> NDArray[np.int64]:
+    first = int(timestamps.min()) // step * step
+    if timestamps.max() - first < step:
+        return np.full(len(timestamps), max(first, low))
+    starts: NDArray[np.int64] = timestamps // step
+    starts *= step
+    return np.maximum(starts, low, out=starts)
 
 
 def begin_apart(starts: NDArray[np.int64], timestamps: NDArray[np.int64], clocks: Sequence[int]) -> NDArray[np.int64]:
@@ -181,6 +189,8 @@ def thin_cuts(cuts: Iterable[int], global_clock: int, clock: int, interval: int)
 
 def fold_starts(starts: NDArray[np.int64], cuts: Sequence[int], clock: int) -> NDArray[np.int64]:
     """Starts of intervals after folding: below `clock` only `cuts` stay apart. The first start of all stays what it is."""
+    if clock == BEGINNING:
+        return starts
     edges = np.unique(np.array([starts.min(), *cuts], dtype=np.int64))
     folded = edges[np.searchsorted(edges, starts, side="right") - 1]
     return np.where(starts < clock, folded, starts)

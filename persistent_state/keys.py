@@ -163,7 +163,8 @@ def _fixed_words(column: pa.Array[Any]) -> Hashes:
         column = column.cast(pa.int64())
     elif pa.types.is_date32(column.type):
         column = column.view(pa.int32()).cast(pa.int64())
-    words: Hashes = column.view(pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
+    column = column.view(pa.uint64())
+    words: Hashes = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
     return words
 
 

@@ -307,7 +307,7 @@ class TestOrder:
             delay,
             tuple(sizes),
         )
-        with mock.patch.object(shard, "ORDERED_RUNS", most_runs):
+        with mock.patch.object(shard, "ORDERED_LEVELS", most_runs):
             for clock, state in play_in_parts(case, ByColumn, parts, 1).items():
                 assert state == case.fold(clock)
 

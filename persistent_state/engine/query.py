@@ -23,8 +23,7 @@ from persistent_state.errors import InvalidInput, StateError
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob
 from persistent_state.steps.lift import LATE, REPLAYED_OR_LATE
-from persistent_state.steps.shard import Descriptor, merge_shard
-from persistent_state.store import run as runs_io
+from persistent_state.steps.shard import Descriptor, merge_shard, read_values
 from persistent_state.store.entry import Entry, run_from_json
 from persistent_state.store.log import Log
 
@@ -174,18 +173,21 @@ def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
 
 
 def running_values(rows: DataFrame, plan: Plan, descriptors: list[Descriptor]) -> DataFrame:
-    """The values of the keys that a micro-batch touched, from the immutable files written with its runs."""
-    files = [pickle.dumps(descriptor.values) for descriptor in descriptors if descriptor.values]
-    schema = values_schema(plan)
+    """The values of the keys that a micro-batch touched: what its shards say, or have written to immutable files."""
+    said = [descriptor.values for descriptor in descriptors if descriptor.values]
+    schema, session = values_schema(plan), rows.sparkSession
+    if all(isinstance(values, bytes) for values in said):
+        tables = [read_values(plan.files, values).cast(schema) for values in said]
+        return session.createDataFrame(pa.concat_tables([schema.empty_table(), *tables]), from_arrow_schema(schema))
 
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for stored in batch.column(0).to_pylist():
-                table = runs_io.read_table(plan.files, pickle.loads(stored))
-                yield from table.cast(schema).to_batches()
+            for number in batch.column(0).to_pylist():
+                yield from read_values(plan.files, said[number]).cast(schema).to_batches()
 
-    named = rows.sparkSession.createDataFrame([(file,) for file in files], "file binary")
-    return named.repartition(max(1, len(files))).mapInArrow(unpack, from_arrow_schema(schema))
+    # A partition for each shard, and nothing to shuffle.
+    numbers = session.range(0, len(said), 1, len(said))
+    return numbers.mapInArrow(unpack, from_arrow_schema(schema))
 
 
 def values_schema(plan: Plan) -> pa.Schema:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,18 +29,35 @@ class Blob:
     sides: tuple[pa.Table, ...] = ()
 
     def to_bytes(self) -> bytes:
-        tables = [self.table] if self.table is not None else []
-        streams = [_to_ipc(table) for table in [*tables, *self.sides]]
+        streams = [to_ipc(table) for table in [*([_slim(self.table)] if self.table is not None else []), *self.sides]]
         return pickle.dumps((self.basis, self.report, self.table is not None, streams), protocol=5)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Blob:
         basis, report, has_table, streams = pickle.loads(data)
         tables = [pa.ipc.open_stream(stream).read_all() for stream in streams]
-        return cls(basis, report, tables[0] if has_table else None, tuple(tables[1:] if has_table else tables))
+        table = _whole(tables.pop(0)) if has_table else None
+        return cls(basis, report, table, tuple(tables))
 
 
-def _to_ipc(table: pa.Table) -> bytes:
+def _slim(table: pa.Table) -> pa.Table:
+    """A table without what is soon worked out again: a byte costs more on its way through Spark."""
+    return _replaced(table, hash=pa.nulls(table.num_rows), start=table["start"].dictionary_encode())
+
+
+def _whole(slim: pa.Table) -> pa.Table:
+    columns = [merge.one_chunk(slim[name]) for name in slim.column_names if re.fullmatch(r"key\d+", name)]
+    return _replaced(slim, hash=pa.array(keys.hash_keys(columns, slim.num_rows)), start=slim["start"].cast(pa.int64()))
+
+
+def _replaced(table: pa.Table, **columns: pa.Array | pa.ChunkedArray) -> pa.Table:
+    for name, column in columns.items():
+        table = table.set_column(table.schema.get_field_index(name), name, column)
+    return table
+
+
+def to_ipc(table: pa.Table) -> bytes:
+    """A table as an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -88,7 +106,7 @@ def combine(plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iter
 def _partial_sums(plan: Plan, basis: Basis, lifted: Lifted) -> tuple[pa.Table | None, int | None, clocks.Coarse | None]:
     if not any(table.num_rows for table in lifted.tables):
         return None, None, None
-    table = pa.concat_tables(lifted.tables)
+    table = pa.concat_tables(lifted.tables).combine_chunks()
     times = merge.as_numpy(table, "time")
     starts, coarse = clocks.split_intervals(times, basis.clock, _horizon(plan, basis, lifted), plan.settings.interval)
     if basis.is_behind:
@@ -100,7 +118,8 @@ def _partial_sums(plan: Plan, basis: Basis, lifted: Lifted) -> tuple[pa.Table | 
         return table.take(pa.array(np.argsort(merge.as_numpy(table, "hash"), kind="stable"))), low, coarse
     table = table.select(plan.layout.schema.names)
     if plan.layout.is_ordered:
-        return merge.sort(table, plan.layout)[0], low, coarse
+        order, _ = merge.sort(table, plan.layout)
+        return table.take(pa.array(order)), low, coarse
     return merge.fold([table], plan.layout), low, coarse
 
 

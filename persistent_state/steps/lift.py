@@ -68,12 +68,16 @@ def microseconds(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]
     scale = per_unit[type.unit] if pa.types.is_timestamp(type) else 1
     if pa.types.is_date32(type):
         column, scale = column.cast(pa.int32()), 86_400_000_000
-    valid = np.asarray(column.is_valid())
-    values = column.cast(pa.int64()).fill_null(0).to_numpy().astype(np.int64, copy=False)
+    valid = np.ones(len(column), np.bool_) if column.null_count == 0 else np.asarray(column.is_valid())
+    ticks = column.cast(pa.int64())
+    values = (ticks.fill_null(0) if column.null_count else ticks).to_numpy().astype(np.int64, copy=False)
     if pa.types.is_timestamp(type) and type.unit == "ns":
         return values // 1_000, valid
-    valid = valid & (values <= MOST // scale) & (values >= -(MOST // scale))
-    return np.where(valid, values, 0) * scale, valid
+    most = MOST // scale
+    if len(values) and (values.min() < -most or values.max() > most):
+        valid = valid & (values <= most) & (values >= -most)
+        values = np.where(valid, values, 0)
+    return values if scale == 1 else values * scale, valid
 
 
 def side_table(rows: pa.RecordBatch, where: NDArray[np.bool_], reason: str, place: Place) -> pa.Table:
@@ -95,19 +99,26 @@ def side_table(rows: pa.RecordBatch, where: NDArray[np.bool_], reason: str, plac
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows of a chunk stand in event time and in their source."""
+    """Where the rows of a chunk stand in event time and in their source. The strand is the channel if none are `named`."""
 
     strand: str
-    channels: pa.Array
+    named: pa.Array | None
     positions: NDArray[np.int64]
     timestamps: NDArray[np.int64]
     valid: NDArray[np.bool_]
+
+    @property
+    def channels(self) -> pa.Array:
+        """The channel of each row."""
+        if self.named is None:
+            return pa.repeat(pa.scalar(self.strand, pa.string()), len(self.timestamps))
+        return self.named
 
     def take(self, where: NDArray[np.bool_]) -> Place:
         picked = np.flatnonzero(where)
         return Place(
             self.strand,
-            self.channels.take(pa.array(picked)),
+            None if self.named is None else self.named.take(pa.array(picked)),
             self.positions[picked],
             self.timestamps[picked],
             self.valid[picked],
@@ -132,7 +143,7 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
     if bad_records:
         _side(plan, lifted, _bad_records(plan, chunk.strand, bad_records), "undecodable record")
     # A row without a timestamp was taken back with the clock if it can be delivered again, so only its position counts.
-    stamps = np.where(place.valid, place.timestamps, np.iinfo(np.int64).max)
+    stamps = place.timestamps if place.valid.all() else np.where(place.valid, place.timestamps, np.iinfo(np.int64).max)
     fresh = ~clocks.is_accounted(position, place.positions, stamps)
     lifted.counts["skipped"] += int((~fresh).sum())
     unknown = fresh & (place.positions == NO_POSITION) & (stamps < basis.restored)
@@ -173,10 +184,10 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         "hash": pa.array(keys.hash_keys(columns, rows.num_rows)),
         **{f"key{i}": column for i, column in enumerate(columns)},
         "time": pa.array(place.timestamps),
-        "channel": place.channels,
-        "position": pa.array(place.positions),
-        "strand": pa.repeat(pa.scalar(chunk.strand, pa.string()), rows.num_rows),
     }
+    if plan.layout.is_ordered or plan.task.reads_state:
+        base["channel"], base["position"] = place.channels, pa.array(place.positions)
+        base["strand"] = pa.repeat(pa.scalar(chunk.strand, pa.string()), rows.num_rows)
     if plan.task.reads_state:
         row = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
         lifted.tables.append(pa.table({**base, "row": row}))
@@ -194,31 +205,30 @@ def _taken(
     return rows.filter(mask), None if said is None else said.filter(mask), place.take(where)
 
 
-def update_table(plan: Plan, base: Mapping[str, pa.Array], taken: NDArray[np.int64], values: pa.Array) -> pa.Table:
-    """Updates with the key and order of the rows they were taken from; several of one row are numbered."""
-    columns = dict(base)
+def update_table(
+    plan: Plan, base: Mapping[str, pa.Array], taken: NDArray[np.int64] | None, values: pa.Array
+) -> pa.Table:
+    """Updates with the key and order of the rows they were taken from (None: one of each); several of one are numbered."""
+    columns = {
+        name: c for name, c in base.items() if plan.layout.is_ordered or name not in ("channel", "position", "strand")
+    }
+    if taken is not None:
+        columns = {name: column.take(pa.array(taken)) for name, column in columns.items()}
     if plan.layout.is_ordered:
-        first = np.searchsorted(taken, taken)
-        columns["number"] = pa.array((np.arange(len(taken)) - first).astype(np.int32))
-    else:
-        del columns["channel"], columns["position"], columns["strand"]
-    keep = np.asarray(values.is_valid())
-    if len(taken) != len(columns["hash"]) or not np.array_equal(taken, np.arange(len(taken))):
-        picked = pa.array(taken)
-        columns = {name: c if name == "number" else c.take(picked) for name, c in columns.items()}
+        number = 0 if taken is None else np.arange(len(taken)) - np.searchsorted(taken, taken)
+        columns["number"] = pa.array(np.broadcast_to(number, len(values)).astype(np.int32))
     table = pa.table({**columns, "value": values})
-    return table if keep.all() else table.filter(pa.array(keep))
+    return table.filter(values.is_valid()) if values.null_count else table
 
 
 def updates(
     plan: Plan, rows: pa.RecordBatch, said: pa.Array | None, place: Place
-) -> tuple[NDArray[np.int64], pa.Array, NDArray[np.bool_]]:
+) -> tuple[NDArray[np.int64] | None, pa.Array, NDArray[np.bool_]]:
     """The updates that a task makes of rows: from which row each is, the values, and which rows hold one that can't be.
 
-    `said` are the updates that Spark has computed, if it has.
+    There may be one of each row, in their order: None. `said` are the updates that Spark has computed, if it has.
     """
     task, monoid = plan.task, plan.layout.monoid
-    every = np.arange(rows.num_rows)
     if task.update_way == "message":
         recorder = Recorder(plan)
         for i, message in enumerate(messages(rows, place)):
@@ -249,7 +259,7 @@ def updates(
         values, unfit = monoid.cast(column)
     except MonoidError as error:
         raise TaskFailed(f"task={plan.name}: {error}") from error
-    return every, values, unfit
+    return None, values, unfit
 
 
 def messages(rows: pa.RecordBatch, place: Place) -> Iterator[Message]:
@@ -359,12 +369,8 @@ class _RowMessage(Message):
 
 def _place(plan: Plan, chunk: Chunk) -> Place:
     timestamps, valid = microseconds(chunk.rows.column(plan.timestamp))
-    count = chunk.rows.num_rows
-    if plan.channel is None:
-        channels = pa.repeat(pa.scalar(chunk.strand, pa.string()), count)
-    else:
-        channels = chunk.rows.column(plan.channel).cast(pa.string()).fill_null("")
-    return Place(chunk.strand, channels, chunk.positions, timestamps, valid)
+    named = None if plan.channel is None else chunk.rows.column(plan.channel).cast(pa.string()).fill_null("")
+    return Place(chunk.strand, named, chunk.positions, timestamps, valid)
 
 
 def _unfit_keys(plan: Plan, rows: pa.RecordBatch) -> NDArray[np.bool_]:
@@ -391,10 +397,7 @@ def _watch_channels(
     """Note each channel's newest timestamp. A broken one beyond the jump limit steps aside and moves no clock."""
     if not accepted.any():
         return
-    codes = pc.dictionary_encode(place.channels)
-    index = codes.indices.to_numpy()
-    for code, name in enumerate(codes.dictionary.to_pylist()):
-        of_channel = accepted & (index == code) if len(codes.dictionary) > 1 else accepted.copy()
+    for name, of_channel in _by_channel(plan, place, accepted):
         if not of_channel.any():
             continue
         known = basis.channels.get(name)
@@ -415,10 +418,21 @@ def _watch_channels(
                 accepted &= ~aside
                 of_channel &= ~aside
         if of_channel.any():
-            top = int(place.timestamps[of_channel].max())
+            top = int((place.timestamps if of_channel.all() else place.timestamps[of_channel]).max())
             lifted.newest[name] = top if newest is None else max(newest, top)
         else:
             lifted.newest.setdefault(name, None)
+
+
+def _by_channel(plan: Plan, place: Place, accepted: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Each channel of a chunk, and which of the accepted rows are its."""
+    if plan.channel is None:
+        yield place.strand, accepted.copy()
+        return
+    codes = pc.dictionary_encode(place.channels)
+    index = codes.indices.to_numpy()
+    for code, name in enumerate(codes.dictionary.to_pylist()):
+        yield name, accepted & (index == code)
 
 
 def _bad_records(plan: Plan, strand: str, records: Sequence[Any]) -> pa.Table:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from persistent_state.batch import Advance, Basis, advance, cuts_to_keep
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Disagreement
 from persistent_state.plan import Plan
-from persistent_state.steps.combine import Blob
+from persistent_state.steps.combine import Blob, to_ipc
 from persistent_state.steps.lift import (
     UNFIT,
     Place,
@@ -30,14 +31,21 @@ from persistent_state.steps.lift import (
 )
 from persistent_state.store import run as runs_io
 from persistent_state.store.entry import Run, SideFile, Stored
+from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.store.sides import side_file
 
 GROWTH = 2
-"""A run is merged with newer ones once they hold 1 / GROWTH of its rows: few runs, and each row is rewritten log times."""
+"""A level is merged with newer ones once they hold 1 / GROWTH of its rows: few levels, and each row is rewritten log times."""
 
-ORDERED_RUNS = 4
-"""How many runs of a monoid that does not commute there may be before all are merged."""
+SLICE = 1 << 20
+"""About how many rows are merged at a time, and are a run: what a worker needs of memory does not grow with the state."""
+
+INLINE = 8 << 20
+"""How many bytes of running values a micro-batch sends to the driver at the most; more are written to files."""
+
+ORDERED_LEVELS = 4
+"""How many levels of a monoid that does not commute there may be before all are merged."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ class Descriptor:
     """What a shard made of a micro-batch, durable when this exists; the driver commits it or it never happened.
 
     `base` is the digest of the runs and the clock that the shard started from, `runs` what it should have afterwards.
+    `values` are the running values for a sink, in a file or, where they are few, as they are.
     """
 
     task: str
@@ -56,7 +65,7 @@ class Descriptor:
     journal: tuple[str, ...]
     runs: tuple[Run, ...]
     side: SideFile | None = None
-    values: Stored | None = None
+    values: Stored | bytes | None = None
 
 
 def digest(runs: Sequence[Run], clock: int) -> str:
@@ -89,7 +98,11 @@ def merge_shard(
         )
     after = advance(basis, [blob.report for blob in blobs], plan.settings)
     held = _held_runs(plan, basis, shard, cached)
-    path = f"{plan.application}/runs/{plan.name}/{basis.epoch:06d}-{basis.batch:09d}-{shard:04d}-{new_id()}"
+
+    def new_path(what: str = "") -> str:
+        name = f"{basis.epoch:06d}-{basis.batch:09d}-{shard:04d}-{new_id()}{what}.arrow"
+        return f"{plan.application}/runs/{plan.name}/{name}"
+
     tables = [blob.table for blob in blobs if blob.table is not None]
     sides = [side for blob in blobs for side in blob.sides]
     if plan.task.reads_state and tables:
@@ -98,18 +111,20 @@ def merge_shard(
     cuts = cuts_to_keep([blob.basis for blob in blobs], after)
     apart = BEGINNING if plan.layout.is_ordered else None
     fresh = merge.fold(tables, plan.layout, cuts, after.clock, apart)
-    values = None
-    if plan.emits and fresh.num_rows:
-        current = merge.fold_keys([*(_touched(table, fresh) for table in _open(plan, held)), fresh], plan.layout)
-        table = pa.table(
-            [current[name] for name in (*plan.layout.key_names, "value")], names=[*plan.task.key_columns, "value"]
-        )
-        values = runs_io.write_table(plan.files, f"{path}.values.arrow", table)
-    low, high = keys.shard_range(shard, plan.shards)
     keep = _keep(plan, held, fresh.num_rows)
-    if keep < len(held):
-        fresh = merge.fold([*_open(plan, held[keep:]), fresh], plan.layout, cuts, after.clock, _apart_from(plan, after))
-    run = runs_io.write_run(plan.files, f"{path}.arrow", fresh, low, high)
+    rewritten = _open(plan, held[keep:])
+    kept = _open(plan, held[:keep]) if plan.emits else []
+    runs, values = [], []
+    for low, high in _slices([*rewritten, fresh], *keys.shard_range(shard, plan.shards)):
+        touched = merge.between(fresh, low, high)
+        new = touched
+        if rewritten:
+            old = [merge.between(table, low, high) for table in rewritten]
+            new = merge.fold([*old, touched], plan.layout, cuts, after.clock, _apart_from(plan, after))
+        if new.num_rows:
+            runs.append(runs_io.write_run(plan.files, new_path(), new, low, high))
+        if plan.emits and touched.num_rows:
+            values.append(merge.fold_keys([_touched(table, touched) for table in [*kept, new]], plan.layout))
     return Descriptor(
         task=plan.name,
         epoch=basis.epoch,
@@ -118,9 +133,9 @@ def merge_shard(
         base=digest(held, basis.clock),
         advance=after,
         journal=basis.journal,
-        runs=(*held[:keep], *([run] if run else [])),
-        side=_write_side(plan, f"{path}.side.arrow", sides),
-        values=values,
+        runs=(*held[:keep], *runs),
+        side=_write_side(plan, new_path(".side"), sides),
+        values=_write_values(plan, new_path(".values"), values),
     )
 
 
@@ -147,33 +162,46 @@ def _apart_from(plan: Plan, after: Advance) -> int | None:
 
 def _keep(plan: Plan, held: Sequence[Run], rows: int) -> int:
     """How many of the oldest runs stay as they are; those after them are merged with the new rows."""
+    # Where a level begins: its runs follow each other in the hash.
+    begins = [i for i, run in enumerate(held) if i == 0 or run.low < held[i - 1].high]
     if rows == 0:
         return len(held)
-    keep = len(held)
-    while keep and held[keep - 1].rows <= rows * GROWTH:
-        keep -= 1
-        rows += held[keep].rows
     # Rows of an ordered monoid may be folded only where nothing can come between: all runs together or none.
     if plan.layout.is_ordered:
-        return len(held) if len(held) < ORDERED_RUNS else 0
+        return len(held) if len(begins) < ORDERED_LEVELS else 0
+    keep = len(held)
+    for begin in reversed(begins):
+        level = sum(run.rows for run in held[begin:keep])
+        if level > rows * GROWTH:
+            break
+        keep, rows = begin, rows + level
     return keep
 
 
+def _slices(tables: Sequence[pa.Table], low: int, high: int) -> list[tuple[int, int]]:
+    """Ranges of the hash from `low` to `high` that hold about SLICE rows of these sorted tables each."""
+    largest = merge.as_numpy(max(tables, key=len), "hash")
+    count = -(-sum(map(len, tables)) // SLICE)
+    bounds = {int(largest[len(largest) * i // count]) for i in range(1, count)}
+    return list(pairwise([low, *sorted(bounds - {low}), high]))
+
+
 def _touched(table: pa.Table, fresh: pa.Table) -> pa.Table:
-    """The rows of a sorted table whose hash is among those of another."""
-    hashes = np.unique(merge.as_numpy(fresh, "hash"))
-    stored = merge.as_numpy(table, "hash")
-    if len(stored) == 0:
+    """The rows of a sorted table whose hash is among those of another, which is sorted too."""
+    hashes, stored = merge.as_numpy(fresh, "hash"), merge.as_numpy(table, "hash")
+    if len(stored) == 0 or table is fresh:
         return table
-    begin, end = np.searchsorted(stored, hashes), np.searchsorted(stored, hashes, side="right")
-    return table.take(pa.array(ranges(begin, end - begin)))
-
-
-def ranges(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers of many ranges, one after the other."""
-    offsets = np.cumsum(lengths) - lengths
-    numbers: NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(begins - offsets, lengths)
-    return numbers
+    hashes = hashes[np.searchsorted(hashes, stored[0]) : np.searchsorted(hashes, stored[-1], side="right")]
+    hashes = hashes[np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]]
+    begin = np.searchsorted(stored, hashes)
+    end, more = begin.copy(), np.arange(len(hashes))
+    # Most keys have few rows: to look at the next is faster than to search for the last.
+    for _ in range(4):
+        more = more[end[more] < len(stored)]
+        more = more[stored[end[more]] == hashes[more]]
+        end[more] += 1
+    end[more] = np.searchsorted(stored, hashes[more], side="right")
+    return table.take(pa.array(merge.ranges(begin, end - begin)))
 
 
 def _process(plan: Plan, tables: Sequence[pa.Table], held: Sequence[Run]) -> tuple[list[pa.Table], list[pa.Table]]:
@@ -187,7 +215,7 @@ def _process(plan: Plan, tables: Sequence[pa.Table], held: Sequence[Run]) -> tup
     times = merge.as_numpy(table, "time")
     place = Place(
         strand="",
-        channels=merge.one_chunk(table["channel"]),
+        named=merge.one_chunk(table["channel"]),
         positions=merge.as_numpy(table, "position"),
         timestamps=times,
         valid=np.ones(len(times), dtype=np.bool_),
@@ -204,7 +232,7 @@ def _process(plan: Plan, tables: Sequence[pa.Table], held: Sequence[Run]) -> tup
         for strand in dict.fromkeys(table["strand"].to_pylist()):
             of_strand = unfit & np.array([s == strand for s in table["strand"].to_pylist()])
             if of_strand.any():
-                spot = Place(strand, place.channels, place.positions, place.timestamps, place.valid)
+                spot = Place(strand, place.named, place.positions, place.timestamps, place.valid)
                 sides.append(side_table(rows, of_strand, UNFIT, spot))
                 check_bad_rows(plan, sides[-1])
     columns = ["hash", *plan.layout.key_names, "start", "time", "channel", "position", "strand"]
@@ -260,6 +288,19 @@ class Reader(Recorder):
 
     def get(self) -> object:
         return self._current[self._key]
+
+
+def _write_values(plan: Plan, path: str, folded: Sequence[pa.Table]) -> Stored | bytes | None:
+    if not folded:
+        return None
+    table = pa.concat_tables(folded).select([*plan.layout.key_names, "value"])
+    table = table.rename_columns([*plan.task.key_columns, "value"])
+    return to_ipc(table) if table.nbytes <= INLINE // plan.shards else runs_io.write_table(plan.files, path, table)
+
+
+def read_values(files: Files, values: Stored | bytes) -> pa.Table:
+    """The running values of a descriptor: the key columns and `value`."""
+    return pa.ipc.open_stream(values).read_all() if isinstance(values, bytes) else runs_io.read_table(files, values)
 
 
 def _write_side(plan: Plan, path: str, sides: Sequence[pa.Table]) -> SideFile | None:

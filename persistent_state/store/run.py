@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
 
@@ -25,17 +26,32 @@ def write_bytes(files: Files, path: str, data: bytes | pa.Buffer) -> Stored:
     """Write a new file, durable when this returns."""
     files.ensure(path, data)
     stored = Stored(path, len(data), hashlib.sha256(data).hexdigest())
-    if not files.near:
+    if files.near:
+        _verified_now(files, stored)
+    else:
         cache.keep(stored.checksum, data)
     return stored
 
 
+def _verified_now(files: Files, stored: Stored) -> None:
+    if len(_verified) >= MOST_VERIFIED:
+        _verified.clear()
+    _verified.add((files.url, stored.path, stored.checksum))
+
+
 def write_table(files: Files, path: str, table: pa.Table) -> Stored:
     """Write a table as a new Arrow IPC file, durable when this returns."""
-    sink = pa.BufferOutputStream()
+    # Twice, as the first time tells the size: a buffer that grows is copied more often.
+    measured = pa.MockOutputStream()
+    _write(measured, table)
+    buffer = pa.allocate_buffer(measured.size())
+    _write(pa.FixedSizeBufferWriter(buffer), table)
+    return write_bytes(files, path, buffer)
+
+
+def _write(sink: Any, table: pa.Table) -> None:
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    return write_bytes(files, path, sink.getvalue())
 
 
 def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
@@ -54,9 +70,7 @@ def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
             raise Damaged(
                 f"{stored.path} is damaged: it is not what was written; restore it, read another clock, or start the task anew."
             )
-        if len(_verified) >= MOST_VERIFIED:
-            _verified.clear()
-        _verified.add(known)
+        _verified_now(files, stored)
     if not files.near:
         cache.keep(stored.checksum, data)
     return data
@@ -87,10 +101,8 @@ def read_run(files: Files, run: Run) -> pa.Table:
     return merge.below(merge.between(read_table(files, run.file), run.low, run.high), run.below)
 
 
-def write_run(files: Files, path: str, table: pa.Table, low: int, high: int) -> Run | None:
-    """Write partial sums of the hashes in [low, high) as a run; None when there are none."""
-    if table.num_rows == 0:
-        return None
+def write_run(files: Files, path: str, table: pa.Table, low: int, high: int) -> Run:
+    """Write partial sums of the hashes in [low, high), at least one, as a run."""
     starts = merge.as_numpy(table, "start")
     return Run(write_table(files, path, table), table.num_rows, low, high, int(starts.min()), int(starts.max()))
 

@@ -18,6 +18,7 @@ from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
 from persistent_state.plan import Plan
 from persistent_state.steps.lift import AHEAD, JUMP, LATE, NO_TIMESTAMP, REPLAYED_OR_LATE, UNFIT
+from persistent_state.steps.shard import read_values
 from persistent_state.store import pages, sides
 from persistent_state.store import run as runs_io
 from persistent_state.store.entry import Entry, Stored, TaskState, from_bytes, side_from_json, task_files
@@ -241,14 +242,14 @@ class Oracle:
         found = {reason: counts.get(reason, 0) for reason in expected}
         must(found == expected, "a micro-batch counts what it met", task=name, found=found, expected=expected)
 
-    def emitted(self, name: str, entry: Entry, values: Sequence[Stored]) -> None:
+    def emitted(self, name: str, entry: Entry, values: Sequence[Stored | bytes]) -> None:
         """A micro-batch gave these running values of the keys that it touched."""
         if self.newest is None or entry.number != self.newest.number or not values:
             return
         judge, layout = self.judges[name], self.layouts[name]
         current, found = judge.job.fold(judge.in_state(None)), {}
         for stored in values:
-            table = runs_io.read_table(self.files, stored).rename_columns([*layout.key_names, "value"])
+            table = read_values(self.files, stored).rename_columns([*layout.key_names, "value"])
             found.update(as_dict(table, layout, MONOIDS[judge.job.kind]))
         must(
             all(current[key] == value for key, value in found.items()),
@@ -600,7 +601,7 @@ class Oracle:
 
         The grid is that of a handful of clocks between the global clock and the fastest task, or of a batch that had to be
         coarser. For a task that stood behind the global clock the handful counts from where it stood, and before there is a
-        global clock from its first message.
+        global clock from its first message or its first clock, which the allowed delay may set below that.
         """
         active = [task.clock for task in entry.tasks.values() if task.active]
         if len(active) == 1:
@@ -611,7 +612,8 @@ class Oracle:
                 lows = [low for low in (before.clock, before.tasks[name].clock) if low != BEGINNING]
                 if len(lows) < 2:
                     times = [m.timestamp for m in self.judges[name].in_state(task.clock) if m.timestamp is not None]
-                    lows.append(min(times, default=task.clock))
+                    own = [cut for cut in before.tasks[name].cuts if cut != BEGINNING]
+                    lows.append(min([*times, *own], default=task.clock))
                 low = min(lows)
                 self.coarsest = max(self.coarsest, handful(low, task.clock, entry.interval))
         if before.clock != BEGINNING and holding:

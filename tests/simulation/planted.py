@@ -69,7 +69,7 @@ BUGS = (
         "coarse intervals forgotten",
         "A batch does not say how coarse its intervals are.",
         clock.split_intervals,
-        ("return starts, Coarse(low, high, step)", "return starts, None"),
+        ("fine), Coarse(low, high, step)", "fine), None"),
     ),
     bug(
         "coarse intervals ignored",
@@ -108,7 +108,7 @@ BUGS = (
         "equal hashes taken for equal keys",
         "Keys are told apart by their hash alone.",
         merge.sort,
-        ("same_hash & keys.same_as_previous", "same_hash | keys.same_as_previous"),
+        ("same_key = same_hash & _same_keys", "same_key = same_hash | _same_keys"),
     ),
     # Clocks
     bug(
