@@ -31,6 +31,15 @@ def for_queries(shards: int) -> dict[str, str]:
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         # Each poll of a waiting query lists the source.
         "spark.sql.streaming.pollingDelay": "200ms",
+        # What a sink is handed stays in Arrow until it is read; as a relation of rows it costs several times as much.
+        "spark.sql.execution.arrow.localRelationThreshold": "0",
+        # For a file of Spark's checkpoint on a local disk, Hadoop starts a process to set its mode and others to look at it,
+        # and as much for files of checksums beside it. It is scratch: this way there is one file and one process.
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+        "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
+        "FileSystemBasedCheckpointFileManager",
+        "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+        "fs.file.impl.disable.cache": "true",
     }
 
 
