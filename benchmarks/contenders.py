@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,12 @@ import pyarrow.parquet as pq
 import monoids
 from benchmarks.measure import Pass, measured
 from benchmarks.streams import STEP, Workload
-from persistent_state import Application, DataFrameSource, FileSource, NonWindowState, PersistentTask
+from persistent_state import Application, DataFrameSource, FileSource, NonWindowState, PersistentTask, driver
+from persistent_state.application import positive
+from persistent_state.clock import Settings
+from persistent_state.plan import Plan
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,11 +65,14 @@ def session_of(setting: Setting, provider: str | None = None) -> SparkSession:
 def drained(start: Callable[[], tuple[StreamingQuery, Callable[[], None]]]) -> Pass:
     """Run a query to the end of its stream."""
     with measured() as taken:
+        begin = time.time()
         query, stop = start()
         query.processAllAvailable()
-        progress = list(query.recentProgress)
+        progress = [told for told in query.recentProgress if told["numInputRows"]]
         stop()
-    taken.batches = [told["batchDuration"] / 1e3 for told in progress if told["numInputRows"]]
+    taken.batches = [told["batchDuration"] / 1e3 for told in progress]
+    begins = [datetime.fromisoformat(told["timestamp"]).timestamp() - begin for told in progress]
+    taken.ends = [at + seconds for at, seconds in zip(begins, taken.batches, strict=True)]
     return taken
 
 
@@ -117,8 +127,12 @@ class MessageSum(PersistentTask):
         state.update(message.timestamp, message["v"])
 
 
+def task_of(workload: Workload) -> PersistentTask:
+    return Sum() if workload.value_type == "long" else Summary()
+
+
 def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> Pass:
-    task = task or (Sum() if setting.workload.value_type == "long" else Summary())
+    task = task or task_of(setting.workload)
     app = Application("benchmark", str(setting.scratch / "store"), setting.interval)
     if source == "files":
         read: Any = FileSource(setting.folder, timestamp="ts", files_per_batch=setting.files_per_batch)
@@ -201,6 +215,32 @@ def scan(setting: Setting) -> Pass:
     return spark_query(setting, rows_of(setting, session_of(setting)))
 
 
+def blobs_of(setting: Setting) -> DataFrame:
+    """What this library shuffles: rows read and combined, as one blob for each shard and part of a micro-batch."""
+    from persistent_state.engine import arrow_source
+
+    shards = setting.spark.sparkContext.defaultParallelism
+    files, interval = open_files(str(setting.scratch / "store")), positive("interval", setting.interval)
+    source = FileSource(setting.folder, timestamp="ts", files_per_batch=setting.files_per_batch)
+    task = task_of(setting.workload)
+    plan = Plan("benchmark", files, task, source.schema, "ts", None, Settings(interval), shards)
+    entry = driver.start(Log(files, "benchmark"), [plan], interval=interval, shards=shards, writer="benchmark", now=1)
+    session = session_of(setting)
+    labels = arrow_source.shard_labels(session, shards)
+    return arrow_source.load(session, arrow_source.ArrowReader(plan, source, entry.epoch, shards, labels))
+
+
+def combined(setting: Setting) -> Pass:
+    """This library reads and combines, and what is to be shuffled goes to nowhere."""
+    return spark_query(setting, blobs_of(setting))
+
+
+def shuffled(setting: Setting) -> Pass:
+    """The same, shuffled."""
+    frame = blobs_of(setting)
+    return spark_query(setting, frame.repartition(frame.sparkSession.sparkContext.defaultParallelism, "label"))
+
+
 def to_python_and_back(setting: Setting) -> Pass:
     """Spark reads the stream, and each row goes to a Python worker and back."""
 
@@ -234,6 +274,8 @@ CONTENDERS: Mapping[str, Contender] = {
     "scan": scan,
     "scan to Python and back": to_python_and_back,
     "pyarrow": pyarrow_scan,
+    "combine": combined,
+    "combine and shuffle": shuffled,
 }
 
 

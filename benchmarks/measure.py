@@ -13,9 +13,13 @@ import psutil
 
 @dataclass
 class Pass:
-    """One run of a contender over a stream: seconds of each micro-batch, of the whole, and of processors."""
+    """One run of a contender over a stream: seconds of each micro-batch, of the whole, and of processors.
+
+    `ends` are the seconds from the beginning until each micro-batch was done.
+    """
 
     batches: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
     wall: float = 0.0
     cpu: float = 0.0
 

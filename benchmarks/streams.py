@@ -27,7 +27,7 @@ class Workload:
     """What the rows hold: so many rows and keys, of which type, how often each, and what is kept of its values."""
 
     keys: int
-    rows: int = 12_000_000
+    rows: int = 24_000_000
     key_type: str = "long"
     distribution: str = "uniform"
     value_type: str = "long"

@@ -114,7 +114,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one comparison, whose ratios are the last line, as JSON")
     parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--rows", type=int, default=12_000_000)
+    parser.add_argument("--rows", type=int, default=24_000_000)
     parser.add_argument("--key-type", choices=["long", "string"], default="long")
     parser.add_argument("--distribution", choices=["uniform", "zipf"], default="uniform")
     parser.add_argument("--value-type", choices=["long", "struct"], default="long")
