@@ -132,6 +132,11 @@ def main() -> int:
     if arguments.quick:
         arguments.keys, arguments.source, arguments.peers = [1_000_000], ["files"], ["native"]
         arguments.emit, arguments.repetitions = ["yes"], 2
+    if arguments.repetitions < 1 or arguments.rows < 2 * FILES_PER_BATCH * ROWS_PER_FILE:
+        parser.error(
+            f"repetitions={arguments.repetitions}, rows={arguments.rows}; give at least one repetition and "
+            f"{2 * FILES_PER_BATCH * ROWS_PER_FILE:,} rows, as the first micro-batch of a pass is not counted."
+        )
     if arguments.plot and find_spec("matplotlib") is None:
         parser.error("package='matplotlib' is missing for --plot; pip install 'persistent-state[benchmarks]'.")
     spark = session(arguments.memory)

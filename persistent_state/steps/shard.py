@@ -35,8 +35,11 @@ from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.store.sides import side_file
 
-GROWTH = 2
-"""A level is merged with newer ones once they hold 1 / GROWTH of its rows: few levels, and each row is rewritten log times."""
+EAGER, LAZY = (2, 2), (1, 4)
+"""(growth, least): levels are merged with newer ones that hold 1 / growth of their rows, and at least so many at a time.
+
+Either way each row is rewritten log times. Eager makes few levels, for tasks whose state is read in each micro-batch.
+"""
 
 SLICE = 1 << 20
 """About how many rows are merged at a time, and are a run: what a worker needs of memory does not grow with the state."""
@@ -169,13 +172,14 @@ def _keep(plan: Plan, held: Sequence[Run], rows: int) -> int:
     # Rows of an ordered monoid may be folded only where nothing can come between: all runs together or none.
     if plan.layout.is_ordered:
         return len(held) if len(begins) < ORDERED_LEVELS else 0
-    keep = len(held)
+    growth, least = EAGER if plan.emits or plan.task.reads_state else LAZY
+    keep, levels = len(held), 1
     for begin in reversed(begins):
         level = sum(run.rows for run in held[begin:keep])
-        if level > rows * GROWTH:
+        if level > rows * growth:
             break
-        keep, rows = begin, rows + level
-    return keep
+        keep, rows, levels = begin, rows + level, levels + 1
+    return keep if levels >= least else len(held)
 
 
 def _slices(tables: Sequence[pa.Table], low: int, high: int) -> list[tuple[int, int]]:
