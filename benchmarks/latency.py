@@ -115,7 +115,9 @@ def measure(name: str, spark: SparkSession, arguments: Any) -> list[float]:
         coming.start()
         coming.join()
         deadline = time.monotonic() + 60
-        while len(arrivals.seen) < arguments.files and time.monotonic() < deadline:
+        while len(arrivals.seen) < arguments.files:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{name} has shown {len(arrivals.seen)} of {arguments.files} files after a minute")
             time.sleep(0.01)
         stop()
         shutil.rmtree(folder)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,10 +63,12 @@ def kill_in_mid_stream(name: str, workload: Workload, place: Path) -> None:
                 raise SystemExit(f"the driver to be killed has ended by itself, with {process.returncode}")
             time.sleep(0.02)
     finally:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        for one in family:
-            one.kill()
-        psutil.wait_procs(family)
+        with suppress(psutil.NoSuchProcess):
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            for one in family:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            psutil.wait_procs(family)
         process.wait()
 
 
@@ -73,7 +76,7 @@ def batches_done(name: str, place: Path) -> int:
     if name == "files":
         # The first entry is the start's.
         return len(list(place.glob("store/benchmark/log/*.json"))) - 1
-    return len(list(place.glob("checkpoint/commits/[0-9]*")))
+    return sum(file.name.isdigit() for file in place.glob("checkpoint/commits/*"))
 
 
 def restart(name: str, spark: SparkSession, workload: Workload, place: Path) -> Restart:

@@ -155,7 +155,7 @@ def split_intervals(
 
 def _on_grid(timestamps: NDArray[np.int64], low: int, step: int) -> NDArray[np.int64]:
     first = int(timestamps.min()) // step * step
-    if timestamps.max() - first < step:
+    if int(timestamps.max()) - first < step:
         return np.full(len(timestamps), max(first, low))
     starts: NDArray[np.int64] = timestamps // step
     starts *= step

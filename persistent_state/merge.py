@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from monoids import Monoid, MonoidError
 from persistent_state import clock as clocks
 from persistent_state import keys
 from persistent_state.errors import TaskFailed
+
+SLICE = 1 << 20
+"""About how many rows are folded at a time, and are a run: what a process needs of memory does not grow with the state."""
 
 ORDER = ("time", "channel", "position", "strand", "number")
 ORDER_TYPES = (pa.int64(), pa.string(), pa.int64(), pa.string(), pa.int32())
@@ -162,11 +166,11 @@ def fold(
     folded = clocks.fold_starts(as_numpy(table, "start"), cuts, clock)
     table = table.set_column(table.schema.get_field_index("start"), "start", pa.array(folded))
     order, first = sort(table, layout)
-    if folded.min() < folded.max():
+    if folded.min() < folded.max() or apart_from is not None:
         starts = folded if order is None else folded[order]
         first[1:] |= starts[1:] != starts[:-1]
-    if apart_from is not None and layout.is_ordered:
-        first |= folded[order] >= apart_from
+        if apart_from is not None and layout.is_ordered:
+            first |= starts >= apart_from
     return reduce(table, order, first, layout)
 
 
@@ -200,6 +204,14 @@ def reduce(table: pa.Table, order: NDArray[np.intp] | None, first: NDArray[np.bo
     place = table.schema.get_field_index("value")
     heads = table.remove_column(place).take(pa.array(begins if order is None else order[begins]))
     return heads.add_column(place, layout.schema.field("value"), values)
+
+
+def slices(tables: Sequence[pa.Table], low: int = 0, high: int = 1 << 64) -> list[tuple[int, int]]:
+    """Ranges of the hash from `low` to `high` that hold about SLICE rows of these sorted tables each."""
+    count = -(-sum(map(len, tables)) // SLICE)
+    some = np.sort(np.concatenate([as_numpy(table, "hash")[:: max(1, SLICE // 64)] for table in tables]))
+    bounds = {int(some[len(some) * i // count]) for i in range(1, count)}
+    return list(pairwise([low, *sorted(bounds - {low}), high]))
 
 
 def between(table: pa.Table, low: int, high: int) -> pa.Table:

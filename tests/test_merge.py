@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ ROWS = st.lists(st.tuples(HASHES, st.integers(0, 2), st.integers(0, 300), st.int
 
 
 def table(rows: list[tuple[int, int, int, int]]) -> pa.Table:
-    return pa.table(list(zip(*rows, strict=True)), schema=LAYOUT.schema)
+    return pa.Table.from_pylist([dict(zip(LAYOUT.schema.names, row, strict=True)) for row in rows], LAYOUT.schema)
 
 
 @given(ROWS, st.integers(1, 300), st.booleans())
@@ -46,5 +47,22 @@ def test_a_fold_is_the_sum_by_key_and_interval(
 def test_the_order_of_fresh_rows_is_by_hash_and_start(rows: list[tuple[int, int]]) -> None:
     hashes, starts = np.array([h for h, _ in rows], np.uint64), np.array([s for _, s in rows], np.int64)
     order = merge.order_by_hash(hashes, starts)
-    assert sorted(order.tolist()) == list(range(len(rows)))
-    assert [rows[i] for i in order] == sorted(rows)
+    assert order.tolist() == sorted(range(len(rows)), key=lambda i: (*rows[i], i))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=40), min_size=1, max_size=5), st.integers(0, 1)
+)
+def test_slices_hold_each_row_once_and_few_at_a_time(of_tables: list[list[int]], half: int) -> None:
+    # Levels cover the whole range, and their runs a part of it each.
+    tables = [
+        table([(hash // 2 + i % 2 * half * 2**63, 0, 0, 1) for hash in sorted(hashes)])
+        for i, hashes in enumerate(of_tables)
+    ]
+    with mock.patch.object(merge, "SLICE", 16):
+        slices = merge.slices(tables)
+        held = [[merge.between(table, low, high) for table in tables] for low, high in slices]
+    assert [(0, *(high for _, high in slices))] == [(*(low for low, _ in slices), 1 << 64)]
+    assert sum(part.num_rows for parts in held for part in parts) == sum(map(len, of_tables))
+    distinct = [len({hash for part in parts for hash in part["hash"].to_pylist()}) for parts in held]
+    assert max(distinct) <= 2 * 16

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from persistent_state import driver
 from persistent_state.driver import Keeping
+from persistent_state.engine import sessions
 from persistent_state.engine.arrow_source import now_us
 from persistent_state.errors import InvalidInput, StateError
 from persistent_state.plan import Plan
@@ -137,7 +138,9 @@ class Commit:
             with _telling:
                 self._on_progress(told)
         if self._sink is not None:
-            self._sink(running_values(rows, self._plan, descriptors), batch)
+            values = running_values(rows, self._plan, descriptors)
+            with sessions.with_usual_files(values.sparkSession):
+                self._sink(values, batch)
         if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
             collect(self._log, self._epoch, self._keeping)
 
@@ -178,7 +181,8 @@ def running_values(rows: DataFrame, plan: Plan, descriptors: list[Descriptor]) -
     schema, session = values_schema(plan), rows.sparkSession
     if all(isinstance(values, bytes) for values in said):
         tables = [read_values(plan.files, values).cast(schema) for values in said]
-        return session.createDataFrame(pa.concat_tables([schema.empty_table(), *tables]), from_arrow_schema(schema))
+        table = pa.concat_tables([schema.empty_table(), *tables])
+        return session.createDataFrame(table, from_arrow_schema(schema)).coalesce(max(1, len(said)))
 
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -187,7 +187,7 @@ class Running:
                 writer = writer.trigger(availableNow=True)
             elif setup.trigger is not None:
                 writer = writer.trigger(processingTime=setup.trigger)
-            with sessions.settings(blobs.sparkSession, sessions.for_queries(setup.shards)):
+            with sessions.settings(blobs.sparkSession, sessions.for_queries(setup.shards, self._scratch.is_local)):
                 self._queries.append(writer.start())
 
     def _watch(self) -> None:

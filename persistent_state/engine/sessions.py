@@ -24,7 +24,7 @@ def own_session(spark: SparkSession) -> SparkSession:
     return session
 
 
-def for_queries(shards: int) -> dict[str, str]:
+def for_queries(shards: int, is_scratch_local: bool) -> dict[str, str]:
     """What a session is set to while a query starts in it, which keeps that."""
     return {
         "spark.sql.shuffle.partitions": str(shards),
@@ -33,14 +33,34 @@ def for_queries(shards: int) -> dict[str, str]:
         "spark.sql.streaming.pollingDelay": "200ms",
         # What a sink is handed stays in Arrow until it is read; as a relation of rows it costs several times as much.
         "spark.sql.execution.arrow.localRelationThreshold": "0",
-        # For a file of Spark's checkpoint on a local disk, Hadoop starts a process to set its mode and others to look at it,
-        # and as much for files of checksums beside it. It is scratch: this way there is one file and one process.
-        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-        "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
-        "FileSystemBasedCheckpointFileManager",
-        "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-        "fs.file.impl.disable.cache": "true",
+        **(_OF_LOCAL_SCRATCH | _RAW_FILES if is_scratch_local else {}),
     }
+
+
+# For a file of a checkpoint on a local disk, Hadoop starts a process to set its mode and others to look at it, and as much for
+# files of checksums beside it. What is scratch needs neither: this way there is one file and one process.
+_OF_LOCAL_SCRATCH = {
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
+    "FileSystemBasedCheckpointFileManager",
+}
+_RAW_FILES = {
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+
+
+@contextmanager
+def with_usual_files(session: SparkSession) -> Iterator[None]:
+    """While this lasts, a query's session writes files with their checksums, as all others do."""
+    were = {name: value for name in _RAW_FILES if (value := session.conf.get(name, None)) is not None}
+    for name in were:
+        session.conf.unset(name)
+    try:
+        yield
+    finally:
+        for name, value in were.items():
+            session.conf.set(name, value)
 
 
 @contextmanager
@@ -103,7 +123,7 @@ class Scratch:
     def __init__(self, spark: SparkSession, parent: str | None) -> None:
         self._spark = spark
         name = f"persistent-state-{uuid.uuid4().hex}"
-        self._is_local = parent is None
+        self.is_local = parent is None
         self._root = os.path.join(tempfile.gettempdir(), name) if parent is None else f"{parent.rstrip('/')}/{name}"
 
     def folder(self, epoch: int) -> str:
@@ -111,7 +131,7 @@ class Scratch:
 
     def remove(self) -> None:
         """Delete all of it, as far as that can be done."""
-        if self._is_local:
+        if self.is_local:
             shutil.rmtree(self._root, ignore_errors=True)
             return
         jvm, context = self._spark.sparkContext._jvm, self._spark.sparkContext._jsc

@@ -1,4 +1,4 @@
-"""One shard of a micro-batch after the shuffle: blobs and runs become a new run and a descriptor of it."""
+"""One shard of a micro-batch after the shuffle: blobs and runs become new runs and a descriptor of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -38,11 +37,11 @@ from persistent_state.store.sides import side_file
 EAGER, LAZY = (2, 2), (1, 4)
 """(growth, least): levels are merged with newer ones that hold 1 / growth of their rows, and at least so many at a time.
 
-Either way each row is rewritten log times. Eager makes few levels, for tasks whose state is read in each micro-batch.
+Either way a row is rewritten log times, or less. Eager makes few levels: for tasks whose state is read in each micro-batch.
 """
 
-SLICE = 1 << 20
-"""About how many rows are merged at a time, and are a run: what a worker needs of memory does not grow with the state."""
+MANY = 12
+"""Levels from which on they are merged eagerly, since they must not become more and more."""
 
 INLINE = 8 << 20
 """How many bytes of running values a micro-batch sends to the driver at the most; more are written to files."""
@@ -86,7 +85,7 @@ def shard_runs(runs: Sequence[Run], shard: int, shards: int) -> tuple[Run, ...]:
 def merge_shard(
     plan: Plan, shard: int, blobs: Sequence[Blob], cached: Sequence[Run] | None, new_id: Callable[[], str]
 ) -> Descriptor:
-    """Fold a shard's blobs into a new run, rewriting older runs where they have become many.
+    """Fold a shard's blobs into new runs, rewriting older runs where they have become many.
 
     `cached` are the runs that the shard believes it has; they are used only if the batch says the same.
 
@@ -116,9 +115,9 @@ def merge_shard(
     fresh = merge.fold(tables, plan.layout, cuts, after.clock, apart)
     keep = _keep(plan, held, fresh.num_rows)
     rewritten = _open(plan, held[keep:])
-    kept = _open(plan, held[:keep]) if plan.emits else []
+    kept = _open(plan, held[:keep]) if plan.emits and fresh.num_rows else []
     runs, values = [], []
-    for low, high in _slices([*rewritten, fresh], *keys.shard_range(shard, plan.shards)):
+    for low, high in merge.slices([*rewritten, fresh], *keys.shard_range(shard, plan.shards)):
         touched = merge.between(fresh, low, high)
         new = touched
         if rewritten:
@@ -165,14 +164,14 @@ def _apart_from(plan: Plan, after: Advance) -> int | None:
 
 def _keep(plan: Plan, held: Sequence[Run], rows: int) -> int:
     """How many of the oldest runs stay as they are; those after them are merged with the new rows."""
-    # Where a level begins: its runs follow each other in the hash.
-    begins = [i for i, run in enumerate(held) if i == 0 or run.low < held[i - 1].high]
     if rows == 0:
         return len(held)
+    # Where a level begins: its runs follow each other in the hash.
+    begins = [i for i, run in enumerate(held) if i == 0 or run.low < held[i - 1].high]
     # Rows of an ordered monoid may be folded only where nothing can come between: all runs together or none.
     if plan.layout.is_ordered:
         return len(held) if len(begins) < ORDERED_LEVELS else 0
-    growth, least = EAGER if plan.emits or plan.task.reads_state else LAZY
+    growth, least = EAGER if plan.emits or plan.task.reads_state or len(begins) >= MANY else LAZY
     keep, levels = len(held), 1
     for begin in reversed(begins):
         level = sum(run.rows for run in held[begin:keep])
@@ -180,14 +179,6 @@ def _keep(plan: Plan, held: Sequence[Run], rows: int) -> int:
             break
         keep, rows, levels = begin, rows + level, levels + 1
     return keep if levels >= least else len(held)
-
-
-def _slices(tables: Sequence[pa.Table], low: int, high: int) -> list[tuple[int, int]]:
-    """Ranges of the hash from `low` to `high` that hold about SLICE rows of these sorted tables each."""
-    largest = merge.as_numpy(max(tables, key=len), "hash")
-    count = -(-sum(map(len, tables)) // SLICE)
-    bounds = {int(largest[len(largest) * i // count]) for i in range(1, count)}
-    return list(pairwise([low, *sorted(bounds - {low}), high]))
 
 
 def _touched(table: pa.Table, fresh: pa.Table) -> pa.Table:

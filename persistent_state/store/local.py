@@ -85,7 +85,7 @@ def _write(place: str, data: BytesLike) -> None:
     try:
         left = memoryview(data).cast("B")
         while left:
-            # ext4 takes one large piece ten times slower than many small ones.
+            # Some file systems take one large piece ten times slower than many small ones.
             left = left[os.write(file, left[: 1 << 20]) :]
         os.fsync(file)
     finally:

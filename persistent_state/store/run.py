@@ -26,17 +26,9 @@ def write_bytes(files: Files, path: str, data: bytes | pa.Buffer) -> Stored:
     """Write a new file, durable when this returns."""
     files.ensure(path, data)
     stored = Stored(path, len(data), hashlib.sha256(data).hexdigest())
-    if files.near:
-        _verified_now(files, stored)
-    else:
+    if not files.near:
         cache.keep(stored.checksum, data)
     return stored
-
-
-def _verified_now(files: Files, stored: Stored) -> None:
-    if len(_verified) >= MOST_VERIFIED:
-        _verified.clear()
-    _verified.add((files.url, stored.path, stored.checksum))
 
 
 def write_table(files: Files, path: str, table: pa.Table) -> Stored:
@@ -70,7 +62,9 @@ def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
             raise Damaged(
                 f"{stored.path} is damaged: it is not what was written; restore it, read another clock, or start the task anew."
             )
-        _verified_now(files, stored)
+        if len(_verified) >= MOST_VERIFIED:
+            _verified.clear()
+        _verified.add(known)
     if not files.near:
         cache.keep(stored.checksum, data)
     return data
@@ -109,4 +103,6 @@ def write_run(files: Files, path: str, table: pa.Table, low: int, high: int) -> 
 
 def state_below(files: Files, runs: tuple[Run, ...], layout: Layout, clock: int | None) -> pa.Table:
     """One row per key: the fold of every message of these runs below the clock (None: of all)."""
-    return merge.fold_keys([merge.below(read_run(files, run), clock) for run in runs], layout)
+    tables = [layout.schema.empty_table(), *(read_run(files, run) for run in runs)]
+    parts = [[merge.below(merge.between(table, *part), clock) for table in tables] for part in merge.slices(tables)]
+    return pa.concat_tables([merge.fold_keys(part, layout) for part in parts])

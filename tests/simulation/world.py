@@ -14,7 +14,7 @@ import pyarrow as pa
 from greenlet import getcurrent, greenlet
 
 from persistent_state import clock as clocks
-from persistent_state import driver, keys
+from persistent_state import driver, keys, merge
 from persistent_state.clock import BEGINNING, Position, Settings
 from persistent_state.errors import (
     CommitUnknown,
@@ -234,7 +234,7 @@ class World:
             mock.patch.object(keys, "hash_keys", few if self.few_hashes else honest),
             mock.patch.object(shard_step, "EAGER", (self.growth, 2)),
             mock.patch.object(shard_step, "LAZY", (self.growth, 3)),
-            mock.patch.object(shard_step, "SLICE", 5),
+            mock.patch.object(merge, "SLICE", 5),
             mock.patch.object(shard_step, "INLINE", 300),
             mock.patch.object(driver, "LEFTOVER_AGE", LEFTOVER_AGE),
             mock.patch.object(sides, "MANY", 2),

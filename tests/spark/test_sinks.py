@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from monoids import Sum
+from monoids import Max, Sum
 from persistent_state import Application, DataFrameSource, FileSource, NonWindowState, PersistentTask, read_state
 from persistent_state.engine import running as engine
 from tests.spark.files import write
@@ -168,3 +168,38 @@ def test_whatever_a_sink_does_with_the_running_values_the_state_is_the_fold_of_t
         assert [batch for epoch, batch in sinks.seen[name] if epoch == last] == list(
             range(sum(progress.epoch == last for progress in sinks.told[name]))
         )
+
+
+class Longest(PersistentTask):
+    """The greatest of each key's texts."""
+
+    key = "key"
+    value = "text"
+
+    def persistent_state(self) -> NonWindowState[str]:
+        return NonWindowState(Max(pa.string()))
+
+
+def test_values_too_large_for_the_driver_come_from_files(spark: SparkSession, tmp_path: Path) -> None:
+    schema = pa.schema([("key", pa.string()), ("text", pa.string()), ("ts", pa.timestamp("us", "UTC"))])
+    files = [
+        [{"key": f"{i}", "text": f"{file}{i:>20000}", "ts": START + file * SECOND} for i in range(number)]
+        for file, number in enumerate([600, 3])
+    ]
+    for number, rows in enumerate(files):
+        write(tmp_path / "in", number, rows, schema)
+    seen: list[tuple[dict[str, str], int]] = []
+
+    def sink(values: DataFrame, batch: int) -> None:
+        values.limit(1).write.parquet(str(tmp_path / f"out-{batch}"))
+        stored = len(list((tmp_path / "store").rglob(f"*-{batch + 1:09d}-*.values.arrow")))
+        seen.append(({row["key"]: row["value"] for row in values.collect()}, stored))
+
+    app = Application("large", str(tmp_path / "store"), "5 seconds", shards=2)
+    app.add(Longest(), FileSource(tmp_path / "in", timestamp="ts", schema=schema, files_per_batch=1), sink)
+    app.run(spark)
+    # Only Spark's scratch does without Hadoop's checksums.
+    assert all(list((tmp_path / f"out-{batch}").glob(".*.crc")) for batch in range(2))
+    assert seen == [
+        ({row["key"]: row["text"] for row in rows}, stored) for rows, stored in zip(files, (2, 0), strict=True)
+    ]

@@ -579,7 +579,7 @@ class TestCollection:
 
     def test_a_damaged_old_entry_stops_no_collection_and_files_stay_until_it_goes(self) -> None:
         log, (plan,) = started(core.memory())
-        for i in range(5):
+        for i in range(12):
             entry = core.play(log, plan, rows_of(10 * i), now=1000 * i)
         kept = self.run_files(log.files)
         flip(log.files, log.path(4), 20)
