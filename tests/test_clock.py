@@ -405,3 +405,11 @@ class TestChannels:
         before = {"a": Channel(20, 10, before=BEGINNING)}
         assert clocks.deliver(before, [("a", None, 2)], now=50) == {"a": replace(before["a"], beyond=2)}
         assert clocks.deliver({}, [("b", None, 1)], now=50) == {"b": Channel(None, 50, beyond=1, before=BEGINNING)}
+
+
+def test_the_furthest_timestamps_do_not_share_an_interval() -> None:
+    furthest = np.array([-(2**62), 2**62])
+    starts, coarse = clocks.split_intervals(furthest, BEGINNING, BEGINNING, 1_000_000)
+    assert coarse is None
+    assert (starts <= furthest).all()
+    assert (furthest - starts < 1_000_000).all()
