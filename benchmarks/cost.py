@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.contenders import Sum
-from benchmarks.streams import START
+from benchmarks.streams import SCHEMA, START
 from persistent_state import Chunk, Reach, driver
 from persistent_state.clock import Settings
 from persistent_state.plan import Plan
@@ -31,7 +31,6 @@ from persistent_state.store.base import BytesLike
 from persistent_state.store.local import LocalFiles
 from persistent_state.store.log import Log
 
-SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("k", pa.int64()), ("v", pa.int64())])
 SECOND = 1_000_000
 SHARDS = 2
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import monoids
-from benchmarks.streams import START
+from benchmarks.streams import SCHEMA, START
 from benchmarks.throughput import session
 from persistent_state import Application, FileSource, NonWindowState, PersistentTask
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KEYS = 1_000
-SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("k", pa.int64()), ("v", pa.int64())])
 
 
 class Newest(PersistentTask):

@@ -19,6 +19,8 @@ STEP = 1_000
 """Microseconds of event time from one row to the next."""
 ZIPF = 1.1
 """The exponent of the skewed distribution: the most frequent key has a tenth of all rows, or nearly."""
+SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("k", pa.int64()), ("v", pa.int64())])
+"""Of all streams but those with strings for keys."""
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "persistent-state-benchmarks"
 
 

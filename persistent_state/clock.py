@@ -147,13 +147,14 @@ def split_intervals(
     # A clock that was fixed under another interval need not be on today's grid: no interval starts before it.
     low = max(clock, int(timestamps.min()) // interval * interval)
     high = horizon // interval * interval
-    if high <= low or (step := grid_step(low, high, interval)) == interval:
-        return _on_grid(timestamps, low, interval), None
     fine = _on_grid(timestamps, low, interval)
+    if high <= low or (step := grid_step(low, high, interval)) == interval:
+        return fine, None
     return np.where(timestamps < high, _on_grid(timestamps, low, step), fine), Coarse(low, high, step)
 
 
 def _on_grid(timestamps: NDArray[np.int64], low: int, step: int) -> NDArray[np.int64]:
+    """The beginning of each timestamp's step, `low` where that is before it."""
     first = int(timestamps.min()) // step * step
     if int(timestamps.max()) - first < step:
         return np.full(len(timestamps), max(first, low))

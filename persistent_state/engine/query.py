@@ -139,7 +139,7 @@ class Commit:
                 self._on_progress(told)
         if self._sink is not None:
             values = running_values(rows, self._plan, descriptors)
-            with sessions.with_usual_files(values.sparkSession):
+            with sessions.settings(values.sparkSession, sessions.FOR_SINKS):
                 self._sink(values, batch)
         if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
             collect(self._log, self._epoch, self._keeping)

@@ -50,33 +50,27 @@ _RAW_FILES = {
 }
 
 
+FOR_SINKS = dict.fromkeys(_RAW_FILES)
+"""What a query's session is set to while a sink runs: it writes files with their checksums, as all others do."""
+
+
 @contextmanager
-def with_usual_files(session: SparkSession) -> Iterator[None]:
-    """While this lasts, a query's session writes files with their checksums, as all others do."""
-    were = {name: value for name in _RAW_FILES if (value := session.conf.get(name, None)) is not None}
-    for name in were:
-        session.conf.unset(name)
+def settings(session: SparkSession, wanted: Mapping[str, str | None]) -> Iterator[None]:
+    """While this lasts, a session, which may be the user's, has these settings; None is a default."""
+    before = {name: session.conf.get(name, None) for name in wanted}
+    _set(session, wanted)
     try:
         yield
     finally:
-        for name, value in were.items():
-            session.conf.set(name, value)
+        _set(session, before)
 
 
-@contextmanager
-def settings(session: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """While this lasts, a session, which may be the user's, has these settings."""
-    before = session.conf.getAll
+def _set(session: SparkSession, wanted: Mapping[str, str | None]) -> None:
     for name, value in wanted.items():
-        session.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name in wanted:
-            if name in before:
-                session.conf.set(name, before[name])
-            else:
-                session.conf.unset(name)
+        if value is None:
+            session.conf.unset(name)
+        else:
+            session.conf.set(name, value)
 
 
 def use_this_python(spark: SparkSession) -> None:

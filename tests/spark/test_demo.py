@@ -13,7 +13,7 @@ import pytest
 from tests.spark.conftest import Launch
 from tests.spark.sessions import ROOT
 
-MANY, FEW = 170_000, 85_000
+MANY, FEW = 120_000, 60_000
 
 BROKEN = {
     "restore": """

@@ -14,7 +14,7 @@ from tests.spark.sessions import FOR_OTHERS, Jvm
 from tests.spark.test_demo import show
 from tests.store.servers import Servers, needed
 
-FLIGHTS = 60_000
+FLIGHTS = 40_000
 
 
 @pytest.mark.parametrize("kind", ["s3", "azure", "gcs", "hdfs"])
