@@ -14,7 +14,7 @@ import pytest
 
 from tests.simulation.world import World, play
 
-WORLDS = int(os.environ.get("SIMULATION_WORLDS", "400"))
+WORLDS = int(os.environ.get("SIMULATION_WORLDS", "300"))
 STRIDE = 20
 
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A JVM of a few seconds is better off without its second compiler."""
-
-
+QUICK_PYTHON = ROOT / "tests" / "spark" / "quick"
 MEMORY = "512m"
 
 
@@ -66,7 +65,8 @@ def new_session(name: str, master: str = "local[2]", settings: Mapping[str, str]
 def environment(java_options: str = "", **more: str) -> dict[str, str]:
     """The environment of a process that starts a Spark of its own."""
     java = f"{QUICK_JAVA} {java_options}"
-    return {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT), "JDK_JAVA_OPTIONS": java, **more}
+    own = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{QUICK_PYTHON}:{ROOT}", "JDK_JAVA_OPTIONS": java}
+    return {**os.environ, **own, **more}
 
 
 def start(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
