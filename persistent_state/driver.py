@@ -164,13 +164,21 @@ def _cut_runs(runs: Sequence[Run], clock: int, shards: int) -> list[Run]:
     cut = []
     for shard in range(shards):
         low, high = keys.shard_range(shard, shards)
-        for run in runs:
+        for i, run in enumerate(runs):
             if run.first < clock and run.low < high and low < run.high:
-                limits = [limit for limit in (run.below, clock if run.last >= clock else None) if limit is not None]
+                # Those after one that loses rows too: what they call current holds these.
+                is_cut = any(
+                    _loses_rows(one, clock) and one.low < run.high and run.low < one.high for one in runs[: i + 1]
+                )
+                limits = [limit for limit in (run.below, clock if is_cut else None) if limit is not None]
                 cut.append(
                     replace(run, low=max(low, run.low), high=min(high, run.high), below=min(limits, default=None))
                 )
     return cut
+
+
+def _loses_rows(run: Run, clock: int) -> bool:
+    return run.last >= clock and (run.below is None or run.below > clock)
 
 
 def wake(log: Log, epoch: int, name: str, now: int) -> Entry:

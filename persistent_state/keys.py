@@ -119,21 +119,25 @@ def same_as_previous(columns: Sequence[pa.Array[Any]], rows: int | None = None) 
 
     `columns` are normalised; `rows` is needed only where there are no columns.
     """
-    same = np.ones(len(columns[0]) if columns else rows or 0, np.bool_)
-    same[:1] = False
-    for column in columns:
+    count = len(columns[0]) if columns else rows or 0
+    same = np.zeros(count, np.bool_)
+    same[1:] = equal([column[1:] for column in columns], [column[:-1] for column in columns], max(0, count - 1))
+    return same
+
+
+def equal(columns: Sequence[pa.Array[Any]], others: Sequence[pa.Array[Any]], rows: int) -> npt.NDArray[np.bool_]:
+    """Whether each of these normalised rows has the key of the same one of the others. Nulls are equal, and so are NaNs."""
+    same = np.ones(rows, np.bool_)
+    for column, other in zip(columns, others, strict=True):
         if _is_bytes(column.type):
-            equal = pc.equal(column[1:], column[:-1]).fill_null(False).to_numpy(zero_copy_only=False)
-            if column.null_count:
-                null = _nulls(column)
-                equal = equal | (null[1:] & null[:-1])
+            same_value = pc.equal(column, other).fill_null(False).to_numpy(zero_copy_only=False)
+            if column.null_count and other.null_count:
+                same_value = same_value | (_nulls(column) & _nulls(other))
         else:
-            words = _fixed_words(column)
-            equal = words[1:] == words[:-1]
-            if column.null_count:
-                null = _nulls(column)
-                equal &= null[1:] == null[:-1]
-        same[1:] &= equal
+            same_value = _fixed_words(column) == _fixed_words(other)
+            if column.null_count or other.null_count:
+                same_value &= _nulls(column) == _nulls(other)
+        same &= same_value
     return same
 
 

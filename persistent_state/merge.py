@@ -25,6 +25,9 @@ from persistent_state.errors import TaskFailed
 SLICE = 1 << 20
 """About how many rows are folded at a time, and are a run: what a process needs of memory does not grow with the state."""
 
+CURRENT = "current"
+"""A column that runs may have, of the monoid's type: see `persistent_state.steps.current`."""
+
 ORDER = ("time", "channel", "position", "strand", "number")
 ORDER_TYPES = (pa.int64(), pa.string(), pa.int64(), pa.string(), pa.int32())
 
@@ -143,8 +146,13 @@ def ranges(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.
     return numbers
 
 
-def _together(tables: Sequence[pa.Table], layout: Layout) -> pa.Table:
-    some = [table for table in tables if table.num_rows]
+def _together(tables: Sequence[pa.Table], layout: Layout, with_current: bool = False) -> pa.Table:
+    some = []
+    for table in tables:
+        if table.num_rows and with_current and CURRENT not in table.column_names:
+            some.append(table.append_column(CURRENT, pa.nulls(table.num_rows, layout.monoid.type)))
+        elif table.num_rows:
+            some.append(table.select([*layout.schema.names, *([CURRENT] if with_current else [])]))
     return pa.concat_tables(some).combine_chunks() if some else layout.schema.empty_table()
 
 
@@ -154,24 +162,43 @@ def fold(
     cuts: Sequence[int] = (),
     clock: int = clocks.BEGINNING,
     apart_from: int | None = None,
+    with_current: bool = False,
 ) -> pa.Table:
     """One table of the partial sums of all: one row per key and interval.
 
     Below `clock` only the intervals between `cuts` stay apart. Rows of an ordered monoid that start at or after `apart_from`
     stay single messages: others may still have to go between them.
+
+    With the column `current` a key's is that of the newest table which has the key; the oldest comes first.
     """
-    table = _together(tables, layout)
+    table = _together(tables, layout, with_current)
     if table.num_rows == 0:
         return table
     folded = clocks.fold_starts(as_numpy(table, "start"), cuts, clock)
     table = table.set_column(table.schema.get_field_index("start"), "start", pa.array(folded))
     order, first = sort(table, layout)
+    begins_key = first.copy()
     if folded.min() < folded.max() or apart_from is not None:
         starts = folded if order is None else folded[order]
         first[1:] |= starts[1:] != starts[:-1]
         if apart_from is not None and layout.is_ordered:
             first |= starts >= apart_from
-    return reduce(table, order, first, layout)
+    if not with_current:
+        return reduce(table, order, first, layout)
+    current = _newest(one_chunk(table[CURRENT]), order, begins_key, first)
+    return reduce(table.drop_columns([CURRENT]), order, first, layout).append_column(CURRENT, current)
+
+
+def _newest(
+    current: pa.Array, order: NDArray[np.intp] | None, begins_key: NDArray[np.bool_], first: NDArray[np.bool_]
+) -> pa.Array:
+    """At the last of the rows that each key folds to, what the last of its rows in the newest table said; else null."""
+    rows = np.arange(len(first)) if order is None else order
+    newest = np.maximum.reduceat(rows, np.flatnonzero(begins_key))
+    is_last = np.append(begins_key[first][1:], True)
+    place = np.zeros(len(is_last), np.intp)
+    place[is_last] = newest
+    return current.take(pa.array(place, mask=~is_last))
 
 
 def fold_keys(tables: Sequence[pa.Table], layout: Layout) -> pa.Table:
@@ -193,17 +220,24 @@ def reduce(table: pa.Table, order: NDArray[np.intp] | None, first: NDArray[np.bo
         return table
     values = taken(one_chunk(table["value"]), order)
     if len(begins) < table.num_rows:
-        try:
-            values = layout.monoid.reduce(values, begins)
-        except MonoidError as error:
-            raise TaskFailed(str(error)) from error
-        except Exception as error:
-            raise TaskFailed(
-                f"monoid {layout.monoid.name} raised {error!r} for values that it made; mend it."
-            ) from error
+        values = sums(values, begins, layout)
     place = table.schema.get_field_index("value")
     heads = table.remove_column(place).take(pa.array(begins if order is None else order[begins]))
     return heads.add_column(place, layout.schema.field("value"), values)
+
+
+def sums(values: pa.Array, begins: NDArray[np.intp], layout: Layout) -> pa.Array:
+    """The monoid's sum of each segment of a column.
+
+    Raises:
+        TaskFailed: a sum is no value of the monoid any more, or the monoid raised.
+    """
+    try:
+        return layout.monoid.reduce(values, begins)
+    except MonoidError as error:
+        raise TaskFailed(str(error)) from error
+    except Exception as error:
+        raise TaskFailed(f"monoid {layout.monoid.name} raised {error!r} for values that it made; mend it.") from error
 
 
 def slices(tables: Sequence[pa.Table], low: int = 0, high: int = 1 << 64) -> list[tuple[int, int]]:

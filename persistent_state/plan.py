@@ -54,6 +54,11 @@ class Plan:
         return Layout(types, self.task.persistent_state().monoid)
 
     @property
+    def keeps_current(self) -> bool:
+        """Whether runs hold the current values of keys, which are asked for in each micro-batch."""
+        return (self.emits or self.task.reads_state) and not self.layout.is_ordered
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What the store must have been written with for this task to go on from it; JSON."""
         columns = [

@@ -278,8 +278,9 @@ def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.
     wanted = [("hash", "uint64"), *((f"key{i}", type) for i, type in enumerate(types)), ("start", "int64")]
     wanted.append(("value", identity["monoid"]["type"]))
     ordered = [*wanted, *zip(merge.ORDER, map(str, merge.ORDER_TYPES), strict=True)]
+    with_current = [*wanted, (merge.CURRENT, identity["monoid"]["type"])]
     found = [(field.name, str(field.type)) for field in table.schema]
-    if found not in (wanted, ordered):
+    if found not in (wanted, ordered, with_current):
         yield f"its columns are {_columns(found)}, not {_columns(wanted)}"
         return
     if any(table[name].null_count for name in ("hash", "start", "value")):

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from monoids import MonoidError
 from persistent_state import keys, merge
@@ -18,6 +17,7 @@ from persistent_state.clock import BEGINNING
 from persistent_state.errors import Disagreement
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob, to_ipc
+from persistent_state.steps.current import current, touched, with_current
 from persistent_state.steps.lift import (
     UNFIT,
     Place,
@@ -34,10 +34,10 @@ from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.store.sides import side_file
 
-EAGER, LAZY = (2, 2), (1, 4)
+LAZY, EAGER = (1, 4), (2, 2)
 """(growth, least): levels are merged with newer ones that hold 1 / growth of their rows, and at least so many at a time.
 
-Either way a row is rewritten log times, or less. Eager makes few levels: for tasks whose state is read in each micro-batch.
+Either way a row is rewritten log times, or less.
 """
 
 MANY = 12
@@ -107,26 +107,29 @@ def merge_shard(
 
     tables = [blob.table for blob in blobs if blob.table is not None]
     sides = [side for blob in blobs for side in blob.sides]
-    if plan.task.reads_state and tables:
-        tables, unfit = _process(plan, tables, held)
+    older = _open(plan, held) if tables and (plan.emits or plan.task.reads_state) else None
+    if plan.task.reads_state and older is not None:
+        tables, unfit = _process(plan, tables, older)
         sides += unfit
     cuts = cuts_to_keep([blob.basis for blob in blobs], after)
     apart = BEGINNING if plan.layout.is_ordered else None
     fresh = merge.fold(tables, plan.layout, cuts, after.clock, apart)
     keep = _keep(plan, held, fresh.num_rows)
-    rewritten = _open(plan, held[keep:])
-    kept = _open(plan, held[:keep]) if plan.emits and fresh.num_rows else []
+    rewritten = _open(plan, held[keep:]) if older is None else older[keep:]
     runs, values = [], []
     for low, high in merge.slices([*rewritten, fresh], *keys.shard_range(shard, plan.shards)):
-        touched = merge.between(fresh, low, high)
-        new = touched
+        new = merge.between(fresh, low, high)
+        levels = [merge.between(table, low, high) for table in older or []]
+        if plan.keeps_current and new.num_rows:
+            new, now = with_current(new, levels, plan.layout)
+            values.append(now)
+        elif plan.emits and new.num_rows:
+            values.append(merge.fold_keys([new, *(touched(level, new) for level in levels)], plan.layout))
         if rewritten:
             old = [merge.between(table, low, high) for table in rewritten]
-            new = merge.fold([*old, touched], plan.layout, cuts, after.clock, _apart_from(plan, after))
+            new = merge.fold([*old, new], plan.layout, cuts, after.clock, _apart_from(plan, after), plan.keeps_current)
         if new.num_rows:
             runs.append(runs_io.write_run(plan.files, new_path(), new, low, high))
-        if plan.emits and touched.num_rows:
-            values.append(merge.fold_keys([_touched(table, touched) for table in [*kept, new]], plan.layout))
     return Descriptor(
         task=plan.name,
         epoch=basis.epoch,
@@ -137,7 +140,7 @@ def merge_shard(
         journal=basis.journal,
         runs=(*held[:keep], *runs),
         side=_write_side(plan, new_path(".side"), sides),
-        values=_write_values(plan, new_path(".values"), values),
+        values=_write_values(plan, new_path(".values"), values) if plan.emits else None,
     )
 
 
@@ -154,8 +157,9 @@ def _held_runs(plan: Plan, basis: Basis, shard: int, cached: Sequence[Run] | Non
 
 
 def _open(plan: Plan, runs: Sequence[Run]) -> list[pa.Table]:
+    read = runs_io.read_run_with_current if plan.keeps_current else runs_io.read_run
     with runs_io.named_by_newest():
-        return [runs_io.read_run(plan.files, run) for run in runs]
+        return [read(plan.files, run) for run in runs]
 
 
 def _apart_from(plan: Plan, after: Advance) -> int | None:
@@ -171,7 +175,7 @@ def _keep(plan: Plan, held: Sequence[Run], rows: int) -> int:
     # Rows of an ordered monoid may be folded only where nothing can come between: all runs together or none.
     if plan.layout.is_ordered:
         return len(held) if len(begins) < ORDERED_LEVELS else 0
-    growth, least = EAGER if plan.emits or plan.task.reads_state or len(begins) >= MANY else LAZY
+    growth, least = EAGER if len(begins) >= MANY else LAZY
     keep, levels = len(held), 1
     for begin in reversed(begins):
         level = sum(run.rows for run in held[begin:keep])
@@ -181,25 +185,9 @@ def _keep(plan: Plan, held: Sequence[Run], rows: int) -> int:
     return keep if levels >= least else len(held)
 
 
-def _touched(table: pa.Table, fresh: pa.Table) -> pa.Table:
-    """The rows of a sorted table whose hash is among those of another, which is sorted too."""
-    hashes, stored = merge.as_numpy(fresh, "hash"), merge.as_numpy(table, "hash")
-    if len(stored) == 0 or table is fresh:
-        return table
-    hashes = hashes[np.searchsorted(hashes, stored[0]) : np.searchsorted(hashes, stored[-1], side="right")]
-    hashes = hashes[np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]]
-    begin = np.searchsorted(stored, hashes)
-    end, more = begin.copy(), np.arange(len(hashes))
-    # Most keys have few rows: to look at the next is faster than to search for the last.
-    for _ in range(4):
-        more = more[end[more] < len(stored)]
-        more = more[stored[end[more]] == hashes[more]]
-        end[more] += 1
-    end[more] = np.searchsorted(stored, hashes[more], side="right")
-    return table.take(pa.array(merge.ranges(begin, end - begin)))
-
-
-def _process(plan: Plan, tables: Sequence[pa.Table], held: Sequence[Run]) -> tuple[list[pa.Table], list[pa.Table]]:
+def _process(
+    plan: Plan, tables: Sequence[pa.Table], older: Sequence[pa.Table]
+) -> tuple[list[pa.Table], list[pa.Table]]:
     """Let a task that reads its state process its messages in order; partial sums and side rows of it."""
     table = pa.concat_tables(tables).combine_chunks()
     by = ["hash", *plan.layout.key_names, "time", "channel", "position", "strand"]
@@ -215,7 +203,10 @@ def _process(plan: Plan, tables: Sequence[pa.Table], held: Sequence[Run]) -> tup
         timestamps=times,
         valid=np.ones(len(times), dtype=np.bool_),
     )
-    recorder = Reader(plan, _current(plan, table, first, held))
+    before = current(table.filter(pa.array(first)), older, plan.layout)
+    zero = plan.layout.monoid.zero
+    known = [zero if value is None else value for value in plan.layout.monoid.from_arrow(before)]
+    recorder = Reader(plan, known)
     key = -1
     for i, (message, begins) in enumerate(zip(messages(rows, place), first.tolist(), strict=True)):
         key += begins
@@ -233,26 +224,6 @@ def _process(plan: Plan, tables: Sequence[pa.Table], held: Sequence[Run]) -> tup
     columns = ["hash", *plan.layout.key_names, "start", "time", "channel", "position", "strand"]
     base = {name: merge.one_chunk(table[name]) for name in columns}
     return [update_table(plan, base, taken, values).select(plan.layout.schema.names)], sides
-
-
-def _current(plan: Plan, table: pa.Table, first: NDArray[np.bool_], held: Sequence[Run]) -> list[object]:
-    """The value of each key of a sorted table of messages, from all runs, above the clock too; zero if it has none."""
-    monoid = plan.layout.monoid
-    head = table.take(pa.array(np.flatnonzero(first)))
-    names = ["hash", *plan.layout.key_names]
-    stored = merge.fold_keys([_touched(run, head) for run in _open(plan, held)], plan.layout)
-    # Keys and stored values side by side: each stored row is followed by the key that asks for it, or by none.
-    known = stored.select(names).append_column("value", pa.array(np.arange(stored.num_rows)))
-    asked = head.select(names).append_column("value", pa.array(np.arange(head.num_rows) + stored.num_rows))
-    both = pa.concat_tables([known, asked]).combine_chunks()
-    both = both.sort_by([(name, "ascending") for name in [*names, "value"]])
-    same = keys.same_as_previous([merge.one_chunk(both[name]) for name in names])
-    order = merge.as_numpy(both, "value")
-    values = monoid.from_arrow(merge.one_chunk(stored["value"])) if stored.num_rows else []
-    current: list[object] = [monoid.zero for _ in range(head.num_rows)]
-    for i in np.flatnonzero(same).tolist():
-        current[int(order[i]) - stored.num_rows] = values[int(order[i - 1])]
-    return current
 
 
 class Reader(Recorder):

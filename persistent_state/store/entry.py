@@ -30,7 +30,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class Run:
-    """A range of a run file. Only rows with low <= hash < high, and start < `below` (None: all), are part of the state."""
+    """A range of a run file. Only rows with low <= hash < high, and start < `below` (None: all), are part of the state.
+
+    `below` also says that a start has cut this run or an older one: what it calls current is not any more.
+    """
 
     file: Stored
     rows: int

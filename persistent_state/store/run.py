@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from persistent_state import merge
 from persistent_state.errors import Damaged
-from persistent_state.merge import Layout
+from persistent_state.merge import CURRENT, Layout
 from persistent_state.store import cache
 from persistent_state.store.base import Files
 from persistent_state.store.entry import Run, Stored
@@ -92,6 +92,16 @@ def read_table(files: Files, stored: Stored) -> pa.Table:
 
 def read_run(files: Files, run: Run) -> pa.Table:
     """The rows of a run that are part of the state, sorted by hash."""
+    table = _rows(files, run)
+    return table.drop_columns([CURRENT]) if CURRENT in table.column_names else table
+
+
+def read_run_with_current(files: Files, run: Run) -> pa.Table:
+    """The same with the column `current`, if the run has it and no start has cut this run or an older one."""
+    return _rows(files, run) if run.below is None else read_run(files, run)
+
+
+def _rows(files: Files, run: Run) -> pa.Table:
     return merge.below(merge.between(read_table(files, run.file), run.low, run.high), run.below)
 
 

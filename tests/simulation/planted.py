@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from persistent_state import batch, clock, driver, merge
-from persistent_state.steps import combine, lift, shard
+from persistent_state.steps import combine, current, lift, shard
 from persistent_state.store import base, entry, log, run, sides
 
 
@@ -58,7 +58,37 @@ BUGS = (
         merge.below,
         ("starts < clock))", "starts <= clock))"),
     ),
-    bug("no limit of a run", "A run cut back at a start is read whole.", run.read_run, ("run.below)", "None)")),
+    bug("no limit of a run", "A run cut back at a start is read whole.", run._rows, ("run.below)", "None)")),
+    bug(
+        "current of a cut run",
+        "What a run calls current is believed when messages in it have been taken back.",
+        run.read_run_with_current,
+        ("if run.below is None else", "if True else"),
+    ),
+    bug(
+        "current after a cut run",
+        "What a run calls current is believed when messages in an older run have been taken back.",
+        driver._cut_runs,
+        ("for one in runs[: i + 1]", "for one in runs[i : i + 1]"),
+    ),
+    bug(
+        "current no more",
+        "When runs are rewritten, the oldest says what is current.",
+        merge._newest,
+        ("np.maximum.reduceat", "np.minimum.reduceat"),
+    ),
+    bug(
+        "current long ago",
+        "What is current is looked up in the oldest run.",
+        current._looked_up,
+        ("in reversed(levels):", "in levels:"),
+    ),
+    bug(
+        "current of another key",
+        "What is current is that of any key of the same hash.",
+        current._looked_up,
+        ("keys.equal(_keys(asked, met, layout), _keys(level, at, layout), len(met))", "np.ones(len(met), np.bool_)"),
+    ),
     bug(
         "retained clocks folded over",
         "Folding keeps only the cuts apart, not the retained clocks.",

@@ -461,7 +461,7 @@ class World:
         for job in actor.jobs:
             channel = None if job.by_strand else "c"
             task = job.task(self.oracle.reader(job.name, writer))
-            emits = self.rng.random() < 0.2
+            emits = self.rng.random() < 0.3
             plans[job.name] = Plan(APPLICATION, files, task, SCHEMA, "ts", channel, settings, actor.shards, emits)
         log = Log(files, APPLICATION)
         entry = self._start(actor, log, plans, set())
