@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from persistent_state import driver
+from persistent_state.engine.workers import settle
 from persistent_state.plan import Plan
 from persistent_state.sources.base import Reach, TimeReplayableSource
 from persistent_state.steps.combine import Blob, combine
@@ -53,6 +54,7 @@ def load(session: SparkSession, reader: ArrowReader, schema: StructType | str = 
 
 def blob_batch(blobs: Sequence[Blob], labels: Sequence[int]) -> pa.RecordBatch:
     """Blobs as the rows that are shuffled: one per shard."""
+    settle()
     return pa.record_batch(
         {"label": pa.array(labels, pa.int32()), "blob": pa.array([blob.to_bytes() for blob in blobs], pa.binary())}
     )

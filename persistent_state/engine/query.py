@@ -20,6 +20,7 @@ from persistent_state import driver
 from persistent_state.driver import Keeping
 from persistent_state.engine import sessions
 from persistent_state.engine.arrow_source import now_us
+from persistent_state.engine.workers import settle
 from persistent_state.errors import InvalidInput, StateError
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob
@@ -81,6 +82,7 @@ def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int]) -> DataFra
         # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
         cached = [run_from_json(run) for run in json.loads(state.get[0])] if state.exists else None
         descriptor = merge_shard(plan, shards[int(key[0])], received, cached, new_id)
+        settle()
         state.update((json.dumps(descriptor.runs, default=vars),))
         yield pd.DataFrame({"shard": [descriptor.shard], "descriptor": [pickle.dumps(descriptor)]})
 
