@@ -26,18 +26,23 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "persi
 
 @dataclass(frozen=True)
 class Workload:
-    """What the rows hold: so many rows and keys, of which type, how often each, and what is kept of its values."""
+    """What the rows hold: so many rows and keys, of which type, how often each, and what is kept of its values.
+
+    With `touched` there are first rows of every key, as many files as that takes, and then only of so many keys.
+    """
 
     keys: int
     rows: int = 24_000_000
     key_type: str = "long"
     distribution: str = "uniform"
     value_type: str = "long"
+    touched: int = 0
 
     @property
     def name(self) -> str:
         keys = f"{self.keys:,} {self.key_type} keys"
-        return f"{keys}, {self.distribution}, {'sum' if self.value_type == 'long' else self.value_type}"
+        touched = f", {self.touched:,} touched" if self.touched else ""
+        return f"{keys}, {self.distribution}{touched}, {'sum' if self.value_type == 'long' else self.value_type}"
 
     @property
     def files(self) -> int:
@@ -45,7 +50,7 @@ class Workload:
 
     def folder(self) -> Path:
         """The stream's folder, made if it is not there. The columns are `ts`, `k` and `v`."""
-        place = CACHE / f"{self.keys}-{self.rows}-{self.key_type}-{self.distribution}"
+        place = CACHE / f"{self.keys}-{self.rows}-{self.key_type}-{self.distribution}-{self.touched}"
         if not place.exists():
             partial = place.with_name(place.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
@@ -66,13 +71,17 @@ class Workload:
             yield pa.table(
                 {
                     "ts": pa.array(ts, pa.timestamp("us", "UTC")),
-                    "k": self._keys(chance, count),
+                    "k": self._keys(chance, first, count),
                     "v": chance.integers(0, 100, count),
                 }
             )
 
-    def _keys(self, chance: np.random.Generator, count: int) -> Any:
-        if self.distribution == "zipf":
+    def _keys(self, chance: np.random.Generator, first: int, count: int) -> Any:
+        if self.touched and first < self.keys:
+            keys = (first + np.arange(count)) % self.keys
+        elif self.touched:
+            keys = chance.integers(0, self.touched, count) * (self.keys // self.touched)
+        elif self.distribution == "zipf":
             # By the inverse of the distribution's integral, which needs no table of the keys.
             share = chance.random(count)
             top = self.keys ** (1 - ZIPF)

@@ -110,9 +110,11 @@ class Commit:
         sink: Sink | None,
         on_progress: Callable[[Progress], None] | None,
         is_planned_by_spark: bool,
+        for_sinks: Mapping[str, str | None],
     ) -> None:
         self._plan = plan
         self._is_planned_by_spark = is_planned_by_spark
+        self._for_sinks = for_sinks
         self._epoch = epoch
         self._keeping = keeping
         self._sink = sink
@@ -141,7 +143,7 @@ class Commit:
                 self._on_progress(told)
         if self._sink is not None:
             values = running_values(rows, self._plan, descriptors)
-            with sessions.settings(values.sparkSession, sessions.FOR_SINKS):
+            with sessions.settings(values.sparkSession, self._for_sinks):
                 self._sink(values, batch)
         if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
             collect(self._log, self._epoch, self._keeping)

@@ -178,7 +178,8 @@ class Running:
             plan = part.plan
             blobs = _blobs(setup, session, part, self.entry, labels)
             by_spark = isinstance(part.source, DataFrameSource)
-            commit = query.Commit(plan, self.entry.epoch, setup.keeping, part.sink, setup.on_progress, by_spark)
+            usual = sessions.for_sinks(blobs.sparkSession)
+            commit = query.Commit(plan, self.entry.epoch, setup.keeping, part.sink, setup.on_progress, by_spark, usual)
             writer = query.control_rows(blobs, plan, labels).writeStream.outputMode("update").foreachBatch(commit)
             writer = writer.option("checkpointLocation", f"{scratch}/{plan.name}").queryName(
                 f"{setup.application} {plan.name} {self.entry.epoch}"
@@ -187,7 +188,8 @@ class Running:
                 writer = writer.trigger(availableNow=True)
             elif setup.trigger is not None:
                 writer = writer.trigger(processingTime=setup.trigger)
-            with sessions.settings(blobs.sparkSession, sessions.for_queries(setup.shards, self._scratch.is_local)):
+            wanted = sessions.for_queries(blobs.sparkSession, setup.shards, self._scratch.is_local)
+            with sessions.settings(blobs.sparkSession, wanted):
                 self._queries.append(writer.start())
 
     def _watch(self) -> None:

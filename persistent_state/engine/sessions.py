@@ -24,9 +24,11 @@ def own_session(spark: SparkSession) -> SparkSession:
     return session
 
 
-def for_queries(shards: int, is_scratch_local: bool) -> dict[str, str]:
+def for_queries(session: SparkSession, shards: int, is_scratch_local: bool) -> dict[str, str]:
     """What a session is set to while a query starts in it, which keeps that."""
     return {
+        # To keep to a number of bytes, Spark adds up a batch's columns at every row, which takes longer than all else with it.
+        _BATCH_BYTES: session.conf.get(_BATCH_BYTES, None) or NO_LIMIT,
         "spark.sql.shuffle.partitions": str(shards),
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         # Each poll of a waiting query lists the source.
@@ -36,6 +38,10 @@ def for_queries(shards: int, is_scratch_local: bool) -> dict[str, str]:
         **(_OF_LOCAL_SCRATCH | _RAW_FILES if is_scratch_local else {}),
     }
 
+
+_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+NO_LIMIT = str(2**31 - 1)
+"""The number of bytes for which Spark does not look."""
 
 # For a file of a checkpoint on a local disk, Hadoop starts a process to set its mode and others to look at it, and as much for
 # files of checksums beside it. What is scratch needs neither: this way there is one file and one process.
@@ -50,8 +56,9 @@ _RAW_FILES = {
 }
 
 
-FOR_SINKS = dict.fromkeys(_RAW_FILES)
-"""What a query's session is set to while a sink runs: it writes files with their checksums, as all others do."""
+def for_sinks(session: SparkSession) -> dict[str, str | None]:
+    """What a query's session is set to while a sink runs, from the one that it is about to start in: as it was there."""
+    return {name: session.conf.get(name, None) for name in (_BATCH_BYTES, *_RAW_FILES)}
 
 
 @contextmanager

@@ -158,7 +158,7 @@ def test_what_runs_in_foreach_batch_can_be_pickled_and_commits_through_the_store
     log = Log(plan.files, plan.application)
     entry = core.start(log, [plan])
     delivered = str(tmp_path / "delivered")
-    given = Commit(plan, entry.epoch, Keeping(), None, lambda progress: Path(delivered).touch(), False)
+    given = Commit(plan, entry.epoch, Keeping(), None, lambda progress: Path(delivered).touch(), False, {})
     rows = pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 3}], SCHEMA)
     controls = [{"descriptor": cloudpickle.dumps(descriptor)} for descriptor in core.descriptors(log, plan, rows)]
     # As in a process of its own, which has nothing but this.
