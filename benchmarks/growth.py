@@ -37,8 +37,9 @@ def main() -> int:
     parser.add_argument("--memory", default="4g", help="of the JVM")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    fewest = min(arguments.keys)
     kinds = [(keys, touched) for touched in (0, arguments.touched) for keys in arguments.keys]
-    workloads = {(keys, touched): workload_of(keys, touched or keys) for keys, touched in kinds}
+    workloads = {(keys, touched): workload_of(keys, min(touched or keys, keys)) for keys, touched in kinds}
     for workload in workloads.values():
         workload.folder()
     spark = session(arguments.memory)
@@ -55,18 +56,18 @@ def main() -> int:
                     setting = Setting(
                         spark, workload, workload.folder(), emits, FILES_PER_BATCH, Path(scratch) / "run", interval
                     )
-                    if repetition or workload.keys == arguments.keys[0]:
+                    if repetition or workload.keys == fewest:
                         batches = contenders.run("files", setting).batches
                         taken[kind] += batches[-BATCHES + 1 :] if repetition else []
             print("\r" + " " * 90, end="\r")
             for (keys, touched), seconds in taken.items():
-                least = statistics.median(taken[arguments.keys[0], touched])
+                of_fewest = statistics.median(taken[fewest, touched])
                 found = {
                     "keys": keys,
                     "touched": touched or keys,
                     "emits": emits,
                     "seconds": statistics.median(seconds),
-                    "ratio": statistics.median(seconds) / least,
+                    "ratio": statistics.median(seconds) / of_fewest,
                 }
                 results.append(found)
                 print(

@@ -50,7 +50,8 @@ class Workload:
 
     def folder(self) -> Path:
         """The stream's folder, made if it is not there. The columns are `ts`, `k` and `v`."""
-        place = CACHE / f"{self.keys}-{self.rows}-{self.key_type}-{self.distribution}-{self.touched}"
+        place = CACHE / f"{self.keys}-{self.rows}-{self.key_type}-{self.distribution}"
+        place = place.with_name(f"{place.name}-{self.touched}") if self.touched else place
         if not place.exists():
             partial = place.with_name(place.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)

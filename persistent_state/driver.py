@@ -164,21 +164,19 @@ def _cut_runs(runs: Sequence[Run], clock: int, shards: int) -> list[Run]:
     cut = []
     for shard in range(shards):
         low, high = keys.shard_range(shard, shards)
-        for i, run in enumerate(runs):
-            if run.first < clock and run.low < high and low < run.high:
-                # Those after one that loses rows too: what they call current holds these.
-                is_cut = any(
-                    _loses_rows(one, clock) and one.low < run.high and run.low < one.high for one in runs[: i + 1]
-                )
-                limits = [limit for limit in (run.below, clock if is_cut else None) if limit is not None]
-                cut.append(
-                    replace(run, low=max(low, run.low), high=min(high, run.high), below=min(limits, default=None))
-                )
+        losing: list[Run] = []
+        for whole in runs:
+            run = replace(whole, low=max(low, whole.low), high=min(high, whole.high))
+            if run.low >= run.high:
+                continue
+            if run.last >= clock and (run.below is None or run.below > clock):
+                losing.append(run)
+            if run.first < clock:
+                # What a run calls current holds the rows that it or an older one loses.
+                is_stale = any(one.low < run.high and run.low < one.high for one in losing)
+                limits = [limit for limit in (run.below, clock if is_stale else None) if limit is not None]
+                cut.append(replace(run, below=min(limits, default=None)))
     return cut
-
-
-def _loses_rows(run: Run, clock: int) -> bool:
-    return run.last >= clock and (run.below is None or run.below > clock)
 
 
 def wake(log: Log, epoch: int, name: str, now: int) -> Entry:

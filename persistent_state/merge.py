@@ -150,7 +150,8 @@ def _together(tables: Sequence[pa.Table], layout: Layout, with_current: bool = F
     some = []
     for table in tables:
         if table.num_rows and with_current and CURRENT not in table.column_names:
-            some.append(table.append_column(CURRENT, pa.nulls(table.num_rows, layout.monoid.type)))
+            unknown = pa.nulls(table.num_rows, layout.monoid.type)
+            some.append(table.select(layout.schema.names).append_column(CURRENT, unknown))
         elif table.num_rows:
             some.append(table.select([*layout.schema.names, *([CURRENT] if with_current else [])]))
     return pa.concat_tables(some).combine_chunks() if some else layout.schema.empty_table()

@@ -291,7 +291,12 @@ def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.
     if table.num_rows == 0:
         return
     hashes, starts = merge.as_numpy(table, "hash"), merge.as_numpy(table, "start")
-    made = keys.hash_keys([merge.one_chunk(table[f"key{i}"]) for i in range(len(types))], len(hashes))
+    columns = [merge.one_chunk(table[f"key{i}"]) for i in range(len(types))]
+    made = keys.hash_keys(columns, len(hashes))
+    if merge.CURRENT in table.column_names:
+        is_said = table[merge.CURRENT].is_valid().to_numpy()
+        if (is_said[:-1] & keys.same_as_previous(columns, len(hashes))[1:]).any():
+            yield "it says what is current at a row that is not the last of its key"
     if not np.array_equal(hashes, made):
         yield "its hashes are not those of its keys"
     if (hashes[1:] < hashes[:-1]).any():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from monoids import Max, Monoid, Struct, Sum
 from persistent_state import merge
 from persistent_state.merge import CURRENT, Layout
-from persistent_state.steps.current import touched, with_current
+from persistent_state.steps.current import add_current, touched
 
 HASHES = (3, 2**40, 2**63, 2**63 + 1)
 """Few, so that keys share them."""
@@ -40,7 +40,7 @@ def test_the_current_value_of_a_key_is_the_fold_of_its_rows(monoid: Monoid, seed
     levels: list[pa.Table] = []
     for batch in range(12):
         new = a_table(chance, layout, batch)
-        with_it, now = with_current(new, levels, layout)
+        with_it, now = add_current(new, levels, layout)
         assert with_it.drop_columns([CURRENT]).equals(new)
         rows = merge.fold_keys([*levels, new], layout)
         expected = {(row["hash"], row["key0"]): row["value"] for row in rows.to_pylist()}

@@ -225,6 +225,10 @@ def side(**changes: Any) -> Forge:
             "it has nulls",
         ),
         (
+            rewritten(lambda table: table.append_column("current", table["value"])),
+            "at a row that is not the last of its key",
+        ),
+        (
             of_task(
                 lambda task, store: {"runs": (*task.runs[:-1], replace(task.runs[-1], high=task.runs[-1].low + 1))}
             ),

@@ -163,6 +163,19 @@ def columns_of(
     return schema, to_arrow_schema(said.schema, timezone="UTC").field(0).type
 
 
+def are_small(plan: Plan) -> bool:
+    """Whether all columns of a task's rows, and its updates, have a width that their type tells: a row has few bytes."""
+    types = [*plan.schema.types, *([plan.layout.monoid.type] if plan.task.update_way == "column" else [])]
+    return all(_has_width(type) for type in types)
+
+
+def _has_width(type: pa.DataType) -> bool:
+    try:
+        return bool(type.bit_width)
+    except ValueError:
+        return False
+
+
 def _said(task: PersistentTask, rows: DataFrame) -> Column:
     try:
         column = task.process_column(rows)

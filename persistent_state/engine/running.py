@@ -188,7 +188,8 @@ class Running:
                 writer = writer.trigger(availableNow=True)
             elif setup.trigger is not None:
                 writer = writer.trigger(processingTime=setup.trigger)
-            wanted = sessions.for_queries(blobs.sparkSession, setup.shards, self._scratch.is_local)
+            are_rows_small = rows.are_small(plan) and (by_spark or plan.task.update_way == "column")
+            wanted = sessions.for_queries(blobs.sparkSession, setup.shards, self._scratch.is_local, are_rows_small)
             with sessions.settings(blobs.sparkSession, wanted):
                 self._queries.append(writer.start())
 

@@ -17,18 +17,19 @@ from persistent_state.store.files import Files, LocalFiles, MemoryFiles
 
 
 def own_session(spark: SparkSession) -> SparkSession:
-    """A session of the library's own, with the user's time zone."""
+    """A session of the library's own, with the user's time zone and bound of Arrow batches."""
     session = spark.newSession()
+    if (most := spark.conf.get(_BATCH_BYTES, None)) is not None:
+        session.conf.set(_BATCH_BYTES, most)
     session.conf.set("spark.sql.session.timeZone", spark.conf.get("spark.sql.session.timeZone") or "UTC")
     use_this_python(spark)
     return session
 
 
-def for_queries(session: SparkSession, shards: int, is_scratch_local: bool) -> dict[str, str]:
-    """What a session is set to while a query starts in it, which keeps that."""
+def for_queries(session: SparkSession, shards: int, is_scratch_local: bool, are_rows_small: bool) -> dict[str, str]:
+    """What a session is set to while a query starts in it, which keeps that; small rows are bounded by their number alone."""
     return {
-        # To keep to a number of bytes, Spark adds up a batch's columns at every row, which takes longer than all else with it.
-        _BATCH_BYTES: session.conf.get(_BATCH_BYTES, None) or NO_LIMIT,
+        **({_BATCH_BYTES: session.conf.get(_BATCH_BYTES, None) or _NO_LIMIT} if are_rows_small else {}),
         "spark.sql.shuffle.partitions": str(shards),
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         # Each poll of a waiting query lists the source.
@@ -39,9 +40,9 @@ def for_queries(session: SparkSession, shards: int, is_scratch_local: bool) -> d
     }
 
 
+# To keep to a number of bytes Spark adds up an Arrow batch at every row, which takes longer than to write it. Not to this one.
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-NO_LIMIT = str(2**31 - 1)
-"""The number of bytes for which Spark does not look."""
+_NO_LIMIT = str(2**31 - 1)
 
 # For a file of a checkpoint on a local disk, Hadoop starts a process to set its mode and others to look at it, and as much for
 # files of checksums beside it. What is scratch needs neither: this way there is one file and one process.

@@ -17,18 +17,18 @@ from persistent_state import keys, merge
 from persistent_state.merge import CURRENT, Layout
 
 
-def with_current(touched: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tuple[pa.Table, pa.Table]:
+def add_current(new: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tuple[pa.Table, pa.Table]:
     """New partial sums with their column `current`, and one row per key with its current value.
 
     `levels` are the older runs, the oldest first, with theirs where they have it; the monoid commutes.
     """
-    _, first = merge.sort(touched, layout)
-    keyed = merge.reduce(touched, None, first, layout)
+    _, first = merge.sort(new, layout)
+    keyed = merge.reduce(new, None, first, layout)
     values = _plus(current(keyed, levels, layout), merge.one_chunk(keyed["value"]), layout)
     is_last = np.append(first[1:], True)
     column = values.take(pa.array(np.cumsum(first) - 1, mask=~is_last)) if not is_last.all() else values
     place = keyed.schema.get_field_index("value")
-    return touched.append_column(CURRENT, column), keyed.set_column(place, "value", values)
+    return new.append_column(CURRENT, column), keyed.set_column(place, "value", values)
 
 
 def current(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Array:
@@ -94,7 +94,7 @@ def _folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.A
 def touched(table: pa.Table, fresh: pa.Table) -> pa.Table:
     """The rows of a sorted table whose hash is among those of another, which is sorted too."""
     hashes, stored = merge.as_numpy(fresh, "hash"), merge.as_numpy(table, "hash")
-    if len(stored) == 0 or table is fresh:
+    if len(stored) == 0:
         return table
     hashes = hashes[np.searchsorted(hashes, stored[0]) : np.searchsorted(hashes, stored[-1], side="right")]
     hashes = hashes[np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]]

@@ -17,7 +17,7 @@ from persistent_state.clock import BEGINNING
 from persistent_state.errors import Disagreement
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob, to_ipc
-from persistent_state.steps.current import current, touched, with_current
+from persistent_state.steps.current import add_current, current, touched
 from persistent_state.steps.lift import (
     UNFIT,
     Place,
@@ -121,7 +121,7 @@ def merge_shard(
         new = merge.between(fresh, low, high)
         levels = [merge.between(table, low, high) for table in older or []]
         if plan.keeps_current and new.num_rows:
-            new, now = with_current(new, levels, plan.layout)
+            new, now = add_current(new, levels, plan.layout)
             values.append(now)
         elif plan.emits and new.num_rows:
             values.append(merge.fold_keys([new, *(touched(level, new) for level in levels)], plan.layout))
@@ -203,10 +203,10 @@ def _process(
         timestamps=times,
         valid=np.ones(len(times), dtype=np.bool_),
     )
-    before = current(table.filter(pa.array(first)), older, plan.layout)
-    zero = plan.layout.monoid.zero
-    known = [zero if value is None else value for value in plan.layout.monoid.from_arrow(before)]
-    recorder = Reader(plan, known)
+    asked = table.select(["hash", *plan.layout.key_names]).filter(pa.array(first))
+    before = plan.layout.monoid.from_arrow(current(asked, older, plan.layout))
+    # A zero for each, as user code may change the one it is given.
+    recorder = Reader(plan, [plan.layout.monoid.zero if value is None else value for value in before])
     key = -1
     for i, (message, begins) in enumerate(zip(messages(rows, place), first.tolist(), strict=True)):
         key += begins

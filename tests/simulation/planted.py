@@ -69,7 +69,7 @@ BUGS = (
         "current after a cut run",
         "What a run calls current is believed when messages in an older run have been taken back.",
         driver._cut_runs,
-        ("for one in runs[: i + 1]", "for one in runs[i : i + 1]"),
+        ("for one in losing)", "for one in losing[-1:] if one is run)"),
     ),
     bug(
         "current no more",
@@ -480,8 +480,8 @@ BUGS = (
         "runs cut wrongly",
         "At a start runs are not cut at the upper bounds of shards.",
         driver._cut_runs,
-        ("high=min(high, run.high)", "high=high"),
-        ("low=max(low, run.low)", "low=low"),
+        ("high=min(high, whole.high)", "high=high"),
+        ("low=max(low, whole.low)", "low=low"),
     ),
     bug(
         "no epoch in a commit",

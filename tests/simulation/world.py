@@ -234,6 +234,7 @@ class World:
             mock.patch.object(keys, "hash_keys", few if self.few_hashes else honest),
             mock.patch.object(shard_step, "EAGER", (self.growth, 2)),
             mock.patch.object(shard_step, "LAZY", (self.growth, 3)),
+            mock.patch.object(shard_step, "MANY", 4),
             mock.patch.object(merge, "SLICE", 5),
             mock.patch.object(shard_step, "INLINE", 300),
             mock.patch.object(driver, "LEFTOVER_AGE", LEFTOVER_AGE),

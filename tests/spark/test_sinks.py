@@ -206,11 +206,12 @@ def test_values_too_large_for_the_driver_come_from_files(spark: SparkSession, tm
 
 
 def test_a_sink_finds_the_settings_of_the_user(spark: SparkSession, tmp_path: Path) -> None:
-    schema = pa.schema([("key", pa.string()), ("text", pa.string()), ("ts", pa.timestamp("us", "UTC"))])
-    write(tmp_path / "in", 0, [{"key": "a", "text": "b", "ts": START}], schema)
+    # Small rows, for which the library sets more than for others.
+    schema = pa.schema([("key", pa.int64()), ("amount", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
+    write(tmp_path / "in", 0, [{"key": 1, "amount": 2, "ts": START}], schema)
     mine = spark.newSession()
     mine.conf.set("fs.file.impl", "org.apache.hadoop.fs.LocalFileSystem")
-    rows = mine.readStream.schema("key string, text string, ts timestamp").parquet(str(tmp_path / "in"))
+    rows = mine.readStream.schema("key long, amount long, ts timestamp").parquet(str(tmp_path / "in"))
     names = ("fs.file.impl", "fs.file.impl.disable.cache", "spark.sql.execution.arrow.maxBytesPerBatch")
     seen = []
 
@@ -218,7 +219,7 @@ def test_a_sink_finds_the_settings_of_the_user(spark: SparkSession, tmp_path: Pa
         seen.append([values.sparkSession.conf.get(name, None) for name in names])
 
     app = Application("settings", str(tmp_path / "store"), "5 seconds", shards=2)
-    app.add(Longest(), DataFrameSource(rows, timestamp="ts"), sink)
+    app.add(Total("settings"), DataFrameSource(rows, timestamp="ts"), sink)
     app.run(mine)
     assert seen == [["org.apache.hadoop.fs.LocalFileSystem", None, None]]
     assert [mine.conf.get(name, None) for name in names] == seen[0]
