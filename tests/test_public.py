@@ -71,7 +71,7 @@ LAYERS = [
     {"sources.dataframe", "sources.files", "sources.rate"},
     {"store.pages"},
     {"store.sides"},
-    {"steps.lift"},
+    {"steps.current", "steps.lift"},
     {"steps.combine"},
     {"steps.shard"},
     {"driver", "reader"},
