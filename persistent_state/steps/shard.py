@@ -115,19 +115,19 @@ def merge_shard(
     apart = BEGINNING if plan.layout.is_ordered else None
     fresh = merge.fold(tables, plan.layout, cuts, after.clock, apart)
     keep = _keep(plan, held, fresh.num_rows)
-    rewritten = _open(plan, held[keep:]) if older is None else older[keep:]
+    opened, kept = (_open(plan, held[keep:]), 0) if older is None else (older, keep)
     runs, values = [], []
-    for low, high in merge.slices([*rewritten, fresh], *keys.shard_range(shard, plan.shards)):
+    for low, high in merge.slices([*opened[kept:], fresh], *keys.shard_range(shard, plan.shards)):
         new = merge.between(fresh, low, high)
-        levels = [merge.between(table, low, high) for table in older or []]
+        levels = [merge.between(table, low, high) for table in opened]
         if plan.keeps_current and new.num_rows:
             new, now = add_current(new, levels, plan.layout)
             values.append(now)
         elif plan.emits and new.num_rows:
             values.append(merge.fold_keys([new, *(touched(level, new) for level in levels)], plan.layout))
-        if rewritten:
-            old = [merge.between(table, low, high) for table in rewritten]
-            new = merge.fold([*old, new], plan.layout, cuts, after.clock, _apart_from(plan, after), plan.keeps_current)
+        if rewritten := levels[kept:]:
+            tables = [*rewritten, new]
+            new = merge.fold(tables, plan.layout, cuts, after.clock, _apart_from(plan, after), plan.keeps_current)
         if new.num_rows:
             runs.append(runs_io.write_run(plan.files, new_path(), new, low, high))
     return Descriptor(
