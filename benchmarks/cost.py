@@ -9,7 +9,6 @@ checkpoint; rewriting older runs is part of it. No Spark is used: it writes none
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.contenders import Sum
+from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
 from persistent_state import Chunk, Reach, driver
 from persistent_state.clock import Settings
@@ -106,8 +106,7 @@ def main() -> int:
                 f"{found['bytes']:>14,.0f}{max(sizes):>14,}{found['bytes'] / changed:>13,.1f}",
                 flush=True,
             )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(arguments.json, results)
     return 0
 
 

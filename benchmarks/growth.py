@@ -9,7 +9,6 @@ million rows each: of all keys, and of only so many.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from benchmarks import contenders
 from benchmarks.contenders import Setting
+from benchmarks.measure import write_json
 from benchmarks.streams import ROWS_PER_FILE, Workload
 from benchmarks.throughput import FILES_PER_BATCH, session
 
@@ -61,13 +61,13 @@ def main() -> int:
                         taken[kind] += batches[-BATCHES + 1 :] if repetition else []
             print("\r" + " " * 90, end="\r")
             for (keys, touched), seconds in taken.items():
-                of_fewest = statistics.median(taken[fewest, touched])
+                median, of_fewest = statistics.median(seconds), statistics.median(taken[fewest, touched])
                 found = {
                     "keys": keys,
                     "touched": touched or keys,
                     "emits": emits,
-                    "seconds": statistics.median(seconds),
-                    "ratio": statistics.median(seconds) / of_fewest,
+                    "seconds": median,
+                    "ratio": median / of_fewest,
                 }
                 results.append(found)
                 print(
@@ -75,8 +75,7 @@ def main() -> int:
                     f"{min(seconds):>8.2f}{max(seconds):>8.2f}{found['ratio']:>15.2f}",
                     flush=True,
                 )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(arguments.json, results)
     spark.stop()
     return 0
 

@@ -9,7 +9,6 @@ state is the greatest of them, and the sink looks at it.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import sys
@@ -26,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import monoids
+from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
 from benchmarks.throughput import session
 from persistent_state import Application, FileSource, NonWindowState, PersistentTask
@@ -145,8 +145,7 @@ def main() -> int:
         cuts = statistics.quantiles(values, n=100)
         results[name] = {"p50": cuts[49], "p95": cuts[94], "p99": cuts[98]}
         print(f"{name:<12}{cuts[49]:>8.2f}{cuts[94]:>8.2f}{cuts[98]:>8.2f}", flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(arguments.json, results)
     spark.stop()
     return 0
 

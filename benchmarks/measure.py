@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -68,3 +71,9 @@ def figures(passes: list[Pass], rows_per_batch: int, rows: int) -> Figures:
         wall=statistics.median(taken.wall for taken in passes) / (rows / 1e6),
         cpu=statistics.median(taken.cpu for taken in passes) / (rows / 1e6),
     )
+
+
+def write_json(file: Path | None, results: Any) -> None:
+    """What a benchmark found, to the file of its --json, if it was given one."""
+    if file is not None:
+        file.write_text(json.dumps(results, indent=1) + "\n")

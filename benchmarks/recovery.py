@@ -26,6 +26,7 @@ import psutil
 
 from benchmarks import contenders
 from benchmarks.contenders import Setting
+from benchmarks.measure import write_json
 from benchmarks.streams import ROWS_PER_FILE, Workload
 from benchmarks.throughput import FILES_PER_BATCH, session
 from persistent_state import clocks, read_state
@@ -157,8 +158,7 @@ def main() -> int:
                 flush=True,
             )
             results.append({"keys": keys, "restarts": medians, "opened": state})
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(arguments.json, results)
     spark.stop()
     return 0
 

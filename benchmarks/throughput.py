@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import contenders
 from benchmarks.contenders import CONTENDERS, Setting
-from benchmarks.measure import Figures, Pass, figures
+from benchmarks.measure import Figures, Pass, figures, write_json
 from benchmarks.streams import ROWS_PER_FILE, Workload
 
 if TYPE_CHECKING:
@@ -158,8 +158,7 @@ def main() -> int:
                     "ratios": ratios(found),
                 }
             )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(arguments.json, results)
     if arguments.plot:
         plot(results, arguments.plot)
     spark.stop()
