@@ -17,6 +17,9 @@ BEGINNING = -(2**63)
 MOST_CUTS = 8
 """How many clocks a task that is ahead of the global clock keeps apart."""
 
+MOST_IN_BATCH = 2
+"""How many clocks one micro-batch keeps apart below its horizon: each is another row for nearly every key."""
+
 MOST_SPANS = 64
 """How many spans of a strand are remembered for finding where a replay may start."""
 
@@ -140,7 +143,7 @@ def split_intervals(
     """The start of each message's interval, and how coarse the intervals below `horizon` had to be.
 
     `horizon` is how far the clock could move by what the caller knows. Below it few clocks will ever be asked for, so one
-    batch that spans hundreds of intervals keeps at most `MOST_CUTS` of them; above it every clock is still possible.
+    batch that spans hundreds of intervals keeps at most `MOST_IN_BATCH` of them; above it every clock is still possible.
     """
     if len(timestamps) == 0:
         return timestamps, None
@@ -148,7 +151,7 @@ def split_intervals(
     low = max(clock, int(timestamps.min()) // interval * interval)
     high = horizon // interval * interval
     fine = _on_grid(timestamps, low, interval)
-    if high <= low or (step := grid_step(low, high, interval)) == interval:
+    if high <= low or (step := grid_step(low, high, interval, MOST_IN_BATCH)) == interval:
         return fine, None
     return np.where(timestamps < high, _on_grid(timestamps, low, step), fine), Coarse(low, high, step)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from monoids import Count
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, driver
 from persistent_state import clock as clocks
-from persistent_state.clock import BEGINNING, MOST_CUTS, Channel, Coarse, Position, Settings
+from persistent_state.clock import BEGINNING, MOST_CUTS, MOST_IN_BATCH, Channel, Coarse, Position, Settings
 from persistent_state.sources.base import NO_POSITION, Chunk, Reach
 from persistent_state.steps.combine import combine
 from persistent_state.steps.shard import merge_shard
@@ -105,7 +105,7 @@ class TestIntervals:
             if coarse is None or not coarse.straddles(c):
                 assert (starts < c).tolist() == [stamp < c for stamp in stamps]
         below = horizon // interval * interval
-        assert len({start for start in starts.tolist() if start < below}) <= MOST_CUTS + 1
+        assert len({start for start in starts.tolist() if start < below}) <= MOST_IN_BATCH + 1
         for start, stamp in zip(starts.tolist(), stamps, strict=True):
             if stamp >= below:
                 assert start == max(clock, stamp // interval * interval)
@@ -113,8 +113,8 @@ class TestIntervals:
     @given(st.data())
     def test_intervals_are_as_fine_as_the_checkpoint_interval_where_few_are_possible(self, data: st.DataObject) -> None:
         interval = data.draw(INTERVALS)
-        stamps = data.draw(st.lists(st.integers(0, interval * (MOST_CUTS + 1) - 1), min_size=1))
-        starts, coarse = clocks.split_intervals(array(stamps), 0, interval * (MOST_CUTS + 1), interval)
+        stamps = data.draw(st.lists(st.integers(0, interval * (MOST_IN_BATCH + 1) - 1), min_size=1))
+        starts, coarse = clocks.split_intervals(array(stamps), 0, interval * (MOST_IN_BATCH + 1), interval)
         assert coarse is None
         assert starts.tolist() == [stamp // interval * interval for stamp in stamps]
 

@@ -68,6 +68,10 @@ class World:
         high = max([after.clock, *stamps])
         if high > low:
             self.coarsest = max(self.coarsest, clocks.grid_step(low, high, self.interval))
+        in_batch = [stamp for stamp in stamps if stamp >= clock]
+        if in_batch:
+            step = clocks.grid_step(min(in_batch), max(in_batch) + 1, self.interval, clocks.MOST_IN_BATCH)
+            self.coarsest = max(self.coarsest, step)
         assert self.entry.clock >= before
 
     def check(self) -> None:

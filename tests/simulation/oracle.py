@@ -28,6 +28,9 @@ from tests.simulation.source import Strands
 
 STATE = "state"
 
+AHEAD_OF_GLOBAL, IN_BATCH = 8, 2
+"""How many clocks stay apart between the global clock and a task's own, and within a micro-batch."""
+
 Place = tuple[str, int]
 
 
@@ -534,13 +537,14 @@ class Oracle:
         judge.holds = bool(live) or not (listed or judge.listed)
         times = [m.timestamp for m in read if judge.verdicts[m.place] in (STATE, UNFIT) and m.timestamp is not None]
         top = max([BEGINNING, *(t for t in judge.newest.values() if t is not None)]) - delay
+        start = max(old.clock, min(times, default=top) // interval * interval)
+        needed = handful(start, top, interval, IN_BATCH)
         for segment in new.coarse:
             if segment not in old.coarse:
-                needed = segment.step < (segment.high - segment.low) / 4 and segment.high <= top
-                start = max(old.clock, min(times, default=0) // interval * interval)
-                must(needed and segment.low >= start, "intervals are no coarser than needed", coarse=segment, top=top)
+                fits = segment.step < segment.high - segment.low and start <= segment.low and segment.high <= top
+                must(fits and segment.step <= needed, "intervals are no coarser than needed", coarse=segment, top=top)
         step = max([interval, *(segment.step for segment in new.coarse)])
-        self.coarsest = max(self.coarsest, step)
+        self.coarsest = max(self.coarsest, step, needed)
         follows = self.newest.clock if not judge.holds else BEGINNING
         newest = [judge.newest[c] for c in live]
         if live:
@@ -615,7 +619,7 @@ class Oracle:
                     own = [cut for cut in before.tasks[name].cuts if cut != BEGINNING]
                     lows.append(min([*times, *own], default=task.clock))
                 low = min(lows)
-                self.coarsest = max(self.coarsest, handful(low, task.clock, entry.interval))
+                self.coarsest = max(self.coarsest, handful(low, task.clock, entry.interval, AHEAD_OF_GLOBAL))
         if before.clock != BEGINNING and holding:
             least = min(holding) - self.coarsest
             facts = {"clock": entry.clock, "tasks": active, "step": self.coarsest, "before": before.clock}
@@ -676,10 +680,10 @@ class Oracle:
             must(found == was, "a state once readable never changes", **facts)
 
 
-def handful(low: int, high: int, interval: int) -> int:
-    """The least doubling of the interval of which at most 8 multiples lie between."""
+def handful(low: int, high: int, interval: int, most: int) -> int:
+    """The least doubling of the interval of which at most so many multiples lie between."""
     step = interval
-    while sum(1 for k in range(low // step + 1, low // step + 10) if k * step < high) > 8:
+    while sum(1 for k in range(low // step + 1, low // step + most + 2) if k * step < high) > most:
         step *= 2
     return step
 
