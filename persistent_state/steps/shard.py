@@ -34,10 +34,11 @@ from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.store.sides import side_file
 
-LAZY, EAGER = (1, 4), (2, 2)
+LAZY, EAGER = (1.25, 4), (2.5, 2)
 """(growth, least): levels are merged with newer ones that hold 1 / growth of their rows, and at least so many at a time.
 
-Either way a row is rewritten log times, or less.
+Either way a row is rewritten log times, or less. Levels tend to be one or two times as large as what is newer, and a
+micro-batch waits for its slowest shard: the quarter more lets all shards rewrite in the same one.
 """
 
 MANY = 12
