@@ -1,9 +1,10 @@
-"""What a monoid is: an associative `plus` with a `zero`, an Arrow type, and one kernel that reduces columns."""
+"""The algebra: an associative `plus`, perhaps a `zero` and a `minus`, an Arrow type, and one kernel that reduces columns."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
 from typing import Any, ClassVar, Generic, TypeVar
@@ -14,22 +15,19 @@ import pyarrow as pa
 from monoids.codec import Array, Codec, Mask, MonoidError, Rows, segments, told_by, valid
 from monoids.nested import codec_of, fill
 
-__all__ = ["Group", "Monoid", "MonoidError"]
+__all__ = ["Aggregator", "Group", "Monoid", "MonoidError", "Semigroup", "Summary", "from_pair"]
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 
 
-class Monoid(Codec[T], Generic[T]):
+class Semigroup(Codec[T], Generic[T]):
     """Values of one kind that can be put together in any grouping.
 
-    `plus` is associative, `zero` changes nothing, and neither changes its arguments. A subclass says `zero`, `plus` and
-    `type`; the rest has defaults, which it may replace by faster ones that give the same:
-
-        class Product(Monoid[int]):
-            type = pa.int64()
-            zero = 1
-            def plus(self, a, b):
-                return a * b
+    `plus` is associative and does not change its arguments. A subclass says `plus` and `type`; the rest has defaults, which
+    it may replace by faster ones that give the same.
 
     Attributes:
         name: part of the identity, so of every store that holds values. The class's name unless the class says another.
@@ -37,7 +35,7 @@ class Monoid(Codec[T], Generic[T]):
         exact: whether a sum is the same in whatever way it is grouped. If not (floats), only nearly the same.
     """
 
-    name: ClassVar[str] = "Monoid"
+    name: ClassVar[str] = "Semigroup"
     commutative: bool = True
     exact: bool = True
 
@@ -46,14 +44,13 @@ class Monoid(Codec[T], Generic[T]):
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
-    @property
-    @abstractmethod
-    def zero(self) -> T:
-        """The value that plus leaves alone."""
-
     @abstractmethod
     def plus(self, a: T, b: T) -> T:
         """Both together. Takes values as `from_arrow` gives them and changes neither."""
+
+    def near(self, a: T, b: T) -> bool:
+        """Whether two values are the same, but for what grouping may change where sums are not exact."""
+        return a == b
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -78,10 +75,6 @@ class Monoid(Codec[T], Generic[T]):
         ends = [*starts.tolist(), len(items)]
         return self.to_arrow([reduce(self.plus, items[start:end]) for start, end in pairwise(ends)])
 
-    @property
-    def missing(self) -> T:
-        return self.zero
-
     @cached_property
     def codec(self) -> Codec[Any]:
         """How values become columns. A subclass may set another, or override to_arrow, from_arrow and cast."""
@@ -99,12 +92,124 @@ class Monoid(Codec[T], Generic[T]):
             return self.codec.cast(column)
 
 
+class Monoid(Semigroup[T]):
+    """A semigroup with a `zero`, which changes nothing:
+
+    class Xor(Monoid[int]):
+        type = pa.int64()
+        zero = 0
+
+        def plus(self, a, b):
+            return a ^ b
+    """
+
+    @property
+    @abstractmethod
+    def zero(self) -> T:
+        """The value that plus leaves alone."""
+
+    def sum(self, values: Iterable[T]) -> T:
+        """All together, in their order; the zero of none."""
+        return reduce(self.plus, values, self.zero)
+
+    @property
+    def missing(self) -> T:
+        return self.zero
+
+
 class Group(Monoid[T]):
     """A monoid with subtraction: plus(minus(a, b), b) is a."""
 
     @abstractmethod
     def minus(self, a: T, b: T) -> T:
         """What is left of a without b. Changes neither."""
+
+
+@dataclass(frozen=True)
+class Aggregator(Generic[A, B, C]):
+    """What makes one answer of many items: each is prepared, a monoid puts together, the sum is presented.
+
+    >>> from monoids import Max
+    >>> longest = Aggregator(len, Max(), lambda length: length or 0)
+    >>> longest(["a", "word", "or"])
+    4
+    """
+
+    prepare: Callable[[A], B]
+    monoid: Monoid[B]
+    present: Callable[[B], C]
+
+    def __call__(self, items: Iterable[A]) -> C:
+        return self.present(self.monoid.sum(map(self.prepare, items)))
+
+
+class Summary(Monoid[T], Generic[T, A, C]):
+    """A monoid of summaries of items: `of` makes one of an item, `present` is what a summary says.
+
+    A column of items is taken for one of their summaries.
+
+    Attributes:
+        items: how items become columns, and which are refused.
+    """
+
+    items: Codec[Any]
+
+    def of(self, item: A) -> T:
+        """The summary of one item.
+
+        Raises:
+            MonoidError: it is none that this monoid takes.
+        """
+        with told_by(self.name):
+            (value,) = self.from_arrow(self._lift(self.items.to_arrow([item])))
+        if value is None:
+            raise MonoidError(f"{self.name}: value=None is no item. Leave it out.")
+        return value
+
+    @abstractmethod
+    def present(self, value: T) -> C:
+        """What a summary says."""
+
+    @property
+    def aggregator(self) -> Aggregator[A, T, C]:
+        """From items to what their summary says."""
+        return Aggregator(self.of, self, self.present)
+
+    @abstractmethod
+    def _lift(self, items: Array) -> Array:
+        """A column of items, some of them null, as one of their summaries."""
+
+    def _cast(self, column: Array) -> tuple[Array, Mask]:
+        if not self.items.accepts(column.type):
+            return super()._cast(column)
+        with told_by(self.name):
+            items, bad = self.items.cast(column)
+        return self._lift(items), bad
+
+
+def from_pair(
+    name: str, type: Any, zero: T, plus: Callable[[T, T], T], *, commutative: bool = True, exact: bool = True
+) -> Monoid[T]:
+    """A monoid from its zero and its plus; `name` is its identity, so that of every store that holds its values.
+
+    >>> longest = from_pair("Longest", pa.string(), "", lambda a, b: max(a, b, key=lambda word: (len(word), word)))
+    >>> longest.sum(["a", "word", "or"])
+    'word'
+    """
+    return _Pair(name, type, zero, plus, commutative, exact)
+
+
+class _Pair(Monoid[T]):
+    zero: Any = None
+
+    def __init__(
+        self, name: str, type: Any, zero: T, plus: Callable[[T, T], T], commutative: bool, exact: bool
+    ) -> None:
+        vars(self).update(name=name, type=type, zero=zero, commutative=commutative, exact=exact)
+        self._plus = plus
+
+    def plus(self, a: T, b: T) -> T:
+        return self._plus(a, b)
 
 
 def reduce_part(monoid: Monoid[Any], values: Array, starts: Rows) -> Array:

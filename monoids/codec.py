@@ -111,8 +111,8 @@ def segments(starts: Rows, length: int) -> Rows:
     return np.repeat(np.arange(len(starts)), np.diff(np.append(starts, length)))
 
 
-def sort_within(segment: Rows, keys: Array) -> Rows:
-    """The rows in the order of (segment, key). Rows equal in both keep their order."""
-    rows = pa.table({"segment": segment, "key": keys})
-    order = pc.sort_indices(rows, sort_keys=[("segment", "ascending"), ("key", "ascending")])
+def sort_within(segment: Rows, *keys: Array) -> Rows:
+    """The rows in the order of (segment, *keys). Rows equal in all keep their order."""
+    rows = pa.table([pa.array(segment), *keys], [str(i) for i in range(len(keys) + 1)])
+    order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in rows.column_names])
     return np.asarray(order).astype(np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from monoids.codec import Array, Codec, DataType, Mask, MonoidError, Rows, sort_within, told_by, valid
+from monoids.codec import Array, Codec, DataType, Mask, MonoidError, Rows, null_where, sort_within, told_by, valid
 from monoids.scalars import Scalar
 
 
@@ -142,6 +142,29 @@ class StructCodec(Codec[Any]):
             columns.append(fill(part, field))
             bad |= present & misfits
         return self.array(columns, present & ~bad), bad
+
+
+class RecordCodec(StructCodec):
+    """Tuples with named places, as structs with those fields, none of which is missing."""
+
+    def __init__(self, kind: Callable[..., tuple[Any, ...]], parts: Mapping[str, Codec[Any]]) -> None:
+        super().__init__(parts)
+        self._kind = kind
+
+    def fields(self, value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, tuple) or len(value) != len(self.parts) or None in value:
+            raise self.refused_value(value, f"tuples of {', '.join(self.parts)}")
+        return dict(zip(self.parts, value, strict=True))
+
+    def value(self, fields: tuple[Any, ...]) -> Any:
+        return self._kind(*fields)
+
+    def _cast(self, column: Array) -> tuple[Array, Mask]:
+        array, bad = super()._cast(column)
+        present = valid(array)
+        for field in array.flatten():
+            bad |= present & ~valid(field)
+        return null_where(array, bad), bad
 
 
 class TupleCodec(StructCodec):

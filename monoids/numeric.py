@@ -1,12 +1,13 @@
-"""Sums, counts and extremes."""
+"""Sums, products, counts and extremes."""
 
 from __future__ import annotations
 
 import decimal
+import math
 import operator
 from collections.abc import Callable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +27,23 @@ _ZERO: dict[str, Any] = {"int": 0, "float": 0.0, "decimal": Decimal(0)}
 _EXACT = decimal.Context(prec=80)
 
 
+def as_int64(number: int) -> int:
+    """A whole number modulo 2**64, as int64 holds it."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def close(a: float, b: float) -> bool:
+    """Whether two floats are the same but for rounding: to 9 digits, or to a millionth."""
+    return a == b or math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-6)
+
+
 class Sum(Group[T]):
     """The sum of numbers: of int64 (any integer type means that), float64 (any float), or decimal128(38, scale).
+
+    >>> Sum().sum([1, 2, 3])
+    6
+    >>> Sum(pa.decimal128(38, 2)).plus(Decimal("0.10"), Decimal("0.20"))
+    Decimal('0.30')
 
     Integers are added modulo 2**64, as int64 is: the one addition at a fixed width that does not depend on grouping.
     Totals that may leave int64 need `Sum(pa.decimal128(38, 0))`. A single value beyond int64 does not fit.
@@ -36,7 +52,7 @@ class Sum(Group[T]):
 
     Floats are added as IEEE says: the last digits depend on grouping, so `exact` is False, and minus is the inverse of
     plus only up to them. NaN and infinity do not fit, as one of them would be all that is left of a sum. A sum beyond
-    all floats is infinite.
+    all floats is infinite. `ExactSum` does not depend on grouping.
     """
 
     @overload
@@ -67,6 +83,9 @@ class Sum(Group[T]):
     def minus(self, a: T, b: T) -> T:
         return self._fitted(_EXACT.subtract if self._kind == "decimal" else operator.sub, a, b)
 
+    def near(self, a: T, b: T) -> bool:
+        return a == b if self.exact else close(a, b)  # type: ignore[arg-type]
+
     def reduce(self, values: Array, starts: Rows) -> Array:
         if self._kind == "decimal":
             return self._reduce_decimals(values, starts)
@@ -76,7 +95,7 @@ class Sum(Group[T]):
     def _fitted(self, operation: Callable[[Any, Any], Any], a: T, b: T) -> T:
         result = operation(a, b)
         if self._kind == "int":
-            result = (result + 2**63) % 2**64 - 2**63
+            result = as_int64(result)
         elif self._kind == "decimal" and result.copy_abs() >= 10 ** (38 - self.type.scale):
             raise self._too_large()
         fitted: T = result
@@ -104,13 +123,61 @@ class Sum(Group[T]):
 
 
 class Count(Sum[int]):
-    """How many: an update of 1 is one occurrence, of n as many. Adds as Sum does."""
+    """How many: an update of 1 is one occurrence, of n as many. Adds as Sum does.
+
+    >>> Count().sum([1, 1, 1])
+    3
+    """
 
     def __init__(self) -> None:
         super().__init__()
 
 
-class _Extreme(Monoid[Any]):
+class Product(Monoid[T]):
+    """The product of int64 or float64 numbers.
+
+    >>> Product().sum([2, 3, 7])
+    42
+
+    Integers are multiplied modulo 2**64. Floats are rounded, so `exact` is False; NaN and infinity do not fit. A product
+    beyond all floats is infinite, and such a one times zero is NaN.
+    """
+
+    @overload
+    def __init__(self: Product[int], type: Int64Type = ...) -> None: ...
+    @overload
+    def __init__(self: Product[float], type: Float64Type) -> None: ...
+    @overload
+    def __init__(self: Product[Any], type: DataType) -> None: ...
+    def __init__(self, type: DataType = _INT64) -> None:
+        with told_by(self.name):
+            self.codec: Scalar = Scalar(type, "finite")
+            if self.codec.family.name not in ("int", "float"):
+                raise MonoidError(f"type={type} is not a number of 64 bits. Use an integer or float type.")
+        self.type = self.codec.type
+        self.exact = self.codec.family.name == "int"
+
+    @property
+    def zero(self) -> T:
+        one: Any = 1 if self.exact else 1.0
+        unit: T = one
+        return unit
+
+    def plus(self, a: T, b: T) -> T:
+        both: Any = operator.mul(a, b)
+        both = as_int64(both) if self.exact else both
+        product: T = both
+        return product
+
+    def near(self, a: T, b: T) -> bool:
+        return a == b if self.exact else close(a, b)  # type: ignore[arg-type]
+
+    def reduce(self, values: Array, starts: Rows) -> Array:
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            return pa.array(np.multiply.reduceat(values.to_numpy(), starts))
+
+
+class Extreme(Monoid[T | None], Generic[T]):
     """Min or Max."""
 
     zero = None
@@ -121,10 +188,12 @@ class _Extreme(Monoid[Any]):
             self.codec: Scalar = Scalar(type, "ordered")
         self.type = self.codec.type
 
-    def plus(self, a: Any, b: Any) -> Any:
+    def plus(self, a: T | None, b: T | None) -> T | None:
         if a is None or b is None:
             return b if a is None else a
-        return min(a, b) if self._least else max(a, b)
+        pick: Callable[[Any, Any], Any] = min if self._least else max
+        either: T = pick(a, b)
+        return either
 
     def reduce(self, values: Array, starts: Rows) -> Array:
         if self.codec.is_numeric:
@@ -135,8 +204,11 @@ class _Extreme(Monoid[Any]):
         return values.take(pa.array(order[starts if self._least else ends - 1]))
 
 
-class Min(_Extreme):
+class Min(Extreme[T]):
     """The least of ordered values; none at all (None, null in Arrow) is the zero.
+
+    >>> Min().sum([3, 1, 2])
+    1
 
     Values are numbers, Booleans, text, bytes, dates, times, datetimes or timedeltas, as one type for each: int64,
     float64, decimal128(38, scale), bool, string, binary, date32, and microseconds, in UTC if with a time zone. NaN has
@@ -145,8 +217,30 @@ class Min(_Extreme):
 
     _least = True
 
+    @overload
+    def __init__(self: Min[int], type: Int64Type = ...) -> None: ...
+    @overload
+    def __init__(self: Min[float], type: Float64Type) -> None: ...
+    @overload
+    def __init__(self: Min[Any], type: DataType) -> None: ...
+    def __init__(self, type: DataType = _INT64) -> None:
+        super().__init__(type)
 
-class Max(_Extreme):
-    """The greatest of ordered values; none at all (None, null in Arrow) is the zero. Values are as for Min."""
+
+class Max(Extreme[T]):
+    """The greatest of ordered values; none at all (None, null in Arrow) is the zero. Values are as for Min.
+
+    >>> Max(pa.string()).sum(["a", "b"])
+    'b'
+    """
 
     _least = False
+
+    @overload
+    def __init__(self: Max[int], type: Int64Type = ...) -> None: ...
+    @overload
+    def __init__(self: Max[float], type: Float64Type) -> None: ...
+    @overload
+    def __init__(self: Max[Any], type: DataType) -> None: ...
+    def __init__(self, type: DataType = _INT64) -> None:
+        super().__init__(type)

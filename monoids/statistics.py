@@ -1,0 +1,361 @@
+"""Averages, moments, covariance, histograms and decayed sums."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from monoids.base import MonoidError, Summary
+from monoids.codec import Array, DataType, Mask, Rows, null_where, segments, told_by, valid
+from monoids.containers import Fields
+from monoids.nested import ListCodec, RecordCodec, entries_of, offsets_of
+from monoids.numeric import Count, Sum, as_int64, close
+from monoids.scalars import Scalar
+
+T = TypeVar("T", bound=tuple[Any, ...])
+A = TypeVar("A")
+C = TypeVar("C")
+
+Columns = list[NDArray[Any]]
+
+_FINITE, _FLOAT = Scalar(pa.float64(), "finite"), Scalar(pa.float64())
+
+
+class Averaged(NamedTuple):
+    """How many numbers, and their sum."""
+
+    n: int
+    sum: Any
+
+
+class Average(Fields[Averaged], Summary[Averaged, Any, Any]):
+    """The arithmetic mean of numbers, kept as their count and sum; None of no numbers.
+
+    >>> Average().aggregator([1.0, 2.0, 6.0])
+    3.0
+
+    Sums are those of `Sum(type)`: exact for integers and decimals, rounded for floats. In Arrow a struct of 16 or 24 bytes.
+    """
+
+    def __init__(self, type: DataType = _FLOAT.type) -> None:
+        with told_by(self.name):
+            total: Sum[Any] = Sum(type)
+        super().__init__({"n": Count(), "sum": total}, lambda parts: RecordCodec(Averaged, parts))
+        self.items = total
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"of": str(self.items.type)}
+
+    def present(self, value: Averaged) -> Any:
+        return value[1] / value[0] if value[0] else None
+
+    def _lift(self, items: Array) -> Array:
+        return self.codec.array([pa.array(np.ones(len(items), np.int64)), items], valid(items))
+
+
+class _Numbers(Summary[T, A, C]):
+    """Summaries that are records of numbers, put together by arithmetic on whole columns."""
+
+    exact = False
+    codec: RecordCodec
+
+    def plus(self, a: T, b: T) -> T:
+        columns = [np.array(pair) for pair in zip(a, b, strict=True)]
+        sums = self._sums(columns, np.zeros(1, np.int64))
+        record: T = self.codec.value(tuple(column.item() for column in sums))
+        return record
+
+    def reduce(self, values: Array, starts: Rows) -> Array:
+        sums = self._sums([np.asarray(field) for field in values.flatten()], starts)
+        return self.codec.array([pa.array(column) for column in sums], np.ones(len(starts), bool))
+
+    @abstractmethod
+    def _sums(self, columns: Columns, starts: Rows) -> Columns:
+        """The fields of the sum of each segment, from the fields of all."""
+
+
+class Spread(NamedTuple):
+    """How numbers are distributed: how many, their mean, and sums of the second to fourth powers of their distances from it.
+
+    What is said of too few numbers, or of equal ones, is NaN.
+    """
+
+    n: int
+    mean: float
+    m2: float
+    m3: float
+    m4: float
+
+    @property
+    def variance(self) -> float:
+        """That of these numbers; of what they are a sample of it is m2 / (n - 1)."""
+        return self.m2 / self.n if self.n else math.nan
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(self.variance)
+
+    @property
+    def skewness(self) -> float:
+        return math.sqrt(self.n) * self.m3 / self.m2**1.5 if self.m2 else math.nan
+
+    @property
+    def kurtosis(self) -> float:
+        """In excess of a normal distribution's."""
+        return self.n * self.m4 / self.m2**2 - 3 if self.m2 else math.nan
+
+
+class Moments(_Numbers[Spread, float, Spread]):
+    """Count, mean, variance, skewness and kurtosis of numbers.
+
+    >>> spread = Moments().aggregator([1.0, 2.0, 3.0, 4.0])
+    >>> spread.mean, spread.variance, spread.skewness, round(spread.kurtosis, 2)
+    (2.5, 1.25, 0.0, -1.36)
+
+    Central moments, put together as in P. Pebay, Formulas for Robust, One-Pass Parallel Computation of Covariances and
+    Arbitrary-Order Statistical Moments (2008): no digits are lost where the mean is large and the spread is not. In Arrow a
+    struct of 40 bytes. A moment beyond all floats is infinite or NaN.
+    """
+
+    items = _FINITE
+    type = pa.struct([("n", pa.int64()), *((name, pa.float64()) for name in Spread._fields[1:])])
+    codec = RecordCodec(Spread, {"n": Scalar(pa.int64()), **dict.fromkeys(Spread._fields[1:], _FLOAT)})
+    zero = Spread(0, 0.0, 0.0, 0.0, 0.0)
+
+    def present(self, value: Spread) -> Spread:
+        return value
+
+    def near(self, a: Spread, b: Spread) -> bool:
+        width = abs(a.mean) + (a.deviation if a.n else 0.0)
+        sides = zip(a[1:], b[1:], strict=True)
+        return a.n == b.n and all(
+            math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-9 * a.n * width**power)
+            for power, (ours, theirs) in enumerate(sides, start=1)
+        )
+
+    def _sums(self, columns: Columns, starts: Rows) -> Columns:
+        n, mean, m2, m3, m4 = columns
+        count, middle, away = _middle(n, mean, starts)
+        far = away * away
+        ends = [
+            m2 + n * far,
+            m3 + away * (3 * m2 + n * far),
+            m4 + away * (4 * m3) + far * (6 * m2 + n * far),
+        ]
+        return [count, middle, *(np.add.reduceat(power, starts) for power in ends)]
+
+    def _lift(self, items: Array) -> Array:
+        nothing = pa.array(np.zeros(len(items)))
+        return self.codec.array([_ones(items), items, nothing, nothing, nothing], valid(items))
+
+
+class Joint(NamedTuple):
+    """How pairs of numbers are distributed: how many, both means, and the sums of the products of their distances from them.
+
+    What is said of too few pairs, or of equal ones, is NaN.
+    """
+
+    n: int
+    mean_x: float
+    mean_y: float
+    xx: float
+    yy: float
+    xy: float
+
+    @property
+    def covariance(self) -> float:
+        """That of these pairs; of what they are a sample of it is xy / (n - 1)."""
+        return self.xy / self.n if self.n else math.nan
+
+    @property
+    def correlation(self) -> float:
+        return self.xy / math.sqrt(self.xx * self.yy) if self.xx and self.yy else math.nan
+
+    @property
+    def slope(self) -> float:
+        """Of the line of least squares, y over x."""
+        return self.xy / self.xx if self.xx else math.nan
+
+
+class Covariance(_Numbers[Joint, tuple[float, float], Joint]):
+    """Covariance and correlation of pairs (x, y) of numbers.
+
+    >>> round(Covariance().aggregator([(1.0, 2.0), (2.0, 4.0), (3.0, 6.0)]).correlation, 9)
+    1.0
+
+    Central moments, as Moments are. In Arrow a struct of 48 bytes; a column of structs of x and y is taken.
+    """
+
+    items = RecordCodec(lambda x, y: (x, y), {"x": _FINITE, "y": _FINITE})
+    type = pa.struct([("n", pa.int64()), *((name, pa.float64()) for name in Joint._fields[1:])])
+    codec = RecordCodec(Joint, {"n": Scalar(pa.int64()), **dict.fromkeys(Joint._fields[1:], _FLOAT)})
+    zero = Joint(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def present(self, value: Joint) -> Joint:
+        return value
+
+    def near(self, a: Joint, b: Joint) -> bool:
+        wide = [abs(mean) + math.sqrt(max(m2, 0.0) / max(a.n, 1)) for mean, m2 in zip(a[1:3], a[3:5], strict=True)]
+        scales = [*wide, wide[0] ** 2, wide[1] ** 2, wide[0] * wide[1]]
+        return a.n == b.n and all(
+            math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-9 * a.n * scale)
+            for scale, ours, theirs in zip(scales, a[1:], b[1:], strict=True)
+        )
+
+    def _sums(self, columns: Columns, starts: Rows) -> Columns:
+        n, mean_x, mean_y, xx, yy, xy = columns
+        count, middle_x, x = _middle(n, mean_x, starts)
+        _, middle_y, y = _middle(n, mean_y, starts)
+        ends = [xx + n * x * x, yy + n * y * y, xy + n * x * y]
+        return [count, middle_x, middle_y, *(np.add.reduceat(product, starts) for product in ends)]
+
+    def _lift(self, items: Array) -> Array:
+        nothing = pa.array(np.zeros(len(items)))
+        x, y = (items.field(name) for name in ("x", "y"))
+        return self.codec.array([_ones(items), x, y, nothing, nothing, nothing], valid(items))
+
+
+def _middle(n: NDArray[Any], mean: NDArray[Any], starts: Rows) -> Columns:
+    """How many there are in each segment, their mean, and how far from it the mean of each row is."""
+    count = np.add.reduceat(n, starts)
+    middle = np.add.reduceat(n * mean, starts)
+    np.divide(middle, count, out=middle, where=count != 0)
+    return [count, middle, mean - middle[segments(starts, len(n))]]
+
+
+def _ones(items: Array) -> Array:
+    return pa.array(np.ones(len(items), np.int64))
+
+
+class Decayed(NamedTuple):
+    """A sum as it is at a time, in microseconds UTC."""
+
+    at: int
+    value: float
+
+
+class DecayedValue(_Numbers[Decayed, tuple[int, float], float]):
+    """A sum of numbers of which each loses half of itself every so often: pairs (at, value), at in microseconds UTC.
+
+    >>> hourly = DecayedValue(timedelta(hours=1))
+    >>> hourly.aggregator([(0, 8.0), (3_600_000_000, 1.0)])
+    5.0
+
+    A value is the sum at the newest time of all, `at_clock` what it is at another. In Arrow a struct of 16 bytes; times are
+    exact between the years 1684 and 2255.
+    """
+
+    type = pa.struct([("at", pa.int64()), ("value", pa.float64())])
+    items = RecordCodec(Decayed, {"at": Scalar(pa.int64()), "value": _FINITE})
+    codec = RecordCodec(Decayed, {"at": Scalar(pa.int64()), "value": _FLOAT})
+    zero = Decayed(-(2**63), 0.0)
+
+    def __init__(self, half_life: timedelta) -> None:
+        self._half_life = half_life // timedelta(microseconds=1)
+        if self._half_life <= 0:
+            raise MonoidError(
+                f"{self.name}: half_life={half_life} is not positive. Use a time after which half is left."
+            )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"half_life": self._half_life}
+
+    def present(self, value: Decayed) -> float:
+        return value[1]
+
+    def at_clock(self, value: Decayed, clock: int) -> float:
+        """What is left of a value at a time in microseconds UTC."""
+        left: float = value[1] * np.exp2((value[0] - clock) / self._half_life)
+        return float(left)
+
+    def near(self, a: Decayed, b: Decayed) -> bool:
+        return a[0] == b[0] and close(a[1], b[1])
+
+    def _sums(self, columns: Columns, starts: Rows) -> Columns:
+        at, value = columns
+        newest = np.maximum.reduceat(at, starts)
+        age = newest.astype(np.float64)[segments(starts, len(at))] - at.astype(np.float64)
+        return [newest, np.add.reduceat(value * np.exp2(-age / self._half_life), starts)]
+
+    def _lift(self, items: Array) -> Array:
+        return items
+
+
+class _CountsCodec(ListCodec):
+    """Lists of so many integers."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(Scalar(pa.int64()))
+        self._length = length
+
+    def to_arrow(self, values: Sequence[list[Any] | None]) -> Array:
+        array = super().to_arrow(values)
+        for value in values:
+            if value is not None and (len(value) != self._length or None in value):
+                raise self.refused_value(value, f"lists of {self._length} integers")
+        return array
+
+    def _cast(self, column: Array) -> tuple[Array, Mask]:
+        lists, bad = super()._cast(column)
+        offsets, stretch = entries_of(lists)
+        holes = np.bincount(
+            np.repeat(np.arange(len(lists)), np.diff(offsets))[~valid(lists.values[stretch])], minlength=len(lists)
+        )
+        bad |= valid(lists) & ((np.diff(offsets) != self._length) | (holes > 0))
+        return null_where(lists, bad), bad
+
+
+class Histogram(Summary[list[int], float, list[int]]):
+    """How many numbers fall between given edges: below the first, from each to below the next, from the last on.
+
+    >>> Histogram([0.0, 10.0, 100.0]).aggregator([-1.0, 0.0, 5.0, 10.0, 1e9])
+    [1, 2, 1, 1]
+
+    Counts add up as Sum does. In Arrow a list of one int64 more than there are edges.
+    """
+
+    def __init__(self, edges: Sequence[float]) -> None:
+        self._edges = np.array(edges, np.float64)
+        with told_by(self.name):
+            if len(edges) == 0 or not np.isfinite(self._edges).all() or (np.diff(self._edges) <= 0).any():
+                raise MonoidError(
+                    f"edges={list(edges)} do not rise. Use one finite number or more, each above the last."
+                )
+        self.items: Scalar = _FINITE
+        self.codec: ListCodec = _CountsCodec(len(edges) + 1)
+        self.type = self.codec.type
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"edges": self._edges.tolist()}
+
+    @property
+    def zero(self) -> list[int]:
+        return [0] * (len(self._edges) + 1)
+
+    def plus(self, a: list[int], b: list[int]) -> list[int]:
+        return [as_int64(ours + theirs) for ours, theirs in zip(a, b, strict=True)]
+
+    def present(self, value: list[int]) -> list[int]:
+        return value
+
+    def reduce(self, values: Array, starts: Rows) -> Array:
+        _, stretch = entries_of(values)
+        return self._column(np.add.reduceat(np.asarray(values.values[stretch]).reshape(-1, len(self.zero)), starts))
+
+    def _column(self, counts: NDArray[np.int64]) -> Array:
+        return pa.ListArray.from_arrays(offsets_of(np.full(len(counts), counts.shape[1])), pa.array(counts.ravel()))
+
+    def _lift(self, items: Array) -> Array:
+        place = np.searchsorted(self._edges, np.asarray(items.fill_null(0.0)), side="right")
+        counts = place[:, None] == np.arange(len(self._edges) + 1)
+        return null_where(self._column(counts.astype(np.int64)), ~valid(items))
