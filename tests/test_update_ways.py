@@ -19,7 +19,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monoids import Count, List, Map, Max, Min, Monoid, Struct, Sum, Tuple
+from monoids import (
+    Affine,
+    Average,
+    Count,
+    CountMin,
+    ExactSum,
+    First,
+    Histogram,
+    HyperLogLog,
+    Interval,
+    List,
+    Map,
+    Max,
+    MaxBy,
+    Min,
+    MinHash,
+    Monoid,
+    Optional,
+    Set,
+    Struct,
+    Sum,
+    Summary,
+    Theta,
+    TopK,
+    Tuple,
+)
+from monoids.strategies import values
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, keys, merge, run_local
 from persistent_state.clock import BEGINNING, Settings
 from persistent_state.driver import Keeping, close, plan_batch
@@ -67,6 +93,22 @@ UPDATES: dict[str, tuple[Monoid[Any], st.SearchStrategy[Any]]] = {
         st.dictionaries(st.integers(0, 3), st.lists(INT64, max_size=2), max_size=2),
     ),
 }
+
+SUMMARIES = Struct(
+    distinct=Set(pa.string()),
+    top=TopK(2, pa.int64(), pa.string()),
+    newest=MaxBy(pa.timestamp("us", "UTC"), pa.int64()),
+    range=Interval(pa.float64()),
+    total=ExactSum(),
+    mean=Average(pa.int64()),
+    counts=Histogram([0.0, 1.0]),
+    often=CountMin(pa.int64(), hashes=1, buckets=5),
+    about=Theta(pa.int64(), lg_k=5),
+    alike=MinHash(pa.int64(), k=4),
+)
+IN_ORDER = Tuple(Affine(pa.int64()), First(pa.string()), Optional(List(pa.int64())))
+UPDATES["summaries"] = SUMMARIES, values(SUMMARIES)
+UPDATES["what does not commute"] = IN_ORDER, values(IN_ORDER)
 
 BITS = st.sampled_from([64, 4, 1, 0])
 
@@ -378,3 +420,15 @@ class TestLargeBatches:
         assert run.clocks[-1] == YEAR_9999 + 1
         assert run.state == {"a": 3}
         assert datetime(1, 1, 1) - datetime(1970, 1, 1) == timedelta(microseconds=YEAR_1)
+
+
+@pytest.mark.parametrize("monoid", [Average(), HyperLogLog(), TopK(2, pa.string())], ids=repr)
+def test_a_column_of_items_is_summarised(monoid: Summary[Any, Any, Any]) -> None:
+    items = [4.0, 1.0, None, 2.5] if isinstance(monoid, Average) else ["b", "a", None, "a"]
+    schema = pa.schema([("k", pa.int64()), ("update", monoid.items.type)])
+    messages = [Message(i, {"k": i % 2, "update": item}) for i, item in enumerate(items)]
+    run = run_local(ByColumn(monoid, "k"), messages, schema=schema, checkpoint_interval="1 second")
+    expected = {0: items[0::2], 1: items[1::2]}
+    assert {key: monoid.present(value) for key, value in run.state.items()} == {
+        key: monoid.aggregator(item for item in some if item is not None) for key, some in expected.items()
+    }
