@@ -141,7 +141,7 @@ def main() -> int:
     parser.add_argument("--segments", type=int, default=1_000_000)
     parser.add_argument("--sketches", type=int, default=20_000)
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, nargs="?", const=Path("/dev/stdout"), help="to a file, or to the output")
     arguments = parser.parse_args()
     results = []
     print(f"{'':<34}{'ours, ms':>10}{'theirs, ms':>12}{'ratio':>8}")

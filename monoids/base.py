@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -21,6 +22,8 @@ T = TypeVar("T")
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
+
+_AT_A_TIME = 10_000
 
 
 class Semigroup(Codec[T], Generic[T]):
@@ -109,8 +112,16 @@ class Monoid(Semigroup[T]):
         """The value that plus leaves alone."""
 
     def sum(self, values: Iterable[T]) -> T:
-        """All together, in their order; the zero of none."""
-        return reduce(self.plus, values, self.zero)
+        """All together, in their order; the zero of none.
+
+        Raises:
+            MonoidError: one is no value of this monoid.
+        """
+        total, rest = self.zero, iter(values)
+        while some := list(islice(rest, _AT_A_TIME)):
+            checked: list[Any] = self.from_arrow(self.to_arrow(some))
+            total = reduce(self.plus, (value for value in checked if value is not None), total)
+        return total
 
     @property
     def missing(self) -> T:
@@ -222,3 +233,14 @@ def reduce_part(monoid: Monoid[Any], values: Array, starts: Rows) -> Array:
     place = np.full(len(starts), -1)
     place[some] = np.arange(len(some))
     return fill(monoid, sums.take(pa.array(place, mask=place < 0)))
+
+
+def within(name: str, parameter: str, value: int, low: int, high: int) -> int:
+    """A parameter of a monoid of this name, checked."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if not low <= number <= high:
+        raise MonoidError(f"{name}: {parameter}={value} is out of {low} to {high}. Use a whole number between.")
+    return number

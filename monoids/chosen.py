@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from monoids.base import Monoid, MonoidError, Summary
-from monoids.codec import Array, DataType, Mask, Rows, null_where, segments, sort_within, told_by
+from monoids.base import Monoid, Summary, within
+from monoids.codec import Array, Codec, DataType, Mask, Rows, null_where, segments, sort_within, told_by
 from monoids.containers import singletons
 from monoids.nested import ListCodec, RecordCodec, codec_of, entries_of, offsets_of
 from monoids.numeric import Extreme, Max, Min
@@ -125,6 +126,32 @@ class MaxBy(_ExtremeBy):
     _extreme = Max
 
 
+class _TopCodec(ListCodec):
+    """Lists of at most k items, the greatest first."""
+
+    def __init__(self, item: Codec[Any], k: int) -> None:
+        super().__init__(item)
+        self._k = k
+
+    def to_arrow(self, values: Sequence[list[Any] | None]) -> Array:
+        array = super().to_arrow(values)
+        wrong = np.flatnonzero(self._misfits(array))
+        if len(wrong):
+            raise self.refused_value(values[wrong[0]], f"lists of at most {self._k} items, the greatest first")
+        return array
+
+    def _cast(self, column: Array) -> tuple[Array, Mask]:
+        array, bad = super()._cast(column)
+        bad |= self._misfits(array)
+        return null_where(array, bad), bad
+
+    def _misfits(self, array: Array) -> Mask:
+        return np.array([value is not None and not self._is_top(value) for value in self.from_arrow(array)], bool)
+
+    def _is_top(self, value: list[Any]) -> bool:
+        return None not in value and len(value) <= self._k and value == sorted(value, reverse=True)
+
+
 class TopK(Summary[list[Any], Any, list[Any]]):
     """The k greatest values, the greatest first, each as often as it came.
 
@@ -137,15 +164,13 @@ class TopK(Summary[list[Any], Any, list[Any]]):
     """
 
     def __init__(self, k: int, type: DataType, value: DataType | None = None) -> None:
+        self.k = within(self.name, "k", k, 1, 2**31 - 1)
         with told_by(self.name):
-            if k < 1:
-                raise MonoidError(f"k={k} is less than 1. Use how many to keep.")
             self._scalars = [Scalar(each, "ordered") for each in (type, value) if each is not None]
             (self.items,) = (
                 self._scalars if value is None else [RecordCodec(By, dict(zip(By._fields, self._scalars, strict=True)))]
             )
-            self.codec: ListCodec = ListCodec(self.items)
-        self.k = k
+            self.codec: ListCodec = _TopCodec(self.items, self.k)
         self.type = self.codec.type
 
     @property
@@ -175,21 +200,16 @@ class TopK(Summary[list[Any], Any, list[Any]]):
     def _lift(self, items: Array) -> Array:
         return singletons(items)
 
-    def _cast(self, column: Array) -> tuple[Array, Mask]:
-        array, bad = super()._cast(column)
-        if not self.items.accepts(column.type):
-            bad |= np.array([value is not None and not self._is_top(value) for value in self.from_arrow(array)], bool)
-        return null_where(array, bad), bad
-
-    def _is_top(self, value: list[Any]) -> bool:
-        return None not in value and len(value) <= self.k and value == sorted(value, reverse=True)
-
 
 class Ends(NamedTuple):
     """The least and the greatest of some values."""
 
     low: Any
     high: Any
+
+
+def _upside_down(ends: list[Array]) -> Mask:
+    return np.asarray(pc.greater(*ends).fill_null(False))
 
 
 class Interval(Summary[Ends | None, Any, Ends | None]):
@@ -207,7 +227,7 @@ class Interval(Summary[Ends | None, Any, Ends | None]):
     def __init__(self, type: DataType) -> None:
         with told_by(self.name):
             self.items: Scalar = Scalar(type, "ordered")
-            self.codec: RecordCodec = RecordCodec(Ends, {"low": self.items, "high": self.items})
+            self.codec: RecordCodec = RecordCodec(Ends, {"low": self.items, "high": self.items}, _upside_down)
         self.type = self.codec.type
 
     @property
@@ -229,9 +249,3 @@ class Interval(Summary[Ends | None, Any, Ends | None]):
 
     def _lift(self, items: Array) -> Array:
         return self.codec.array([items, items], np.asarray(items.is_valid()))
-
-    def _cast(self, column: Array) -> tuple[Array, Mask]:
-        array, bad = super()._cast(column)
-        low, high = array.flatten()
-        bad |= np.asarray(pc.greater(low, high).fill_null(False))
-        return null_where(array, bad), bad

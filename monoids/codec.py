@@ -91,7 +91,11 @@ class Codec(ABC, Generic[T]):
         return MonoidError(f"a column of {column.type} does not fit {self.type}. Convert it, or choose another monoid.")
 
     def refused_value(self, value: object, taken: str) -> MonoidError:
-        text = repr(value)
+        try:
+            text = repr(value)
+        except Exception:
+            # Such as an integer of too many digits.
+            text = f"<{type(value).__name__}>"
         text = text if len(text) <= 100 else f"{text[:97]}..."
         return MonoidError(f"value={text} does not fit {self.type}, which takes {taken}.")
 

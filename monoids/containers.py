@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -29,6 +29,7 @@ V = TypeVar("V")
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
+D = TypeVar("D")
 
 
 def _checked(monoid: Monoid[T]) -> Monoid[T]:
@@ -45,7 +46,7 @@ class Fields(Monoid[T]):
     """Monoids side by side, each with a field of its own: what Struct, Tuple and records are."""
 
     def __init__(
-        self, monoids: dict[str, Monoid[Any]], codec: Callable[[dict[str, Monoid[Any]]], StructCodec] = StructCodec
+        self, monoids: Mapping[str, Monoid[Any]], codec: Callable[[dict[str, Monoid[Any]]], StructCodec] = StructCodec
     ) -> None:
         with told_by(self.name):
             self.monoids = {name: _checked(monoid) for name, monoid in monoids.items()}
@@ -114,6 +115,8 @@ class Tuple(Fields[T]):
     def __init__(self: Tuple[tuple[A, B]], a: Monoid[A], b: Monoid[B], /) -> None: ...
     @overload
     def __init__(self: Tuple[tuple[A, B, C]], a: Monoid[A], b: Monoid[B], c: Monoid[C], /) -> None: ...
+    @overload
+    def __init__(self: Tuple[tuple[A, B, C, D]], a: Monoid[A], b: Monoid[B], c: Monoid[C], d: Monoid[D], /) -> None: ...
     @overload
     def __init__(self: Tuple[tuple[Any, ...]], *monoids: Monoid[Any]) -> None: ...
     def __init__(self, *monoids: Monoid[Any]) -> None:
@@ -229,7 +232,7 @@ class SetCodec(Codec[frozenset[Any]]):
         lists, bad = ListCodec(self.item).cast(column)
         offsets, stretch = entries_of(lists)
         row, items = np.repeat(np.arange(len(lists)), np.diff(offsets)), lists.values[stretch]
-        holes = np.bincount(row[~valid(items)], minlength=len(lists)) > 0
+        holes = valid(lists) & (np.bincount(row[~valid(items)], minlength=len(lists)) > 0)
         return null_where(self.distinct(row, items, valid(lists)), holes), bad | holes
 
 
@@ -279,7 +282,7 @@ class Optional(Monoid[T | None], Generic[T]):
 
     def __init__(self, semigroup: Semigroup[T]) -> None:
         if not isinstance(semigroup, Semigroup):
-            raise MonoidError(f"Optional: semigroup={semigroup!r} is none. Use an instance, such as Sum().")
+            raise MonoidError(f"Optional: semigroup={semigroup!r} is no semigroup. Use an instance, such as Sum().")
         self.semigroup = semigroup
         self.type = semigroup.type
         self.commutative, self.exact = semigroup.commutative, semigroup.exact

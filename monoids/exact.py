@@ -14,6 +14,8 @@ from monoids.packed import Packed
 from monoids.scalars import Scalar
 
 _EXPONENT_BYTES = 2
+_MOST_BITS = 5_000
+"""No sum of floats comes near 2 to the power of this."""
 
 
 def _pack(numerator: int, exponent: int) -> bytes:
@@ -43,12 +45,16 @@ def _write(value: Fraction) -> bytes:
 
 
 def _is_dyadic(value: object) -> bool:
-    # Beyond 2**10000 no sum of floats comes.
     return (
         isinstance(value, Fraction)
         and value.denominator & (value.denominator - 1) == 0
-        and max(value.denominator, abs(value.numerator)).bit_length() < 10_000
+        and max(value.denominator, abs(value.numerator)).bit_length() < _MOST_BITS
     )
+
+
+def _is_written(data: bytes) -> bool:
+    numerator, exponent = _unpack(data)
+    return abs(exponent) < _MOST_BITS and len(data) * 8 < _MOST_BITS and _pack(numerator, exponent) == data
 
 
 class ExactSum(Group[Fraction], Summary[Fraction, float, float]):
@@ -58,15 +64,13 @@ class ExactSum(Group[Fraction], Summary[Fraction, float, float]):
     1.0
 
     Values are fractions over a power of two. In Arrow, binary: some 10 bytes, and 270 at the most where magnitudes differ as
-    much as floats can. Sums are a loop in Python, some million values a second. NaN and infinity do not fit.
+    much as floats can. Sums are a loop in Python, of half a million values a second and more. NaN and infinity do not fit.
     """
 
     type = pa.binary()
     items = Scalar(pa.float64(), "finite")
     zero = Fraction(0)
-    codec = Packed(
-        "fractions over powers of two", _is_dyadic, _write, _read, lambda data: _pack(*_unpack(data)) == data
-    )
+    codec = Packed("fractions over powers of two", _is_dyadic, _write, _read, _is_written)
 
     def plus(self, a: Fraction, b: Fraction) -> Fraction:
         return a + b

@@ -32,14 +32,14 @@ class Affine(Monoid[Line]):
     >>> Affine().sum([Line(1.0, 100.0), Line(1.5, 0.0)])(0.0)
     150.0
 
-    Of float64, or of int64 modulo 2**64. It does not commute. In Arrow a struct of 16 bytes.
+    Of finite float64, or of int64 modulo 2**64. It does not commute. In Arrow a struct of 16 bytes.
     """
 
     commutative = False
 
     def __init__(self, type: DataType = _FLOAT64) -> None:
         with told_by(self.name):
-            number = Scalar(type)
+            number = Scalar(type, "finite")
             if number.family.name not in ("int", "float"):
                 raise MonoidError(f"type={type} is not a number of 64 bits. Use an integer or float type.")
         self.exact = number.family.name == "int"

@@ -12,24 +12,24 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from monoids.base import MonoidError, Summary
-from monoids.codec import Array, DataType, Rows, told_by
-from monoids.packed import Packed
-from monoids.scalars import Scalar, family, numbers
-from monoids.sketches import datasketches, within
+from monoids.base import MonoidError, within
+from monoids.codec import Array, DataType, told_by
+from monoids.packed import PackedSummary
+from monoids.scalars import family, numbers
+from monoids.sketches import datasketches
 
 C = TypeVar("C")
 Hashes = NDArray[np.uint64]
 
 _TEXT = pa.string()
 _TAG = 4
+_LONGEST = 2**28
 
 
 def mixed(numbers: Hashes) -> Hashes:
@@ -50,21 +50,17 @@ def hashed(items: Array) -> Hashes:
     return np.array([int.from_bytes(hashlib.blake2b(t, digest_size=8).digest(), "little") for t in texts], np.uint64)
 
 
-class _Hashed(Summary[bytes, Any, C], Generic[C]):
+class _Hashed(PackedSummary[C], Generic[C]):
     """A summary in one of two forms: entries of few items, or all in a form whose length is fixed."""
 
-    type = pa.binary()
-    codec: Packed[bytes]
     _entry: Any
     _length: int
 
     def __init__(self, items: DataType) -> None:
-        with told_by(self.name):
-            self.items: Scalar = Scalar(items, "ordered")
-            if self.items.type == pa.binary():
-                raise MonoidError("type=binary is that of its values, not of items. Use another, such as pa.string().")
+        super().__init__(items)
+        if self._length > _LONGEST:
+            raise MonoidError(f"{self.name}: a value of {self.parameters} would have {self._length} bytes. Use less.")
         self._tag = hashlib.blake2b(json.dumps(self.parameters).encode(), digest_size=_TAG).digest()
-        self.codec = Packed("its values as bytes", self._is_one, bytes, bytes, self._is_one)
 
     @property
     def zero(self) -> bytes:
@@ -78,15 +74,14 @@ class _Hashed(Summary[bytes, Any, C], Generic[C]):
     def _full(self, entries: NDArray[Any], others: Sequence[bytes]) -> bytes:
         """These entries and values of the fixed length, in that form."""
 
-    def plus(self, a: bytes, b: bytes) -> bytes:
-        with told_by(f"{self.name} of {self.parameters}"):
-            self.codec.check([a, b])
-        return self._merged([a, b])
+    def _lift(self, items: Array) -> Array:
+        entries = self._entries(items)
+        rows = zip(entries, items.is_valid().to_pylist(), strict=True)
+        return pa.array([self._tag + one.tobytes() if is_one else None for one, is_one in rows], self.type)
 
-    def reduce(self, values: Array, starts: Rows) -> Array:
-        data, ends = values.to_pylist(), [*starts.tolist(), len(values)]
-        merged = [data[i] if j - i == 1 else self._merged(data[i:j]) for i, j in pairwise(ends)]
-        return pa.array(merged, self.type)
+    @abstractmethod
+    def _entries(self, items: Array) -> NDArray[Any]:
+        """The entry of each item."""
 
     def _parts(self, value: bytes) -> tuple[NDArray[Any], bytes | None]:
         """A value's entries, or what it is in the other form."""
@@ -94,28 +89,32 @@ class _Hashed(Summary[bytes, Any, C], Generic[C]):
             return np.zeros(0, self._entry), value[_TAG:]
         return np.frombuffer(value, self._entry, offset=_TAG), None
 
+    def _opened(self, value: bytes) -> tuple[NDArray[Any], bytes | None]:
+        return self._parts(self.checked(value))
+
     def _merged(self, parts: Sequence[bytes]) -> bytes:
         entries, others = zip(*map(self._parts, parts), strict=True)
         few, full = self._together(np.concatenate(entries)), [other for other in others if other is not None]
         return self._tag + (self._full(few, full) if full or few.nbytes >= self._length else few.tobytes())
 
-    def _in_full(self, value: bytes) -> bytes:
-        few, full = self._parts(value)
-        return self._full(few, []) if full is None else full
-
     def _hash(self, item: Any) -> Hashes:
-        with told_by(self.name):
-            return hashed(self.items.to_arrow([item]))
+        self.item(item)
+        return hashed(self.items.to_arrow([item]))
 
-    def _is_one(self, value: object) -> bool:
+    def is_own(self, value: object) -> bool:
         if not isinstance(value, bytes) or value[:_TAG] != self._tag:
             return False
-        if len(value) - _TAG == self._length:
-            return True
-        if len(value) - _TAG > self._length or (len(value) - _TAG) % np.dtype(self._entry).itemsize:
-            return False
+        length = len(value) - _TAG
+        if length == self._length:
+            return self._is_full(value[_TAG:])
+        return length < self._length and length % np.dtype(self._entry).itemsize == 0 and self._are_entries(value)
+
+    def _are_entries(self, value: bytes) -> bool:
         few, _ = self._parts(value)
         return self._together(few).tobytes() == few.tobytes()
+
+    def _is_full(self, data: bytes) -> bool:
+        return True
 
 
 class _HashSet(_Hashed[C], Generic[C]):
@@ -126,10 +125,8 @@ class _HashSet(_Hashed[C], Generic[C]):
     def _together(self, entries: NDArray[Any]) -> NDArray[Any]:
         return np.unique(entries)
 
-    def _lift(self, items: Array) -> Array:
-        hashes, present = hashed(items), items.is_valid().to_pylist()
-        rows = zip(hashes, present, strict=True)
-        return pa.array([self._tag + one.tobytes() if is_one else None for one, is_one in rows], self.type)
+    def _entries(self, items: Array) -> NDArray[Any]:
+        return hashed(items)
 
 
 class BloomFilter(_HashSet[float]):
@@ -150,8 +147,9 @@ class BloomFilter(_HashSet[float]):
         with told_by(self.name):
             if not 0 < error < 1:
                 raise MonoidError(f"error={error} is no share. Use one between 0 and 1, such as 0.01.")
-        self._error = error
-        self._bits = 64 * math.ceil(-capacity * math.log(error) / math.log(2) ** 2 / 64)
+        self._error = float(error)
+        # Two entries at the least, so that one is not as long as all bits.
+        self._bits = max(128, 64 * math.ceil(-capacity * math.log(error) / math.log(2) ** 2 / 64))
         self._probes = max(1, round(self._bits / capacity * math.log(2)))
         self._length = self._bits // 8
         super().__init__(items)
@@ -163,25 +161,23 @@ class BloomFilter(_HashSet[float]):
     def contains(self, value: bytes, item: Any) -> bool:
         """False: the item was not there. True: it was, or it is an error."""
         one = self._hash(item)
-        few, full = self._parts(value)
+        few, full = self._opened(value)
         if full is None:
             return bool(np.isin(one, few)[0])
-        return bool(self._set_bits(full)[self._places(one)].all())
+        (places,) = self._places(one)
+        return bool((np.frombuffer(full, np.uint8)[places // 8] & (128 >> places % 8) > 0).all())
 
     def present(self, value: bytes) -> float:
-        few, full = self._parts(value)
+        few, full = self._opened(value)
         if full is None:
             return float(len(few))
-        share = self._set_bits(full).mean()
+        share = np.unpackbits(np.frombuffer(full, np.uint8)).mean()
         return float("inf") if share == 1 else -self._bits / self._probes * math.log(1 - share)
 
     def _places(self, hashes: Hashes) -> NDArray[np.int64]:
         step = mixed(hashes) | np.uint64(1)
         places = hashes[:, None] + step[:, None] * np.arange(self._probes, dtype=np.uint64)
         return (places % np.uint64(self._bits)).astype(np.int64)
-
-    def _set_bits(self, full: bytes) -> NDArray[np.uint8]:
-        return np.unpackbits(np.frombuffer(full, np.uint8))
 
     def _full(self, entries: NDArray[Any], others: Sequence[bytes]) -> bytes:
         bits = np.zeros(self._bits, np.uint8)
@@ -216,17 +212,18 @@ class MinHash(_HashSet[float]):
 
     def similarity(self, a: bytes, b: bytes) -> float | None:
         """The share that two sets have in common, about; None of two empty ones."""
-        (ours, full), (theirs, other) = self._parts(a), self._parts(b)
+        (ours, full), (theirs, other) = self._opened(a), self._opened(b)
         if full is None and other is None:
             either = len(np.union1d(ours, theirs))
             return len(np.intersect1d(ours, theirs)) / either if either else None
         if self.zero in (a, b):
             return 0.0
-        least = [np.frombuffer(self._in_full(value), np.uint64) for value in (a, b)]
+        parts = ((ours, full), (theirs, other))
+        least = [np.frombuffer(self._full(some, []) if all is None else all, np.uint64) for some, all in parts]
         return float((least[0] == least[1]).mean())
 
     def present(self, value: bytes) -> float:
-        few, full = self._parts(value)
+        few, full = self._opened(value)
         if full is None:
             return float(len(few))
         return (self._k - 1) / float((np.frombuffer(full, np.uint64) / 2.0**64).sum())
@@ -275,14 +272,14 @@ class CountMin(_Hashed[int]):
 
     def count(self, value: bytes, item: Any) -> int:
         """How often an item came, or somewhat more."""
-        few, full = self._parts(value)
+        few, full = self._opened(value)
         one = self._hash(item)[0]
         if full is None:
             return int(few["weight"][few["hash"] == one].sum())
         return int(datasketches().count_min_sketch.deserialize(full).get_estimate(_signed(one)))
 
     def present(self, value: bytes) -> int:
-        few, full = self._parts(value)
+        few, full = self._opened(value)
         if full is None:
             return int(few["weight"].sum())
         return int(datasketches().count_min_sketch.deserialize(full).total_weight)
@@ -306,11 +303,23 @@ class CountMin(_Hashed[int]):
         data: bytes = sketch.serialize()
         return data
 
-    def _lift(self, items: Array) -> Array:
+    def _entries(self, items: Array) -> NDArray[Any]:
         entries = np.ones(len(items), self._entry)
         entries["hash"] = hashed(items)
-        rows = zip(entries, items.is_valid().to_pylist(), strict=True)
-        return pa.array([self._tag + one.tobytes() if is_one else None for one, is_one in rows], self.type)
+        return entries
+
+    def _are_entries(self, value: bytes) -> bool:
+        few, _ = self._parts(value)
+        return super()._are_entries(value) and bool((few["weight"] > 0).all())
+
+    def _is_full(self, data: bytes) -> bool:
+        try:
+            sketch = datasketches().count_min_sketch.deserialize(data)
+        except Exception:
+            return False
+        return bool(
+            (sketch.num_hashes, sketch.num_buckets, sketch.seed) == (self._hashes, self._buckets, self._new().seed)
+        )
 
 
 def _signed(number: int) -> int:

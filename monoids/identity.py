@@ -37,11 +37,11 @@ def from_identity(identity: Mapping[str, Any], others: Sequence[Semigroup[Any]] 
             return cast("Monoid[Any]", other)
     try:
         monoid: Monoid[Any] | None = _BUILDERS[identity["name"]](identity["parameters"], identity["type"], others)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         monoid = None
     # What is rebuilt must be the same in every respect, or its values would be misread.
     if monoid is None or monoid.identity != identity:
-        name, type = identity.get("name"), identity.get("type")
+        name, type = (identity.get(part) if isinstance(identity, Mapping) else None for part in ("name", "type"))
         raise MonoidError(
             f"monoid={name} of {type} is not one of the package monoids; give an instance of it, as it was written with."
         )

@@ -113,6 +113,10 @@ class StructCodec(Codec[Any]):
         """The value that has these fields."""
         return dict(zip(self.parts, fields, strict=True))
 
+    def fill(self, part: Codec[Any], column: Array) -> Array:
+        """A column of a part, with what a missing one stands for."""
+        return fill(part, column)
+
     def array(self, columns: list[Array], present: Mask) -> Array:
         return pa.StructArray.from_arrays(columns, fields=list(self.type), mask=nulls(present))
 
@@ -121,7 +125,7 @@ class StructCodec(Codec[Any]):
         columns = []
         for name, part in self.parts.items():
             with told_by(f"field {name!r}"):
-                columns.append(fill(part, part.to_arrow([row.get(name) for row in rows])))
+                columns.append(self.fill(part, part.to_arrow([row.get(name) for row in rows])))
         return self.array(columns, is_there(values))
 
     def from_arrow(self, array: Array) -> list[Any]:
@@ -139,32 +143,57 @@ class StructCodec(Codec[Any]):
         for name, part in self.parts.items():
             with told_by(f"field {name!r}"):
                 field, misfits = part.cast(column.field(name) if name in given else pa.nulls(len(column)))
-            columns.append(fill(part, field))
+            columns.append(self.fill(part, field))
             bad |= present & misfits
         return self.array(columns, present & ~bad), bad
 
 
 class RecordCodec(StructCodec):
-    """Tuples with named places, as structs with those fields, none of which is missing."""
+    """Tuples with named places, as structs with those fields, none of which is missing.
 
-    def __init__(self, kind: Callable[..., tuple[Any, ...]], parts: Mapping[str, Codec[Any]]) -> None:
+    `misfits` tells which rows are no value although their fields are, from the columns of these.
+    """
+
+    def __init__(
+        self,
+        kind: Callable[..., tuple[Any, ...]],
+        parts: Mapping[str, Codec[Any]],
+        misfits: Callable[[list[Array]], Mask] | None = None,
+    ) -> None:
         super().__init__(parts)
-        self._kind = kind
+        self._kind, self._misfits = kind, misfits
 
     def fields(self, value: Any) -> Mapping[str, Any]:
-        if not isinstance(value, tuple) or len(value) != len(self.parts) or None in value:
+        if not isinstance(value, tuple) or len(value) != len(self.parts) or any(part is None for part in value):
             raise self.refused_value(value, f"tuples of {', '.join(self.parts)}")
         return dict(zip(self.parts, value, strict=True))
 
     def value(self, fields: tuple[Any, ...]) -> Any:
         return self._kind(*fields)
 
+    def fill(self, part: Codec[Any], column: Array) -> Array:
+        return column
+
+    def to_arrow(self, values: Sequence[Any]) -> Array:
+        array = super().to_arrow(values)
+        wrong = np.flatnonzero(self._holes(array))
+        if len(wrong):
+            raise self.refused_value(values[wrong[0]], f"tuples of {', '.join(self.parts)} that make sense together")
+        return array
+
     def _cast(self, column: Array) -> tuple[Array, Mask]:
         array, bad = super()._cast(column)
-        present = valid(array)
-        for field in array.flatten():
-            bad |= present & ~valid(field)
+        bad |= self._holes(array)
         return null_where(array, bad), bad
+
+    def _holes(self, array: Array) -> Mask:
+        """The rows that are there and are no value."""
+        fields, holes = array.flatten(), np.zeros(len(array), bool)
+        for field in fields:
+            holes |= ~valid(field)
+        if self._misfits is not None:
+            holes |= self._misfits(fields)
+        return holes & valid(array)
 
 
 class TupleCodec(StructCodec):

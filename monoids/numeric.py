@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +15,6 @@ import pyarrow as pa
 from monoids.base import Group, Monoid, MonoidError
 from monoids.codec import Array, DataType, Rows, segments, sort_within, told_by
 from monoids.scalars import Scalar, numbers
-
-if TYPE_CHECKING:
-    from pyarrow.lib import Decimal128Type, Float64Type, Int64Type
 
 T = TypeVar("T")
 
@@ -29,7 +26,7 @@ _EXACT = decimal.Context(prec=80)
 
 def as_int64(number: int) -> int:
     """A whole number modulo 2**64, as int64 holds it."""
-    return (number + 2**63) % 2**64 - 2**63
+    return (operator.index(number) + 2**63) % 2**64 - 2**63
 
 
 def close(a: float, b: float) -> bool:
@@ -52,15 +49,11 @@ class Sum(Group[T]):
 
     Floats are added as IEEE says: the last digits depend on grouping, so `exact` is False, and minus is the inverse of
     plus only up to them. NaN and infinity do not fit, as one of them would be all that is left of a sum. A sum beyond
-    all floats is infinite. `ExactSum` does not depend on grouping.
+    all floats is infinite, and NaN with one of the other sign. `ExactSum` does not depend on grouping.
     """
 
     @overload
-    def __init__(self: Sum[int], type: Int64Type = ...) -> None: ...
-    @overload
-    def __init__(self: Sum[float], type: Float64Type) -> None: ...
-    @overload
-    def __init__(self: Sum[Decimal], type: Decimal128Type[Any, Any]) -> None: ...
+    def __init__(self: Sum[int]) -> None: ...
     @overload
     def __init__(self: Sum[Any], type: DataType) -> None: ...
     def __init__(self, type: DataType = _INT64) -> None:
@@ -144,9 +137,7 @@ class Product(Monoid[T]):
     """
 
     @overload
-    def __init__(self: Product[int], type: Int64Type = ...) -> None: ...
-    @overload
-    def __init__(self: Product[float], type: Float64Type) -> None: ...
+    def __init__(self: Product[int]) -> None: ...
     @overload
     def __init__(self: Product[Any], type: DataType) -> None: ...
     def __init__(self, type: DataType = _INT64) -> None:
@@ -218,9 +209,7 @@ class Min(Extreme[T]):
     _least = True
 
     @overload
-    def __init__(self: Min[int], type: Int64Type = ...) -> None: ...
-    @overload
-    def __init__(self: Min[float], type: Float64Type) -> None: ...
+    def __init__(self: Min[int]) -> None: ...
     @overload
     def __init__(self: Min[Any], type: DataType) -> None: ...
     def __init__(self, type: DataType = _INT64) -> None:
@@ -237,9 +226,7 @@ class Max(Extreme[T]):
     _least = False
 
     @overload
-    def __init__(self: Max[int], type: Int64Type = ...) -> None: ...
-    @overload
-    def __init__(self: Max[float], type: Float64Type) -> None: ...
+    def __init__(self: Max[int]) -> None: ...
     @overload
     def __init__(self: Max[Any], type: DataType) -> None: ...
     def __init__(self, type: DataType = _INT64) -> None:

@@ -1,16 +1,21 @@
-"""The codec of values that are kept as bytes."""
+"""Values that are kept as bytes, and summaries of items that are such."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from itertools import pairwise
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from monoids.codec import Array, Codec, Mask
+from monoids.base import MonoidError, Summary
+from monoids.codec import Array, Codec, DataType, Mask, Rows, told_by
+from monoids.scalars import Scalar, family, numbers
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 
 class Packed(Codec[T], Generic[T]):
@@ -61,3 +66,66 @@ class Packed(Codec[T], Generic[T]):
         rows = column.to_pylist()
         bad = np.array([data is not None and not self._is_fit(data) for data in rows], bool)
         return pa.array([None if out else data for data, out in zip(rows, bad, strict=True)], self.type), bad
+
+
+class PackedSummary(Summary[bytes, Any, C], Generic[C]):
+    """A summary of primitive items, as bytes. A column of them, or of items, is taken."""
+
+    type = pa.binary()
+    codec: Packed[bytes]
+
+    def __init__(self, items: DataType) -> None:
+        with told_by(self.name):
+            self.items: Scalar = Scalar(items, "ordered")
+            if self.items.type == pa.binary():
+                raise MonoidError("type=binary is that of its values, not of items. Use another, such as pa.string().")
+        self.codec = Packed("its own values as bytes", self.is_own, bytes, bytes, self.is_own)
+
+    @abstractmethod
+    def is_own(self, value: object) -> bool:
+        """Whether this is a value of a monoid of these parameters."""
+
+    @abstractmethod
+    def _merged(self, parts: Sequence[bytes]) -> bytes:
+        """Several values as one."""
+
+    def plus(self, a: bytes, b: bytes) -> bytes:
+        return self._merged([self.checked(a), self.checked(b)])
+
+    def reduce(self, values: Array, starts: Rows) -> Array:
+        data, ends = values.to_pylist(), [*starts.tolist(), len(values)]
+        merged = [data[i] if j - i == 1 else self._merged(data[i:j]) for i, j in pairwise(ends)]
+        return pa.array(merged, self.type)
+
+    def checked(self, value: bytes) -> bytes:
+        """The value.
+
+        Raises:
+            MonoidError: it is not one of this monoid, or one of other parameters.
+        """
+        with told_by(f"{self.name} of {self.parameters}"):
+            self.codec.check([value])
+        return value
+
+    def item(self, item: Any) -> Any:
+        """An item as the summary knows it.
+
+        Raises:
+            MonoidError: it is none.
+        """
+        with told_by(self.name):
+            (known,) = plain(self.items.to_arrow([item]))
+            if known is None:
+                raise MonoidError("value=None is no item. Leave it out.")
+        return known
+
+
+def plain(items: Array) -> list[Any]:
+    """Items as integers, floats and text: dates as days, times as microseconds, others as text."""
+    kind = family(items.type)
+    assert kind is not None
+    if kind.name in ("text", "float", "int"):
+        return list(items.to_pylist())
+    present = items.is_valid().to_pylist()
+    words = numbers(items).tolist() if kind.ticks else items.cast(pa.string()).to_pylist()
+    return [word if is_one else None for word, is_one in zip(words, present, strict=True)]

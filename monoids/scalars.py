@@ -17,7 +17,7 @@ from monoids.codec import Array, Codec, DataType, Mask, MonoidError, null_where
 
 _INT = (int, np.integer)
 _FLOAT = (float, np.floating, *_INT)
-_NO_NUMBER = (bool, np.timedelta64)
+_NO_NUMBER = (bool, np.timedelta64, np.longdouble)
 _INT64 = (-(2**63), 2**63 - 1)
 _DAY = 86_400 * 10**6
 _DAYS = (date.min.toordinal() - date(1970, 1, 1).toordinal(), date.max.toordinal() - date(1970, 1, 1).toordinal())
@@ -106,6 +106,9 @@ class Scalar(Codec[Any]):
         for found in set(map(type, values)) - {type(None)}:
             if not issubclass(found, self.family.classes) or issubclass(found, self.family.but_not):
                 return None
+            if issubclass(found, np.integer):
+                # Arrow takes those of numpy for bits of theirs.
+                values = [int(value) if isinstance(value, np.integer) else value for value in values]
         try:
             if self.family.name in ("time", "local", "instant") and not all(map(self._survives, values)):
                 return None

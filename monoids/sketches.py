@@ -1,6 +1,6 @@
 """Summaries of bounded size and known error: distinct counts, quantiles, frequent items and samples, by Apache DataSketches.
 
-Values are the bytes that DataSketches writes, which its libraries for C++, Java and Python read. It comes with
+Values are the bytes that DataSketches writes, which its other libraries read. It comes with
 `pip install 'persistent-state[sketches]'`.
 """
 
@@ -11,20 +11,20 @@ import struct
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from monoids.base import MonoidError, Summary
-from monoids.codec import Array, DataType, Rows, told_by
-from monoids.packed import Packed
-from monoids.scalars import Scalar, family, numbers
+from monoids.base import MonoidError, within
+from monoids.codec import Array, DataType, told_by
+from monoids.packed import PackedSummary, plain
 
 C = TypeVar("C")
 
 _TEXT = pa.string()
+_EMPTY = "\ufdd0"
+"""What stands for an empty text: a code point that is no character."""
 _FORGOTTEN = struct.Struct("<bqq")
 
 
@@ -42,22 +42,18 @@ def datasketches() -> ModuleType:
     return module
 
 
-class Sketch(Summary[bytes, Any, C], Generic[C]):
+class Sketch(PackedSummary[C], Generic[C]):
     """A summary that DataSketches makes of items, and puts together.
 
-    Bytes that are no such sketch, or one of other parameters, do not fit. A column of them, or of items, is taken.
+    Values are its bytes. Those that are no such sketch, or one of other parameters, do not fit; of what items it is they do not
+    tell, and bytes that were made to break DataSketches may do so.
     """
 
-    type = pa.binary()
     exact = False
-    codec: Packed[bytes]
+    _skips_empty = False
 
     def __init__(self, items: DataType) -> None:
-        with told_by(self.name):
-            self.items: Scalar = Scalar(items, "ordered")
-            if self.items.type == pa.binary():
-                raise MonoidError("type=binary is that of sketches, not of items. Use another, such as pa.string().")
-        self.codec = Packed("its sketches as bytes", self._is_sketch, bytes, bytes, self._is_sketch)
+        super().__init__(items)
         self._empty = self.write(self.new())
 
     @property
@@ -81,48 +77,27 @@ class Sketch(Summary[bytes, Any, C], Generic[C]):
         """The sketch of DataSketches that wrote these bytes."""
 
     @abstractmethod
-    def _merged(self, parts: Sequence[bytes]) -> bytes:
-        """Several sketches as one."""
-
-    @abstractmethod
     def _fits(self, sketch: Any) -> bool:
         """Whether a sketch has this monoid's parameters."""
 
-    def plus(self, a: bytes, b: bytes) -> bytes:
-        with told_by(f"{self.name} of {self.parameters}"):
-            self.codec.check([a, b])
-        return self._merged([a, b])
-
-    def reduce(self, values: Array, starts: Rows) -> Array:
-        data, ends = values.to_pylist(), [*starts.tolist(), len(values)]
-        merged = [data[i] if j - i == 1 else self._merged(data[i:j]) for i, j in pairwise(ends)]
-        return pa.array(merged, self.type)
-
-    def _is_sketch(self, data: object) -> bool:
+    def is_own(self, value: object) -> bool:
         # What DataSketches raises for bytes that it did not write is anything.
         try:
-            return isinstance(data, bytes) and self._fits(self.read(data))
+            return isinstance(value, bytes) and self._fits(self.read(value))
         except Exception:
             return False
+
+    def _opened(self, value: bytes) -> Any:
+        return self.read(self.checked(value))
 
     def _lift(self, items: Array) -> Array:
         return pa.array([None if item is None else self._one(item) for item in plain(items)], self.type)
 
     def _one(self, item: Any) -> bytes:
         sketch = self.new()
-        sketch.update(item)
+        # An empty text is no item to DataSketches.
+        sketch.update(_EMPTY if item == "" and self._skips_empty else item)
         return self.write(sketch)
-
-
-def plain(items: Array) -> list[Any]:
-    """Items as integers, floats and text, which is all that sketches know: times as microseconds, decimals as text."""
-    kind = family(items.type)
-    assert kind is not None
-    if kind.name in ("text", "float", "int"):
-        return list(items.to_pylist())
-    present = items.is_valid().to_pylist()
-    words = numbers(items).tolist() if kind.ticks else items.cast(pa.string()).to_pylist()
-    return [word if is_one else None for word, is_one in zip(words, present, strict=True)]
 
 
 class HyperLogLog(Sketch[float]):
@@ -135,6 +110,8 @@ class HyperLogLog(Sketch[float]):
     fewer bytes. Estimates are those of a union even of one sketch, so that they do not depend on grouping; the bytes may.
     Flajolet et al., HyperLogLog (2007), as DataSketches has it (HLL_8, compact).
     """
+
+    _skips_empty = True
 
     def __init__(self, items: DataType = _TEXT, lg_k: int = 12) -> None:
         self._lg_k = within(self.name, "lg_k", lg_k, 7, 21)
@@ -169,7 +146,7 @@ class HyperLogLog(Sketch[float]):
 
     def _counter(self, value: bytes) -> Any:
         # A union with itself: only what two have become one of is counted without regard to what came first.
-        return self._union([value, value])
+        return self._union([self.checked(value), value])
 
     def _union(self, parts: Sequence[bytes]) -> Any:
         union, read = self._lib.hll_union(self._lg_k), self._lib.hll_sketch.deserialize
@@ -193,11 +170,13 @@ class Theta(Sketch[float]):
     (2.0, 1.0)
 
     The standard error is 1 / sqrt(2**lg_k): 1.6 % with lg_k = 12 (5 to 26 are possible), more for what is shared. Bytes do not
-    depend on grouping. A sketch of fewer bits fits, and takes its error along. Dasgupta et al., A Framework for Estimating
+    depend on grouping. A sketch of fewer bits fits, and takes its error along; one with more than
+    2**lg_k hashes does not. Dasgupta et al., A Framework for Estimating
     Stream Expression Cardinalities (2016), as DataSketches has it (compact and ordered).
     """
 
     exact = True
+    _skips_empty = True
 
     def __init__(self, items: DataType = _TEXT, lg_k: int = 12) -> None:
         self._lg_k = within(self.name, "lg_k", lg_k, 5, 26)
@@ -220,24 +199,24 @@ class Theta(Sketch[float]):
         return self._lib.compact_theta_sketch.deserialize(data)
 
     def present(self, value: bytes) -> float:
-        estimate: float = self.read(value).get_estimate()
+        estimate: float = self._opened(value).get_estimate()
         return estimate
 
     def bounds(self, value: bytes, deviations: int = 2) -> tuple[float, float]:
         """Between which numbers the count is, with the certainty of 1, 2 or 3 standard deviations."""
-        sketch = self.read(value)
+        sketch = self._opened(value)
         return sketch.get_lower_bound(deviations), sketch.get_upper_bound(deviations)
 
     def intersection(self, a: bytes, b: bytes) -> bytes:
         """A sketch of the items that are in both."""
         both = self._lib.theta_intersection()
-        both.update(self.read(a))
-        both.update(self.read(b))
+        both.update(self._opened(a))
+        both.update(self._opened(b))
         return self.write(both.get_result())
 
     def difference(self, a: bytes, b: bytes) -> bytes:
         """A sketch of the items of a that are not in b."""
-        return self.write(self._lib.theta_a_not_b().compute(self.read(a), self.read(b)))
+        return self.write(self._lib.theta_a_not_b().compute(self._opened(a), self._opened(b)))
 
     def _merged(self, parts: Sequence[bytes]) -> bytes:
         union = self._lib.theta_union(self._lg_k)
@@ -282,14 +261,15 @@ class FrequentItems(Sketch[list[tuple[str, int, int]]]):
         return self._lib.frequent_strings_sketch.deserialize(data[_FORGOTTEN.size if data[:1] == b"\0" else 0 :])
 
     def present(self, value: bytes) -> list[tuple[str, int, int]]:
-        sketch, _, off = self._parts(value)
+        sketch, _, off = self._parts(self.checked(value))
         found = sketch.get_frequent_items(self._lib.NO_FALSE_NEGATIVES)
         return sorted(((item, low, high + off) for item, _, low, high in found), key=lambda row: (-row[2], row[0]))
 
     def count(self, value: bytes, item: str) -> tuple[int, int]:
         """How often an item came at the least, and at the most."""
-        sketch, _, off = self._parts(value)
-        return sketch.get_lower_bound(item), sketch.get_upper_bound(item) + off
+        sketch, _, off = self._parts(self.checked(value))
+        known = self.item(item)
+        return sketch.get_lower_bound(known), sketch.get_upper_bound(known) + off
 
     def near(self, a: bytes, b: bytes) -> bool:
         """Whether both are of as many items, and what either says of an item may be so in the other."""
@@ -318,6 +298,9 @@ class FrequentItems(Sketch[list[tuple[str, int, int]]]):
             weight, off = weight + more, off + further
         return self._write(first, weight, off)
 
+    def is_own(self, value: object) -> bool:
+        return super().is_own(value) and min(self._parts(bytes(value))[1:]) >= 0  # type: ignore[call-overload]
+
     def _fits(self, sketch: Any) -> bool:
         return bool(sketch.epsilon == self.new().epsilon)
 
@@ -345,10 +328,10 @@ class VarOpt(Sketch[list[tuple[str, float]]]):
     def weighted(self, item: str, weight: float) -> bytes:
         """The sample of one item of a weight above 0."""
         with told_by(self.name):
-            if not (isinstance(item, str) and 0 < weight < float("inf")):
-                raise MonoidError(f"item={item!r} weight={weight} is not text with a positive weight. Leave it out.")
+            if not 0 < weight < math.inf:
+                raise MonoidError(f"weight={weight} is not positive and finite. Leave the item out.")
         sketch = self.new()
-        sketch.update(item, weight)
+        sketch.update(self.item(item), weight)
         return self.write(sketch)
 
     def new(self) -> Any:
@@ -362,7 +345,7 @@ class VarOpt(Sketch[list[tuple[str, float]]]):
         return self._lib.var_opt_sketch.deserialize(data, _utf8())
 
     def present(self, value: bytes) -> list[tuple[str, float]]:
-        return sorted(self.read(value))
+        return sorted(self._opened(value))
 
     def near(self, a: bytes, b: bytes) -> bool:
         """Whether both are of as many items, keep as many, and weigh the same together."""
@@ -401,10 +384,3 @@ def _utf8() -> Any:
             return data[offset + 4 : end].decode(), end - offset
 
     return Utf8()
-
-
-def within(name: str, parameter: str, value: int, low: int, high: int) -> int:
-    """A parameter of a monoid of this name, checked."""
-    if not low <= value <= high:
-        raise MonoidError(f"{name}: {parameter}={value} is out of {low} to {high}. Use a number between.")
-    return value

@@ -6,11 +6,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
+from decimal import Context, Decimal
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from monoids.base import MonoidError, Summary
@@ -24,11 +26,22 @@ T = TypeVar("T", bound=tuple[Any, ...])
 A = TypeVar("A")
 C = TypeVar("C")
 
+_DIGITS = Context(prec=38)
+
 Columns = list[NDArray[Any]]
 
 _BLOCK = 1 << 15
 
 _FINITE, _FLOAT = Scalar(pa.float64(), "finite"), Scalar(pa.float64())
+
+
+def _too_few(fields: list[Array]) -> Mask:
+    return np.asarray(pc.less(fields[0], 0).fill_null(False))
+
+
+def _no_spread(fields: list[Array]) -> Mask:
+    misfits: Mask = _too_few(fields) | np.asarray(pc.less(fields[2], 0.0).fill_null(False))
+    return misfits
 
 
 class Averaged(NamedTuple):
@@ -44,13 +57,14 @@ class Average(Fields[Averaged], Summary[Averaged, Any, Any]):
     >>> Average().aggregator([1.0, 2.0, 6.0])
     3.0
 
-    Sums are those of `Sum(type)`: exact for integers and decimals, rounded for floats. In Arrow a struct of 16 or 24 bytes.
+    Sums are those of `Sum(type)`: exact for decimals, modulo 2**64 for integers, rounded for floats. In Arrow a struct of 16 or
+    24 bytes.
     """
 
     def __init__(self, type: DataType = _FLOAT.type) -> None:
         with told_by(self.name):
             total: Sum[Any] = Sum(type)
-        super().__init__({"n": Count(), "sum": total}, lambda parts: RecordCodec(Averaged, parts))
+        super().__init__({"n": Count(), "sum": total}, lambda parts: RecordCodec(Averaged, parts, _too_few))
         self.items = total
 
     @property
@@ -58,7 +72,9 @@ class Average(Fields[Averaged], Summary[Averaged, Any, Any]):
         return {"of": str(self.items.type)}
 
     def present(self, value: Averaged) -> Any:
-        return value[1] / value[0] if value[0] else None
+        if not value[0]:
+            return None
+        return _DIGITS.divide(value[1], value[0]) if isinstance(value[1], Decimal) else value[1] / value[0]
 
     def _lift(self, items: Array) -> Array:
         return self.codec.array([pa.array(np.ones(len(items), np.int64)), items], valid(items))
@@ -72,7 +88,8 @@ class _Numbers(Summary[T, A, C]):
 
     def plus(self, a: T, b: T) -> T:
         columns = [np.array(pair) for pair in zip(a, b, strict=True)]
-        sums = self._sums(columns, np.zeros(1, np.int64))
+        with np.errstate(all="ignore"):
+            sums = self._sums(columns, np.zeros(1, np.int64))
         record: T = self.codec.value(tuple(column.item() for column in sums))
         return record
 
@@ -81,10 +98,11 @@ class _Numbers(Summary[T, A, C]):
         ends = np.append(starts, len(values))
         # A block of segments at a time, so that what is worked out on the way stays in the processor's cache.
         blocks = np.unique(np.append(np.searchsorted(starts, np.arange(0, len(values), _BLOCK)), len(starts)))
-        sums = [
-            self._sums([column[ends[i] : ends[j]] for column in columns], starts[i:j] - ends[i])
-            for i, j in pairwise(blocks.tolist())
-        ]
+        with np.errstate(all="ignore"):
+            sums = [
+                self._sums([column[ends[i] : ends[j]] for column in columns], starts[i:j] - ends[i])
+                for i, j in pairwise(blocks.tolist())
+            ]
         fields = [np.concatenate(parts) for parts in zip(*sums, strict=True)] if sums else columns
         return self.codec.array([pa.array(field) for field in fields], np.ones(len(starts), bool))
 
@@ -116,12 +134,12 @@ class Spread(NamedTuple):
 
     @property
     def skewness(self) -> float:
-        return math.sqrt(self.n) * self.m3 / self.m2**1.5 if self.m2 else math.nan
+        return math.sqrt(self.n) * self.m3 / self.m2 / math.sqrt(self.m2) if self.m2 else math.nan
 
     @property
     def kurtosis(self) -> float:
         """In excess of a normal distribution's."""
-        return self.n * self.m4 / self.m2**2 - 3 if self.m2 else math.nan
+        return self.n * self.m4 / self.m2 / self.m2 - 3 if self.m2 else math.nan
 
 
 class Moments(_Numbers[Spread, float, Spread]):
@@ -138,7 +156,7 @@ class Moments(_Numbers[Spread, float, Spread]):
 
     items = _FINITE
     type = pa.struct([("n", pa.int64()), *((name, pa.float64()) for name in Spread._fields[1:])])
-    codec = RecordCodec(Spread, {"n": Scalar(pa.int64()), **dict.fromkeys(Spread._fields[1:], _FLOAT)})
+    codec = RecordCodec(Spread, {"n": Scalar(pa.int64()), **dict.fromkeys(Spread._fields[1:], _FLOAT)}, _no_spread)
     zero = Spread(0, 0.0, 0.0, 0.0, 0.0)
 
     def present(self, value: Spread) -> Spread:
@@ -148,7 +166,7 @@ class Moments(_Numbers[Spread, float, Spread]):
         width = abs(a.mean) + (a.deviation if a.n else 0.0)
         sides = zip(a[1:], b[1:], strict=True)
         return a.n == b.n and all(
-            math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-9 * a.n * width**power)
+            _alike(ours, theirs, 1e-9 * a.n * math.prod([width] * power))
             for power, (ours, theirs) in enumerate(sides, start=1)
         )
 
@@ -188,7 +206,7 @@ class Joint(NamedTuple):
 
     @property
     def correlation(self) -> float:
-        return self.xy / math.sqrt(self.xx * self.yy) if self.xx and self.yy else math.nan
+        return self.xy / math.sqrt(self.xx) / math.sqrt(self.yy) if self.xx and self.yy else math.nan
 
     @property
     def slope(self) -> float:
@@ -207,7 +225,7 @@ class Covariance(_Numbers[Joint, tuple[float, float], Joint]):
 
     items = RecordCodec(lambda x, y: (x, y), {"x": _FINITE, "y": _FINITE})
     type = pa.struct([("n", pa.int64()), *((name, pa.float64()) for name in Joint._fields[1:])])
-    codec = RecordCodec(Joint, {"n": Scalar(pa.int64()), **dict.fromkeys(Joint._fields[1:], _FLOAT)})
+    codec = RecordCodec(Joint, {"n": Scalar(pa.int64()), **dict.fromkeys(Joint._fields[1:], _FLOAT)}, _too_few)
     zero = Joint(0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     def present(self, value: Joint) -> Joint:
@@ -215,10 +233,9 @@ class Covariance(_Numbers[Joint, tuple[float, float], Joint]):
 
     def near(self, a: Joint, b: Joint) -> bool:
         wide = [abs(mean) + math.sqrt(max(m2, 0.0) / max(a.n, 1)) for mean, m2 in zip(a[1:3], a[3:5], strict=True)]
-        scales = [*wide, wide[0] ** 2, wide[1] ** 2, wide[0] * wide[1]]
+        scales = [*wide, wide[0] * wide[0], wide[1] * wide[1], wide[0] * wide[1]]
         return a.n == b.n and all(
-            math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-9 * a.n * scale)
-            for scale, ours, theirs in zip(scales, a[1:], b[1:], strict=True)
+            _alike(ours, theirs, 1e-9 * a.n * scale) for scale, ours, theirs in zip(scales, a[1:], b[1:], strict=True)
         )
 
     def _sums(self, columns: Columns, starts: Rows) -> Columns:
@@ -234,12 +251,25 @@ class Covariance(_Numbers[Joint, tuple[float, float], Joint]):
         return self.codec.array([_ones(items), x, y, nothing, nothing, nothing], valid(items))
 
 
+def _alike(a: float, b: float, tolerance: float) -> bool:
+    # Beyond all floats grouping decides whether it is infinite or NaN.
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=tolerance) or (not math.isfinite(a) and not math.isfinite(b))
+
+
 def _middle(n: NDArray[Any], mean: NDArray[Any], starts: Rows) -> Columns:
     """How many there are in each segment, their mean, and how far from it the mean of each row is."""
+    lengths = np.diff(np.append(starts, len(n)))
     count = np.add.reduceat(n, starts)
-    middle = np.add.reduceat(n * mean, starts)
-    np.divide(middle, count, out=middle, where=count != 0)
-    return [count, middle, mean - np.repeat(middle, np.diff(np.append(starts, len(n))))]
+    # From the greatest mean on, so that the mean of equal ones is none other.
+    greatest = np.maximum.reduceat(np.where(n > 0, mean, -np.inf), starts)
+    greatest[count == 0] = 0.0
+    away = mean - np.repeat(greatest, lengths)
+    away[n == 0] = 0.0
+    shift = np.add.reduceat(n * away, starts)
+    np.divide(shift, count, out=shift, where=count != 0)
+    away -= np.repeat(shift, lengths)
+    away[n == 0] = 0.0
+    return [count, greatest + shift, away]
 
 
 def _ones(items: Array) -> Array:
@@ -260,8 +290,8 @@ class DecayedValue(_Numbers[Decayed, tuple[int, float], float]):
     >>> hourly.aggregator([(0, 8.0), (3_600_000_000, 1.0)])
     5.0
 
-    A value is the sum at the newest time of all, `at_clock` what it is at another. In Arrow a struct of 16 bytes; times are
-    exact between the years 1684 and 2255.
+    A value is the sum at the newest time of all, `at_clock` what it is at another. In Arrow a struct of 16 bytes; ages are
+    exact between the years 1684 and 2255, and nearly so beyond.
     """
 
     type = pa.struct([("at", pa.int64()), ("value", pa.float64())])
@@ -270,10 +300,10 @@ class DecayedValue(_Numbers[Decayed, tuple[int, float], float]):
     zero = Decayed(-(2**63), 0.0)
 
     def __init__(self, half_life: timedelta) -> None:
-        self._half_life = half_life // timedelta(microseconds=1)
+        self._half_life = half_life // timedelta(microseconds=1) if isinstance(half_life, timedelta) else 0
         if self._half_life <= 0:
             raise MonoidError(
-                f"{self.name}: half_life={half_life} is not positive. Use a time after which half is left."
+                f"{self.name}: half_life={half_life} is no positive timedelta. Use a time after which half is left."
             )
 
     @property
@@ -285,8 +315,8 @@ class DecayedValue(_Numbers[Decayed, tuple[int, float], float]):
 
     def at_clock(self, value: Decayed, clock: int) -> float:
         """What is left of a value at a time in microseconds UTC."""
-        left: float = value[1] * np.exp2((value[0] - clock) / self._half_life)
-        return float(left)
+        with np.errstate(all="ignore"):
+            return float(value[1] * np.exp2((value[0] - clock) / self._half_life)) if value[1] else 0.0
 
     def near(self, a: Decayed, b: Decayed) -> bool:
         return a[0] == b[0] and close(a[1], b[1])
@@ -331,12 +361,13 @@ class Histogram(Summary[list[int], float, list[int]]):
     >>> Histogram([0.0, 10.0, 100.0]).aggregator([-1.0, 0.0, 5.0, 10.0, 1e9])
     [1, 2, 1, 1]
 
-    Counts add up as Sum does. In Arrow a list of one int64 more than there are edges.
+    Counts add up as Sum does. In Arrow a list of one int64 more than there are edges, also for one number of a column: many
+    edges take much memory on the way.
     """
 
     def __init__(self, edges: Sequence[float]) -> None:
-        self._edges = np.array(edges, np.float64)
         with told_by(self.name):
+            self._edges = _FINITE.to_arrow(list(edges)).to_numpy(zero_copy_only=False)
             if len(edges) == 0 or not np.isfinite(self._edges).all() or (np.diff(self._edges) <= 0).any():
                 raise MonoidError(
                     f"edges={list(edges)} do not rise. Use one finite number or more, each above the last."

@@ -244,18 +244,18 @@ OWN = """
 import pyarrow as pa
 from monoids import Monoid
 
-class Product(Monoid):
+class Chance(Monoid):
     type = pa.int64()
     zero = 1
 
     def plus(self, a, b):
         return a * b
 
-product = Product()
+chance = Chance()
 """
 
 
-class Product(Monoid[int]):
+class Chance(Monoid[int]):
     type = pa.int64()
     zero = 1
 
@@ -282,12 +282,12 @@ def test_a_monoid_of_the_user_is_imported_only_because_the_user_names_it(tmp_pat
     (tmp_path / "own.py").write_text(OWN)
     updates = pa.array([{"p": 3}, {"p": 5}, {"p": 7}])
     rows = pa.RecordBatch.from_pydict({"ts": [1, 2, 99], "n": updates})
-    write(tmp_path / "store", Kept(None, "n", Struct(p=Product())), rows)
+    write(tmp_path / "store", Kept(None, "n", Struct(p=Chance())), rows)
     command = ["-m", "persistent_state", "state", "store", "app", "Kept", "--json"]
     refused = run(*command, cwd=tmp_path)
     assert refused.returncode == 2
-    assert "task=Kept: monoid=Product of int64 is not one of the package monoids; give an instance" in refused.stderr
-    for name in ("own:Product", "own:product"):
+    assert "task=Kept: monoid=Chance of int64 is not one of the package monoids; give an instance" in refused.stderr
+    for name in ("own:Chance", "own:chance"):
         done = run(*command, "--monoid", name, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, '{"value":{"p":15}}\n'), done.stderr
 

@@ -9,8 +9,11 @@ from mypy import api
 import persistent_state
 
 SOURCE = """
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
+
+import pyarrow as pa
 from typing_extensions import assert_type
 
 import monoids
@@ -20,6 +23,11 @@ from persistent_state import NonWindowState, PersistentState
 assert_type(Sum().plus(1, 2), int)
 assert_type(NonWindowState(Sum()).get(), int)
 assert_type(NonWindowState(Max()).get(), int | None)
+assert_type(Sum(pa.float64()).plus(0.5, 1.5), Any)
+assert_type(Max(pa.string()).sum(["a", "b"]), Any | None)
+cents: Sum[Decimal] = Sum(pa.decimal128(38, 2))
+assert_type(NonWindowState(cents).get(), Decimal)
+assert_type(NonWindowState(Tuple(Sum(), Count(), Sum(), Moments())).get(), tuple[int, int, int, Spread])
 assert_type(NonWindowState(Tuple(Sum(), monoids.Any())).get(), tuple[int, bool])
 assert_type(NonWindowState(Map(None, Tuple(Count(), ExactSum()))).get(), dict[Any, tuple[int, Fraction]])
 assert_type(NonWindowState(Optional(Moments())).get(), Spread | None)

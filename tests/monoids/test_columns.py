@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monoids import Count, List, Map, Max, Min, Monoid, MonoidError, Struct, Sum, Tuple
+from monoids import Average, Count, List, Map, Max, Min, Monoid, MonoidError, Set, Struct, Sum, TopK, Tuple
 
 UTC = timezone.utc
 BERLIN = timezone(timedelta(hours=2))
@@ -341,6 +341,13 @@ def test_what_a_null_row_hides_is_not_bad() -> None:
     for monoid, column, first in [
         (List(pa.int64()), pa.ListArray.from_arrays(offsets, hidden, mask=mask), [1]),
         (Struct(a=Sum()), pa.StructArray.from_arrays([hidden], ["a"], mask=mask), {"a": 1}),
+        (Set(pa.int64()), pa.ListArray.from_arrays(offsets, pa.array([1, None]), mask=mask), frozenset([1])),
+        (TopK(1, pa.int64()), pa.ListArray.from_arrays(offsets, pa.array([1, None]), mask=mask), [1]),
+        (
+            Average(),
+            pa.StructArray.from_arrays([pa.array([1, -1]), pa.array([1.0, None])], ["n", "sum"], mask=mask),
+            (1, 1.0),
+        ),
         (Map(pa.string(), Sum()), pa.MapArray.from_arrays(offsets, ["k", "k"], hidden, mask=mask), {"k": 1}),
     ]:
         updates, bad = monoid.cast(column)

@@ -117,6 +117,9 @@ def test_parts_come_back_in_their_places() -> None:
         {"name": "Tuple", "parameters": {"1": Count().identity}, "type": "struct<1: int64>"},
         {"name": "List", "parameters": {}, "type": "int64"},
         {"name": "Sum", "parameters": None},
+        {"name": "DecayedValue", "parameters": {"half_life": 10**30}, "type": "struct<at: int64, value: double>"},
+        [],
+        None,
     ],
     ids=str,
 )
