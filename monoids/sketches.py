@@ -273,10 +273,12 @@ class FrequentItems(Sketch[list[tuple[str, int, int]]]):
 
     def near(self, a: bytes, b: bytes) -> bool:
         """Whether both are of as many items, and what either says of an item may be so in the other."""
-        (ours, our_weight, _), (theirs, their_weight, _) = self._parts(a), self._parts(b)
+        (ours, weight, off), (theirs, other_weight, other_off) = map(self._parts, (a, b))
         items = {item for item, *_ in [*self.present(a), *self.present(b)]}
-        return bool(ours.total_weight + our_weight == theirs.total_weight + their_weight) and all(
-            self.count(one, item)[0] <= self.count(other, item)[1] for one, other in ((a, b), (b, a)) for item in items
+        return bool(ours.total_weight + weight == theirs.total_weight + other_weight) and all(
+            ours.get_lower_bound(item) <= theirs.get_upper_bound(item) + other_off
+            and theirs.get_lower_bound(item) <= ours.get_upper_bound(item) + off
+            for item in items
         )
 
     def _parts(self, data: bytes) -> tuple[Any, int, int]:
