@@ -171,15 +171,25 @@ class Summary(Monoid[T], Generic[T, A, C]):
         Raises:
             MonoidError: it is none that this monoid takes.
         """
-        with told_by(self.name):
-            (value,) = self.from_arrow(self._lift(self.items.to_arrow([item])))
-        if value is None:
-            raise MonoidError(f"{self.name}: value=None is no item. Leave it out.")
-        return value
+        (value,) = self.from_arrow(self._lift(self.column_of(item)))
+        summary: T = value  # type: ignore[assignment]
+        return summary
 
-    @abstractmethod
+    def column_of(self, item: A) -> Array:
+        """A column of one item.
+
+        Raises:
+            MonoidError: it is none that this monoid takes.
+        """
+        with told_by(self.name):
+            if item is None:
+                raise MonoidError("value=None is no item. Leave it out.")
+            return self.items.to_arrow([item])
+
     def present(self, value: T) -> C:
-        """What a summary says."""
+        """What a summary says; the value itself unless a subclass says more."""
+        said: Any = value
+        return said  # type: ignore[no-any-return]
 
     @property
     def aggregator(self) -> Aggregator[A, T, C]:

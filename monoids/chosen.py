@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from monoids.base import Monoid, Summary, within
-from monoids.codec import Array, Codec, DataType, Mask, Rows, null_where, segments, sort_within, told_by
+from monoids.codec import Array, Codec, DataType, Mask, Rows, segments, sort_within, told_by
 from monoids.containers import singletons
-from monoids.nested import ListCodec, RecordCodec, codec_of, entries_of, offsets_of
+from monoids.nested import Checked, ListCodec, RecordCodec, codec_of, entries_of, offsets_of
 from monoids.numeric import Extreme, Max, Min
 from monoids.scalars import Scalar
 
@@ -126,26 +125,15 @@ class MaxBy(_ExtremeBy):
     _extreme = Max
 
 
-class _TopCodec(ListCodec):
+class _TopCodec(Checked[list[Any]], ListCodec):
     """Lists of at most k items, the greatest first."""
 
     def __init__(self, item: Codec[Any], k: int) -> None:
         super().__init__(item)
         self._k = k
+        self.taken = f"lists of at most {k} items, the greatest first"
 
-    def to_arrow(self, values: Sequence[list[Any] | None]) -> Array:
-        array = super().to_arrow(values)
-        wrong = np.flatnonzero(self._misfits(array))
-        if len(wrong):
-            raise self.refused_value(values[wrong[0]], f"lists of at most {self._k} items, the greatest first")
-        return array
-
-    def _cast(self, column: Array) -> tuple[Array, Mask]:
-        array, bad = super()._cast(column)
-        bad |= self._misfits(array)
-        return null_where(array, bad), bad
-
-    def _misfits(self, array: Array) -> Mask:
+    def misfits(self, array: Array) -> Mask:
         return np.array([value is not None and not self._is_top(value) for value in self.from_arrow(array)], bool)
 
     def _is_top(self, value: list[Any]) -> bool:
@@ -183,9 +171,6 @@ class TopK(Summary[list[Any], Any, list[Any]]):
 
     def plus(self, a: list[Any], b: list[Any]) -> list[Any]:
         return sorted([*a, *b], reverse=True)[: self.k]
-
-    def present(self, value: list[Any]) -> list[Any]:
-        return value
 
     def reduce(self, values: Array, starts: Rows) -> Array:
         offsets, stretch = entries_of(values)
@@ -238,9 +223,6 @@ class Interval(Summary[Ends | None, Any, Ends | None]):
         if a is None or b is None:
             return b if a is None else a
         return Ends(min(a[0], b[0]), max(a[1], b[1]))
-
-    def present(self, value: Ends | None) -> Ends | None:
-        return value
 
     def reduce(self, values: Array, starts: Rows) -> Array:
         low, high = values.flatten()

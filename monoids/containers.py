@@ -21,6 +21,7 @@ from monoids.nested import (
     nulls,
     offsets_of,
     repeats,
+    with_null_entries,
 )
 from monoids.scalars import Scalar
 
@@ -232,7 +233,7 @@ class SetCodec(Codec[frozenset[Any]]):
         lists, bad = ListCodec(self.item).cast(column)
         offsets, stretch = entries_of(lists)
         row, items = np.repeat(np.arange(len(lists)), np.diff(offsets)), lists.values[stretch]
-        holes = valid(lists) & (np.bincount(row[~valid(items)], minlength=len(lists)) > 0)
+        holes = with_null_entries(lists)
         return null_where(self.distinct(row, items, valid(lists)), holes), bad | holes
 
 

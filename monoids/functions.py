@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from monoids.base import Monoid, MonoidError
+from monoids.base import Monoid
 from monoids.codec import Array, DataType, Rows, told_by
 from monoids.nested import RecordCodec
-from monoids.numeric import as_int64, close
-from monoids.scalars import Scalar
+from monoids.numeric import as_int64, close, number_of_64_bits
 
 _FLOAT64 = pa.float64()
 
@@ -39,9 +38,7 @@ class Affine(Monoid[Line]):
 
     def __init__(self, type: DataType = _FLOAT64) -> None:
         with told_by(self.name):
-            number = Scalar(type, "finite")
-            if number.family.name not in ("int", "float"):
-                raise MonoidError(f"type={type} is not a number of 64 bits. Use an integer or float type.")
+            number = number_of_64_bits(type)
         self.exact = number.family.name == "int"
         self.codec: RecordCodec = RecordCodec(Line, {"slope": number, "intercept": number})
         self.type = self.codec.type

@@ -98,8 +98,7 @@ class _Hashed(PackedSummary[C], Generic[C]):
         return self._tag + (self._full(few, full) if full or few.nbytes >= self._length else few.tobytes())
 
     def _hash(self, item: Any) -> Hashes:
-        self.item(item)
-        return hashed(self.items.to_arrow([item]))
+        return hashed(self.column_of(item))
 
     def is_own(self, value: object) -> bool:
         if not isinstance(value, bytes) or value[:_TAG] != self._tag:
@@ -202,8 +201,8 @@ class MinHash(_HashSet[float]):
 
     def __init__(self, items: DataType = _TEXT, k: int = 128) -> None:
         self._k = within(self.name, "k", k, 2, 2**20)
-        self._length = 8 * k
-        self._seeds = mixed(np.arange(k, dtype=np.uint64))
+        self._length = 8 * self._k
+        self._seeds = mixed(np.arange(self._k, dtype=np.uint64))
         super().__init__(items)
 
     @property

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import pyarrow as pa
 
 from monoids.base import Monoid
 from monoids.codec import Array, Rows
 
+T = TypeVar("T")
 
-class Any(Monoid[bool]):
+
+class _Elementwise(Monoid[T]):
+    """What an operation of numpy does to columns."""
+
+    _operation: np.ufunc
+
+    def reduce(self, values: Array, starts: Rows) -> Array:
+        return pa.array(self._operation.reduceat(values.to_numpy(zero_copy_only=False), starts))
+
+
+class Any(_Elementwise[bool]):
     """Whether one of them is true.
 
     >>> Any().sum([False, True])
@@ -17,16 +30,14 @@ class Any(Monoid[bool]):
     """
 
     type = pa.bool_()
+    _operation = np.logical_or
     zero = False
 
     def plus(self, a: bool, b: bool) -> bool:
         return a or b
 
-    def reduce(self, values: Array, starts: Rows) -> Array:
-        return pa.array(np.logical_or.reduceat(values.to_numpy(zero_copy_only=False), starts))
 
-
-class All(Monoid[bool]):
+class All(_Elementwise[bool]):
     """Whether all of them are true.
 
     >>> All().sum([False, True])
@@ -34,16 +45,14 @@ class All(Monoid[bool]):
     """
 
     type = pa.bool_()
+    _operation = np.logical_and
     zero = True
 
     def plus(self, a: bool, b: bool) -> bool:
         return a and b
 
-    def reduce(self, values: Array, starts: Rows) -> Array:
-        return pa.array(np.logical_and.reduceat(values.to_numpy(zero_copy_only=False), starts))
 
-
-class BitOr(Monoid[int]):
+class BitOr(_Elementwise[int]):
     """The bits of an int64 that are set in one of them.
 
     >>> BitOr().sum([1, 4])
@@ -51,16 +60,14 @@ class BitOr(Monoid[int]):
     """
 
     type = pa.int64()
+    _operation = np.bitwise_or
     zero = 0
 
     def plus(self, a: int, b: int) -> int:
         return a | b
 
-    def reduce(self, values: Array, starts: Rows) -> Array:
-        return pa.array(np.bitwise_or.reduceat(values.to_numpy(), starts))
 
-
-class BitAnd(Monoid[int]):
+class BitAnd(_Elementwise[int]):
     """The bits of an int64 that are set in all of them.
 
     >>> BitAnd().sum([7, 12])
@@ -68,10 +75,8 @@ class BitAnd(Monoid[int]):
     """
 
     type = pa.int64()
+    _operation = np.bitwise_and
     zero = -1
 
     def plus(self, a: int, b: int) -> int:
         return a & b
-
-    def reduce(self, values: Array, starts: Rows) -> Array:
-        return pa.array(np.bitwise_and.reduceat(values.to_numpy(), starts))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,8 @@ import pyarrow.compute as pc
 
 from monoids.codec import Array, Codec, DataType, Mask, MonoidError, Rows, null_where, sort_within, told_by, valid
 from monoids.scalars import Scalar
+
+T = TypeVar("T")
 
 
 def codec_of(type: DataType) -> Codec[Any]:
@@ -41,6 +44,13 @@ def entries_of(array: Array) -> tuple[Rows, slice]:
     return offsets - offsets[0], slice(int(offsets[0]), int(offsets[-1]))
 
 
+def with_null_entries(lists: Array) -> Mask:
+    """The rows of a list column that are there and have a null among their entries."""
+    offsets, stretch = entries_of(lists)
+    before = np.append(0, np.cumsum(~valid(lists.values[stretch])))[offsets]
+    return valid(lists) & (np.diff(before) > 0)
+
+
 def nulls(present: Mask) -> Array | None:
     """Arrow's mask of the rows that are not present."""
     return None if present.all() else pa.array(~present)
@@ -57,6 +67,32 @@ def fill(part: Codec[Any], column: Array) -> Array:
         return column
     rows = np.where(valid(column), np.arange(len(column)), len(column))
     return pa.concat_arrays([column, part.to_arrow([part.missing])]).take(pa.array(rows))
+
+
+class Checked(Codec[T], Generic[T]):
+    """What a codec takes, but for rows that are no value although their parts are; to be mixed in before that codec.
+
+    Attributes:
+        taken: the values, in words.
+    """
+
+    taken: str
+
+    @abstractmethod
+    def misfits(self, array: Array) -> Mask:
+        """The rows of a column of the other codec that are there and are no value."""
+
+    def to_arrow(self, values: Sequence[T | None]) -> Array:
+        array = super().to_arrow(values)  # type: ignore[safe-super]
+        wrong = np.flatnonzero(self.misfits(array))
+        if len(wrong):
+            raise self.refused_value(values[wrong[0]], self.taken)
+        return array
+
+    def _cast(self, column: Array) -> tuple[Array, Mask]:
+        array, bad = super()._cast(column)  # type: ignore[safe-super]
+        bad |= self.misfits(array)
+        return null_where(array, bad), bad
 
 
 class ListCodec(Codec[list[Any]]):
@@ -148,20 +184,21 @@ class StructCodec(Codec[Any]):
         return self.array(columns, present & ~bad), bad
 
 
-class RecordCodec(StructCodec):
+class RecordCodec(Checked[Any], StructCodec):
     """Tuples with named places, as structs with those fields, none of which is missing.
 
-    `misfits` tells which rows are no value although their fields are, from the columns of these.
+    `makes_no_sense` tells which rows are no value although their fields are, from the columns of these.
     """
 
     def __init__(
         self,
         kind: Callable[..., tuple[Any, ...]],
         parts: Mapping[str, Codec[Any]],
-        misfits: Callable[[list[Array]], Mask] | None = None,
+        makes_no_sense: Callable[[list[Array]], Mask] | None = None,
     ) -> None:
         super().__init__(parts)
-        self._kind, self._misfits = kind, misfits
+        self._kind, self._makes_no_sense = kind, makes_no_sense
+        self.taken = f"tuples of {', '.join(parts)} that make sense together"
 
     def fields(self, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, tuple) or len(value) != len(self.parts) or any(part is None for part in value):
@@ -174,26 +211,13 @@ class RecordCodec(StructCodec):
     def fill(self, part: Codec[Any], column: Array) -> Array:
         return column
 
-    def to_arrow(self, values: Sequence[Any]) -> Array:
-        array = super().to_arrow(values)
-        wrong = np.flatnonzero(self._holes(array))
-        if len(wrong):
-            raise self.refused_value(values[wrong[0]], f"tuples of {', '.join(self.parts)} that make sense together")
-        return array
-
-    def _cast(self, column: Array) -> tuple[Array, Mask]:
-        array, bad = super()._cast(column)
-        bad |= self._holes(array)
-        return null_where(array, bad), bad
-
-    def _holes(self, array: Array) -> Mask:
-        """The rows that are there and are no value."""
-        fields, holes = array.flatten(), np.zeros(len(array), bool)
+    def misfits(self, array: Array) -> Mask:
+        fields, wrong = array.flatten(), np.zeros(len(array), bool)
         for field in fields:
-            holes |= ~valid(field)
-        if self._misfits is not None:
-            holes |= self._misfits(fields)
-        return holes & valid(array)
+            wrong |= ~valid(field)
+        if self._makes_no_sense is not None:
+            wrong |= self._makes_no_sense(fields)
+        return wrong & valid(array)
 
 
 class TupleCodec(StructCodec):

@@ -29,6 +29,18 @@ def as_int64(number: int) -> int:
     return (operator.index(number) + 2**63) % 2**64 - 2**63
 
 
+def number_of_64_bits(type: DataType) -> Scalar:
+    """The codec of int64 or finite float64.
+
+    Raises:
+        MonoidError: it is of neither.
+    """
+    number = Scalar(type, "finite")
+    if number.family.name not in ("int", "float"):
+        raise MonoidError(f"type={type} is not a number of 64 bits. Use an integer or float type.")
+    return number
+
+
 def close(a: float, b: float) -> bool:
     """Whether two floats are the same but for rounding: to 9 digits, or to a millionth."""
     return a == b or math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-6)
@@ -142,9 +154,7 @@ class Product(Monoid[T]):
     def __init__(self: Product[Any], type: DataType) -> None: ...
     def __init__(self, type: DataType = _INT64) -> None:
         with told_by(self.name):
-            self.codec: Scalar = Scalar(type, "finite")
-            if self.codec.family.name not in ("int", "float"):
-                raise MonoidError(f"type={type} is not a number of 64 bits. Use an integer or float type.")
+            self.codec: Scalar = number_of_64_bits(type)
         self.type = self.codec.type
         self.exact = self.codec.family.name == "int"
 

@@ -35,13 +35,10 @@ class Packed(Codec[T], Generic[T]):
         read: Callable[[bytes], T],
         is_fit: Callable[[bytes], bool],
     ) -> None:
-        self._taken, self._accepts_value, self._write, self._read, self._is_fit = (
-            taken,
-            accepts_value,
-            write,
-            read,
-            is_fit,
-        )
+        self._taken = taken
+        self._accepts_value = accepts_value
+        self._write, self._read = write, read
+        self._is_fit = is_fit
 
     def check(self, values: Sequence[T | None]) -> None:
         """Refuse what is no value.
@@ -113,10 +110,7 @@ class PackedSummary(Summary[bytes, Any, C], Generic[C]):
         Raises:
             MonoidError: it is none.
         """
-        with told_by(self.name):
-            (known,) = plain(self.items.to_arrow([item]))
-            if known is None:
-                raise MonoidError("value=None is no item. Leave it out.")
+        (known,) = plain(self.column_of(item))
         return known
 
 

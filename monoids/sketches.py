@@ -50,7 +50,6 @@ class Sketch(PackedSummary[C], Generic[C]):
     """
 
     exact = False
-    _skips_empty = False
 
     def __init__(self, items: DataType) -> None:
         super().__init__(items)
@@ -95,12 +94,45 @@ class Sketch(PackedSummary[C], Generic[C]):
 
     def _one(self, item: Any) -> bytes:
         sketch = self.new()
-        # An empty text is no item to DataSketches.
-        sketch.update(_EMPTY if item == "" and self._skips_empty else item)
+        sketch.update(item)
         return self.write(sketch)
 
+    def _united(self, union: Any, parts: Sequence[bytes]) -> Any:
+        """A union of DataSketches that has taken these."""
+        for part in parts:
+            union.update(self.read(part))
+        return union
 
-class HyperLogLog(Sketch[float]):
+
+class _Distinct(Sketch[float]):
+    """HyperLogLog or Theta."""
+
+    _bits: tuple[int, int]
+    """Between which `lg_k` is."""
+
+    def __init__(self, items: DataType = _TEXT, lg_k: int = 12) -> None:
+        self._lg_k = within(self.name, "lg_k", lg_k, *self._bits)
+        super().__init__(items)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"items": str(self.items.type), "lg_k": self._lg_k}
+
+    @abstractmethod
+    def _counter(self, value: bytes) -> Any:
+        """What DataSketches estimates a value's count by."""
+
+    def bounds(self, value: bytes, deviations: int = 2) -> tuple[float, float]:
+        """Between which numbers the count is, with the certainty of 1, 2 or 3 standard deviations."""
+        counter = self._counter(value)
+        return counter.get_lower_bound(deviations), counter.get_upper_bound(deviations)
+
+    def _one(self, item: Any) -> bytes:
+        # An empty text is no item to DataSketches here.
+        return super()._one(_EMPTY if item == "" else item)
+
+
+class HyperLogLog(_Distinct):
     """About how many distinct items there are, in 2**lg_k bytes.
 
     >>> HyperLogLog(pa.string()).aggregator(["a", "b", "a"])
@@ -111,15 +143,7 @@ class HyperLogLog(Sketch[float]):
     Flajolet et al., HyperLogLog (2007), as DataSketches has it (HLL_8, compact).
     """
 
-    _skips_empty = True
-
-    def __init__(self, items: DataType = _TEXT, lg_k: int = 12) -> None:
-        self._lg_k = within(self.name, "lg_k", lg_k, 7, 21)
-        super().__init__(items)
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"items": str(self.items.type), "lg_k": self._lg_k}
+    _bits = 7, 21
 
     def new(self) -> Any:
         return self._lib.hll_sketch(self._lg_k, self._lib.HLL_8)
@@ -136,11 +160,6 @@ class HyperLogLog(Sketch[float]):
         estimate: float = round(self._counter(value).get_estimate(), 3)
         return estimate
 
-    def bounds(self, value: bytes, deviations: int = 2) -> tuple[float, float]:
-        """Between which numbers the count is, with the certainty of 1, 2 or 3 standard deviations."""
-        counter = self._counter(value)
-        return counter.get_lower_bound(deviations), counter.get_upper_bound(deviations)
-
     def near(self, a: bytes, b: bytes) -> bool:
         return self.present(a) == self.present(b)
 
@@ -149,10 +168,7 @@ class HyperLogLog(Sketch[float]):
         return self._union([self.checked(value), value])
 
     def _union(self, parts: Sequence[bytes]) -> Any:
-        union, read = self._lib.hll_union(self._lg_k), self._lib.hll_sketch.deserialize
-        for part in parts:
-            union.update(read(part))
-        return union
+        return self._united(self._lib.hll_union(self._lg_k), parts)
 
     def _merged(self, parts: Sequence[bytes]) -> bytes:
         return self.write(self._union(parts).get_result(self._lib.HLL_8))
@@ -161,7 +177,7 @@ class HyperLogLog(Sketch[float]):
         return bool(sketch.lg_config_k == self._lg_k and sketch.tgt_type == self._lib.HLL_8)
 
 
-class Theta(Sketch[float]):
+class Theta(_Distinct):
     """About how many distinct items there are, in up to 8 * 2**lg_k bytes, also in what two sets share or do not.
 
     >>> theta = Theta(pa.string())
@@ -170,22 +186,17 @@ class Theta(Sketch[float]):
     (2.0, 1.0)
 
     The standard error is 1 / sqrt(2**lg_k): 1.6 % with lg_k = 12 (5 to 26 are possible), more for what is shared. Bytes do not
-    depend on grouping. A sketch of fewer bits fits, and takes its error along; one with more than
-    2**lg_k hashes does not. Dasgupta et al., A Framework for Estimating
-    Stream Expression Cardinalities (2016), as DataSketches has it (compact and ordered).
+    depend on grouping. A sketch of fewer bits fits, and takes its error along; one with more than 2**lg_k hashes does not.
+    Dasgupta et al., A Framework for Estimating Stream Expression Cardinalities (2016), as DataSketches has it (compact and
+    ordered).
     """
 
     exact = True
-    _skips_empty = True
+    _bits = 5, 26
 
     def __init__(self, items: DataType = _TEXT, lg_k: int = 12) -> None:
-        self._lg_k = within(self.name, "lg_k", lg_k, 5, 26)
-        super().__init__(items)
+        super().__init__(items, lg_k)
         self._seed = self.new().get_seed_hash()
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"items": str(self.items.type), "lg_k": self._lg_k}
 
     def new(self) -> Any:
         return self._lib.update_theta_sketch(self._lg_k)
@@ -199,13 +210,11 @@ class Theta(Sketch[float]):
         return self._lib.compact_theta_sketch.deserialize(data)
 
     def present(self, value: bytes) -> float:
-        estimate: float = self._opened(value).get_estimate()
+        estimate: float = self._counter(value).get_estimate()
         return estimate
 
-    def bounds(self, value: bytes, deviations: int = 2) -> tuple[float, float]:
-        """Between which numbers the count is, with the certainty of 1, 2 or 3 standard deviations."""
-        sketch = self._opened(value)
-        return sketch.get_lower_bound(deviations), sketch.get_upper_bound(deviations)
+    def _counter(self, value: bytes) -> Any:
+        return self._opened(value)
 
     def intersection(self, a: bytes, b: bytes) -> bytes:
         """A sketch of the items that are in both."""
@@ -219,10 +228,7 @@ class Theta(Sketch[float]):
         return self.write(self._lib.theta_a_not_b().compute(self._opened(a), self._opened(b)))
 
     def _merged(self, parts: Sequence[bytes]) -> bytes:
-        union = self._lib.theta_union(self._lg_k)
-        for part in parts:
-            union.update(self.read(part))
-        return self.write(union.get_result())
+        return self.write(self._united(self._lib.theta_union(self._lg_k), parts).get_result())
 
     def _fits(self, sketch: Any) -> bool:
         return bool(
@@ -358,10 +364,7 @@ class VarOpt(Sketch[list[tuple[str, float]]]):
         return math.isclose(*weights)
 
     def _merged(self, parts: Sequence[bytes]) -> bytes:
-        union = self._lib.var_opt_union(self._k)
-        for part in parts:
-            union.update(self.read(part))
-        return self.write(union.get_result())
+        return self.write(self._united(self._lib.var_opt_union(self._k), parts).get_result())
 
     def _fits(self, sketch: Any) -> bool:
         return bool(sketch.k == self._k)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from decimal import Context, Decimal
 from itertools import pairwise
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from monoids.base import MonoidError, Summary
 from monoids.codec import Array, DataType, Mask, Rows, null_where, told_by, valid
 from monoids.containers import Fields
-from monoids.nested import ListCodec, RecordCodec, entries_of, offsets_of
+from monoids.nested import Checked, ListCodec, RecordCodec, entries_of, offsets_of, with_null_entries
 from monoids.numeric import Count, Sum, as_int64, close
 from monoids.scalars import Scalar
 
@@ -42,6 +42,11 @@ def _too_few(fields: list[Array]) -> Mask:
 def _no_spread(fields: list[Array]) -> Mask:
     misfits: Mask = _too_few(fields) | np.asarray(pc.less(fields[2], 0.0).fill_null(False))
     return misfits
+
+
+def _counted(kind: Any, makes_no_sense: Callable[[list[Array]], Mask]) -> RecordCodec:
+    """The codec of records of a count, n, and floats."""
+    return RecordCodec(kind, {"n": Scalar(pa.int64()), **dict.fromkeys(kind._fields[1:], _FLOAT)}, makes_no_sense)
 
 
 class Averaged(NamedTuple):
@@ -155,12 +160,9 @@ class Moments(_Numbers[Spread, float, Spread]):
     """
 
     items = _FINITE
-    type = pa.struct([("n", pa.int64()), *((name, pa.float64()) for name in Spread._fields[1:])])
-    codec = RecordCodec(Spread, {"n": Scalar(pa.int64()), **dict.fromkeys(Spread._fields[1:], _FLOAT)}, _no_spread)
+    codec = _counted(Spread, _no_spread)
+    type = codec.type
     zero = Spread(0, 0.0, 0.0, 0.0, 0.0)
-
-    def present(self, value: Spread) -> Spread:
-        return value
 
     def near(self, a: Spread, b: Spread) -> bool:
         width = abs(a.mean) + (a.deviation if a.n else 0.0)
@@ -224,12 +226,9 @@ class Covariance(_Numbers[Joint, tuple[float, float], Joint]):
     """
 
     items = RecordCodec(lambda x, y: (x, y), {"x": _FINITE, "y": _FINITE})
-    type = pa.struct([("n", pa.int64()), *((name, pa.float64()) for name in Joint._fields[1:])])
-    codec = RecordCodec(Joint, {"n": Scalar(pa.int64()), **dict.fromkeys(Joint._fields[1:], _FLOAT)}, _too_few)
+    codec = _counted(Joint, _too_few)
+    type = codec.type
     zero = Joint(0, 0.0, 0.0, 0.0, 0.0, 0.0)
-
-    def present(self, value: Joint) -> Joint:
-        return value
 
     def near(self, a: Joint, b: Joint) -> bool:
         wide = [abs(mean) + math.sqrt(max(m2, 0.0) / max(a.n, 1)) for mean, m2 in zip(a[1:3], a[3:5], strict=True)]
@@ -294,9 +293,9 @@ class DecayedValue(_Numbers[Decayed, tuple[int, float], float]):
     exact between the years 1684 and 2255, and nearly so beyond.
     """
 
-    type = pa.struct([("at", pa.int64()), ("value", pa.float64())])
     items = RecordCodec(Decayed, {"at": Scalar(pa.int64()), "value": _FINITE})
     codec = RecordCodec(Decayed, {"at": Scalar(pa.int64()), "value": _FLOAT})
+    type = codec.type
     zero = Decayed(-(2**63), 0.0)
 
     def __init__(self, half_life: timedelta) -> None:
@@ -331,28 +330,18 @@ class DecayedValue(_Numbers[Decayed, tuple[int, float], float]):
         return items
 
 
-class _CountsCodec(ListCodec):
+class _CountsCodec(Checked[list[Any]], ListCodec):
     """Lists of so many integers."""
 
     def __init__(self, length: int) -> None:
         super().__init__(Scalar(pa.int64()))
         self._length = length
+        self.taken = f"lists of {length} integers"
 
-    def to_arrow(self, values: Sequence[list[Any] | None]) -> Array:
-        array = super().to_arrow(values)
-        for value in values:
-            if value is not None and (len(value) != self._length or None in value):
-                raise self.refused_value(value, f"lists of {self._length} integers")
-        return array
-
-    def _cast(self, column: Array) -> tuple[Array, Mask]:
-        lists, bad = super()._cast(column)
-        offsets, stretch = entries_of(lists)
-        holes = np.bincount(
-            np.repeat(np.arange(len(lists)), np.diff(offsets))[~valid(lists.values[stretch])], minlength=len(lists)
-        )
-        bad |= valid(lists) & ((np.diff(offsets) != self._length) | (holes > 0))
-        return null_where(lists, bad), bad
+    def misfits(self, array: Array) -> Mask:
+        offsets, _ = entries_of(array)
+        wrong: Mask = (valid(array) & (np.diff(offsets) != self._length)) | with_null_entries(array)
+        return wrong
 
 
 class Histogram(Summary[list[int], float, list[int]]):
@@ -386,9 +375,6 @@ class Histogram(Summary[list[int], float, list[int]]):
 
     def plus(self, a: list[int], b: list[int]) -> list[int]:
         return [as_int64(ours + theirs) for ours, theirs in zip(a, b, strict=True)]
-
-    def present(self, value: list[int]) -> list[int]:
-        return value
 
     def reduce(self, values: Array, starts: Rows) -> Array:
         _, stretch = entries_of(values)
