@@ -3,10 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench-quick lint clean check-python check-java
+EXAMPLES := message-count window-average unique-aircraft sessions ledger alerts
+
+.PHONY: demo test bench-quick lint clean check-python check-java $(EXAMPLES)
 
 demo: $(VENV)/ready
 	@$(BIN)/python -m examples.exactly_once
+
+$(EXAMPLES): $(VENV)/ready
+	@$(BIN)/python -m examples.$(subst -,_,$@)
 
 test: $(VENV)/ready
 	@$(BIN)/python -m pytest -n 2 $(ARGS)

@@ -17,7 +17,19 @@ import pyarrow.parquet as pq
 import monoids
 from benchmarks.measure import Pass, measured
 from benchmarks.streams import STEP, Workload
-from persistent_state import Application, DataFrameSource, FileSource, NonWindowState, PersistentTask, driver
+from persistent_state import (
+    Application,
+    DataFrameSource,
+    FileSource,
+    NonWindowState,
+    PersistentTask,
+    RunningValues,
+    SessionWindow,
+    ValuesAtClock,
+    Window,
+    WindowState,
+    driver,
+)
 from persistent_state.application import positive
 from persistent_state.clock import Settings
 from persistent_state.plan import Plan
@@ -28,12 +40,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+STEPS = 10
+"""A sliding window is as long as so many checkpoint intervals, which are its steps."""
+MEANS = 3
+"""A session's gap is so many times the mean time from one message of a key to the next: a session has twenty messages."""
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a contender runs. `emits` says that the values of the touched keys go on to a sink."""
+    """Where and how a contender runs. `emits` says that the values of the touched keys, or final windows, go on to a sink."""
 
     spark: SparkSession
     workload: Workload
@@ -42,6 +58,16 @@ class Setting:
     files_per_batch: int
     scratch: Path
     interval: str
+
+    @property
+    def window(self) -> Window | SessionWindow | None:
+        """The windows of the workload, if it has some."""
+        if not self.workload.windows:
+            return None
+        if self.workload.windows == "sessions":
+            return SessionWindow(MEANS * self.workload.keys * STEP)
+        step = positive("interval", self.interval)
+        return Window(STEPS * step, step)
 
 
 Contender = Callable[[Setting], Pass]
@@ -62,7 +88,7 @@ def session_of(setting: Setting, provider: str | None = None) -> SparkSession:
     return session
 
 
-def drained(start: Callable[[], tuple[StreamingQuery, Callable[[], None]]]) -> Pass:
+def drained(start: Callable[[], tuple[StreamingQuery, Callable[[], object]]]) -> Pass:
     """Run a query to the end of its stream."""
     with measured() as taken:
         begin = time.time()
@@ -79,7 +105,7 @@ def drained(start: Callable[[], tuple[StreamingQuery, Callable[[], None]]]) -> P
 def spark_query(setting: Setting, frame: DataFrame, mode: str = "append") -> Pass:
     """A query of Spark's own, whose rows go to nowhere."""
 
-    def start() -> tuple[StreamingQuery, Callable[[], None]]:
+    def start() -> tuple[StreamingQuery, Callable[[], object]]:
         writer = frame.writeStream.outputMode(mode).format("noop")
         query = writer.option("checkpointLocation", str(setting.scratch / "checkpoint")).start()
         return query, query.stop
@@ -127,24 +153,41 @@ class MessageSum(PersistentTask):
         state.update(message.timestamp, message["v"])
 
 
-def task_of(workload: Workload) -> PersistentTask:
-    return Sum() if workload.value_type == "long" else Summary()
+class WindowSum(PersistentTask):
+    """The sum of each key and window."""
+
+    key = "k"
+    value = "v"
+
+    def __init__(self, window: Window | SessionWindow) -> None:
+        self.window = window
+
+    def persistent_state(self) -> WindowState[int]:
+        return WindowState(monoids.Sum(), self.window)
+
+
+def task_of(setting: Setting) -> PersistentTask:
+    if setting.window is not None:
+        return WindowSum(setting.window)
+    return Sum() if setting.workload.value_type == "long" else Summary()
 
 
 def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> Pass:
-    task = task or task_of(setting.workload)
+    task = task or task_of(setting)
     app = Application("benchmark", str(setting.scratch / "store"), setting.interval)
     if source == "files":
         read: Any = FileSource(setting.folder, timestamp="ts", files_per_batch=setting.files_per_batch)
     else:
         read = DataFrameSource(rows_of(setting, session_of(setting)), "ts")
-    app.add(task, read, to_nowhere if setting.emits else None)
+    output = RunningValues(to_nowhere) if setting.window is None else ValuesAtClock(to_nowhere)
+    app.add(task, read, output if setting.emits else None)
 
-    def start() -> tuple[StreamingQuery, Callable[[], None]]:
+    def start() -> tuple[StreamingQuery, Callable[[], object]]:
         run = app.start(setting.spark)
         # Only Spark knows how long a whole micro-batch took.
         (query,) = run._queries
-        return query, run.stop
+        # Windows are given out beside the micro-batches: the pass ends when all are.
+        return query, run.stop if setting.window is None or not setting.emits else run.close
 
     return drained(start)
 
@@ -166,8 +209,20 @@ def aggregates(setting: Setting) -> list[Column]:
 
 
 def native(setting: Setting, provider: str | None = None) -> Pass:
-    frame = rows_of(setting, session_of(setting, provider)).groupBy("k").agg(*aggregates(setting))
-    return spark_query(setting, frame, "update")
+    frame = rows_of(setting, session_of(setting, provider))
+    if setting.window is None:
+        return spark_query(setting, frame.groupBy("k").agg(*aggregates(setting)), "update")
+    # Only windows that have closed are given out; the stream's rows are in order.
+    by_window = frame.withWatermark("ts", "0 seconds").groupBy(window_column(setting.window), "k")
+    return spark_query(setting, by_window.agg(*aggregates(setting)), "append")
+
+
+def window_column(window: Window | SessionWindow) -> Column:
+    from pyspark.sql import functions as F
+
+    if isinstance(window, SessionWindow):
+        return F.session_window("ts", f"{window.gap} microseconds")
+    return F.window("ts", f"{window.size} microseconds", f"{window.step} microseconds")
 
 
 def by_key(setting: Setting) -> Pass:
@@ -222,7 +277,7 @@ def blobs_of(setting: Setting) -> DataFrame:
     shards = setting.spark.sparkContext.defaultParallelism
     files, interval = open_files(str(setting.scratch / "store")), positive("interval", setting.interval)
     source = FileSource(setting.folder, timestamp="ts", files_per_batch=setting.files_per_batch)
-    task = task_of(setting.workload)
+    task = task_of(setting)
     plan = Plan("benchmark", files, task, source.schema, "ts", None, Settings(interval), shards)
     entry = driver.start(Log(files, "benchmark"), [plan], interval=interval, shards=shards, writer="benchmark", now=1)
     session = session_of(setting)

@@ -47,10 +47,14 @@ class CountedFiles(LocalFiles):
         self.sizes.append(memoryview(data).nbytes)
 
 
+def plan_of(files: LocalFiles, emits: bool) -> Plan:
+    return Plan("cost", files, Sum(), SCHEMA, "ts", None, Settings(SECOND), SHARDS, emits)
+
+
 def checkpoints(folder: str, keys: int, changed: int, emits: bool) -> Iterator[list[int]]:
     """The sizes of the objects of each checkpoint; first that of the whole state."""
     files = CountedFiles(folder)
-    plan = Plan("cost", files, Sum(), SCHEMA, "ts", None, Settings(SECOND), SHARDS, emits)
+    plan = plan_of(files, emits)
     log, ids, chance = Log(files, "cost"), count(), np.random.default_rng(1)
     entry = driver.start(log, [plan], interval=SECOND, shards=SHARDS, writer="benchmark", now=START)
     position = 0

@@ -28,7 +28,7 @@ import monoids
 from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
 from benchmarks.throughput import session
-from persistent_state import Application, FileSource, NonWindowState, PersistentTask
+from persistent_state import Application, FileSource, NonWindowState, PersistentTask, RunningValues
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,7 +85,8 @@ class Arrivals:
 
 def ours(spark: SparkSession, arrivals: Arrivals, scratch: Path) -> Callable[[], None]:
     app = Application("latency", str(scratch / "store"), "10 seconds")
-    app.add(Newest(), FileSource(arrivals.folder, timestamp="ts", schema=SCHEMA), arrivals.look("value"))
+    source = FileSource(arrivals.folder, timestamp="ts", schema=SCHEMA)
+    app.add(Newest(), source, RunningValues(arrivals.look("value")))
     return app.start(spark).stop
 
 

@@ -29,6 +29,7 @@ class Workload:
     """What the rows hold: so many rows and keys, of which type, how often each, and what is kept of its values.
 
     With `touched` there are first rows of every key, as many files as that takes, and then only of so many keys.
+    Values are kept over all time, or in `windows`: "sliding" or "sessions".
     """
 
     keys: int
@@ -37,12 +38,15 @@ class Workload:
     distribution: str = "uniform"
     value_type: str = "long"
     touched: int = 0
+    windows: str = ""
 
     @property
     def name(self) -> str:
         keys = f"{self.keys:,} {self.key_type} keys"
         touched = f", {self.touched:,} touched" if self.touched else ""
-        return f"{keys}, {self.distribution}{touched}, {'sum' if self.value_type == 'long' else self.value_type}"
+        windows = f", {self.windows}" if self.windows else ""
+        kept = "sum" if self.value_type == "long" else self.value_type
+        return f"{keys}, {self.distribution}{touched}{windows}, {kept}"
 
     @property
     def files(self) -> int:

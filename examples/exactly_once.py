@@ -35,8 +35,6 @@ from persistent_state.errors import StateError
 from persistent_state.task import Message
 
 NAME = "flights"
-FLIGHTS = 336_776
-FLIGHTS_PER_FILE = 7_100
 FILES_PER_BATCH = 3
 KILL_AT = 0.4
 """The share of the messages after which the driver is killed."""
@@ -207,7 +205,7 @@ def failures(second: Drive, verdict: Verdict, total: int) -> Iterator[str]:
 def demo(place: Place, as_json: bool, most: int) -> int:
     require_java()
     print(f"Writing the stream: {most:,} flights in files, shuffled within the allowed delay of 6 hours.", flush=True)
-    table = flights.write_stream(place.folder / "stream", files=-(-most // FLIGHTS_PER_FILE), most=most)
+    table = flights.write_stream(place.folder / "stream", most=most)
     total = table.num_rows
     print(f"Starting a driver with 2 shards; it will be killed after {KILL_AT:.0%} of the messages.", flush=True)
     first = watch(place, 2, total, KILL_AT)
@@ -249,7 +247,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="keep stream, store and logs here (default: a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print the figures as a line of JSON before the last line")
-    parser.add_argument("--flights", type=int, default=FLIGHTS, metavar="N", help="only the first N (default: all)")
+    parser.add_argument(
+        "--flights", type=int, default=flights.FLIGHTS, metavar="N", help="only the first N (default: all)"
+    )
     parser.add_argument("--store", metavar="URL", help="keep the state below this store (default: in the folder)")
     parser.add_argument(
         "--storage-options",

@@ -15,6 +15,10 @@ import pyarrow.parquet as pq
 
 HOUR_US = 3_600_000_000
 
+FLIGHTS = 336_776
+FLIGHTS_PER_FILE = 7_100
+"""About so many, where nobody says how many files there are."""
+
 COLUMNS: dict[str, pa.DataType] = {
     "carrier": pa.string(),
     "flight": pa.int64(),
@@ -55,16 +59,16 @@ def load() -> pa.Table:
 def write_stream(
     folder: str | Path,
     *,
-    files: int = 48,
+    files: int | None = None,
     allowed_delay_us: int = 6 * HOUR_US,
     seed: int = 2013,
-    most: int | None = None,
+    most: int = FLIGHTS,
 ) -> pa.Table:
     """Write the flights to Parquet files whose names sort in the order of delivery, and return them in that order.
 
     No flight is more than the allowed delay behind the newest one before it, and some are just that far behind. A delay
     is used up to its last whole hour, as event times are whole hours. The same seed gives the same stream, of which `most`
-    takes the beginning.
+    takes the beginning. `files` are as many as `FLIGHTS_PER_FILE` asks for, unless said.
     """
     flights = load()
     time_us = flights["time_hour"].cast(pa.int64()).to_numpy()
@@ -75,6 +79,7 @@ def write_stream(
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    files = files or -(-flights.num_rows // FLIGHTS_PER_FILE)
     bounds = [flights.num_rows * file // files for file in range(files + 1)]
     for file, (start, stop) in enumerate(pairwise(bounds)):
         part = flights.slice(start, stop - start)

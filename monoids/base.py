@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from monoids.codec import Array, Codec, Mask, MonoidError, Rows, segments, told_by, valid
+from monoids.codec import Array, Codec, DataType, Mask, MonoidError, Rows, segments, told_by, valid
 from monoids.nested import codec_of, fill
 
 __all__ = ["Aggregator", "Group", "Monoid", "MonoidError", "Semigroup", "Summary", "from_pair"]
@@ -144,14 +144,31 @@ class Aggregator(Generic[A, B, C]):
     >>> longest = Aggregator(len, Max(), lambda length: length or 0)
     >>> longest(["a", "word", "or"])
     4
+
+    Attributes:
+        type: the Arrow type of what `present` gives, if it is known.
     """
 
     prepare: Callable[[A], B]
     monoid: Monoid[B]
     present: Callable[[B], C]
+    type: DataType | None = None
 
     def __call__(self, items: Iterable[A]) -> C:
         return self.present(self.monoid.sum(map(self.prepare, items)))
+
+    def present_column(self, column: Array) -> Array:
+        """What is said of each sum of a column, as one of `type`; null of null.
+
+        Raises:
+            MonoidError: the type is not known, or `present` gives something else.
+        """
+        own = self.monoid
+        if isinstance(own, Summary) and (self.present, self.type) == (own.present, own.presented):
+            return own.present_column(column)
+        if self.type is None:
+            raise MonoidError(f"Aggregator of {own!r}: type=None. Give the Arrow type of what present gives as type=.")
+        return _presented(own, self.present, self.type, column)
 
 
 class Summary(Monoid[T], Generic[T, A, C]):
@@ -192,9 +209,30 @@ class Summary(Monoid[T], Generic[T, A, C]):
         return said  # type: ignore[no-any-return]
 
     @property
+    def presented(self) -> DataType | None:
+        """The Arrow type of what `present` gives. A subclass that overrides that says this too: None, it is not known."""
+        return self.type if self._presents_itself else None
+
+    def present_column(self, column: Array) -> Array:
+        """What each summary of a column says, as a column of `presented`; null of null.
+
+        Raises:
+            MonoidError: the type is not known, or `present` gives something else.
+        """
+        if self._presents_itself:
+            return column
+        if self.presented is None:
+            raise MonoidError(f"{self.name}: presented=None. Set it to the Arrow type of what present gives.")
+        return _presented(self, self.present, self.presented, column)
+
+    @property
     def aggregator(self) -> Aggregator[A, T, C]:
         """From items to what their summary says."""
-        return Aggregator(self.of, self, self.present)
+        return Aggregator(self.of, self, self.present, self.presented)
+
+    @property
+    def _presents_itself(self) -> bool:
+        return type(self).present is Summary.present
 
     @abstractmethod
     def _lift(self, items: Array) -> Array:
@@ -231,6 +269,14 @@ class _Pair(Monoid[T]):
 
     def plus(self, a: T, b: T) -> T:
         return self._plus(a, b)
+
+
+def _presented(monoid: Monoid[B], present: Callable[[B], C], type: DataType, column: Array) -> Array:
+    said = [None if value is None else present(value) for value in monoid.from_arrow(column)]
+    try:
+        return pa.array(said, type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise MonoidError(f"{monoid.name}: present gives what is no {type}: {error}. Give its Arrow type.") from error
 
 
 def reduce_part(monoid: Monoid[Any], values: Array, starts: Rows) -> Array:

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from monoids.base import Monoid, MonoidError, Semigroup, Summary, reduce_part
 from monoids.codec import Array, Codec, Mask, Rows, null_where, segments, sort_within, told_by, valid
@@ -248,6 +249,7 @@ class Set(Summary[frozenset[Any], Any, int]):
     """
 
     zero: frozenset[Any] = frozenset()
+    presented = pa.int64()
 
     def __init__(self, type: pa.DataType) -> None:
         with told_by(self.name):
@@ -260,6 +262,9 @@ class Set(Summary[frozenset[Any], Any, int]):
 
     def present(self, value: frozenset[Any]) -> int:
         return len(value)
+
+    def present_column(self, column: Array) -> Array:
+        return pc.list_value_length(column).cast(self.presented)
 
     def reduce(self, values: Array, starts: Rows) -> Array:
         offsets, stretch = entries_of(values)

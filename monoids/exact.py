@@ -68,6 +68,7 @@ class ExactSum(Group[Fraction], Summary[Fraction, float, float]):
     """
 
     type = pa.binary()
+    presented = pa.float64()
     items = Scalar(pa.float64(), "finite")
     zero = Fraction(0)
     codec = Packed("fractions over powers of two", _is_dyadic, _write, _read, _is_written)

@@ -141,6 +141,8 @@ class BloomFilter(_HashSet[float]):
     Trade-offs in Hash Coding with Allowable Errors (1970); Kirsch, Mitzenmacher, Less Hashing, Same Performance (2006).
     """
 
+    presented = pa.float64()
+
     def __init__(self, items: DataType = _TEXT, capacity: int = 10_000, error: float = 0.01) -> None:
         self._capacity = within(self.name, "capacity", capacity, 1, 2**32)
         with told_by(self.name):
@@ -199,6 +201,8 @@ class MinHash(_HashSet[float]):
     Broder, On the Resemblance and Containment of Documents (1997).
     """
 
+    presented = pa.float64()
+
     def __init__(self, items: DataType = _TEXT, k: int = 128) -> None:
         self._k = within(self.name, "k", k, 2, 2**20)
         self._length = 8 * self._k
@@ -249,6 +253,7 @@ class CountMin(_Hashed[int]):
     Muthukrishnan, An Improved Data Stream Summary (2005), as DataSketches has it, of the hashes of items.
     """
 
+    presented = pa.int64()
     _entry = np.dtype([("hash", np.uint64), ("weight", np.int64)])
 
     def __init__(self, items: DataType = _TEXT, hashes: int = 4, buckets: int = 1000) -> None:

@@ -16,6 +16,7 @@ from monoids.sketches import Sketch
 class _Quantiles(Sketch[tuple[Any, ...]]):
     """KLL or REQ."""
 
+    presented = pa.list_(pa.float64())
     _k: int
     _ranks: Sequence[float]
 

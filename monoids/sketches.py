@@ -107,6 +107,7 @@ class Sketch(PackedSummary[C], Generic[C]):
 class _Distinct(Sketch[float]):
     """HyperLogLog or Theta."""
 
+    presented = pa.float64()
     _bits: tuple[int, int]
     """Between which `lg_k` is."""
 
@@ -249,6 +250,8 @@ class FrequentItems(Sketch[list[tuple[str, int, int]]]):
     how much counts are off.
     """
 
+    presented = pa.list_(pa.struct([("item", _TEXT), ("low", pa.int64()), ("high", pa.int64())]))
+
     def __init__(self, lg_max: int = 10) -> None:
         self._lg_max = within(self.name, "lg_max", lg_max, 3, 26)
         super().__init__(_TEXT)
@@ -324,6 +327,8 @@ class VarOpt(Sketch[list[tuple[str, float]]]):
     has the least variance that one can have. A column's items weigh 1. Cohen et al., Efficient Stream Sampling for
     Variance-Optimal Estimation of Subset Sums (2009), as DataSketches has it.
     """
+
+    presented = pa.list_(pa.struct([("item", _TEXT), ("weight", pa.float64())]))
 
     def __init__(self, k: int = 100) -> None:
         self._k = within(self.name, "k", k, 1, 2**31 - 2)

@@ -27,6 +27,9 @@ A = TypeVar("A")
 C = TypeVar("C")
 
 _DIGITS = Context(prec=38)
+# What has more digits is NaN to it.
+_ROUNDED = Context(prec=38, traps=[])
+_NO_MEAN = Decimal("NaN")
 
 Columns = list[NDArray[Any]]
 
@@ -63,7 +66,8 @@ class Average(Fields[Averaged], Summary[Averaged, Any, Any]):
     3.0
 
     Sums are those of `Sum(type)`: exact for decimals, modulo 2**64 for integers, rounded for floats. In Arrow a struct of 16 or
-    24 bytes.
+    24 bytes. Means of decimals are presented with 38 digits; a column of them is rounded as in Spark, to four more after the
+    point than the decimals have, but no more than six where they have fewer, and one too large for that is null.
     """
 
     def __init__(self, type: DataType = _FLOAT.type) -> None:
@@ -80,6 +84,28 @@ class Average(Fields[Averaged], Summary[Averaged, Any, Any]):
         if not value[0]:
             return None
         return _DIGITS.divide(value[1], value[0]) if isinstance(value[1], Decimal) else value[1] / value[0]
+
+    @property
+    def presented(self) -> DataType:
+        if not pa.types.is_decimal(self.items.type):
+            return _FLOAT.type
+        scale = self.items.type.scale
+        return pa.decimal128(38, max(scale, min(scale + 4, 6)))
+
+    def present_column(self, column: Array) -> Array:
+        if pa.types.is_decimal(self.items.type):
+            place = Decimal(1).scaleb(-self.presented.scale)
+            said = (None if value is None else self.present(value) for value in self.from_arrow(column))
+            rounded = [_ROUNDED.quantize(_NO_MEAN if mean is None else mean, place) for mean in said]
+            return pa.array([mean if mean.is_finite() else None for mean in rounded], self.presented)
+        n, total = (np.asarray(pc.fill_null(field, 0)) for field in column.flatten())
+        some = n != 0
+        means = np.divide(total, n, out=np.zeros(len(n)), where=some)
+        if total.dtype == np.int64:
+            # Python divides integers that are no floats and rounds once.
+            for i in np.flatnonzero(some & ((total < -(2**53)) | (total > 2**53))):
+                means[i] = int(total[i]) / int(n[i])
+        return pa.array(means, mask=~some)
 
     def _lift(self, items: Array) -> Array:
         return self.codec.array([pa.array(np.ones(len(items), np.int64)), items], valid(items))
@@ -297,6 +323,7 @@ class DecayedValue(_Numbers[Decayed, tuple[int, float], float]):
     codec = RecordCodec(Decayed, {"at": Scalar(pa.int64()), "value": _FLOAT})
     type = codec.type
     zero = Decayed(-(2**63), 0.0)
+    presented = pa.float64()
 
     def __init__(self, half_life: timedelta) -> None:
         self._half_life = half_life // timedelta(microseconds=1) if isinstance(half_life, timedelta) else 0
@@ -311,6 +338,9 @@ class DecayedValue(_Numbers[Decayed, tuple[int, float], float]):
 
     def present(self, value: Decayed) -> float:
         return value[1]
+
+    def present_column(self, column: Array) -> Array:
+        return column.flatten()[1]
 
     def at_clock(self, value: Decayed, clock: int) -> float:
         """What is left of a value at a time in microseconds UTC."""

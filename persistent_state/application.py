@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from persistent_state.clock import Settings
 from persistent_state.driver import Keeping
+from persistent_state.durations import duration, positive
 from persistent_state.errors import InvalidInput
-from persistent_state.plain import UNITS
+from persistent_state.outputs import Output, Outputs, outputs_of
 from persistent_state.plan import KEEP, Plan
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
@@ -20,45 +21,15 @@ from persistent_state.task import PersistentTask
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.query import Progress, Sink
+    from persistent_state.engine.query import Progress
     from persistent_state.engine.running import Running
-
-LONGEST = 2**62
-"""The longest duration in microseconds; event time is 64 bits."""
-
-
-def duration(text: str) -> int:
-    """Microseconds of a duration such as "10 seconds" or "1 hour".
-
-    Raises:
-        InvalidInput: the text is not a whole number and a unit.
-    """
-    found = re.fullmatch(r"\s*(\d+)\s+([a-z]+?)s?\s*", str(text))
-    if not found or found[2] not in UNITS:
-        raise InvalidInput(f"duration={text!r}; say a whole number and one of {', '.join(UNITS)}s.")
-    length = int(found[1]) * UNITS[found[2]]
-    if length > LONGEST:
-        raise InvalidInput(f"duration={text!r} is longer than {LONGEST // UNITS['day']} days; say less.")
-    return length
-
-
-def positive(name: str, text: str) -> int:
-    """Microseconds of a duration that can't be nothing.
-
-    Raises:
-        InvalidInput: it is, or the text is no duration.
-    """
-    length = duration(text)
-    if length == 0:
-        raise InvalidInput(f"{name}={text!r}; it must be longer than nothing.")
-    return length
 
 
 @dataclass(frozen=True)
 class _Added:
     task: PersistentTask
     source: TimeReplayableSource | DataFrameSource
-    sink: Sink | None
+    outputs: Outputs
     on_bad_row: str
 
 
@@ -107,18 +78,21 @@ class Application:
         self,
         task: PersistentTask,
         source: TimeReplayableSource | DataFrameSource,
-        sink: Sink | None = None,
+        sink: Output | Sequence[Output] | None = None,
         on_bad_row: str = KEEP,
     ) -> Application:
         """Add a task that is fed by a source.
 
-        `sink(values, batch)` is called after each commit with a DataFrame of the running values of the keys that a
-        micro-batch touched; they are provisional: after a restart those above the clock come again, and `batch` counts
-        from 0 again. Bad rows are kept beside the late ones, or with on_bad_row="fail" stop the application.
+        `sink` is where the task's values at each checkpoint clock go: a `Sink`, a function of (values, clock), or several
+        outputs, which `ValuesAtClock` and `RunningValues` say more of. Bad rows are kept beside the late ones, or with
+        on_bad_row="fail" stop the application.
+
+        Raises:
+            InvalidInput: the application has a task of this name, or two outputs of the task have one.
         """
         if any(added.task.task_name == task.task_name for added in self._added):
             raise InvalidInput(f"two tasks are named {task.task_name}; give one a name of its own.")
-        self._added.append(_Added(task, source, sink, on_bad_row))
+        self._added.append(_Added(task, source, outputs_of(task.task_name, sink), on_bad_row))
         return self
 
     def start(
@@ -161,10 +135,8 @@ class Application:
             InvalidInput: the set-up can't work; nothing was changed.
             StateError: the run failed; the next start goes on from the global clock.
         """
-        running = self._start(spark, anew, on_progress, trigger=None, to_the_end=True)
+        running = self._start(spark, anew, on_progress, trigger=None, to_the_end=True, closes=close)
         running.await_end()
-        if close and not running.was_asked_to_stop:
-            running.close()
         return running
 
     def _start(
@@ -174,6 +146,7 @@ class Application:
         on_progress: Callable[[Progress], None] | None,
         trigger: str | None,
         to_the_end: bool,
+        closes: bool = False,
     ) -> Running:
         from persistent_state.engine import rows, running
 
@@ -195,7 +168,8 @@ class Application:
                 channel=source.channel,
                 settings=settings,
                 shards=shards,
-                emits=added.sink is not None,
+                emits=bool(added.outputs.running),
+                outputs=added.outputs.names,
                 on_bad_row=added.on_bad_row,
                 has_order=not isinstance(source, DataFrameSource),
                 has_positions=not isinstance(source, DataFrameSource) or source.position is not None,
@@ -203,7 +177,7 @@ class Application:
             plan.check()
             if update is not None:
                 plan.check_update(update)
-            parts.append(running.Part(plan, source, added.sink))
+            parts.append(running.Part(plan, source, added.outputs))
         setup = running.Setup(
             spark,
             self.name,
@@ -215,6 +189,7 @@ class Application:
             scratch=self.scratch,
             restarts=self.restarts,
             to_the_end=to_the_end,
+            closes=closes,
             trigger=trigger,
             on_progress=on_progress,
         )

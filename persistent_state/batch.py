@@ -22,7 +22,8 @@ class Basis:
     the clock that a start restored, rows without a position may be replayed or late: nobody can tell.
 
     `apart` are the clocks that folding must keep apart. Parts may be planned from different entries, as other tasks
-    commit meanwhile; nothing else of a task can differ between those.
+    commit meanwhile; nothing else of a task can differ between those but the `floor`, the clock by which what has expired may
+    go.
     """
 
     task: str
@@ -41,6 +42,7 @@ class Basis:
     digests: tuple[str, ...]
     apart: tuple[int, ...] = field(compare=False)
     restored: int = clocks.BEGINNING
+    floor: int = field(default=clocks.BEGINNING, compare=False)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,8 @@ def _taken_over(
     for plan in plans:
         known = tasks.get(plan.name)
         if known is None or plan.name in anew:
-            tasks[plan.name] = TaskState(identity=plan.identity, clock=clock, born=clock, cuts=(clock,))
+            delivered = dict.fromkeys(plan.outputs, BEGINNING)
+            tasks[plan.name] = TaskState(plan.identity, clock, born=clock, cuts=(clock,), delivered=delivered)
             continue
         _check_identity(plan, known)
         # What it missed since, its source delivers again; but not all that it once read is kept in mind for ever.
@@ -114,7 +115,9 @@ def _taken_over(
                 f"task={plan.name} left at clock={known.clock}, and the oldest that is retained is {retained[0]}; "
                 "start it anew, or under another name."
             )
-        tasks[plan.name] = replace(_cut_back(files, known, clock, shards, now), active=True)
+        delivered = {output: known.delivered.get(output, BEGINNING) for output in plan.outputs}
+        cut = _cut_back(files, known, clock, shards, now)
+        tasks[plan.name] = replace(cut, active=True, delivered=delivered)
     return Entry(
         number=newest.number + 1 if newest else 1,
         epoch=newest.epoch + 1 if newest else 1,
@@ -130,10 +133,11 @@ def _taken_over(
 
 
 def _check_identity(plan: Plan, known: TaskState) -> None:
-    for what, wanted in plan.identity.items():
-        if known.identity.get(what) != wanted:
+    for what in sorted({*plan.identity, *known.identity}):
+        written, wanted = known.identity.get(what), plan.identity.get(what)
+        if written != wanted:
             raise InvalidInput(
-                f"task={plan.name}: the store was written with {what}={known.identity.get(what)}, the task has {wanted}; "
+                f"task={plan.name}: the store was written with {what}={written}, the task has {wanted}; "
                 "give the task another name, or start it anew."
             )
 
@@ -185,12 +189,21 @@ def wake(log: Log, epoch: int, name: str, now: int) -> Entry:
     Raises:
         Fenced: a newer driver owns the application.
     """
+    return amend(log, epoch, name, lambda task: replace(task, holds=True), now)
+
+
+def amend(log: Log, epoch: int, name: str, change: Callable[[TaskState], TaskState], now: int) -> Entry:
+    """The newest entry, with something of a task changed that no micro-batch changes.
+
+    Raises:
+        Fenced: a newer driver owns the application.
+    """
     while True:
-        newest = _own(log, epoch)
-        if newest.tasks[name].holds:
+        newest = own(log, epoch)
+        task = change(newest.tasks[name])
+        if task == newest.tasks[name]:
             return newest
-        entry = newest.with_task(name, replace(newest.tasks[name], holds=True))
-        entry = replace(entry, number=newest.number + 1, previous=newest.seal, time=now)
+        entry = replace(newest.with_task(name, task), number=newest.number + 1, previous=newest.seal, time=now)
         try:
             log.append(entry)
         except Exists:
@@ -198,7 +211,7 @@ def wake(log: Log, epoch: int, name: str, now: int) -> Entry:
         return entry
 
 
-def _own(log: Log, epoch: int) -> Entry:
+def own(log: Log, epoch: int) -> Entry:
     """The newest entry, if the application is still this driver's."""
     newest = log.newest()
     if newest is None or newest.epoch < epoch:
@@ -227,6 +240,7 @@ def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
         journal=reach.journal,
         digests=shard_digests(entry, task),
         apart=(*entry.retained, *task.cuts),
+        floor=task.floor,
     )
 
 
@@ -252,7 +266,7 @@ def commit(
     """
     first = _agreed(descriptors)
     while True:
-        newest = _own(log, epoch)
+        newest = own(log, epoch)
         if first.epoch != epoch:
             raise Disagreement(
                 f"task={first.task} batch={first.batch} is of epoch {first.epoch}, not {epoch}; start again."
@@ -350,7 +364,11 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
             own = max(task.clock, clock)
             task = replace(task, clock=own, cuts=clocks.thin_cuts(task.cuts, clock, own, entry.interval))
         tasks[name] = task
-    retained = newest.retained if clock == newest.clock else (*newest.retained, clock)[-keeping.clocks :]
+    retained = newest.retained if clock == newest.clock else _retained(entry, clock, keeping)
+    for name, task in tasks.items():
+        if task.active and retained:
+            floor = min([retained[0], task.clock, *task.delivered.values()])
+            tasks[name] = replace(task, floor=max(task.floor, floor))
     return replace(
         entry,
         number=newest.number + 1,
@@ -360,6 +378,17 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
         retained=retained,
         tasks=tasks,
     )
+
+
+def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
+    """The clocks of the checkpoints to keep when there is a new one: the newest, and what sinks have yet to be given.
+
+    The last that a sink was given is kept too: it tells what has changed since.
+    """
+    kept = (*entry.retained, clock)
+    delivered = (last for task in entry.tasks.values() if task.active for last in task.delivered.values())
+    oldest = min([*kept[-keeping.clocks :], *delivered])
+    return tuple(clock for clock in kept if clock >= oldest)
 
 
 def _settle(files: Files, task: TaskState, clock: int, page: Callable[[], str]) -> TaskState:
@@ -388,7 +417,7 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
         Fenced: a newer driver owns the application.
     """
     while True:
-        newest = _own(log, epoch)
+        newest = own(log, epoch)
         active = [task for task in newest.tasks.values() if task.active]
         # From the positions, since a channel that has disappeared is not known any more.
         read = clocks.newest_read(position for task in active for position in task.positions.values())

@@ -11,20 +11,21 @@ from typing import Any
 import pyarrow as pa
 
 from persistent_state import driver, merge
-from persistent_state.application import duration, positive
 from persistent_state.clock import BEGINNING, Settings
 from persistent_state.driver import Keeping
+from persistent_state.durations import duration, positive
 from persistent_state.errors import InvalidInput
 from persistent_state.plan import KEEP, Plan
+from persistent_state.reader import seen_below
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.steps.combine import combine
 from persistent_state.steps.shard import merge_shard
-from persistent_state.store import run as runs_io
 from persistent_state.store import sides
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from persistent_state.task import Message, PersistentTask
+from persistent_state.view import Since
 
 TIMESTAMP = "_timestamp"
 
@@ -33,8 +34,10 @@ TIMESTAMP = "_timestamp"
 class LocalRun:
     """What a task made of messages. Keys are plain values, tuples if there are several key columns, () if there is none.
 
-    `states` holds the state at each checkpoint clock, `outputs` the values at it of the keys that changed since the clock
-    before; `late` holds the late and bad rows, each with its `reason`, `timestamp` and `row`.
+    `states` holds the state at each checkpoint clock, `outputs` what is presented at it of the keys that changed since the
+    clock before; `late` holds the late and bad rows, each with its `reason`, `timestamp` and `row`. Of a `WindowState` the keys
+    are tuples that end with the window's start and end, the states those of the open windows, and the outputs those of the
+    windows that have closed.
     """
 
     states: Mapping[int, Mapping[Any, Any]]
@@ -83,6 +86,8 @@ def run_local(
         channel=None,
         settings=Settings(interval, duration(allowed_delay), ahead=2**62),
         shards=1,
+        # One that is given nothing meanwhile: what expires stays until all outputs are read.
+        outputs=("outputs",),
         on_bad_row=on_bad_row,
     )
     plan.check()
@@ -116,15 +121,13 @@ def _run(plan: Plan, source: _Messages, interval: int) -> LocalRun:
 
 def _result(plan: Plan, entry: Entry) -> LocalRun:
     task = entry.tasks[plan.name]
-    rows = pa.concat_tables([plan.layout.schema.empty_table(), *(runs_io.read_run(plan.files, r) for r in task.runs)])
     states, outputs = {}, {}
+    present = plan.state.aggregator.present if plan.state.aggregator else lambda value: value
     before = BEGINNING
     for clock in entry.retained:
-        table = merge.below(rows, clock)
-        states[clock] = _as_dict(merge.fold_keys([table], plan.layout), plan)
-        starts = merge.as_numpy(table, "start")
-        touched = _as_dict(merge.fold_keys([table.filter(pa.array(starts >= before))], plan.layout), plan)
-        outputs[clock] = {key: states[clock][key] for key in touched}
+        states[clock] = _as_dict(seen_below(plan.files, task.runs, plan.layout, clock), plan)
+        values = _as_dict(seen_below(plan.files, task.runs, plan.layout, clock, Since(before), task.floor), plan)
+        outputs[clock] = {key: present(value) for key, value in values.items()}
         before = clock
     late = [row for table in sides.read_all(plan.files, task) for row in table.to_pylist()]
     return LocalRun(states, outputs, late)
@@ -133,9 +136,10 @@ def _result(plan: Plan, entry: Entry) -> LocalRun:
 def _as_dict(table: pa.Table, plan: Plan) -> dict[Any, Any]:
     values = plan.layout.monoid.from_arrow(merge.one_chunk(table["value"]))
     # One NaN for all: a dictionary finds it only as the very same object.
-    columns = [[math.nan if x != x else x for x in table[name].to_pylist()] for name in plan.layout.key_names]
+    names = table.column_names[1:-1]
+    columns = [[math.nan if x != x else x for x in table[name].to_pylist()] for name in names]
     keys = list(zip(*columns, strict=True))
-    if len(plan.layout.key_names) == 1:
+    if len(names) == 1:
         return {key: value for (key,), value in zip(keys, values, strict=True)}
     return dict(zip(keys or [()] * len(values), values, strict=True))
 

@@ -1,8 +1,10 @@
 """Sorting and folding tables of partial sums: the one operation of every stage.
 
 A table of partial sums has the columns `hash` (uint64), `key0`… (the normalised key columns), `start` (int64, the start of
-the interval) and `value` (the monoid's type), sorted by hash. A monoid that does not commute adds the order of its updates:
-`time` (int64), `channel` (string), `position` (int64), `strand` (string) and `number` (int32).
+the interval) and `value` (the monoid's type), sorted by hash. No interval reaches over the edge of a pane, where there are
+windows. Where there are sessions, a row is a part of one, and `first` and `last` (int64) are its first and last timestamps.
+Where messages count once, a row with an `id` is one message at its `time` (int64). A monoid that does not commute adds the
+order of its updates: `time` (int64), `channel` (string), `position` (int64), `strand` (string) and `number` (int32).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from monoids import Monoid, MonoidError
 from persistent_state import clock as clocks
 from persistent_state import keys
 from persistent_state.errors import TaskFailed
+from persistent_state.windows import Window, Windowing, window_columns
 
 SLICE = 1 << 20
 """About how many rows are folded at a time, and are a run: what a process needs of memory does not grow with the state."""
@@ -28,30 +31,89 @@ SLICE = 1 << 20
 CURRENT = "current"
 """A column that runs may have, of the monoid's type: see `persistent_state.steps.current`."""
 
+HEAD, TAIL = "head", "tail"
+"""Columns that runs may have, of the monoid's type: see `persistent_state.ranges`."""
+
+WIDE = 16
+"""How many steps a window has at the most that is summed up anew each time one closes."""
+
+ID = "id"
+"""A column that says which message a row is, where messages count once; null if it is of several, or of one without an id."""
+
 ORDER = ("time", "channel", "position", "strand", "number")
 ORDER_TYPES = (pa.int64(), pa.string(), pa.int64(), pa.string(), pa.int32())
 
 
 @dataclass(frozen=True)
+class Once:
+    """Messages of a key with the same id, of this type, count once if they are at most `horizon` microseconds apart."""
+
+    type: pa.DataType
+    horizon: int
+
+
+@dataclass(frozen=True)
 class Layout:
-    """What a task's tables of partial sums hold: the types of its key columns and its monoid."""
+    """What a task's tables of partial sums hold: the types of its key columns, its monoid, and what bounds it in time."""
 
     key_types: tuple[pa.DataType, ...]
     monoid: Monoid[Any]
+    windowing: Windowing | None = None
+    once: Once | None = None
 
     @property
     def is_ordered(self) -> bool:
         return not self.monoid.commutative
 
     @property
+    def panes(self) -> Window | None:
+        """The windows whose panes are kept apart."""
+        return self.windowing if isinstance(self.windowing, Window) else None
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether runs hold sums from which a window is put together, however many panes it has.
+
+        Only numbers are summed up in advance: what grows, as sets do, would take room for each pane's sum anew.
+        """
+        if self.panes is None or self.is_ordered or not _is_number(self.monoid.type):
+            return False
+        return self.panes.size > WIDE * self.panes.step
+
+    @property
+    def gap(self) -> int | None:
+        """How long after a message a session ends that has no other."""
+        return None if self.windowing is None or isinstance(self.windowing, Window) else self.windowing.gap
+
+    @property
+    def window_fields(self) -> list[pa.Field]:
+        """The columns that say which window a value is of, if there are windows."""
+        return [pa.field(name, pa.int64()) for name in window_columns(self.windowing)]
+
+    @property
     def key_names(self) -> list[str]:
         return [f"key{i}" for i in range(len(self.key_types))]
 
     @property
+    def in_time(self) -> str:
+        """The column that the rows of a key are sorted by."""
+        return "start" if self.gap is None else "first"
+
+    @property
     def schema(self) -> pa.Schema:
         columns = [("hash", pa.uint64()), *zip(self.key_names, self.key_types, strict=True), ("start", pa.int64())]
+        columns += [("first", pa.int64()), ("last", pa.int64())] if self.gap is not None else []
         order = list(zip(ORDER, ORDER_TYPES, strict=True)) if self.is_ordered else []
+        if self.once is not None:
+            order = [(ID, self.once.type), *(order or [("time", pa.int64())])]
         return pa.schema([*columns, ("value", self.monoid.type), *order])
+
+
+def _is_number(type: pa.DataType) -> bool:
+    """Whether values are numbers or times, or structs of them, of which no sum is out of range."""
+    if pa.types.is_struct(type):
+        return all(_is_number(field.type) for field in type)
+    return bool(pa.types.is_primitive(type) and not pa.types.is_decimal(type))
 
 
 def as_numpy(table: pa.Table | pa.RecordBatch, name: str) -> NDArray[Any]:
@@ -70,21 +132,42 @@ def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def sort(table: pa.Table, layout: Layout) -> tuple[NDArray[np.intp] | None, NDArray[np.bool_]]:
-    """The order of the rows by (hash, key, start), or for an ordered monoid by (hash, key, order), and which begin another key.
+    """The order of the rows by (hash, key, time), or for an ordered monoid by (hash, key, order), and which begin another key.
 
     None: they are in order.
     """
     if not layout.is_ordered:
-        hashes, starts = as_numpy(table, "hash"), as_numpy(table, "start")
-        order = None if _is_in_order(hashes, starts) else order_by_hash(hashes, starts)
+        hashes, starts = as_numpy(table, "hash"), as_numpy(table, layout.in_time)
+        order = None if _is_in_order(hashes, starts) else _order(hashes, starts, layout)
         same_hash = _same_hashes(hashes if order is None else hashes[order])
         same_key = same_hash & _same_keys(table, order, layout)
         # Equal hashes are not equal keys. They almost never differ, so the keys themselves are sorted only where they do.
         if np.array_equal(same_key, same_hash):
             return order, ~same_key
-    by = ["hash", *layout.key_names, *(ORDER if layout.is_ordered else ["start"])]
+    by = ["hash", *layout.key_names, *(ORDER if layout.is_ordered else [layout.in_time])]
     order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in by]).to_numpy().astype(np.intp)
     return order, ~(_same_hashes(as_numpy(table, "hash")[order]) & _same_keys(table, order, layout))
+
+
+def _order(hashes: NDArray[np.uint64], times: NDArray[np.int64], layout: Layout) -> NDArray[np.intp]:
+    if layout.gap is None:
+        return order_by_hash(hashes, times)
+    # Of sessions nearly all times differ: it is several times faster to sort by them first.
+    by_time = order_by_time(times)
+    return by_time[order_by_hash(hashes[by_time], times[by_time])]
+
+
+def order_by_time(times: NDArray[np.int64]) -> NDArray[np.intp]:
+    """The rows by time, those of one time as they came."""
+    row_bits = max(0, len(times) - 1).bit_length()
+    first = int(times.min())
+    if (int(times.max()) - first).bit_length() + row_bits > 64:
+        return np.argsort(times, kind="stable")
+    packed = (times - first).astype(np.uint64) << np.uint64(row_bits)
+    packed |= np.arange(len(times), dtype=np.uint64)
+    packed.sort()
+    packed &= np.uint64((1 << row_bits) - 1)
+    return packed.view(np.intp)
 
 
 def _is_in_order(hashes: NDArray[np.uint64], starts: NDArray[np.int64]) -> bool:
@@ -114,7 +197,8 @@ def order_by_hash(hashes: NDArray[np.uint64], starts: NDArray[np.int64]) -> NDAr
     Numbers are sorted several times faster than what they belong to is put in their order. So one number of 64 bits holds
     as many of the hash's first bits as there is room for, the start's place among all starts, and the row's.
     """
-    some = starts[:1] if starts.min() == starts.max() else np.sort(pc.unique(pa.array(starts)).to_numpy())
+    # Starts that rise with the rows, as those of sessions often do, need no place of their own.
+    some = starts[:1] if np.all(starts[1:] >= starts[:-1]) else np.sort(pc.unique(pa.array(starts)).to_numpy())
     row_bits, start_bits = (max(0, len(of) - 1).bit_length() for of in (hashes, some))
     hash_bits = 64 - row_bits - start_bits
     if hash_bits < 1:
@@ -164,19 +248,28 @@ def fold(
     clock: int = clocks.BEGINNING,
     apart_from: int | None = None,
     with_current: bool = False,
+    ids_from: int | None = None,
 ) -> pa.Table:
-    """One table of the partial sums of all: one row per key and interval.
+    """One table of the partial sums of all: one row per key and interval, or per part of a session in it.
 
     Below `clock` only the intervals between `cuts` stay apart. Rows of an ordered monoid that start at or after `apart_from`
-    stay single messages: others may still have to go between them.
+    stay single messages: others may still have to go between them. So do messages with an id from the time `ids_from` on; what
+    is before it loses its id.
 
     With the column `current` a key's is that of the newest table which has the key; the oldest comes first.
     """
     table = _together(tables, layout, with_current)
     if table.num_rows == 0:
         return table
-    folded = clocks.fold_starts(as_numpy(table, "start"), cuts, clock)
+    starts = as_numpy(table, "start")
+    folded = clocks.fold_starts(starts, cuts, clock)
+    if layout.panes:
+        folded = np.maximum(folded, layout.panes.pane(starts))
     table = table.set_column(table.schema.get_field_index("start"), "start", pa.array(folded))
+    singles = 0
+    if ids_from is not None and layout.once is not None:
+        table, singles = _forget_ids(table, layout.once, ids_from)
+        folded = as_numpy(table, "start")
     order, first = sort(table, layout)
     begins_key = first.copy()
     if folded.min() < folded.max() or apart_from is not None:
@@ -184,10 +277,24 @@ def fold(
         first[1:] |= starts[1:] != starts[:-1]
         if apart_from is not None and layout.is_ordered:
             first |= starts >= apart_from
+    first = _sessions(table, order, first, layout)
+    if singles:
+        is_single = (np.arange(len(first)) if order is None else order) >= len(first) - singles
+        first |= is_single
+        first[1:] |= is_single[:-1]
     if not with_current:
         return reduce(table, order, first, layout)
     current = _newest(one_chunk(table[CURRENT]), order, begins_key, first)
     return reduce(table.drop_columns([CURRENT]), order, first, layout).append_column(CURRENT, current)
+
+
+def _forget_ids(table: pa.Table, once: Once, ids_from: int) -> tuple[pa.Table, int]:
+    """The rows with those last that keep their id, and how many do: those of equal place stay apart behind what is folded."""
+    keeps = np.asarray(one_chunk(table[ID]).is_valid()) & (as_numpy(table, "time") >= ids_from)
+    rest = table.filter(pa.array(~keeps))
+    rest = rest.set_column(rest.schema.get_field_index(ID), ID, pa.nulls(len(rest), once.type))
+    singles = table.filter(pa.array(keeps))
+    return pa.concat_tables([rest, singles]).combine_chunks(), len(singles)
 
 
 def _newest(
@@ -203,11 +310,39 @@ def _newest(
 
 
 def fold_keys(tables: Sequence[pa.Table], layout: Layout) -> pa.Table:
-    """One row per key: the fold of all its rows, its start that of the first."""
+    """One row per key: the fold of all its rows, its start that of the first. One per session, where there are sessions."""
     table = _together(tables, layout)
     if table.num_rows == 0:
         return table
-    return reduce(table, *sort(table, layout), layout)
+    order, first = sort(table, layout)
+    return reduce(table, order, _sessions(table, order, first, layout), layout)
+
+
+def _sessions(
+    table: pa.Table, order: NDArray[np.intp] | None, first: NDArray[np.bool_], layout: Layout
+) -> NDArray[np.bool_]:
+    """Which of the rows in this order begin a session, or one of the segments that begin at `first`."""
+    if layout.gap is None:
+        return first
+    firsts, lasts = (as_numpy(table, name) for name in ("first", "last"))
+    if order is not None:
+        firsts, lasts = firsts[order], lasts[order]
+    begins = first.copy()
+    begins[1:] |= firsts[1:] >= _running_max(lasts, first)[:-1] + layout.gap
+    return begins
+
+
+def _running_max(values: NDArray[np.int64], first: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The greatest value so far within each segment."""
+    if np.all((values[1:] >= values[:-1]) | first[1:]):
+        return values
+    # Numbers that rise from segment to segment: the value's rank within, the segment's number before it.
+    ranked, count = np.argsort(values, kind="stable"), len(values)
+    rank = np.empty(count, np.int64)
+    rank[ranked] = np.arange(count)
+    before = (np.cumsum(first) - 1) * count
+    greatest: NDArray[np.int64] = values[ranked[np.maximum.accumulate(before + rank) - before]]
+    return greatest
 
 
 def reduce(table: pa.Table, order: NDArray[np.intp] | None, first: NDArray[np.bool_], layout: Layout) -> pa.Table:
@@ -224,6 +359,10 @@ def reduce(table: pa.Table, order: NDArray[np.intp] | None, first: NDArray[np.bo
         values = sums(values, begins, layout)
     place = table.schema.get_field_index("value")
     heads = table.remove_column(place).take(pa.array(begins if order is None else order[begins]))
+    if layout.gap is not None:
+        lasts = as_numpy(table, "last")
+        lasts = np.maximum.reduceat(lasts if order is None else lasts[order], begins)
+        heads = heads.set_column(heads.schema.get_field_index("last"), "last", pa.array(lasts))
     return heads.add_column(place, layout.schema.field("value"), values)
 
 
@@ -241,9 +380,11 @@ def sums(values: pa.Array, begins: NDArray[np.intp], layout: Layout) -> pa.Array
         raise TaskFailed(f"monoid {layout.monoid.name} raised {error!r} for values that it made; mend it.") from error
 
 
-def slices(tables: Sequence[pa.Table], low: int = 0, high: int = 1 << 64) -> list[tuple[int, int]]:
-    """Ranges of the hash from `low` to `high` that hold about SLICE rows of these sorted tables each."""
-    count = -(-sum(map(len, tables)) // SLICE)
+def slices(
+    tables: Sequence[pa.Table], low: int = 0, high: int = 1 << 64, rows: int | None = None
+) -> list[tuple[int, int]]:
+    """Ranges of the hash from `low` to `high` that hold about so many rows (default: SLICE) of these sorted tables each."""
+    count = -(-sum(map(len, tables)) // (rows or SLICE))
     some = np.sort(np.concatenate([as_numpy(table, "hash")[:: max(1, SLICE // 64)] for table in tables]))
     bounds = {int(some[len(some) * i // count]) for i in range(1, count)}
     return list(pairwise([low, *sorted(bounds - {low}), high]))
@@ -263,3 +404,54 @@ def below(table: pa.Table, clock: int | None) -> pa.Table:
         return table
     starts = as_numpy(table, "start")
     return table if len(starts) == 0 or starts.max() < clock else table.filter(pa.array(starts < clock))
+
+
+def from_clock(table: pa.Table, clock: int) -> pa.Table:
+    """The rows whose interval starts at or above the clock."""
+    return table.filter(pa.array(as_numpy(table, "start") >= clock))
+
+
+def expiry(table: pa.Table, layout: Layout) -> NDArray[np.int64] | None:
+    """The clock by which each row has expired: no window that is open then, and no session that goes on, needs it."""
+    if layout.panes:
+        return layout.panes.last(as_numpy(table, "start")) + layout.panes.size
+    if layout.gap is None:
+        return None
+    ends = as_numpy(table, "last") + layout.gap
+    if layout.once is None or len(table) == 0:
+        return ends
+    # Messages with an id are rows of their own below every clock, and each is needed until its session ends.
+    order, first = sort(table, layout)
+    order = np.arange(len(table)) if order is None else order
+    begins = np.flatnonzero(_sessions(table, order, first, layout))
+    of_sessions = np.empty(len(table), np.int64)
+    of_sessions[order] = np.repeat(np.maximum.reduceat(ends[order], begins), np.diff(np.append(begins, len(table))))
+    return of_sessions
+
+
+def fading(table: pa.Table, layout: Layout) -> NDArray[np.int64] | None:
+    """The clock by which each row has expired, or is no single message any more; None if none ever does."""
+    expired = expiry(table, layout)
+    if layout.once is None:
+        return expired
+    expired = np.full(len(table), np.iinfo(np.int64).max) if expired is None else expired
+    forgotten = as_numpy(table, "time") + (layout.once.horizon + 1)
+    return np.where(one_chunk(table[ID]).is_valid(), forgotten, expired)
+
+
+def touched(table: pa.Table, fresh: pa.Table) -> pa.Table:
+    """The rows of a sorted table whose hash is among those of another, which is sorted too."""
+    hashes, stored = as_numpy(fresh, "hash"), as_numpy(table, "hash")
+    if len(stored) == 0:
+        return table
+    hashes = hashes[np.searchsorted(hashes, stored[0]) : np.searchsorted(hashes, stored[-1], side="right")]
+    hashes = hashes[np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]]
+    begin = np.searchsorted(stored, hashes)
+    end, more = begin.copy(), np.arange(len(hashes))
+    # Most keys have few rows: to look at the next is faster than to search for the last.
+    for _ in range(4):
+        more = more[end[more] < len(stored)]
+        more = more[stored[end[more]] == hashes[more]]
+        end[more] += 1
+    end[more] = np.searchsorted(stored, hashes[more], side="right")
+    return table.take(pa.array(ranges(begin, end - begin)))

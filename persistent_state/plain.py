@@ -13,15 +13,6 @@ import pyarrow as pa
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput
 
-UNITS = {
-    "microsecond": 1,
-    "millisecond": 1_000,
-    "second": 1_000_000,
-    "minute": 60_000_000,
-    "hour": 3_600_000_000,
-    "day": 86_400_000_000,
-}
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -85,12 +76,6 @@ def show_clock(clock: int | None) -> str:
         return _zulu((_EPOCH + timedelta(microseconds=clock)).isoformat())
     except OverflowError:
         return str(clock)
-
-
-def show_duration(length: int) -> str:
-    """Microseconds in the largest unit of which they are a whole number."""
-    name, unit = next((name, unit) for name, unit in reversed(UNITS.items()) if length % unit == 0)
-    return f"{length // unit:,} {name}{'' if length == unit else 's'}"
 
 
 def read_clock(text: str) -> int:

@@ -10,11 +10,12 @@ import pyarrow as pa
 
 from persistent_state import keys
 from persistent_state.clock import Settings
-from persistent_state.errors import InvalidInput
-from persistent_state.merge import Layout
-from persistent_state.state import NonWindowState
+from persistent_state.errors import InvalidInput, TaskFailed
+from persistent_state.merge import Layout, Once
+from persistent_state.state import KeptState
 from persistent_state.store.files import Files
 from persistent_state.task import PersistentTask
+from persistent_state.windows import length, window_columns
 
 KEEP, FAIL = "keep", "fail"
 
@@ -27,8 +28,8 @@ class Plan:
     """One task as planned by a driver: its messages' schema, where its state is, and how event time moves.
 
     `schema` is that of the rows that the task sees; `timestamp` and `channel` name columns of it. `emits` says whether the
-    running values of touched keys are written, `has_positions` whether the source can tell its rows apart,
-    `has_order` whether a part of a micro-batch holds the rows that come before it.
+    running values of touched keys are written, `outputs` names the outputs at each clock; `has_positions` whether the source
+    can tell its rows apart, `has_order` whether a part of a micro-batch holds the rows that come before it.
     """
 
     application: str
@@ -40,6 +41,7 @@ class Plan:
     settings: Settings
     shards: int
     emits: bool = False
+    outputs: tuple[str, ...] = ()
     on_bad_row: str = KEEP
     has_positions: bool = True
     has_order: bool = True
@@ -51,12 +53,34 @@ class Plan:
     @cached_property
     def layout(self) -> Layout:
         types = tuple(keys.normal_type(self.schema.field(name).type) for name in self.task.key_columns)
-        return Layout(types, self.task.persistent_state().monoid)
+        once = None
+        if self.task.message_id is not None:
+            type = keys.normal_type(self.schema.field(self.task.message_id).type)
+            once = Once(type, length("horizon", self.task.horizon or ""))
+        return Layout(types, self.state.monoid, self.state.windowing, once)
+
+    @cached_property
+    def state(self) -> KeptState[Any]:
+        return self.task.persistent_state()
+
+    def present(self, column: pa.Array) -> pa.Array:
+        """What outputs show of a column of values.
+
+        Raises:
+            TaskFailed: user code raised, or gave what is not of the type that it said.
+        """
+        try:
+            return self.state.present(column)
+        except Exception as error:
+            raise TaskFailed(
+                f"task={self.name}: what presents its values raised {error!r}; mend it, or its type."
+            ) from error
 
     @property
     def keeps_current(self) -> bool:
         """Whether runs hold the current values of keys, which are asked for in each micro-batch."""
-        return (self.emits or self.task.reads_state) and not self.layout.is_ordered
+        of_time = self.layout.is_ordered or self.layout.windowing is not None or self.layout.once is not None
+        return (self.emits or self.task.reads_state) and not of_time
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -65,7 +89,8 @@ class Plan:
             {"name": name, "type": str(type)}
             for name, type in zip(self.task.key_columns, self.layout.key_types, strict=True)
         ]
-        return {**self.task.persistent_state().identity(), "key": columns}
+        once = {} if self.layout.once is None else {"message_id": str(self.layout.once.type)}
+        return {**self.state.identity(), "key": columns, **once}
 
     def check(self) -> None:
         """Refuse what can never work.
@@ -77,19 +102,33 @@ class Plan:
         if not name or not all(c.isalnum() or c in "_.-" for c in name) or name[0] == ".":
             raise InvalidInput(f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'.")
         way = task.update_way
-        if not isinstance(task.persistent_state(), NonWindowState):
+        if not isinstance(self.state, KeptState):
             raise InvalidInput(
                 f"task={name}: persistent_state() gives no state; return one, such as NonWindowState(Sum())."
             )
-        wanted = {"timestamp": self.timestamp, "channel": self.channel, "value": task.value}
+        if task.reads_state and self.state.windowing is not None:
+            raise InvalidInput(
+                f"task={name} reads its state, and {self.state.windowing!r} bounds that in time, which can't be read; leave "
+                "out reads_state, or keep a NonWindowState without a ttl."
+            )
+        wanted = {
+            "timestamp": self.timestamp,
+            "channel": self.channel,
+            "value": task.value,
+            "message id": task.message_id,
+        }
         for role, column in [*wanted.items(), *(("key", column) for column in task.key_columns)]:
             if column is not None and self.schema.get_field_index(column) < 0:
                 known = ", ".join(self.schema.names)
                 raise InvalidInput(f"task={name}: the {role} column {column!r} is not in the source; it has {known}.")
+        if (task.message_id is None) != (task.horizon is None):
+            raise InvalidInput(
+                f"task={name}: message_id={task.message_id!r} and horizon={task.horizon!r} go together; give both or neither."
+            )
         for column in task.key_columns:
-            if column == "value":
+            if column in ("value", *window_columns(self.state.windowing)):
                 raise InvalidInput(
-                    f"task={name}: the key column 'value' has the name of the state's column; "
+                    f"task={name}: the key column {column!r} has the name of a column of the state; "
                     "rename it in the source's transform."
                 )
             if task.key_columns.count(column) > 1:
@@ -98,6 +137,12 @@ class Plan:
                 keys.normal_type(self.schema.field(column).type)
             except InvalidInput as error:
                 raise InvalidInput(f"task={name}, column {column!r}: {error}") from None
+        if task.message_id is not None:
+            length("horizon", task.horizon or "")
+            try:
+                keys.normal_type(self.schema.field(task.message_id).type)
+            except InvalidInput as error:
+                raise InvalidInput(f"task={name}, message id {task.message_id!r}: {error}") from None
         if self.channel is not None and not _names_channels(self.schema.field(self.channel).type):
             found = self.schema.field(self.channel).type
             raise InvalidInput(
@@ -130,10 +175,10 @@ class Plan:
         """Refuse a column of updates that can never fit.
 
         Raises:
-            InvalidInput: the monoid can't take its type.
+            InvalidInput: the monoid can't take its type, and nothing prepares its items.
         """
         monoid = self.layout.monoid
-        if not monoid.accepts(type):
+        if self.state.prepare is None and not monoid.accepts(type):
             said = "the column" if self.task.value is None else f"column {self.task.value!r}"
             raise InvalidInput(
                 f"task={self.name}: {monoid.name} holds {monoid.type} and can't take {said} of {type}; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from monoids import Monoid, MonoidError, from_identity
 from monoids.types import parse_type
-from persistent_state import keys
+from persistent_state import keys, merge, view, windows
+from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput, StoreUnavailable
 from persistent_state.merge import Layout
 from persistent_state.store import run as runs_io
@@ -20,11 +21,16 @@ from persistent_state.store.entry import Entry, Run, SideFile, TaskState
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
+from persistent_state.view import Since
+from persistent_state.windows import FINAL
 
 
 @dataclass(frozen=True)
 class StateAt:
-    """A task's state at a clock, or the part of it in a range of the hash: the runs that hold it. Can be pickled."""
+    """A task's state at a clock, or the part of it with low <= hash < high: the runs that hold it. Can be pickled.
+
+    With `since` it is what an output is given at the clock instead.
+    """
 
     files: Files
     application: str
@@ -34,23 +40,33 @@ class StateAt:
     key_columns: tuple[str, ...]
     layout: Layout
     runs: tuple[Run, ...]
+    born: int
+    floor: int
+    since: Since | None = None
+    low: int = 0
+    high: int = 1 << 64
 
     @property
     def schema(self) -> pa.Schema:
-        """The key columns and `value`."""
-        return pa.schema(
-            [*zip(self.key_columns, self.layout.key_types, strict=True), ("value", self.layout.monoid.type)]
-        )
+        """The key columns, those of the window if there are windows, and `value`."""
+        value = self.layout.schema.field("value")
+        final = [pa.field(FINAL, pa.bool_())] if self.since is not None and self.since.early else []
+        keys = map(pa.field, self.key_columns, self.layout.key_types)
+        return pa.schema([*keys, *self.layout.window_fields, *final, value])
 
     def part(self, number: int, parts: int) -> StateAt:
         """One of so many parts of the state, by the hash of the key."""
         low, high = keys.shard_range(number, parts)
-        runs = [
-            replace(run, low=max(low, run.low), high=min(high, run.high))
-            for run in self.runs
-            if run.first < self.clock and run.low < high and low < run.high
-        ]
-        return replace(self, runs=tuple(runs))
+        return replace(self, low=low, high=high).of(self.runs)
+
+    def of(self, runs: Iterable[Run]) -> StateAt:
+        """The same, held by those of these runs that hold a part of it."""
+        cut = (
+            replace(run, low=max(self.low, run.low), high=min(self.high, run.high))
+            for run in runs
+            if run.first < self.clock and run.low < self.high and self.low < run.high
+        )
+        return replace(self, runs=tuple(cut))
 
     def read(self) -> pa.Table:
         """One row per key.
@@ -60,12 +76,50 @@ class StateAt:
             Damaged: a file is not what was written.
         """
         try:
-            table = runs_io.state_below(self.files, self.runs, self.layout, self.clock)
+            table = self._folded()
         except FileNotFoundError as error:
-            raise InvalidInput(
-                f"clock={self.clock} of {self.application} is no longer retained; open a newer one."
-            ) from error
-        return table.select([*self.layout.key_names, "value"]).rename_columns(self.schema.names)
+            # Runs are rewritten and the old ones deleted, but the state at a clock that is retained is in the new ones.
+            entry = newest_entry(self.files, self.application)
+            task = entry.tasks[self.task]
+            newest = self.of(task.runs)
+            is_there = self.clock in (*entry.retained, entry.clock, BEGINNING) and self._is_known_since(entry, task)
+            if newest == self or task.born != self.born or not is_there:
+                raise InvalidInput(
+                    f"clock={self.clock} of {self.application} is no longer retained; open a newer one."
+                ) from error
+            return newest.read()
+        return table.drop_columns(["hash"]).rename_columns(self.schema.names)
+
+    def _is_known_since(self, entry: Entry, task: TaskState) -> bool:
+        """Whether what changed is still stored apart."""
+        if self.since is None:
+            return True
+        if self.layout.windowing is None:
+            return self.since.clock in (*entry.retained, entry.clock, BEGINNING)
+        is_kept = task.floor <= max(self.since.clock, self.floor)
+        return is_kept and self.since.recent in (*entry.retained, entry.clock, BEGINNING)
+
+    def _folded(self) -> pa.Table:
+        return seen_below(self.files, self.runs, self.layout, self.clock, self.since, self.floor)
+
+
+def seen_below(
+    files: Files, runs: Sequence[Run], layout: Layout, clock: int, since: Since | None = None, floor: int = BEGINNING
+) -> pa.Table:
+    """What `view` shows of the rows of these runs below the clock: the state, or the values since another clock."""
+    tables = [layout.schema.empty_table()]
+    if since is None or layout.windowing is not None or any(run.last >= since.clock for run in runs):
+        tables += [merge.below(runs_io.read_run_with_sums(files, run), clock) for run in runs]
+    parts = []
+    # A row that is in many windows makes many rows.
+    most = max(1, merge.SLICE // view.windows_per_row(layout, clock, since, floor))
+    for low, high in merge.slices(tables, rows=most):
+        levels = [merge.between(table, low, high) for table in tables]
+        if since is None:
+            parts.append(view.state(levels, layout, clock))
+        else:
+            parts.append(view.values(levels, layout, since, clock, floor))
+    return pa.concat_tables(parts)
 
 
 def read_state(
@@ -78,6 +132,9 @@ def read_state(
     **storage_options: Any,
 ) -> pa.Table:
     """A task's state at a clock, by default the newest global one: its key columns and `value`, one row per key.
+
+    Of a `WindowState` there is a row for each key and window that is open at the clock and holds a message: between the key
+    columns and `value` stand `window_start` and `window_end` (int64, microseconds UTC).
 
     `clock` is microseconds UTC and must be one of `clocks`. The rows are in no particular order. Nothing of the store is
     executed: the monoid is that of `task`, and must be the one that the store was written with. Of a task that is only
@@ -108,18 +165,30 @@ def find_state(
         else:
             monoid = _checked_monoid(task, found.identity)
         columns = found.identity["key"]
-        layout = Layout(tuple(parse_type(column["type"]) for column in columns), monoid)
+        types = tuple(parse_type(column["type"]) for column in columns)
+        layout = Layout(types, monoid, windows.from_identity(found.identity))
     except MonoidError as error:
         raise InvalidInput(f"task={name}: {error}") from error
-    names = tuple(column["name"] for column in columns)
-    return StateAt(files, application, name, at, entry.shards, names, layout, found.runs)
+    return state_at(files, application, entry, name, layout, at)
+
+
+def state_at(
+    files: Files, application: str, entry: Entry, name: str, layout: Layout, clock: int, since: Since | None = None
+) -> StateAt:
+    """A task's state at a clock that an entry retains, or what an output is given then."""
+    task = entry.tasks[name]
+    columns = tuple(column["name"] for column in task.identity["key"])
+    return StateAt(
+        files, application, name, clock, entry.shards, columns, layout, task.runs, task.born, task.floor, since
+    )
 
 
 def _checked_monoid(task: PersistentTask, identity: Mapping[str, Any]) -> Monoid[Any]:
-    for what, wanted in task.persistent_state().identity().items():
-        if identity[what] != wanted:
+    own = task.persistent_state().identity()
+    for what in sorted({*own, *identity} - {"key", "message_id"}):
+        if identity.get(what) != own.get(what):
             raise InvalidInput(
-                f"task={task.task_name}: the store was written with {what}={identity[what]}, not {wanted}; "
+                f"task={task.task_name}: the store was written with {what}={identity.get(what)}, not {own.get(what)}; "
                 "open it with the task that wrote it."
             )
     return task.persistent_state().monoid

@@ -10,8 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from persistent_state.plain import plain, show_clock, show_duration, to_json
+from persistent_state.durations import show_duration
+from persistent_state.plain import plain, show_clock, to_json
 from persistent_state.verify import Verified
+from persistent_state.windows import WINDOW
 
 WIDEST = 60
 """How wide a column of a table of states may be."""
@@ -64,7 +66,7 @@ def application(found: Mapping[str, Any]) -> Iterator[str]:
             (
                 task["task"],
                 ", ".join(task["key"]) or "-",
-                _monoid(task),
+                _monoid(task) + _window(task["window"]),
                 _clock(task["clock"]) if task["active"] else f"{show_clock(task['clock'])}, left out",
                 f"{task['runs']:,}",
                 f"{task['rows']:,}",
@@ -77,6 +79,17 @@ def application(found: Mapping[str, Any]) -> Iterator[str]:
     bad = [(task["task"], why, f"{n:,}") for task in tasks for why, n in sorted(task["late_and_bad"].items())]
     yield ""
     yield from table(("task", "late and bad", "rows"), bad or [("all", "none", "0")], right={2})
+    outputs = [(task["task"], each) for task in tasks for each in task["outputs"]]
+    if outputs:
+        yield ""
+        yield from table(
+            ("task", "output", "delivered up to", "clocks behind"),
+            [
+                (task, each["output"], _clock(each["clock"]), "-" if each["behind"] is None else f"{each['behind']:,}")
+                for task, each in outputs
+            ],
+            right={3},
+        )
     yield ""
     yield from table(
         ("task", "channels", "ended", "silent", "slowest", "is at", "newest is at"),
@@ -98,7 +111,14 @@ def state(found: pa.Table, rows: Sequence[Sequence[pa.Scalar]], keys: int, clock
     """The rows of a state, of which there are `keys`, and what they are."""
     numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     right = {i for i, field in enumerate(found.schema) if any(is_one(field.type) for is_one in numbers)}
-    shown = [["null" if not value.is_valid else _cut(_printable(cell(value))) for value in row] for row in rows]
+    times = {i for i, field in enumerate(found.schema) if field.name in WINDOW and field.type == pa.int64()}
+    shown = [
+        [
+            "null" if not value.is_valid else show_clock(value.as_py()) if i in times else _cut(_printable(cell(value)))
+            for i, value in enumerate(row)
+        ]
+        for row in rows
+    ]
     yield from table(found.column_names, shown, right)
     yield ""
     count = f"{keys:,} {'key' if keys == 1 else 'keys'}"
@@ -162,6 +182,16 @@ def size(count: int) -> str:
 def width() -> int:
     """How many letters a line of the terminal has."""
     return shutil.get_terminal_size().columns - 1
+
+
+def _window(window: Mapping[str, int] | None) -> str:
+    """What bounds a state in time."""
+    if window is None:
+        return ""
+    said = {name: show_duration(length) for name, length in window.items()}
+    if "size" not in said:
+        return f", sessions by {said['gap']}" if "gap" in said else f", for {said['ttl']}"
+    return f", windows of {said['size']}" + (f" each {said['step']}" if said["step"] != said["size"] else "")
 
 
 def _monoid(task: Mapping[str, Any]) -> str:

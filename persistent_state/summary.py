@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from persistent_state import delivery
 from persistent_state.clock import BEGINNING
 from persistent_state.reader import newest_entry
 from persistent_state.store import sides
 from persistent_state.store.base import Files
-from persistent_state.store.entry import TaskState, task_files
+from persistent_state.store.entry import Entry, task_files
 
 
 def summary(files: Files, name: str) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def summary(files: Files, name: str) -> dict[str, Any]:
         InvalidInput: there is no such application.
     """
     entry = newest_entry(files, name)
-    tasks = [_task(files, name, task) for name, task in sorted(entry.tasks.items())]
+    tasks = [_task(files, entry, name) for name in sorted(entry.tasks)]
     return {
         "application": name,
         "clock": None if entry.clock == BEGINNING else entry.clock,
@@ -33,7 +34,8 @@ def summary(files: Files, name: str) -> dict[str, Any]:
     }
 
 
-def _task(files: Files, name: str, task: TaskState) -> dict[str, Any]:
+def _task(files: Files, entry: Entry, name: str) -> dict[str, Any]:
+    task = entry.tasks[name]
     stored = {file.path: file.length for file in (*task_files(task), *(s.file for s in sides.settled(files, task)))}
     timed = {channel: state.newest for channel, state in task.channels.items() if state.newest is not None}
     live = {channel: newest for channel, newest in timed.items() if not task.channels[channel].ended}
@@ -43,6 +45,7 @@ def _task(files: Files, name: str, task: TaskState) -> dict[str, Any]:
         "key": [column["name"] for column in task.identity["key"]],
         "monoid": task.identity["monoid"]["name"],
         "type": task.identity["monoid"]["type"],
+        "window": task.identity.get("window"),
         "active": task.active,
         "clock": None if task.clock == BEGINNING else task.clock,
         "runs": len(task.runs),
@@ -50,6 +53,15 @@ def _task(files: Files, name: str, task: TaskState) -> dict[str, Any]:
         "files": len(stored),
         "bytes": sum(stored.values()),
         "late_and_bad": task.counts(),
+        "outputs": [
+            {
+                "output": output,
+                "clock": found.clock,
+                # Of what a task that is left out has missed, nothing is told.
+                "behind": found.behind if task.active else None,
+            }
+            for output, found in sorted(delivery.delivered(entry, name).items())
+        ],
         "channels": {
             "count": len(task.channels),
             "ended": sum(channel.ended for channel in task.channels.values()),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInput
-from persistent_state.state import NonWindowState, PersistentState
+from persistent_state.state import KeptState, PersistentState
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -43,14 +43,20 @@ class PersistentTask:
     message; or `value`, the name of a column that holds each row's update; or `process_batch`, a function of an Arrow
     batch; or `process_column`, a Spark `Column`. All give the same state. `name` is what the store knows the task by
     (default: the class's name). A task that sets `reads_state` may call `state.get()` in `process_message`.
+
+    A task whose messages may come again names the column of their ids, `message_id`, and a `horizon` such as "1 day": of the
+    messages of a key with the same id and timestamps no further apart, the first that is accepted counts, across restarts too.
+    One whose id is null always counts.
     """
 
     name: str = ""
     key: str | Sequence[str] | None = None
     value: str | None = None
+    message_id: str | None = None
+    horizon: str | None = None
     reads_state: ClassVar[bool] = False
 
-    def persistent_state(self) -> NonWindowState[Any]:
+    def persistent_state(self) -> KeptState[Any]:
         """The state this task keeps."""
         raise InvalidInput(f"task={self.task_name} keeps no state; define persistent_state().")
 

@@ -29,7 +29,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 TOGETHER = (
-    ("drivers", ("test_kills.py", "test_failures.py", "test_drivers.py", "test_cluster.py")),
+    ("drivers", ("test_kills.py", "test_failures.py", "test_drivers.py", "test_cluster.py", "test_deliveries.py")),
     ("spark", ("/spark/",)),
     ("servers", ("test_conformance.py",)),
 )

@@ -13,14 +13,15 @@ from persistent_state import driver
 from persistent_state.clock import Position, Settings
 from persistent_state.driver import Keeping
 from persistent_state.plan import Plan
+from persistent_state.reader import seen_below
 from persistent_state.sources.base import NO_POSITION, Chunk, Reach
 from persistent_state.steps.combine import Blob, combine
 from persistent_state.steps.shard import Descriptor, merge_shard
-from persistent_state.store import run as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
+from persistent_state.view import LAST
 
 ids = map(str, itertools.count())
 
@@ -123,7 +124,7 @@ def play(
 
 def state_at(entry: Entry, plan: Plan, clock: int | None) -> dict[Any, Any]:
     """The state of a task below a clock (None: of everything); keys are tuples of Python values."""
-    table = runs_io.state_below(plan.files, entry.tasks[plan.name].runs, plan.layout, clock)
+    table = seen_below(plan.files, entry.tasks[plan.name].runs, plan.layout, LAST if clock is None else clock)
     names = plan.layout.key_names
     keys = zip(*(table[name].to_pylist() for name in names), strict=True) if names else [()] * table.num_rows
     values = plan.layout.monoid.from_arrow(table["value"].combine_chunks())

@@ -22,9 +22,10 @@ import pyarrow as pa
 import pytest
 
 from monoids import Max, Monoid, Struct
-from persistent_state import NonWindowState, PersistentTask, read_state
+from persistent_state import NonWindowState, PersistentTask, Window, WindowState, read_state
 from persistent_state.cli import main
-from persistent_state.plain import read_clock, show_clock, show_duration
+from persistent_state.durations import show_duration
+from persistent_state.plain import read_clock, show_clock
 from persistent_state.show import size
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -321,6 +322,23 @@ def test_keys_of_every_type_are_shown_in_their_order(tmp_path: Path, capsys: pyt
         assert main(["state", str(store), "app", "Kept", "--format", "csv"]) == 0
         found = [row[0] for row in csv.reader(io.StringIO(capsys.readouterr().out, newline=""))][1:]
         assert found == [json.loads(text) if text.startswith('"') else text for text in [*shown, ""]]
+
+
+def test_windows_are_shown_by_their_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Windowed(Kept):
+        def persistent_state(self) -> Any:
+            return WindowState(self.monoid, Window("20 microseconds", "10 microseconds"))
+
+    rows = pa.RecordBatch.from_pydict({"ts": [85, 95, 99], "k": ["a", "a", "b"]})
+    write(tmp_path / "store", Windowed("k", "ts", Max()), rows)
+    assert main(["show", str(tmp_path / "store"), "app"]) == 0
+    assert "Max<int64>, windows of 20 microseconds each 10 microseconds" in capsys.readouterr().out
+    assert main(["state", str(tmp_path / "store"), "app", "Windowed"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].split() == [
+        "a", "1970-01-01T00:00:00.000080Z", "1970-01-01T00:00:00.000100Z", "85",
+    ]  # fmt: skip
+    assert main(["state", str(tmp_path / "store"), "app", "Windowed", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"k": "a", "window_start": 80, "window_end": 100, "value": 85}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from monoids import Max, Monoid, Struct, Sum
 from persistent_state import merge
 from persistent_state.merge import CURRENT, Layout
-from persistent_state.steps.current import add_current, touched
+from persistent_state.steps.current import add_current
 
 HASHES = (3, 2**40, 2**63, 2**63 + 1)
 """Few, so that keys share them."""
@@ -60,5 +60,5 @@ def test_the_current_value_of_a_key_is_the_fold_of_its_rows(monoid: Monoid, seed
 @given(st.lists(st.integers(0, 40), max_size=60), st.lists(st.integers(0, 40), min_size=1, max_size=40))
 def test_touched_rows_are_those_of_the_same_hashes(stored: list[int], fresh: list[int]) -> None:
     table, other = (pa.table({"hash": pa.array(sorted(hashes), pa.uint64())}) for hashes in (stored, fresh))
-    found = touched(table, other)["hash"].to_pylist()
+    found = merge.touched(table, other)["hash"].to_pylist()
     assert found == [hash for hash in sorted(stored) if hash in fresh]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monoids import List, Min, Monoid, Sum
+from monoids import Aggregator, List, Max, Min, Monoid, Sum
 from persistent_state import (
     LocalRun,
     Message,
@@ -20,6 +20,8 @@ from persistent_state import (
     PersistentState,
     PersistentTask,
     TaskFailed,
+    Window,
+    WindowState,
     run_local,
 )
 
@@ -51,6 +53,23 @@ class Kept(PersistentTask):
 
     def process_message(self, state: PersistentState[Any], message: Message) -> None:
         self.process(state, message)
+
+
+class Longest(PersistentTask):
+    """The length of the longest word, in words."""
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Aggregator(len, Max(), lambda length: f"{length} letters"))
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, message["word"])
+
+
+class Windowed(Words):
+    """Counts words by the minute."""
+
+    def persistent_state(self) -> WindowState[Any]:
+        return WindowState(Sum(), Window("1 minute"))
 
 
 class Reading(Kept):
@@ -92,6 +111,18 @@ class TestStates:
             3 * MINUTE: {"c": 1},
             4 * MINUTE: {"d": 1},
         }
+
+    def test_outputs_are_what_is_presented_and_states_are_not(self) -> None:
+        run = run_local(Longest(), said((1, "a"), (2, "aaa"), (MINUTE, "aa")))
+        assert run.states[MINUTE] == {(): 3}
+        assert run.outputs[MINUTE] == {(): "3 letters"}
+
+    @pytest.mark.parametrize("batch_size", [1, 2, 10])
+    def test_outputs_hold_each_window_once_however_soon_it_closed(self, batch_size: int) -> None:
+        messages = said(*((i * MINUTE, "a") for i in range(10)))
+        run = run_local(Windowed(), messages, batch_size=batch_size, checkpoint_interval="3 minutes")
+        windows = [key for values in run.outputs.values() for key in values]
+        assert sorted(windows) == [("a", i * MINUTE, (i + 1) * MINUTE) for i in range(10)]
 
     @settings(max_examples=30)
     @given(

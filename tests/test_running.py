@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import FileSource, InvalidInput, StateError, TaskFailed
-from persistent_state.engine.running import Part, _as_own_error, check_parts
+from persistent_state.engine.causes import as_own_error
+from persistent_state.engine.running import Part, check_parts
 from persistent_state.store.log import Log
 from tests import core
 from tests.fixtures.write_store import SCHEMA, Totals
@@ -61,7 +62,7 @@ IN_SINK = f"{STREAM}[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred. Reaso
     ],
 )
 def test_only_what_spark_can_not_work_out_of_a_value_is_a_failure_of_the_task(text: str, shown: str | None) -> None:
-    made = _as_own_error(RuntimeError(text), "task=Total")
+    made = as_own_error(RuntimeError(text), "task=Total")
     if shown is None:
         assert type(made) is StateError
     else:

@@ -24,9 +24,9 @@ from persistent_state import (
     errors,
     run_local,
 )
-from persistent_state.application import duration
 from persistent_state.clock import Settings
 from persistent_state.driver import Keeping, close
+from persistent_state.durations import duration
 from persistent_state.plan import Plan
 from persistent_state.reader import clocks, read_late_rows, read_state
 from persistent_state.store.files import Files, open_files
@@ -200,7 +200,7 @@ class TestTasks:
         )
         refused(
             lambda: check(Task(key="value")),
-            "task=totals: the key column 'value' has the name of the state's column; "
+            "task=totals: the key column 'value' has the name of a column of the state; "
             "rename it in the source's transform.",
         )
         refused(

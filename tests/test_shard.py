@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from persistent_state.clock import BEGINNING
 from persistent_state.steps import shard
 from persistent_state.store.entry import Run, Stored
 
@@ -22,7 +23,7 @@ def test_levels_stay_few_and_a_row_is_seldom_rewritten(sizes: list[int]) -> None
     held: list[Run] = []
     written = 0
     for size in sizes:
-        keep = shard._keep(plan, held, size)
+        keep = shard._keep(plan, held, size, BEGINNING)
         # As if all keys were others: nothing is folded. A level of two runs is one level.
         rows = size + sum(run.rows for run in held[keep:])
         held[keep:] = [Run(FILE, rows - rows // 2, 0, 50, 0, 0), Run(FILE, rows // 2, 50, 100, 0, 0)]

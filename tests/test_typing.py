@@ -17,7 +17,9 @@ import pyarrow as pa
 from typing_extensions import assert_type
 
 import monoids
-from monoids import Count, ExactSum, HyperLogLog, Map, Max, Moments, Monoid, Optional, Set, Spread, Sum, Tuple, from_pair
+from monoids import (
+    Aggregator, Count, ExactSum, HyperLogLog, Map, Max, Moments, Monoid, Optional, Set, Spread, Sum, Tuple, from_pair
+)
 from persistent_state import NonWindowState, PersistentState
 
 assert_type(Sum().plus(1, 2), int)
@@ -31,6 +33,10 @@ assert_type(NonWindowState(Tuple(Sum(), Count(), Sum(), Moments())).get(), tuple
 assert_type(NonWindowState(Tuple(Sum(), monoids.Any())).get(), tuple[int, bool])
 assert_type(NonWindowState(Map(None, Tuple(Count(), ExactSum()))).get(), dict[Any, tuple[int, Fraction]])
 assert_type(NonWindowState(Optional(Moments())).get(), Spread | None)
+assert_type(NonWindowState(Moments().aggregator).get(), Spread)
+longest = Aggregator(len, Max(), lambda length: length or 0, pa.int64())
+assert_type(longest(["a"]), int)
+assert_type(NonWindowState(longest).get(), int | None)
 assert_type(HyperLogLog().aggregator(["a"]), float)
 assert_type(Moments().aggregator([1.0]), Spread)
 assert_type(Set(None).sum([]), frozenset[Any])
@@ -53,6 +59,7 @@ NonWindowState(Sum()).update(0, "1")
 Sum().plus(1, "2")
 Map(None, Sum()).plus({}, {1: "a"})
 Moments().of("a")
+text = NonWindowState(Moments().aggregator).get().casefold()
 """
 
 
@@ -70,4 +77,4 @@ def test_values_have_the_types_of_their_monoids(tmp_path: Path) -> None:
 
 
 def test_values_of_other_types_are_refused(tmp_path: Path) -> None:
-    assert checked(WRONG, tmp_path).count("error:") == 5
+    assert checked(WRONG, tmp_path).count("error:") == 6

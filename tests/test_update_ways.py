@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from monoids import (
     Affine,
+    Aggregator,
     Average,
     Count,
     CountMin,
@@ -36,6 +37,7 @@ from monoids import (
     Min,
     MinHash,
     Monoid,
+    MonoidError,
     Optional,
     Set,
     Struct,
@@ -46,13 +48,25 @@ from monoids import (
     Tuple,
 )
 from monoids.strategies import values
-from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, keys, merge, run_local
+from persistent_state import (
+    InvalidInput,
+    Message,
+    NonWindowState,
+    PersistentState,
+    PersistentTask,
+    TaskFailed,
+    keys,
+    merge,
+    run_local,
+)
 from persistent_state.clock import BEGINNING, Settings
 from persistent_state.driver import Keeping, close, plan_batch
+from persistent_state.plan import COLUMN
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.steps import shard
 from persistent_state.steps.combine import combine
 from persistent_state.store import run as runs_io
+from persistent_state.store import sides
 from persistent_state.store.log import Log
 from tests import core
 
@@ -432,3 +446,195 @@ def test_a_column_of_items_is_summarised(monoid: Summary[Any, Any, Any]) -> None
     assert {key: monoid.present(value) for key, value in run.state.items()} == {
         key: monoid.aggregator(item for item in some if item is not None) for key, some in expected.items()
     }
+
+
+SECRET, TOO_LONG = "secret", "too long"
+
+
+def prepared(word: str) -> list[Any]:
+    """A list of the word, of what is no text for one word, none for another."""
+    if word == SECRET:
+        raise MonoidError("the word is secret")
+    if word == "raise":
+        raise ZeroDivisionError("oh")
+    return [len(word)] if word == TOO_LONG else [word.upper()]
+
+
+SHOUTED = Aggregator(prepared, List(pa.string()), len, pa.int64())
+
+
+class Prepared(PersistentTask):
+    """One task whose state is given as an aggregator, said in each of the ways by its subclasses."""
+
+    key = "k"
+
+    def __init__(self, given: Any = SHOUTED) -> None:
+        self.given = given
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(self.given)
+
+
+class PreparedByMessage(Prepared):
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, message["update"])
+
+
+class PreparedByReading(PreparedByMessage):
+    reads_state = True
+
+    def __init__(self, given: Any = SHOUTED) -> None:
+        super().__init__(given)
+        self.read: list[Any] = []
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        super().process_message(state, message)
+        self.read.append(state.get())
+
+
+class PreparedByColumn(Prepared):
+    value = "update"
+
+
+class PreparedByBatch(Prepared):
+    def process_batch(self, batch: pa.RecordBatch) -> Any:
+        return batch.column("update")
+
+
+class PreparedBySpark(Prepared):
+    def process_column(self, rows: Any) -> Any:
+        raise NotImplementedError("Its values are in the chunks here.")
+
+
+PREPARED = [PreparedByMessage, PreparedByReading, PreparedByColumn, PreparedByBatch, PreparedBySpark]
+
+
+def play_prepared(
+    task: Prepared, items: pa.Array, words: list[str], sizes: list[int], on_bad_row: str = "keep"
+) -> tuple[dict[Any, Any], list[Any]]:
+    """The state in the end, and the reason and position of each bad row."""
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("update", items.type)])
+    plan = core.plan_of(task, schema, on_bad_row=on_bad_row)
+    plan.check()
+    plan.check_update(items.type)
+    log = Log(plan.files, "app")
+    entry = core.start(log, [plan])
+    stamps = pa.array(range(len(items)), pa.int64())
+    rows = pa.record_batch([stamps, pa.array(words, pa.string()), items, items], [*schema.names, COLUMN])
+    first = 0
+    for size in cycle(sizes):
+        if first >= len(items):
+            break
+        entry = core.play(log, plan, rows.slice(first, size))
+        first += size
+    tables = [table.select(["reason", "position"]) for table in sides.read_all(plan.files, entry.tasks[plan.name])]
+    bad = [(row["reason"], row["position"]) for table in tables for row in table.to_pylist()]
+    return core.state_at(entry, plan, None), sorted(bad)
+
+
+class TestAggregators:
+    @settings(max_examples=30)
+    @given(
+        st.lists(
+            st.tuples(st.sampled_from("ab"), st.sampled_from(["x", "yes", "", None, SECRET, TOO_LONG])), max_size=12
+        ),
+        st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    )
+    def test_every_way_gives_the_fold_of_the_items_prepared(
+        self, messages: list[tuple[str, str | None]], sizes: list[int]
+    ) -> None:
+        expected: dict[Any, list[str]] = {}
+        for key, item in messages:
+            if item not in (None, SECRET, TOO_LONG):
+                expected.setdefault((key,), []).append(str(item).upper())
+        bad = [("value does not fit", i) for i, (_, item) in enumerate(messages) if item in (SECRET, TOO_LONG)]
+        items = pa.array([item for _, item in messages], pa.string())
+        for way in PREPARED:
+            assert play_prepared(way(), items, [key for key, _ in messages], sizes) == (expected, bad), way.__name__
+            assert play_prepared(way(), items.dictionary_encode(), [key for key, _ in messages], sizes)[0] == expected
+
+    def test_a_state_that_is_read_is_the_value_of_the_monoid(self) -> None:
+        items = pa.array(["x", SECRET, None, "y", TOO_LONG])
+        task = PreparedByReading()
+        play_prepared(task, items, ["a"] * 5, [5])
+        assert task.read == [["X"], ["X"], ["X"], ["X", "Y"], ["X", "Y"]]
+
+    def test_a_message_with_one_item_that_does_not_fit_makes_no_update(self) -> None:
+        class Twice(PreparedByMessage):
+            def process_message(self, state: PersistentState[Any], message: Message) -> None:
+                state.update(message.timestamp, "before")
+                super().process_message(state, message)
+
+        class TwiceReading(Twice):
+            reads_state = True
+
+        for way in (Twice, TwiceReading):
+            state, bad = play_prepared(way(), pa.array([SECRET, "x"]), ["a", "a"], [2])
+            assert state == {("a",): ["BEFORE", "X"]}
+            assert bad == [("value does not fit", 0)]
+
+    @pytest.mark.parametrize("way", PREPARED)
+    def test_what_prepare_raises_is_told_with_channel_position_and_key(self, way: type[Prepared]) -> None:
+        with pytest.raises(TaskFailed) as caught:
+            play_prepared(way(), pa.array(["x", None, "raise"]), ["a", "b", "c"], [5])
+        said = "process_message" if way in (PreparedByMessage, PreparedByReading) else "prepare"
+        assert str(caught.value) == (
+            f"{said} of task={way.__name__} raised ZeroDivisionError('oh') at channel='' strand='' position=2 "
+            "key={'k': 'c'}."
+        )
+
+    @pytest.mark.parametrize("way", PREPARED)
+    def test_a_bad_row_stops_where_that_is_wanted(self, way: type[Prepared]) -> None:
+        with pytest.raises(TaskFailed, match=r"met a bad row \(value does not fit\) .* position=1 key=\{'k': 'b'\}"):
+            play_prepared(way(), pa.array(["x", SECRET]), ["a", "b"], [5], on_bad_row="fail")
+
+    def test_items_are_of_any_type(self) -> None:
+        spans = Aggregator(lambda span: span["end"] - span["begin"], Max(), str)
+        items = pa.array([{"begin": 1, "end": 5}, None, {"begin": 2, "end": 4}])
+        for way in PREPARED:
+            assert play_prepared(way(spans), items, ["a", "b", "a"], [5]) == ({("a",): 4}, [])
+
+    def test_an_item_that_python_has_no_value_for_is_a_bad_row(self) -> None:
+        hours = Aggregator(lambda time: time.hour, Max(), str)
+        items = pa.array([3_600_000_000, 2**62], pa.timestamp("us"))
+        for way in (PreparedByColumn, PreparedByBatch):
+            state, bad = play_prepared(way(hours), items, ["a", "a"], [2])
+            assert (state, bad) == ({("a",): 1}, [("value does not fit", 1)])
+
+    def test_an_aggregator_of_a_summary_takes_its_items(self) -> None:
+        average = Average(pa.int64())
+        for way in PREPARED:
+            state, bad = play_prepared(way(average.aggregator), pa.array([2, None, 5]), ["a", "a", "a"], [2])
+            assert state == {("a",): (2, 7)}
+            assert not bad
+
+    def test_run_local_gives_values_of_the_monoid(self) -> None:
+        messages = [Message(i, {"k": "a", "update": word}) for i, word in enumerate(["x", SECRET, "y"])]
+        for way in PREPARED[:-1]:
+            run = run_local(way(), messages, checkpoint_interval="1 second")
+            assert run.state == {"a": ["X", "Y"]}
+            assert [row["position"] for row in run.late] == [1]
+
+    def test_a_monoid_and_its_aggregators_are_one_identity(self) -> None:
+        average = Average()
+        others = [average.aggregator, Aggregator(float, average, str)]
+        assert all(NonWindowState(other).identity() == NonWindowState(average).identity() for other in others)
+        assert all(NonWindowState(other).monoid is average for other in others)
+
+    def test_a_state_says_what_is_shown_of_it(self) -> None:
+        average, column = Average(), pa.array([(4, 6.0), None], Average().type)
+        shown = NonWindowState(average)
+        assert (shown.presented, shown.present(column), shown.prepare) == (pa.float64(), pa.array([1.5, None]), None)
+        text = NonWindowState(Aggregator(average.of, average, lambda value: f"{value.sum:.1f}", pa.string()))
+        assert (text.presented, text.present(column)) == (pa.string(), pa.array(["6.0", None]))
+        whole = NonWindowState(Struct(mean=average))
+        assert whole.presented == whole.monoid.type
+        assert whole.present(column) is column
+
+    def test_what_is_shown_has_a_type(self) -> None:
+        with pytest.raises(
+            InvalidInput, match=r"^NonWindowState\(Max\(int64\)\): the Arrow type .* type= of the Aggregator"
+        ):
+            _ = NonWindowState(Aggregator(len, Max(), str)).presented
+        with pytest.raises(InvalidInput, match="is given no monoid"):
+            NonWindowState(Aggregator(len, len, str))  # type: ignore[arg-type]

@@ -16,12 +16,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from persistent_state import driver
+from persistent_state import delivery, driver
+from persistent_state.delivery import Delivered
 from persistent_state.driver import Keeping
-from persistent_state.engine import sessions
+from persistent_state.engine import deliveries, frame, sessions
 from persistent_state.engine.arrow_source import now_us
 from persistent_state.engine.workers import settle
-from persistent_state.errors import InvalidInput, StateError
+from persistent_state.errors import StateError
+from persistent_state.outputs import RunningValues
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob
 from persistent_state.steps.lift import LATE, REPLAYED_OR_LATE
@@ -29,7 +31,6 @@ from persistent_state.steps.shard import Descriptor, merge_shard, read_values
 from persistent_state.store.entry import Entry, run_from_json
 from persistent_state.store.log import Log
 
-Sink = Callable[[DataFrame, int], None]
 _logger = logging.getLogger("persistent_state")
 _progress = logging.getLogger("persistent_state.progress")
 _telling = threading.Lock()
@@ -44,7 +45,8 @@ class Progress:
 
     `messages` and `replayed` are those of the micro-batch, and so are `skipped`, which an earlier one has accounted for by
     their positions, and `replayed_or_late`, what a source without positions delivered from below the clock of the start.
-    `late` and `bad` are all that the state's clock knows of, `reasons` the same by reason.
+    `copies` are the messages of the micro-batch that had come before, by their ids.
+    `late` and `bad` are all that the state's clock knows of, `reasons` the same by reason. `outputs` are those at clocks.
     """
 
     task: str
@@ -54,12 +56,14 @@ class Progress:
     replayed: int
     skipped: int
     replayed_or_late: int
+    copies: int
     late: int
     bad: int
     reasons: Mapping[str, int]
     upstream_min: int | None
     clock: int
     global_clock: int
+    outputs: Mapping[str, Delivered]
 
 
 def is_committing() -> bool:
@@ -107,7 +111,7 @@ class Commit:
         plan: Plan,
         epoch: int,
         keeping: Keeping,
-        sink: Sink | None,
+        running: Sequence[RunningValues],
         on_progress: Callable[[Progress], None] | None,
         is_planned_by_spark: bool,
         for_sinks: Mapping[str, str | None],
@@ -117,7 +121,7 @@ class Commit:
         self._for_sinks = for_sinks
         self._epoch = epoch
         self._keeping = keeping
-        self._sink = sink
+        self._running = running
         self._on_progress = on_progress
         self._log = Log(plan.files, plan.application)
 
@@ -141,10 +145,12 @@ class Commit:
             # Tasks commit in threads of their own; what they tell comes one after the other.
             with _telling:
                 self._on_progress(told)
-        if self._sink is not None:
+        deliveries.tell()
+        if self._running:
             values = running_values(rows, self._plan, descriptors)
             with sessions.settings(values.sparkSession, self._for_sinks):
-                self._sink(values, batch)
+                for output in self._running:
+                    output.function(values, batch)
         if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
             collect(self._log, self._epoch, self._keeping)
 
@@ -170,38 +176,34 @@ def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
         replayed=first.advance.counts.get("replayed", 0),
         skipped=first.advance.counts.get("skipped", 0),
         replayed_or_late=first.advance.counts.get(REPLAYED_OR_LATE, 0),
+        copies=sum(descriptor.copies for descriptor in descriptors),
         late=late,
         bad=sum(reasons.values()) - late,
         reasons=reasons,
         upstream_min=first.advance.upstream_min,
         clock=task.clock,
         global_clock=entry.clock,
+        outputs=delivery.delivered(entry, first.task),
     )
 
 
 def running_values(rows: DataFrame, plan: Plan, descriptors: list[Descriptor]) -> DataFrame:
     """The values of the keys that a micro-batch touched: what its shards say, or have written to immutable files."""
     said = [descriptor.values for descriptor in descriptors if descriptor.values]
-    schema, session = values_schema(plan), rows.sparkSession
+    schema, session = frame.values_schema(plan), rows.sparkSession
     if all(isinstance(values, bytes) for values in said):
-        tables = [read_values(plan.files, values).cast(schema) for values in said]
+        tables = [frame.shown(plan, read_values(plan.files, values)).cast(schema) for values in said]
         table = pa.concat_tables([schema.empty_table(), *tables])
         return session.createDataFrame(table, from_arrow_schema(schema)).coalesce(max(1, len(said)))
 
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from read_values(plan.files, said[number]).cast(schema).to_batches()
+                yield from frame.shown(plan, read_values(plan.files, said[number])).cast(schema).to_batches()
 
     # A partition for each shard, and nothing to shuffle.
     numbers = session.range(0, len(said), 1, len(said))
     return numbers.mapInArrow(unpack, from_arrow_schema(schema))
-
-
-def values_schema(plan: Plan) -> pa.Schema:
-    """The columns of the running values: the key columns and `value`."""
-    columns = [*zip(plan.task.key_columns, plan.layout.key_types, strict=True), ("value", plan.layout.monoid.type)]
-    return pa.schema(columns)
 
 
 def check_values(plan: Plan) -> None:
@@ -210,9 +212,4 @@ def check_values(plan: Plan) -> None:
     Raises:
         InvalidInput: a key column or the monoid is of such a type.
     """
-    try:
-        from_arrow_schema(values_schema(plan))
-    except Exception as error:
-        raise InvalidInput(
-            f"task={plan.name}: Spark can't hold its values for a sink: {error}; leave the sink out."
-        ) from error
+    frame.types_of(plan.name, frame.values_schema(plan), frame.NO_SINK)

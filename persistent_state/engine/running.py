@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import signal
 import threading
 import time
@@ -18,12 +17,15 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from persistent_state import driver, errors
+from persistent_state import delivery, driver
 from persistent_state.clock import BEGINNING
 from persistent_state.driver import Keeping
-from persistent_state.engine import arrow_source, query, rows, sessions
-from persistent_state.engine.query import Progress, Sink
+from persistent_state.engine import arrow_source, deliveries, query, rows, sessions
+from persistent_state.engine.causes import as_own_error
+from persistent_state.engine.deliveries import Deliveries, Delivery
+from persistent_state.engine.query import Progress
 from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, TaskFailed
+from persistent_state.outputs import Outputs
 from persistent_state.plan import Plan
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
@@ -40,29 +42,24 @@ LONGEST_WAIT = 60.0
 _FINAL = (Fenced, InvalidInput, TaskFailed, Damaged)
 """What another start would meet again."""
 
-_OF_A_VALUE = r"22(?!000|KD)"
-"""SQLSTATEs of a value that an expression can't take, such as a zero to divide by: the next start would meet it again.
-
-Left out are those of whole data, such as Kafka's that is gone.
-"""
-
 _logger = logging.getLogger("persistent_state")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A task of an application with its source and its sink."""
+    """A task of an application with its source and its outputs."""
 
     plan: Plan
     source: TimeReplayableSource | DataFrameSource
-    sink: Sink | None
+    outputs: Outputs
 
 
 @dataclass(frozen=True)
 class Setup:
     """All that a start of an application needs, the first one and those after a failure.
 
-    `trigger` is Spark's processing time (None: as fast as it goes), `to_the_end` ends the run where the sources end now.
+    `trigger` is Spark's processing time (None: as fast as it goes), `to_the_end` ends the run where the sources end now, and
+    with `closes` all is checkpointed then.
     After `restarts` failures in a row without a new global clock the last one is raised.
     """
 
@@ -76,6 +73,7 @@ class Setup:
     scratch: str | None
     restarts: int
     to_the_end: bool
+    closes: bool
     trigger: str | None
     on_progress: Callable[[Progress], None] | None
     writer: str = field(default_factory=query.new_id)
@@ -102,12 +100,13 @@ class Running:
     `restarts` how many there were; `was_asked_to_stop` says that a signal ended it.
     """
 
-    def __init__(self, setup: Setup, log: Log, entry: Entry) -> None:
+    def __init__(self, setup: Setup, log: Log, entry: Entry, deliveries: Deliveries) -> None:
         self.entry = entry
         self.restarts = 0
         self.was_asked_to_stop = False
         self._setup = setup
         self._log = log
+        self._deliveries = deliveries
         self._scratch = sessions.Scratch(setup.spark, setup.scratch)
         self._queries: list[StreamingQuery] = []
         self._error: StateError | None = None
@@ -118,6 +117,7 @@ class Running:
         except BaseException:
             self._end()
             raise
+        self._deliveries.start(lambda: self.entry.epoch)
         self._watcher = threading.Thread(target=self._watch, name=f"persistent-state {setup.application}", daemon=True)
         self._watcher.start()
 
@@ -149,23 +149,33 @@ class Running:
     def stop(self) -> None:
         """End the queries. What was committed is in the state, what was in flight is replayed by the next start.
 
-        Called by a sink or a report on progress, it does not wait for the end.
+        So is what sinks have yet to be given. Called by a sink or a report on progress, it does not wait for the end.
         """
         self._asked.set()
-        if not query.is_committing():
+        if not _is_called_back():
             self._watcher.join()
 
     def close(self) -> Entry:
-        """Stop, and give every task one clock above the newest message, so that everything is checkpointed.
+        """Stop, and give every task one clock above the newest message, so that everything is checkpointed and delivered.
 
         What arrives below that clock afterwards is late: close when the sources have been read to their end.
 
         Raises:
-            StateError: what made the run fail; it has not read them to their end.
+            StateError: what made the run fail; it has not read them to their end. Or a sink did not take all.
         """
+        if _is_called_back():
+            raise InvalidInput(
+                f"close() was called by {threading.current_thread().name!r}, for a sink or a report on progress; call stop() "
+                "there, and close after."
+            )
         self.stop()
         if self._error is not None:
             raise self._error
+        entry = self._close()
+        self._deliveries.end(threading.Event())
+        return entry
+
+    def _close(self) -> Entry:
         return driver.close(self._log, self.entry.epoch, now=arrow_source.now_us(), keeping=self._setup.keeping)
 
     def _begin(self) -> None:
@@ -179,7 +189,8 @@ class Running:
             blobs = _blobs(setup, session, part, self.entry, labels)
             by_spark = isinstance(part.source, DataFrameSource)
             usual = sessions.for_sinks(blobs.sparkSession)
-            commit = query.Commit(plan, self.entry.epoch, setup.keeping, part.sink, setup.on_progress, by_spark, usual)
+            running = part.outputs.running
+            commit = query.Commit(plan, self.entry.epoch, setup.keeping, running, setup.on_progress, by_spark, usual)
             writer = query.control_rows(blobs, plan, labels).writeStream.outputMode("update").foreachBatch(commit)
             writer = writer.option("checkpointLocation", f"{scratch}/{plan.name}").queryName(
                 f"{setup.application} {plan.name} {self.entry.epoch}"
@@ -199,6 +210,10 @@ class Running:
             with _naming_a_lost_jvm():
                 self._go_on()
                 self._stop_queries()
+                if not self._asked.is_set():
+                    if self._setup.closes:
+                        self._close()
+                    self._deliveries.end(self._asked)
             self._collect()
         except StateError as error:
             self._error = error
@@ -228,9 +243,7 @@ class Running:
     def _collect(self) -> None:
         """Collect after a run that was too short to come to it."""
         with suppress(StateError):
-            newest = self._log.newest()
-            if newest is not None and newest.number < self.entry.number + query.COLLECT_EVERY:
-                query.collect(self._log, self.entry.epoch, self._setup.keeping)
+            query.collect(self._log, self.entry.epoch, self._setup.keeping)
 
     def _failure(self) -> StateError | None:
         """Wait until the queries end: why one failed, or None if all have come to their end or were asked to stop."""
@@ -259,7 +272,7 @@ class Running:
         except Exception as error:
             if _is_lost_jvm(error):
                 raise
-            return _as_own_error(error, f"application={setup.application}")
+            return as_own_error(error, f"application={setup.application}")
         return None
 
     def _global_clock(self, known: int) -> int:
@@ -271,7 +284,7 @@ class Running:
 
     def _cause(self, task: str, error: StreamingQueryException) -> StateError:
         """Fenced if a newer driver owns the application, in whatever way its work was in the way; else what failed."""
-        own = _as_own_error(error, f"task={task}")
+        own = as_own_error(error, f"task={task}")
         own.__cause__ = error
         with suppress(StateError):
             newest = self._log.newest()
@@ -286,7 +299,7 @@ class Running:
             self._queries.pop().stop()
 
     def _end(self) -> None:
-        for end in (self._stop_queries, self._scratch.remove):
+        for end in (self._stop_queries, self._deliveries.stop, self._scratch.remove):
             # Nothing can be stopped or removed through a JVM that is gone.
             with suppress(Py4JError, ConnectionError):
                 end()
@@ -303,13 +316,42 @@ def start(setup: Setup, anew: Sequence[str]) -> Running:
         sessions.check_scratch(setup.spark, setup.scratch)
         log = Log(setup.files, setup.application)
         newest = log.newest()
+        all_deliveries = Deliveries(
+            [
+                Delivery(setup.spark, part.plan, output, setup.restarts)
+                for part in setup.parts
+                for output in part.outputs.at_clock
+            ]
+        )
         if newest is None:
             check_parts(setup.files, setup.parts, {})
         else:
             known = {name: task for name, task in newest.tasks.items() if name not in anew}
             check_parts(setup.files, setup.parts, known)
             check_frames(setup, known, newest.clock)
-        return Running(setup, log, setup.take_over(log, anew=anew))
+        all_deliveries.open()
+        entry = setup.take_over(log, anew=anew)
+        _warn_of_what_is_left(newest, entry)
+        return Running(setup, log, entry, all_deliveries)
+
+
+def _is_called_back() -> bool:
+    """Whether this thread is one of the library's, in a sink or in a report on progress: it can't wait for itself."""
+    return query.is_committing() or deliveries.is_delivering()
+
+
+def _warn_of_what_is_left(before: Entry | None, entry: Entry) -> None:
+    """Tell of outputs that a task which is left out now takes with it."""
+    for name, task in before.tasks.items() if before else ():
+        for output, count in delivery.behind(before, name).items() if before and task.active else ():
+            if count and not entry.tasks[name].active:
+                _logger.warning(
+                    "task=%s is left out, and sink=%r has yet to be given %d clocks: what is collected of them before the task "
+                    "is back, it never gets.",
+                    name,
+                    output,
+                    count,
+                )
 
 
 def _blobs(setup: Setup, session: SparkSession, part: Part, entry: Entry, labels: Sequence[int]) -> DataFrame:
@@ -387,20 +429,3 @@ def _signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _as_own_error(error: Exception, of: str) -> StateError:
-    """The error of this package that made a query fail in another process, or one with Spark's text."""
-    text = str(error)
-    # The last one raised: others before it are its causes.
-    for name, message in reversed(re.findall(r"persistent_state\.errors\.(\w+): (.+)", text)):
-        kind = getattr(errors, name, None)
-        if isinstance(kind, type) and issubclass(kind, StateError):
-            return kind(message.strip())
-    # The last one has no other condition between its own and its state.
-    conditions = re.findall(
-        r"(\[[A-Z][A-Z0-9_.]+\] (?:(?!\[[A-Z][A-Z0-9_.]+\] ).)*?) SQLSTATE: (\w{5})", text, re.DOTALL
-    )
-    if conditions and re.match(_OF_A_VALUE, conditions[-1][1]):
-        return TaskFailed(f"{of}: Spark could not work out a value: {conditions[-1][0]}")
-    return StateError(f"Spark stopped the application: {text or repr(error)}")

@@ -107,19 +107,25 @@ def _partial_sums(plan: Plan, basis: Basis, lifted: Lifted) -> tuple[pa.Table | 
     if not any(table.num_rows for table in lifted.tables):
         return None, None, None
     table = pa.concat_tables(lifted.tables).combine_chunks()
-    times = merge.as_numpy(table, "time")
+    times, panes = merge.as_numpy(table, "time"), plan.layout.panes
+    if panes and panes.step > panes.size and not (is_met := panes.is_met(times)).all():
+        table, times = table.filter(pa.array(is_met)), times[is_met]
+        if len(times) == 0:
+            return None, None, None
     starts, coarse = clocks.split_intervals(times, basis.clock, _horizon(plan, basis, lifted), plan.settings.interval)
     if basis.is_behind:
         # The clocks that it passes while it catches up are retained, and need not be on today's grid.
         starts = clocks.begin_apart(starts, times, basis.apart)
+    if panes:
+        starts = np.maximum(starts, panes.pane(times))
     table = table.add_column(0, "start", pa.array(starts))
     low = int(starts.min())
     if plan.task.reads_state:
         return table.take(pa.array(np.argsort(merge.as_numpy(table, "hash"), kind="stable"))), low, coarse
     table = table.select(plan.layout.schema.names)
-    if plan.layout.is_ordered:
+    if plan.layout.is_ordered or plan.layout.once is not None:
         order, _ = merge.sort(table, plan.layout)
-        return table.take(pa.array(order)), low, coarse
+        return (table if order is None else table.take(pa.array(order))), low, coarse
     return merge.fold([table], plan.layout), low, coarse
 
 

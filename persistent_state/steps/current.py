@@ -34,14 +34,14 @@ def add_current(new: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tu
 def current(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Array:
     """The current value of each key of a sorted table, null if it has no row in any level."""
     if layout.is_ordered:
-        return _folded(asked, levels, layout)
+        return folded(asked, levels, layout)
     found, unknown = _looked_up(asked, levels, layout)
     if len(unknown) == 0:
         return found
-    folded = _folded(asked.take(pa.array(unknown)), levels, layout)
+    rest = folded(asked.take(pa.array(unknown)), levels, layout)
     place = np.arange(len(found))
     place[unknown] = len(found) + np.arange(len(unknown))
-    return pa.concat_arrays([found, folded]).take(pa.array(place))
+    return pa.concat_arrays([found, rest]).take(pa.array(place))
 
 
 def _looked_up(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tuple[pa.Array, NDArray[np.intp]]:
@@ -75,9 +75,9 @@ def _keys(table: pa.Table, rows: NDArray[np.intp], layout: Layout) -> list[pa.Ar
     return [merge.taken(merge.one_chunk(table[name]), rows) for name in layout.key_names]
 
 
-def _folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Array:
+def folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Array:
     """The fold of all rows of each key of a sorted table, null if it has none."""
-    stored = merge.fold_keys([touched(level, asked) for level in levels], layout)
+    stored = merge.fold_keys([merge.touched(level, asked) for level in levels], layout)
     names, count = ["hash", *layout.key_names], stored.num_rows
     # Keys and stored values side by side: each stored row is followed by the key that asks for it, or by none.
     known = stored.select(names).append_column("row", pa.array(np.arange(count)))
@@ -89,24 +89,6 @@ def _folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.A
     place = np.full(asked.num_rows, -1)
     place[order[answered] - count] = order[answered - 1]
     return merge.one_chunk(stored["value"]).take(pa.array(place, mask=place < 0))
-
-
-def touched(table: pa.Table, fresh: pa.Table) -> pa.Table:
-    """The rows of a sorted table whose hash is among those of another, which is sorted too."""
-    hashes, stored = merge.as_numpy(fresh, "hash"), merge.as_numpy(table, "hash")
-    if len(stored) == 0:
-        return table
-    hashes = hashes[np.searchsorted(hashes, stored[0]) : np.searchsorted(hashes, stored[-1], side="right")]
-    hashes = hashes[np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]]
-    begin = np.searchsorted(stored, hashes)
-    end, more = begin.copy(), np.arange(len(hashes))
-    # Most keys have few rows: to look at the next is faster than to search for the last.
-    for _ in range(4):
-        more = more[end[more] < len(stored)]
-        more = more[stored[end[more]] == hashes[more]]
-        end[more] += 1
-    end[more] = np.searchsorted(stored, hashes[more], side="right")
-    return table.take(pa.array(merge.ranges(begin, end - begin)))
 
 
 def _plus(before: pa.Array, more: pa.Array, layout: Layout) -> pa.Array:

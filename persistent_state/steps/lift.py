@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from monoids import MonoidError
 from persistent_state import clock as clocks
-from persistent_state import keys
+from persistent_state import keys, merge
 from persistent_state.batch import Basis
 from persistent_state.clock import Position
 from persistent_state.errors import InvalidInput, TaskFailed
+from persistent_state.merge import ID
 from persistent_state.plan import COLUMN, FAIL, Plan
 from persistent_state.sources.base import NO_POSITION, Chunk
-from persistent_state.state import PersistentState
-from persistent_state.task import Message, PersistentTask
+from persistent_state.steps.recorder import Recorder
+from persistent_state.task import Message
 
 LATE = "late"
 REPLAYED_OR_LATE = "replayed or late"
@@ -185,6 +186,8 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         **{f"key{i}": column for i, column in enumerate(columns)},
         "time": pa.array(place.timestamps),
     }
+    if plan.task.message_id is not None:
+        base[ID] = keys.normalise(rows.column(plan.task.message_id))
     if plan.layout.is_ordered or plan.task.reads_state:
         base["channel"], base["position"] = place.channels, pa.array(place.positions)
         base["strand"] = pa.repeat(pa.scalar(chunk.strand, pa.string()), rows.num_rows)
@@ -208,15 +211,26 @@ def _taken(
 def update_table(
     plan: Plan, base: Mapping[str, pa.Array], taken: NDArray[np.int64] | None, values: pa.Array
 ) -> pa.Table:
-    """Updates with the key and order of the rows they were taken from (None: one of each); several of one are numbered."""
+    """Updates with the key and order of the rows they were taken from (None: one of each); several of one are numbered.
+
+    Where messages count once, those of one are put together: what has come before then leaves as a whole.
+    """
     columns = {
         name: c for name, c in base.items() if plan.layout.is_ordered or name not in ("channel", "position", "strand")
     }
+    if plan.layout.once is not None and taken is not None and len(taken):
+        known = values.is_valid().to_numpy(zero_copy_only=False)
+        taken, values = taken[known], values.drop_null()
+        begins = np.flatnonzero(np.append(True, taken[1:] != taken[:-1])[: len(taken)])
+        values = merge.sums(values, begins, plan.layout) if len(begins) < len(taken) else values
+        taken = taken[begins]
     if taken is not None:
         columns = {name: column.take(pa.array(taken)) for name, column in columns.items()}
     if plan.layout.is_ordered:
         number = 0 if taken is None else np.arange(len(taken)) - np.searchsorted(taken, taken)
         columns["number"] = pa.array(np.broadcast_to(number, len(values)).astype(np.int32))
+    if plan.layout.gap is not None:
+        columns["first"] = columns["last"] = columns["time"]
     table = pa.table({**columns, "value": values})
     return table.filter(values.is_valid()) if values.null_count else table
 
@@ -229,8 +243,8 @@ def updates(
     There may be one of each row, in their order: None. `said` are the updates that Spark has computed, if it has.
     """
     task, monoid = plan.task, plan.layout.monoid
+    recorder = Recorder(plan)
     if task.update_way == "message":
-        recorder = Recorder(plan)
         for i, message in enumerate(messages(rows, place)):
             recorder.process(task, message, i, lambda i=i: describe(plan, rows, place, i))
         return recorder.values(rows.num_rows)
@@ -255,6 +269,9 @@ def updates(
                 f"process_batch of task={plan.name} gave {len(column)} updates for {rows.num_rows} rows; "
                 "give one for each, null for none."
             )
+    if recorder.prepare is not None:
+        recorder.take(column, lambda i: describe(plan, rows, place, i))
+        return recorder.values(rows.num_rows)
     try:
         values, unfit = monoid.cast(column)
     except MonoidError as error:
@@ -274,61 +291,6 @@ def describe(plan: Plan, rows: pa.RecordBatch, place: Place, i: int) -> str:
     key = {name: rows.column(name)[i].as_py() for name in plan.task.key_columns}
     position = place.positions[i] if place.positions[i] != NO_POSITION else "unknown"
     return f"channel={place.channels[i].as_py()!r} strand={place.strand!r} position={position} key={key}"
-
-
-class Recorder(PersistentState[Any]):
-    """The state that `process_message` is handed before the shuffle: it only records."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._rows: list[int] = []
-        self._values: list[Any] = []
-        self._row = 0
-        self._timestamp = 0
-
-    @property
-    def monoid(self) -> Any:
-        return self._plan.layout.monoid
-
-    def update(self, timestamp: int, value: Any) -> None:
-        if timestamp != self._timestamp:
-            raise InvalidInput(
-                f"update(timestamp={timestamp}) is not the message's {self._timestamp}; pass message.timestamp."
-            )
-        self._rows.append(self._row)
-        self._values.append(value)
-
-    def get(self) -> Any:
-        raise InvalidInput(f"task={self._plan.name} calls get(); set reads_state = True to read the state.")
-
-    def process(self, task: PersistentTask, message: Message, row: int, where: Any) -> None:
-        """Let the task process a message, recording its updates as those of a row."""
-        self._row, self._timestamp = row, message.timestamp
-        try:
-            task.process_message(self, message)
-        except InvalidInput as error:
-            raise TaskFailed(f"process_message of task={self._plan.name} at {where()}: {error}") from error
-        except Exception as error:
-            raise TaskFailed(f"process_message of task={self._plan.name} raised {error!r} at {where()}.") from error
-
-    def values(self, rows: int) -> tuple[NDArray[np.int64], pa.Array, NDArray[np.bool_]]:
-        """The recorded updates as `updates` gives them. A row with one that can't be makes none."""
-        taken = np.array(self._rows, dtype=np.int64)
-        unfit = np.zeros(rows, dtype=np.bool_)
-        try:
-            return taken, self.monoid.to_arrow(self._values), unfit
-        except MonoidError:
-            unfit[[row for row, value in zip(self._rows, self._values, strict=True) if not self._fits(value)]] = True
-        keep = ~unfit[taken]
-        values = [value for value, kept in zip(self._values, keep, strict=True) if kept]
-        return taken[keep], self.monoid.to_arrow(values), unfit
-
-    def _fits(self, value: Any) -> bool:
-        try:
-            self.monoid.to_arrow([value])
-        except MonoidError:
-            return False
-        return True
 
 
 class _Columns(dict[str, list[Any]]):
@@ -374,9 +336,9 @@ def _place(plan: Plan, chunk: Chunk) -> Place:
 
 
 def _unfit_keys(plan: Plan, rows: pa.RecordBatch) -> NDArray[np.bool_]:
-    """Which rows have a key that can't be stored, such as a time finer than microseconds."""
+    """Which rows have a key or an id that can't be stored, such as a time finer than microseconds."""
     unfit = np.zeros(rows.num_rows, dtype=np.bool_)
-    for name in plan.task.key_columns:
+    for name in (*plan.task.key_columns, *([plan.task.message_id] if plan.task.message_id else [])):
         column = rows.column(name)
         if not _is_key(column):
             unfit |= [not _is_key(column.slice(i, 1)) for i in range(len(column))]

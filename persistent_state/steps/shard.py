@@ -11,23 +11,25 @@ import numpy as np
 import pyarrow as pa
 
 from monoids import MonoidError
-from persistent_state import keys, merge
+from persistent_state import keys, merge, ranges, view
 from persistent_state.batch import Advance, Basis, advance, cuts_to_keep
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Disagreement
+from persistent_state.merge import Layout
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob, to_ipc
-from persistent_state.steps.current import add_current, current, touched
+from persistent_state.steps.current import add_current, current
 from persistent_state.steps.lift import (
     UNFIT,
     Place,
-    Recorder,
     check_bad_rows,
     describe,
     messages,
     side_table,
     update_table,
 )
+from persistent_state.steps.once import without_copies
+from persistent_state.steps.recorder import Recorder
 from persistent_state.store import run as runs_io
 from persistent_state.store.entry import Run, SideFile, Stored
 from persistent_state.store.files import Files
@@ -56,7 +58,8 @@ class Descriptor:
     """What a shard made of a micro-batch, durable when this exists; the driver commits it or it never happened.
 
     `base` is the digest of the runs and the clock that the shard started from, `runs` what it should have afterwards.
-    `values` are the running values for a sink, in a file or, where they are few, as they are.
+    `values` are the running values for a sink, in a file or, where they are few, as they are; `copies` counts the messages that
+    had come before.
     """
 
     task: str
@@ -69,6 +72,7 @@ class Descriptor:
     runs: tuple[Run, ...]
     side: SideFile | None = None
     values: Stored | bytes | None = None
+    copies: int = 0
 
 
 def digest(runs: Sequence[Run], clock: int) -> str:
@@ -108,14 +112,21 @@ def merge_shard(
 
     tables = [blob.table for blob in blobs if blob.table is not None]
     sides = [side for blob in blobs for side in blob.sides]
-    older = _open(plan, held) if tables and (plan.emits or plan.task.reads_state) else None
-    if plan.task.reads_state and older is not None:
+    once, copies = plan.layout.once, 0
+    older = _open(plan, held) if tables and (plan.emits or plan.task.reads_state or once) else None
+    if once is not None and older is not None:
+        table, copies = without_copies(tables, older, plan.layout)
+        tables = [table] if len(table) else []
+    if plan.task.reads_state and tables and older is not None:
         tables, unfit = _process(plan, tables, older)
         sides += unfit
     cuts = cuts_to_keep([blob.basis for blob in blobs], after)
     apart = BEGINNING if plan.layout.is_ordered else None
-    fresh = merge.fold(tables, plan.layout, cuts, after.clock, apart)
-    keep = _keep(plan, held, fresh.num_rows)
+    floor = min(blob.basis.floor for blob in blobs)
+    # No later message is below it, so none has a copy that is further below.
+    ids_from = None if once is None else max(BEGINNING, floor - once.horizon)
+    fresh = merge.fold(tables, plan.layout, cuts, after.clock, apart, ids_from=ids_from)
+    keep = _keep(plan, held, fresh.num_rows, floor)
     opened, kept = (_open(plan, held[keep:]), 0) if older is None else (older, keep)
     runs, values = [], []
     for low, high in merge.slices([*opened[kept:], fresh], *keys.shard_range(shard, plan.shards)):
@@ -125,12 +136,21 @@ def merge_shard(
             new, now = add_current(new, levels, plan.layout)
             values.append(now)
         elif plan.emits and new.num_rows:
-            values.append(merge.fold_keys([new, *(touched(level, new) for level in levels)], plan.layout))
+            values.append(view.running(new, levels, plan.layout, after.clock))
         if rewritten := levels[kept:]:
-            tables = [*rewritten, new]
-            new = merge.fold(tables, plan.layout, cuts, after.clock, _apart_from(plan, after), plan.keeps_current)
+            new = merge.fold(
+                [*rewritten, new],
+                plan.layout,
+                cuts,
+                after.clock,
+                _apart_from(plan, after),
+                plan.keeps_current,
+                ids_from,
+            )
+            new = _without_expired(new, plan.layout, floor, is_all=keep == 0)
         if new.num_rows:
-            runs.append(runs_io.write_run(plan.files, new_path(), new, low, high))
+            new = ranges.with_edges(new, plan.layout)
+            runs.append(runs_io.write_run(plan.files, new_path(), new, plan.layout, low, high))
     return Descriptor(
         task=plan.name,
         epoch=basis.epoch,
@@ -142,6 +162,7 @@ def merge_shard(
         runs=(*held[:keep], *runs),
         side=_write_side(plan, new_path(".side"), sides),
         values=_write_values(plan, new_path(".values"), values) if plan.emits else None,
+        copies=copies,
     )
 
 
@@ -158,7 +179,7 @@ def _held_runs(plan: Plan, basis: Basis, shard: int, cached: Sequence[Run] | Non
 
 
 def _open(plan: Plan, runs: Sequence[Run]) -> list[pa.Table]:
-    read = runs_io.read_run_with_current if plan.keeps_current else runs_io.read_run
+    read = runs_io.read_run_with_sums if plan.keeps_current else runs_io.read_run
     with runs_io.named_by_newest():
         return [read(plan.files, run) for run in runs]
 
@@ -167,8 +188,26 @@ def _apart_from(plan: Plan, after: Advance) -> int | None:
     return after.clock if plan.layout.is_ordered else None
 
 
-def _keep(plan: Plan, held: Sequence[Run], rows: int) -> int:
+def _without_expired(table: pa.Table, layout: Layout, floor: int, is_all: bool) -> pa.Table:
+    """The rows that have not expired by the clock `floor`; of sessions only where the table has all rows of its keys.
+
+    A message that has an id is needed until that is forgotten, as its copies may still come.
+    """
+    expiry = merge.expiry(table, layout)
+    if expiry is None or (layout.gap is not None and not is_all):
+        return table
+    needed = expiry > floor
+    if layout.once is not None:
+        needed |= np.asarray(merge.one_chunk(table[merge.ID]).is_valid())
+    return table.filter(pa.array(needed))
+
+
+def _keep(plan: Plan, held: Sequence[Run], rows: int, floor: int) -> int:
     """How many of the oldest runs stay as they are; those after them are merged with the new rows."""
+    faded = sum(run.rows for run in held if run.half is not None and run.half <= floor)
+    if 2 * faded > sum(run.rows for run in held):
+        # At least a quarter of all has expired: what is stored stays within a few times of what has not.
+        return 0
     if rows == 0:
         return len(held)
     # Where a level begins: its runs follow each other in the hash.
@@ -222,7 +261,7 @@ def _process(
                 spot = Place(strand, place.named, place.positions, place.timestamps, place.valid)
                 sides.append(side_table(rows, of_strand, UNFIT, spot))
                 check_bad_rows(plan, sides[-1])
-    columns = ["hash", *plan.layout.key_names, "start", "time", "channel", "position", "strand"]
+    columns = [name for name in table.column_names if name != "row"]
     base = {name: merge.one_chunk(table[name]) for name in columns}
     return [update_table(plan, base, taken, values).select(plan.layout.schema.names)], sides
 
@@ -244,7 +283,7 @@ class Reader(Recorder):
     def update(self, timestamp: int, value: object) -> None:
         super().update(timestamp, value)
         try:
-            (known,) = self.monoid.from_arrow(self.monoid.to_arrow([value]))
+            (known,) = self.monoid.from_arrow(self.column(self._values[-1:]))
         except MonoidError:
             # The whole message is a bad row, and so are updates that it made before.
             self._is_fit = False
@@ -260,8 +299,9 @@ class Reader(Recorder):
 def _write_values(plan: Plan, path: str, folded: Sequence[pa.Table]) -> Stored | bytes | None:
     if not folded:
         return None
-    table = pa.concat_tables(folded).select([*plan.layout.key_names, "value"])
-    table = table.rename_columns([*plan.task.key_columns, "value"])
+    table = pa.concat_tables(folded)
+    table = table.select([name for name in table.column_names if name not in ("hash", "start")])
+    table = table.rename_columns([*plan.task.key_columns, *table.column_names[len(plan.task.key_columns) :]])
     return to_ipc(table) if table.nbytes <= INLINE // plan.shards else runs_io.write_table(plan.files, path, table)
 
 

@@ -32,7 +32,8 @@ class Stored:
 class Run:
     """A range of a run file. Only rows with low <= hash < high, and start < `below` (None: all), are part of the state.
 
-    `below` also says that a start has cut this run or an older one: what it calls current is not any more.
+    `below` also says that a start has cut this run or an older one: what it calls current is not any more. By the clock `half`
+    at least half of its rows have expired, or are no single messages any more (None: never).
     """
 
     file: Stored
@@ -42,6 +43,7 @@ class Run:
     first: int
     last: int
     below: int | None = None
+    half: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class TaskState:
 
     `born` is the clock at which it started from zero. `batch` counts the micro-batches of this epoch. `sides` are files of
     late and bad rows; those that nothing can take back any more move into `settled`, counted in `settled_counts`.
+    `delivered` says of each output up to which clock its sink has it (`BEGINNING`: none yet). What expired by the clock `floor`
+    may be gone: nobody can ask for it any more.
     """
 
     identity: Mapping[str, Any]
@@ -103,6 +107,8 @@ class TaskState:
     batch: int = 0
     holds: bool = True
     active: bool = True
+    delivered: Mapping[str, int] = field(default_factory=dict)
+    floor: int = clocks.BEGINNING
 
     def counts(self) -> dict[str, int]:
         """Late and bad rows by reason."""

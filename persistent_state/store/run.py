@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from persistent_state import merge
 from persistent_state.errors import Damaged
-from persistent_state.merge import CURRENT, Layout
+from persistent_state.merge import CURRENT, HEAD, TAIL, Layout
 from persistent_state.store import cache
 from persistent_state.store.base import Files
 from persistent_state.store.entry import Run, Stored
@@ -93,11 +94,11 @@ def read_table(files: Files, stored: Stored) -> pa.Table:
 def read_run(files: Files, run: Run) -> pa.Table:
     """The rows of a run that are part of the state, sorted by hash."""
     table = _rows(files, run)
-    return table.drop_columns([CURRENT]) if CURRENT in table.column_names else table
+    return table.drop_columns([name for name in (CURRENT, HEAD, TAIL) if name in table.column_names])
 
 
-def read_run_with_current(files: Files, run: Run) -> pa.Table:
-    """The same with the column `current`, if the run has it and no start has cut this run or an older one."""
+def read_run_with_sums(files: Files, run: Run) -> pa.Table:
+    """The same with the columns `current`, `head` and `tail` that the run has, if no start has cut this run or an older one."""
     return _rows(files, run) if run.below is None else read_run(files, run)
 
 
@@ -105,14 +106,10 @@ def _rows(files: Files, run: Run) -> pa.Table:
     return merge.below(merge.between(read_table(files, run.file), run.low, run.high), run.below)
 
 
-def write_run(files: Files, path: str, table: pa.Table, low: int, high: int) -> Run:
+def write_run(files: Files, path: str, table: pa.Table, layout: Layout, low: int, high: int) -> Run:
     """Write partial sums of the hashes in [low, high), at least one, as a run."""
-    starts = merge.as_numpy(table, "start")
-    return Run(write_table(files, path, table), table.num_rows, low, high, int(starts.min()), int(starts.max()))
-
-
-def state_below(files: Files, runs: tuple[Run, ...], layout: Layout, clock: int | None) -> pa.Table:
-    """One row per key: the fold of every message of these runs below the clock (None: of all)."""
-    tables = [layout.schema.empty_table(), *(read_run(files, run) for run in runs)]
-    parts = [[merge.below(merge.between(table, *part), clock) for table in tables] for part in merge.slices(tables)]
-    return pa.concat_tables([merge.fold_keys(part, layout) for part in parts])
+    starts, fading = merge.as_numpy(table, "start"), merge.fading(table, layout)
+    middle = (table.num_rows - 1) // 2
+    half = None if fading is None else int(np.partition(fading, middle)[middle])
+    file = write_table(files, path, table)
+    return Run(file, table.num_rows, low, high, int(starts.min()), int(starts.max()), half=half)

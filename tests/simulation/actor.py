@@ -66,10 +66,12 @@ class Actor:
     over: bool = False
     finished: bool = False
     sabotaged: bool = False
+    has_read: bool = False
+    """Whether its sources are read to their end, and closed: what is left is to be delivered."""
 
     def perform(self, operation: str, path: str, act: Callable[[], Any]) -> Any:
         """Do something to the store, when it is this thread's turn, if it works."""
-        world, changes = self.world, operation in ("create", "delete")
+        world, changes = self.world, operation in ("create", "delete", "write")
         if operation == "create" and "/log/" in path and world.rng.random() < world.nap_rate:
             # The worst moment to fall asleep: all is decided, and the number may be taken before it is written.
             getcurrent().thread.wake = world.step + world.rng.choice([20, 60, 200])

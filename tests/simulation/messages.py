@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 import monoids
-from persistent_state.state import NonWindowState, PersistentState
+from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.task import Message, PersistentTask
+from persistent_state.windows import SessionWindow, TimeToLive, Window, Windowing
 
 UNFIT_VALUE = 2**64 - 1
 """A value of the column `v` that no monoid here takes."""
@@ -22,6 +23,7 @@ SCHEMA = pa.schema(
         ("k1", pa.string()),
         ("c", pa.string()),
         ("v", pa.uint64()),
+        ("id", pa.int64()),
         ("strand", pa.string()),
         ("position", pa.int64()),
     ]
@@ -52,13 +54,14 @@ class Sent:
     value: int | None
     broken: str | None = None
     placed: bool = True
+    id: int | None = None
 
     @property
     def place(self) -> tuple[str, int]:
         return self.strand, self.position
 
     def row(self) -> tuple[Any, ...]:
-        return self.timestamp, self.k0, self.k1, self.channel, self.value, self.strand, self.position
+        return self.timestamp, self.k0, self.k1, self.channel, self.value, self.id, self.strand, self.position
 
 
 def batch_of(sent: Sequence[Sent]) -> pa.RecordBatch:
@@ -78,6 +81,13 @@ class Job:
     way: str
     keys: tuple[str, ...]
     by_strand: bool
+    windowing: Windowing | None = None
+    horizon: int | None = None
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether there is a value for each key and window."""
+        return isinstance(self.windowing, (Window, SessionWindow))
 
     def channel_of(self, sent: Sent) -> str:
         return sent.strand if self.by_strand else sent.channel
@@ -141,9 +151,14 @@ class _Task(PersistentTask):
         self.note = note
         self.name = job.name
         self.key = job.keys or None
+        if job.horizon is not None:
+            self.message_id, self.horizon = "id", f"{job.horizon} microseconds"
 
-    def persistent_state(self) -> NonWindowState[Any]:
-        return NonWindowState(MONOIDS[self.job.kind])
+    def persistent_state(self) -> NonWindowState[Any] | WindowState[Any]:
+        monoid, windowing = MONOIDS[self.job.kind], self.job.windowing
+        if windowing is None or isinstance(windowing, TimeToLive):
+            return NonWindowState(monoid, ttl=windowing and windowing.ttl)
+        return WindowState(monoid, windowing)
 
 
 class ByValue(_Task):

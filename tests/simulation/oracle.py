@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from persistent_state import driver, merge
+from persistent_state import driver, merge, view
 from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
+from persistent_state.delivery import Due
 from persistent_state.plan import Plan
+from persistent_state.reader import seen_below
 from persistent_state.steps.lift import AHEAD, JUMP, LATE, NO_TIMESTAMP, REPLAYED_OR_LATE, UNFIT
 from persistent_state.steps.shard import read_values
 from persistent_state.store import pages, sides
 from persistent_state.store import run as runs_io
 from persistent_state.store.entry import Entry, Stored, TaskState, from_bytes, side_from_json, task_files
+from persistent_state.view import LAST
+from persistent_state.windows import SessionWindow
+from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.messages import MONOIDS, Job, Sent
+from tests.simulation.sinks import Sinks, Values, WorldSink
 from tests.simulation.source import Strands
 
-STATE = "state"
+STATE, COPY = "state", "copy"
+MOVES = (STATE, COPY, UNFIT)
+"""What moves its channel's time."""
 
 AHEAD_OF_GLOBAL, IN_BATCH = 8, 2
 """How many clocks stay apart between the global clock and a task's own, and within a micro-batch."""
@@ -106,7 +114,7 @@ class Judge:
         return found if below is None else [m for m in found if self.is_below(m.place, below)]
 
     def aside(self) -> dict[Place, str]:
-        return {p: verdict for p, verdict in self.verdicts.items() if verdict not in (STATE, REPLAYED_OR_LATE)}
+        return {p: verdict for p, verdict in self.verdicts.items() if verdict not in (STATE, COPY, REPLAYED_OR_LATE)}
 
     def is_ended(self, channel: str) -> bool:
         return self.listed and self.strands.ends and (self.read.get(channel, 0) == len(self.strands.messages[channel]))
@@ -141,6 +149,7 @@ class Oracle:
         self.layouts: dict[str, merge.Layout] = {}
         self.coarsest = 0
         self.has_lost_numbers = False
+        self.sinks = Sinks(self.judges, must)
 
     def expect(self, job: Job, strands: Strands) -> None:
         self.judges[job.name] = Judge(job, strands)
@@ -186,10 +195,23 @@ class Oracle:
             must(len(moved) <= 1, "one entry is one micro-batch", moved=moved)
             for name in moved:
                 self._commit(name, before, entry)
-            if not self._wakes(before, entry):
+            if not self._wakes(before, entry) and not self._records(before, entry):
                 self._clocks(before, entry, moved)
         self._aside(before, entry)
         self._states(before, entry)
+        self.sinks.hear(before, entry)
+
+    def write(self, sink: WorldSink, due: Due, floor: int, values: Values) -> None:
+        """Values at a clock are written to a sink."""
+        assert self.newest is not None
+        self.sinks.write(self.newest, sink, due, floor, values)
+
+    def _records(self, before: Entry, entry: Entry) -> bool:
+        """Whether the entry does nothing but write down that something was delivered."""
+        told = replace(before, number=entry.number, previous=entry.previous, time=entry.time)
+        for name, task in entry.tasks.items():
+            told = told.with_task(name, replace(told.tasks[name], delivered=task.delivered))
+        return entry == told and entry.tasks != before.tasks
 
     def _wakes(self, before: Entry, entry: Entry) -> bool:
         """Whether the entry does nothing but let a task hold the clock again, before it plans a micro-batch."""
@@ -245,23 +267,20 @@ class Oracle:
         found = {reason: counts.get(reason, 0) for reason in expected}
         must(found == expected, "a micro-batch counts what it met", task=name, found=found, expected=expected)
 
-    def emitted(self, name: str, entry: Entry, values: Sequence[Stored | bytes]) -> None:
+    def emitted(self, name: str, entry: Entry, clock: int, values: Sequence[Stored | bytes]) -> None:
         """A micro-batch gave these running values of the keys that it touched."""
         if self.newest is None or entry.number != self.newest.number or not values:
             return
         judge, layout = self.judges[name], self.layouts[name]
-        current, found = judge.job.fold(judge.in_state(None)), {}
+        found: dict[Any, Any] = {}
         for stored in values:
-            table = read_values(self.files, stored).rename_columns([*layout.key_names, "value"])
-            found.update(as_dict(table, layout, MONOIDS[judge.job.kind]))
-        must(
-            all(current[key] == value for key, value in found.items()),
-            "running values are the fold so far",
-            found=found,
-        )
-        must(
-            judge.touched <= found.keys(), "running values are of all touched keys", found=found, touched=judge.touched
-        )
+            found.update(as_dict(read_values(self.files, stored), layout))
+        touched = windows.running(judge.job, judge.in_state(None), judge.touched, clock)
+        # A key that has the hash of a touched one may be given too.
+        current = windows.running(judge.job, judge.in_state(None), None, clock)
+        facts = {"task": name, "found": found, "expected": touched}
+        must(found == {key: current.get(key) for key in found}, "running values are the folds so far", **facts)
+        must(touched.keys() <= found.keys(), "running values are of all touched keys", **facts)
 
     def finish(self, jobs: Sequence[Job]) -> None:
         """All is over: every message is in the state or aside, once, below one clock."""
@@ -277,6 +296,7 @@ class Oracle:
             must(task.clock == entry.clock, "a close gives every task one clock", task=job.name, clock=task.clock)
             below, every = judge.in_state(entry.clock), judge.in_state(None)
             must(len(below) == len(every), "at a close all is below the clock", task=job.name, clock=entry.clock)
+            self.sinks.finish(job.name)
         for name, task in entry.tasks.items():
             for clock in {entry.clock, task.clock, *entry.retained, None}:
                 self.check_state(name, entry, clock)
@@ -404,14 +424,15 @@ class Oracle:
                 self._judge(judge, sent, old.clock, limit, jumped, high, now)
             else:
                 must(sent.placed, "a start delivers each message once", message=sent)
+        self._find_copies(judge, read)
         judge.counts = {REPLAYED_OR_LATE: unknown, "messages": sum(m.broken is None for m in read)}
         self._protected(judge, read, limit)
         self._read_right(judge, read)
         judge.touched = {
-            judge.job.key_of(m) for m in read if judge.verdicts[m.place] == STATE and judge.job.updates_of(m)
+            judge.job.key_of(m) for m in read if judge.verdicts[m.place] == STATE and windows.counts(judge.job, m)
         }
         for sent in read:
-            if judge.verdicts[sent.place] in (STATE, UNFIT):
+            if judge.verdicts[sent.place] in MOVES:
                 channel = judge.job.channel_of(sent)
                 judge.active[channel] = now
                 newest = judge.newest[channel]
@@ -481,10 +502,30 @@ class Oracle:
             top = high.get(channel)
             believed = judge.jumps[channel] >= self.terms.believe - 1
             # A part of the first batch that begins in the middle of a strand has nothing to measure from.
-            near = jump is None or newest is None or top is None or timestamp <= top + jump or believed
+            near = jump is None or newest is None or top is None or timestamp <= max(top, newest) + jump or believed
             must(near, "what jumps steps aside", message=sent, newest=top, jump=jump)
             high[channel] = timestamp if top is None else max(top, timestamp)
             judge.verdicts[sent.place] = UNFIT if judge.job.updates_of(sent) is None else STATE
+
+    def _find_copies(self, judge: Judge, read: Sequence[Sent]) -> None:
+        """Of the messages that a micro-batch read, those whose id had come before, or comes before them in time."""
+        horizon = judge.job.horizon
+        if horizon is None:
+            return
+        fresh = {m.place for m in read}
+        accepted: dict[Any, list[int]] = defaultdict(list)
+        for m in judge.in_state(None):
+            if m.place not in fresh and windows.counts(judge.job, m):
+                accepted[judge.job.key_of(m), m.id].append(m.timestamp)
+        taken = [m for m in read if judge.verdicts[m.place] == STATE]
+        for m in sorted(taken, key=lambda m: (m.timestamp, judge.job.channel_of(m), m.position, m.strand)):
+            times = accepted[judge.job.key_of(m), m.id]
+            if m.id is None or not windows.counts(judge.job, m):
+                continue
+            if any(abs(m.timestamp - time) <= horizon for time in times):
+                judge.verdicts[m.place] = COPY
+            else:
+                times.append(m.timestamp)
 
     def _protected(self, judge: Judge, read: Sequence[Sent], limit: int) -> None:
         """No message within the allowed delay of the newest before it in its channel is late.
@@ -535,7 +576,7 @@ class Oracle:
         live = [c for c in judge.newest if judge.is_live(c, self.terms, now)]
         listed = judge.newest.keys() - judge.gone
         judge.holds = bool(live) or not (listed or judge.listed)
-        times = [m.timestamp for m in read if judge.verdicts[m.place] in (STATE, UNFIT) and m.timestamp is not None]
+        times = [m.timestamp for m in read if judge.verdicts[m.place] in MOVES and m.timestamp is not None]
         top = max([BEGINNING, *(t for t in judge.newest.values() if t is not None)]) - delay
         start = max(old.clock, min(times, default=top) // interval * interval)
         needed = handful(start, top, interval, IN_BATCH)
@@ -595,7 +636,11 @@ class Oracle:
         must(waits, "the global clock waits for every task", clock=entry.clock)
         self._global_clock(before, entry, holding)
         if entry.clock != before.clock:
-            must(entry.retained == (*before.retained, entry.clock)[-self.terms.keeping.clocks :], "clocks are retained")
+            clocks = (*before.retained, entry.clock)
+            oldest = clocks[-self.terms.keeping.clocks :][0]
+            waits = [last for task in entry.tasks.values() if task.active for last in task.delivered.values()]
+            kept = tuple(clock for clock in clocks if clock >= min([oldest, *waits]))
+            must(entry.retained == kept, "clocks are retained", retained=entry.retained, expected=kept)
         if not moved:
             actives = {task.clock for task in entry.tasks.values() if task.active}
             must(actives == {entry.clock}, "a close gives every task one clock", clocks=actives)
@@ -666,11 +711,20 @@ class Oracle:
     def check_state(self, name: str, entry: Entry, clock: int | None) -> None:
         """The state of a task at a clock (None: all of it) is the fold of the messages below that were not set aside."""
         judge, task = self.judges[name], entry.tasks[name]
-        kind = judge.job.kind
-        layout = self.layouts[name]
-        table = runs_io.state_below(self.files, task.runs, layout, clock)
-        found = as_dict(table, layout, MONOIDS[kind])
-        expected = judge.job.fold(judge.in_state(clock))
+        job, layout, at = judge.job, self.layouts[name], clock
+        if clock is None:
+            at = LAST
+            if job.windowing is not None:
+                # All that may not be gone yet.
+                levels, at = [runs_io.read_run(self.files, run) for run in task.runs], task.floor
+                if layout.gap is not None:
+                    windowing = SessionWindow(layout.gap)
+                    job, layout = replace(job, windowing=windowing), replace(layout, windowing=windowing)
+                table = view.state([layout.schema.empty_table(), *levels], layout, at)
+        if clock is not None or job.windowing is None:
+            table = seen_below(self.files, task.runs, layout, at)
+        found = as_dict(table, layout)
+        expected = windows.state_at(job, judge.in_state(clock), at)
         differ = {k: (found.get(k), expected.get(k)) for k in {*found, *expected} if found.get(k) != expected.get(k)}
         facts = {"task": name, "clock": clock, "differ (found, expected)": differ}
         must(len(found) == table.num_rows, "a key has one row", **facts)
@@ -688,7 +742,7 @@ def handful(low: int, high: int, interval: int, most: int) -> int:
     return step
 
 
-def as_dict(table: Any, layout: merge.Layout, monoid: Any) -> dict[tuple[Any, ...], Any]:
-    keys = [table[name].to_pylist() for name in layout.key_names]
-    values = monoid.from_arrow(merge.one_chunk(table["value"]))
+def as_dict(table: Any, layout: merge.Layout) -> dict[tuple[Any, ...], Any]:
+    keys = [table[name].to_pylist() for name in table.column_names if name not in ("hash", "value")]
+    values = layout.monoid.from_arrow(merge.one_chunk(table["value"]))
     return dict(zip(zip(*keys, strict=True) if keys else [()] * len(values), values, strict=True))

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from persistent_state import batch, clock, driver, merge
-from persistent_state.steps import combine, current, lift, shard
+from persistent_state import batch, clock, delivery, driver, merge, ranges, view
+from persistent_state.steps import combine, current, lift, once, shard
 from persistent_state.store import base, entry, log, run, sides
 
 
@@ -62,14 +62,16 @@ BUGS = (
     bug(
         "current of a cut run",
         "What a run calls current is believed when messages in it have been taken back.",
-        run.read_run_with_current,
+        run.read_run_with_sums,
         ("if run.below is None else", "if True else"),
+        theme="restless",
     ),
     bug(
         "current after a cut run",
         "What a run calls current is believed when messages in an older run have been taken back.",
         driver._cut_runs,
         ("for one in losing)", "for one in losing[-1:] if one is run)"),
+        theme="restless",
     ),
     bug(
         "current no more",
@@ -214,7 +216,7 @@ BUGS = (
         "not woken",
         "A task that does not hold the clock is moved by others while its batch is under way.",
         driver.wake,
-        ("if newest.tasks[name].holds:", "if True:"),
+        ("replace(task, holds=True)", "task"),
         theme="restless",
     ),
     bug(
@@ -486,7 +488,7 @@ BUGS = (
     bug(
         "no epoch in a commit",
         "A driver that was taken over goes on committing.",
-        driver._own,
+        driver.own,
         ("if newest.epoch > epoch:", "if False:"),
     ),
     bug(
@@ -499,7 +501,7 @@ BUGS = (
     bug(
         "late listing taken for a takeover",
         "A worker whose listing is late takes its own driver for superseded.",
-        driver._own,
+        driver.own,
         ("if newest is None or newest.epoch < epoch:", "if newest is None:"),
         ("if newest.epoch > epoch:", "if newest.epoch != epoch:"),
         theme="faulty",
@@ -577,5 +579,234 @@ BUGS = (
         "Collection takes runs that a commit will name.",
         driver.collect,
         ("< (newest.epoch, task.batch)", "<= (newest.epoch, task.batch + 1)"),
+    ),
+    # Delivery
+    bug(
+        "undelivered collected",
+        "A checkpoint is dropped although a sink has yet to be given it.",
+        driver._retained,
+        ("min([*kept[-keeping.clocks :], *delivered])", "kept[-keeping.clocks :][0]"),
+    ),
+    bug(
+        "delivered collected",
+        "The last checkpoint that a sink was given is dropped before the next one is delivered.",
+        driver._retained,
+        ("*delivered])", "*(min([c for c in kept if c > last], default=last) for last in delivered)])"),
+    ),
+    bug(
+        "newest first",
+        "A sink that is behind is given the newest checkpoint at once.",
+        delivery.due,
+        ("Due(waiting[0],", "Due(waiting[-1],"),
+    ),
+    bug(
+        "delivered above the global clock",
+        "A sink is given a task's own clock, which the others have not reached.",
+        delivery._waiting,
+        ("for clock in entry.retained if", "for clock in sorted({*entry.retained, *task.cuts}) if"),
+    ),
+    bug(
+        "delivered before it is there",
+        "A task that has yet to catch up is taken to have what it had when it left at every clock.",
+        delivery._waiting,
+        ("< clock <= task.clock]", "< clock]"),
+    ),
+    bug(
+        "changes above the last",
+        "A message right at the last clock that a sink was given is no change.",
+        merge.from_clock,
+        (">= clock", "> clock"),
+    ),
+    bug(
+        "changes of the shared hash",
+        "A key that has the hash of one that changed is given, too.",
+        view.values,
+        (
+            "_with_values(changed, folded(changed, levels, layout), layout)",
+            "merge.fold_keys([merge.touched(level, changed) for level in levels], layout)",
+        ),
+    ),
+    bug(
+        "changed alone",
+        "A key that changed is given without what it was before.",
+        view.values,
+        ("folded(changed, levels, layout)", 'merge.one_chunk(changed["value"])'),
+    ),
+    bug(
+        "record forgotten at a start",
+        "A start takes what was delivered for not delivered.",
+        driver._taken_over,
+        ("known.delivered.get(output, BEGINNING)", "BEGINNING"),
+    ),
+    bug(
+        "recorded in an older entry",
+        "What was delivered is written into the entry that was read, whatever others have committed since.",
+        driver.amend,
+        (
+            """        task = change(newest.tasks[name])
+        if""",
+            """        task = change(vars(log).setdefault("stale", newest).tasks[name])
+        if""",
+        ),
+    ),
+    # Windows, sessions, and what expires
+    bug(
+        "folded over panes",
+        "Where runs are rewritten, panes below the clock are folded like all else.",
+        merge.fold,
+        ("layout.panes.pane(starts)", "folded"),
+        theme="timely",
+    ),
+    bug(
+        "combined over panes",
+        "An interval of a micro-batch reaches over the edge of a pane.",
+        combine._partial_sums,
+        ("np.maximum(starts, panes.pane(times))", "starts"),
+        theme="timely",
+    ),
+    bug(
+        "window with its end",
+        "A message right at a window's end is in it.",
+        view._windows_of,
+        ("_first_from(starts, begins + size,", "_first_from(starts, begins + size + 1,"),
+        theme="timely",
+    ),
+    bug(
+        "window found twice",
+        "Each message of a window gives it out.",
+        view._windows_of,
+        ("first[1:] = np.where(same[1:],", "first[1:] = np.where(same[1:] & False,"),
+        theme="timely",
+    ),
+    bug(
+        "window closed late",
+        "A window that ends at the clock is not closed yet, and never will be.",
+        view._windows_of,
+        ("(upto - size) // step", "(upto - size - 1) // step"),
+        theme="timely",
+    ),
+    bug(
+        "early as it began",
+        "Of an open window only its first message says whether it has changed.",
+        view._windows_of,
+        ("starts[highs - 1] >= recent", "starts[lows] >= recent"),
+        theme="timely",
+    ),
+    bug(
+        "session without its bridge",
+        "A session is taken to end with the part that came last.",
+        merge._sessions,
+        ("_running_max(lasts, first)[:-1]", "lasts[:-1]"),
+        theme="timely",
+    ),
+    bug(
+        "session one longer",
+        "A message that is the gap behind still belongs to a session.",
+        merge._sessions,
+        ("firsts[1:] >= ", "firsts[1:] > "),
+        theme="timely",
+    ),
+    bug(
+        "session cut short",
+        "Of the parts of a session the one that ends first says when it ends.",
+        merge.reduce,
+        ("np.maximum.reduceat", "np.minimum.reduceat"),
+        theme="timely",
+    ),
+    bug(
+        "session closed late",
+        "A session that ends at the clock is not closed yet, and never will be.",
+        view._closed_sessions,
+        ("(ends <= clock)", "(ends < clock)"),
+        theme="timely",
+    ),
+    bug(
+        "expired before it was given",
+        "What sinks have yet to be given expires.",
+        driver._moved_on,
+        ("task.clock, *task.delivered.values()]", "task.clock]"),
+        theme="timely",
+    ),
+    bug(
+        "expired before it was there",
+        "A task that has yet to catch up loses what has not even closed at its own clock.",
+        driver._moved_on,
+        ("retained[0], task.clock,", "retained[0],"),
+        theme="restless",
+    ),
+    bug(
+        "expired while it is retained",
+        "What has expired by the newest clock goes, though older ones can be read.",
+        driver._moved_on,
+        ("min([retained[0], task.clock,", "min([retained[-1], task.clock,"),
+        theme="timely",
+    ),
+    bug(
+        "given though it may be gone",
+        "An output that is new is given windows of which parts have expired.",
+        view._closed_windows,
+        ("max(since.clock, floor)", "since.clock"),
+        theme="restless",
+    ),
+    bug(
+        "life after life",
+        "A key that lives again is told to have expired.",
+        view._living,
+        ("was_there & ~np.isin(keys, keys[is_open])", "was_there & ~is_open"),
+        theme="timely",
+    ),
+    bug(
+        "expired unseen",
+        "That a key has expired is not told.",
+        view._sessions,
+        ("[ended | (lives", "[(lives"),
+        theme="timely",
+    ),
+    # Messages that come again
+    bug(
+        "copies of later messages",
+        "A message is compared with those before it in time, and not with those after.",
+        once._copies,
+        ("is_copy |= (after < ends)", "is_copy |= (after < 0)"),
+        theme="timely",
+    ),
+    bug(
+        "copies at the horizon",
+        "A copy right at the horizon counts.",
+        once._copies,
+        ("times <= times[before] + once.horizon", "times < times[before] + once.horizon"),
+        theme="timely",
+    ),
+    bug(
+        "updates of a message apart",
+        "Of several updates of a message the first counts, and the others are its copies.",
+        lift.update_table,
+        ("plan.layout.once is not None and taken", "False and taken"),
+        theme="timely",
+    ),
+    bug(
+        "folded out of order",
+        "Where messages with ids stay apart, the others are folded by intervals that are not theirs.",
+        merge.fold,
+        (
+            """ids_from)
+        folded = as_numpy(table, "start")""",
+            "ids_from)",
+        ),
+        theme="timely",
+    ),
+    bug(
+        "head of the next block",
+        "A window that begins and ends in one block is put together as if it reached into the next.",
+        ranges.of_edges,
+        ("blocks[ends] > begins // size", "blocks[ends] >= begins // size"),
+        theme="timely",
+    ),
+    bug(
+        "sums over blocks",
+        "The sums that a run holds go on from one block of time into the next.",
+        ranges.with_edges,
+        ("first = np.append(True, ~same[1:] | (blocks[1:] != blocks[:-1]))", "first = ~same"),
+        theme="timely",
     ),
 )

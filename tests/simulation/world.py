@@ -16,6 +16,7 @@ from greenlet import getcurrent, greenlet
 from persistent_state import clock as clocks
 from persistent_state import driver, keys, merge
 from persistent_state.clock import BEGINNING, Position, Settings
+from persistent_state.delivery import Due, Giver
 from persistent_state.errors import (
     CommitUnknown,
     Damaged,
@@ -26,6 +27,7 @@ from persistent_state.errors import (
     StoreUnavailable,
 )
 from persistent_state.plan import Plan
+from persistent_state.reader import state_at
 from persistent_state.sources.base import Reach
 from persistent_state.steps import shard as shard_step
 from persistent_state.steps.combine import Blob, combine
@@ -34,10 +36,13 @@ from persistent_state.store import pages, sides
 from persistent_state.store import run as runs_io
 from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.log import Log
+from persistent_state.view import Since
+from persistent_state.windows import SessionWindow, TimeToLive, Window, Windowing
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.files import Disk, StagedFiles
 from tests.simulation.messages import SCHEMA, UNFIT_VALUE, Job, Sent
-from tests.simulation.oracle import Oracle, Terms, Violation, must
+from tests.simulation.oracle import Oracle, Terms, Violation, as_dict, must
+from tests.simulation.sinks import WorldSink
 from tests.simulation.source import Strands, Stream, WorldSource
 
 APPLICATION = "app"
@@ -45,8 +50,9 @@ START = 1_000_000
 MOST_STEPS = 20_000
 LEFTOVER_AGE = 0.0005
 
-THEMES = ("faulty", "sleepy", "restless", "ordered")
-"""What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter."""
+THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
+"""What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter,
+windows and what expires."""
 
 
 class World:
@@ -71,6 +77,9 @@ class World:
         self.threads: list[Thread] = []
         self.actors: list[Actor] = []
         self.hub: greenlet = getcurrent()
+        self.wide = rng.choice([0, 0, 3])
+        self.copied: list[Sent] = []
+        """Messages that others may be copies of."""
 
         self.fault_rate = rng.choice([0.0, 0.0, 0.01, 0.04])
         self.faulty = self.fault_rate > 0
@@ -106,12 +115,25 @@ class World:
             self.keeping = driver.Keeping(rng.choice([1, 3, 6]), 0)
         elif self.theme == "ordered":
             self.most_rows, self.delay, self.interval, self.growth = 3, 300, 50, 1
+        elif self.theme == "timely":
+            self.keeping, self.interval, self.delay = (
+                driver.Keeping(rng.choice([1, 2, 3]), 0),
+                20,
+                rng.choice([0, 20, 100]),
+            )
         self.sources = {f"s{i}": self._strands() for i in range(rng.choice([1, 1, 2]))}
         self.jobs = [
             self._job(i) for i in range(rng.choice([2, 3] if self.theme == "restless" else [1, 1, 1, 2, 2, 3]))
         ]
         for job in self.jobs:
             self.oracle.expect(job, self.sources[job.source])
+            sinks = [
+                WorldSink(
+                    job.name, f"o{i}", rng.random() < 0.6, isinstance(job.windowing, Window) and rng.random() < 0.4
+                )
+                for i in range(rng.choice([0, 1, 1, 2]))
+            ]
+            self.oracle.sinks.of[job.name] = {sink.output: sink for sink in sinks}
 
     # What there is
 
@@ -185,7 +207,20 @@ class World:
                 tops[channel] = max(tops[channel], timestamp)
             k0 = rng.choice([None, 0, 1, 2, 3])
             k1 = rng.choice([None, "a", "b"])
-            sent.append(Sent(strand, position, timestamp, k0, k1, channel, value, broken))
+            again = [m for m in self.copied if m.timestamp is not None and m.timestamp in range(top - 300, top + 300)]
+            if again and rng.random() < 0.15 and broken is None:
+                # It comes again, mostly as it was.
+                first = rng.choice(again)
+                moved = first.timestamp + rng.choice([0, 0, 0, 1, -30, 60])
+                sent.append(replace(first, strand=strand, position=position, channel=channel, timestamp=moved))
+                tops[channel] = max(tops[channel], moved)
+                continue
+            fits = broken is None and timestamp is not None and timestamp < 10**6 and value not in (None, UNFIT_VALUE)
+            self.ids += 1
+            id = self.ids if rng.random() < 0.7 else None
+            sent.append(Sent(strand, position, timestamp, k0, k1, channel, value, broken, id=id))
+            if fits and id is not None:
+                self.copied.append(sent[-1])
         return sent
 
     @property
@@ -202,7 +237,20 @@ class World:
         ways = {"sum": ["value", "batch", "message", "reads"], "list": ["batch", "message", "reads"]}
         way = rng.choice(ways.get(kind, ["batch", "message"]))
         columns = () if self.theme == "ordered" else rng.choice([(), (), ("k0",), ("k1",), ("k0", "k1")])
-        return Job(f"t{number}", source, kind, way, columns, by_strand=not self.sources[source].by_column)
+        unbounded = 0.0 if self.theme == "timely" else 0.5
+        windowing = None if way == "reads" or rng.random() < unbounded else self._windowing()
+        # Which of two copies of one time is the first, their positions say.
+        horizon = (
+            rng.choice([1, 50, 10_000]) if placed and rng.random() < (0.5 if self.theme == "timely" else 0.3) else None
+        )
+        return Job(f"t{number}", source, kind, way, columns, not self.sources[source].by_column, windowing, horizon)
+
+    def _windowing(self) -> Windowing:
+        rng = self.rng
+        length = rng.choice([7, 20, 60, 150, 400])
+        if rng.random() < 0.5:
+            return Window(length, rng.choice([length, length, max(1, length // 5), length // 2 + 1, length + 13]))
+        return SessionWindow(length) if rng.random() < 0.5 else TimeToLive(length)
 
     def _terms(self) -> Terms:
         rng = self.rng
@@ -236,6 +284,7 @@ class World:
             mock.patch.object(shard_step, "LAZY", (self.growth, 3)),
             mock.patch.object(shard_step, "MANY", 4),
             mock.patch.object(merge, "SLICE", 5),
+            mock.patch.object(merge, "WIDE", self.wide),
             mock.patch.object(shard_step, "INLINE", 300),
             mock.patch.object(driver, "LEFTOVER_AGE", LEFTOVER_AGE),
             mock.patch.object(sides, "MANY", 2),
@@ -334,7 +383,7 @@ class World:
         actor.fate = rng.choice(["killed", "killed", "taken over", "taken over", "lives"])
         if self.theme == "sleepy":
             actor.fate = "taken over" if self.doze_rate or number != 1 else "lives"
-        actor.fate_step = self.step + rng.choice([rng.randint(0, 60), rng.randint(30, 300)])
+        actor.fate_step = self.step + rng.choice([rng.randint(0, 80), rng.randint(40, 500)])
         self.actors.append(actor)
         self.note(f"{number} starts: shards={actor.shards} {actor.terms}")
         self._damage(actor)
@@ -462,8 +511,9 @@ class World:
         for job in actor.jobs:
             channel = None if job.by_strand else "c"
             task = job.task(self.oracle.reader(job.name, writer))
-            emits = self.rng.random() < 0.3
-            plans[job.name] = Plan(APPLICATION, files, task, SCHEMA, "ts", channel, settings, actor.shards, emits)
+            emits = self.rng.random() < 0.4
+            plan = Plan(APPLICATION, files, task, SCHEMA, "ts", channel, settings, actor.shards, emits)
+            plans[job.name] = replace(plan, outputs=self._outputs(actor, job))
         log = Log(files, APPLICATION)
         entry = self._start(actor, log, plans, set())
         actor.epoch = entry.epoch
@@ -472,9 +522,70 @@ class World:
             self._spawn(actor, lambda j=job: self._read(actor, log, plans[j.name], j, entry), False)
             for job in actor.jobs
         ]
+        sinks = [self.oracle.sinks.of[name][output] for name, plan in plans.items() for output in plan.outputs]
+        deliveries = [
+            self._spawn(actor, lambda s=sink: self._deliver(actor, log, plans[s.task], s), False) for sink in sinks
+        ]
         self._join(*threads)
         if actor.closes:
             self.oracle.claim(driver.close(log, actor.epoch, now=self.now, keeping=terms.keeping))
+        actor.has_read = True
+        self._join(*deliveries)
+
+    def _outputs(self, actor: Actor, job: Job) -> tuple[str, ...]:
+        """The outputs that a start gives a task. Behind nobody's back but a driver's, a sink may lose what it has."""
+        outputs = []
+        for sink in self.oracle.sinks.of[job.name].values():
+            if actor.is_last or self.rng.random() < (0.5 if self.theme == "restless" else 0.8):
+                outputs.append(sink.output)
+            alone = all(thread.actor is actor for thread in self.threads) and not self.delayed
+            if alone and sink.keeps_record and self.rng.random() < 0.1:
+                self.note(f"{sink.task} {sink.output} loses all")
+                sink.lose_all()
+        return tuple(outputs)
+
+    def _deliver(self, actor: Actor, log: Log, plan: Plan, sink: WorldSink) -> None:
+        """Give a sink the values at each clock, until all is read and delivered."""
+        giver = Giver(
+            log,
+            sink.task,
+            sink.output,
+            lambda: sink.last(actor),
+            lambda entry, due: self._write(actor, plan, sink, entry, due),
+            lambda: self.now,
+        )
+        while True:
+            # Before the entry is looked at: the last one may come in between.
+            has_read = actor.has_read
+            try:
+                if giver.give_next(actor.epoch):
+                    continue
+                if has_read and (actor.closes or self.rng.random() < 0.1):
+                    return
+                getcurrent().thread.wake = self.step + self.rng.choice([1, 10, 40])
+                self.pause(None)
+            except (StoreUnavailable, CommitUnknown, Exists):
+                # A sink that fails, or a record that does, is tried again, and nothing else waits for it.
+                if actor.has_read and not actor.closes:
+                    return
+                self.pause(None)
+
+    def _write(self, actor: Actor, plan: Plan, sink: WorldSink, entry: Entry, due: Due) -> None:
+        floor = entry.tasks[sink.task].floor
+        since = Since(due.since, early=sink.early, recent=due.recent)
+        state = state_at(plan.files, APPLICATION, entry, sink.task, plan.layout, due.clock, since)
+        values: dict[Any, Any] = {}
+        parts = self.rng.randint(1, 3)
+        for table in [state.part(number, parts).read() for number in range(parts)]:
+            found = as_dict(table, plan.layout)
+            is_once = len(found) == len(table) and not found.keys() & values.keys()
+            must(is_once, "a key is given once", found=found, values=values)
+            values.update(found)
+
+        def act() -> None:
+            self.oracle.write(sink, due, floor, values)
+
+        actor.perform("write", f"{sink.task} {sink.output} {due.clock}", act)
 
     def _start(self, actor: Actor, log: Log, plans: dict[str, Plan], anew: set[str]) -> Entry:
         writer = f"d{actor.number}"
@@ -598,7 +709,8 @@ class World:
         must(sabotage is None, "a shard or a part too few or too many is refused", descriptors=descriptors)
         self.oracle.claim(entry)
         self.oracle.counted(job.name, entry, descriptors[0].advance.counts)
-        self.oracle.emitted(job.name, entry, [d.values for d in descriptors if d.values])
+        values = [d.values for d in descriptors if d.values]
+        self.oracle.emitted(job.name, entry, descriptors[0].advance.clock, values)
 
     def _by_spark(
         self, actor: Actor, plan: Plan, stream: Stream, splits: list[list[Sent]], restored: TaskState, now: int

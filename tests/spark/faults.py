@@ -25,25 +25,36 @@ MOST_KILLED = 2
 class Schedule:
     """Each `every`-th of an operation, of all processes together, is a fault, of these kinds in turn, before or after its work.
 
-    Only tasks of Spark are killed. What happened is told in `folder`; while it holds a file `off`, nothing happens.
+    Only tasks of Spark are killed. What happened is told in `folder`; while it holds a file `off`, nothing happens. After
+    `most` faults nothing happens until `go_on`: if each start ends at a fault, so does the next, which takes the same steps.
     """
 
     folder: Path
     every: int
     kinds: tuple[Kind, ...]
+    most: int | None = None
 
     def next(self, operation: str) -> Kind | None:
         if self.off.exists():
             return None
         number = _append(self.folder / f"{operation}s", ".")
-        if number % self.every:
+        if number % self.every or (self.most is not None and _size(self._in_a_row) >= self.most):
             return None
         kind = self.kinds[number // self.every % len(self.kinds)]
         attempt = attempt_number()
         if kind.startswith("kill") and (attempt is None or attempt >= MOST_KILLED):
             return None
         _append(self.folder / "faults", f"{kind}, {'driver or planner' if attempt is None else 'task'}, {operation}\n")
+        _append(self._in_a_row, ".")
         return kind
+
+    def go_on(self) -> None:
+        """Be told that what is under test came on, so that there may be faults again."""
+        self._in_a_row.unlink(missing_ok=True)
+
+    @property
+    def _in_a_row(self) -> Path:
+        return self.folder / "in_a_row"
 
     @property
     def off(self) -> Path:
@@ -117,6 +128,13 @@ def attempt_number() -> int | None:
 
     context = TaskContext.get()
     return None if context is None else context.attemptNumber()
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _append(file: Path, text: str) -> int:

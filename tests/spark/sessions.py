@@ -45,7 +45,13 @@ if "PYSPARK_GATEWAY_PORT" in os.environ:
     from pyspark.sql import SparkSession
     from tests.spark.sessions import end_what_is_left
     create = SparkSession.Builder.getOrCreate
-    SparkSession.Builder.getOrCreate = lambda builder: (end_what_is_left(), create(builder))[1]
+
+    def create_first(builder):
+        SparkSession.Builder.getOrCreate = create
+        end_what_is_left()
+        return create(builder)
+
+    SparkSession.Builder.getOrCreate = create_first
 """
 """As `sitecustomize`, what lets a program that knows nothing of these tests run in a `Jvm`; not what that starts."""
 

@@ -22,6 +22,7 @@ from persistent_state import (
     NonWindowState,
     PersistentState,
     PersistentTask,
+    RunningValues,
     StateError,
     TaskFailed,
     clocks,
@@ -178,8 +179,9 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
     def application(shown: Shown, shards: int, interval: str) -> Application:
         app = Application("shops", str(folder / "store"), interval, "10 seconds", shards=shards)
-        for task, sink in zip(TASKS, (shown.use, shown.ignore, None, None), strict=True):
-            app.add(task, FileSource(folder / "in", timestamp="ts", files_per_batch=1), sink)
+        for task, function in zip(TASKS, (shown.use, shown.ignore, None, None), strict=True):
+            running = RunningValues(function) if function else None
+            app.add(task, FileSource(folder / "in", timestamp="ts", files_per_batch=1), running)
         return app
 
     for i, rows in enumerate(FIRST):
@@ -329,6 +331,6 @@ def test_an_error_of_spark_itself_is_an_error_of_this_package(spark: SparkSessio
         values.select("no such column").collect()
 
     app = Application("broken", str(tmp_path / "store"), "10 seconds", shards=1, restarts=0)
-    app.add(Turnover(), FileSource(tmp_path / "in", timestamp="ts"), sink)
+    app.add(Turnover(), FileSource(tmp_path / "in", timestamp="ts"), RunningValues(sink))
     with pytest.raises(StateError, match="no such column"):
         app.run(spark)

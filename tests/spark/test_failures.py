@@ -43,6 +43,8 @@ PATIENCE = 240.0
 KILLS = 12
 AT_STORE = 40
 FAULTS = 12
+FAULTS_IN_A_ROW = 5
+"""Faults of the store from one commit to the next: every start takes some twenty steps there to come to a commit."""
 Tell = Callable[[str, object], None]
 
 
@@ -140,17 +142,22 @@ def test_a_store_that_fails_on_a_schedule_costs_restarts_and_no_message(
     sent = Stream(tmp_path / "stream", seed=32)
     for _ in range(4):
         sent.grow()
-    schedule = Schedule(tmp_path, 7, ("before", "after", "kill before", "kill after"))
+    schedule = Schedule(tmp_path, 7, ("before", "after", "kill before", "kill after"), FAULTS_IN_A_ROW)
     schedule.off.touch()
 
     def open_faulty(url: str, **options: Any) -> Files:
         return FaultyFiles(url, schedule=schedule)
 
     told: list[Progress] = []
+
+    def tell(progress: Progress) -> None:
+        told.append(progress)
+        schedule.go_on()
+
     with monkeypatch.context() as patch:
         patch.setattr(application, "open_files", open_faulty)
         app = stream.application(tmp_path, shards=2, interval="10 seconds", restarts=1000)
-        run = app.start(spark, on_progress=told.append)
+        run = app.start(spark, on_progress=tell)
     schedule.off.unlink()
     try:
         while not is_met(schedule.told()):

@@ -27,6 +27,7 @@ from persistent_state import (
     NonWindowState,
     PersistentState,
     PersistentTask,
+    RunningValues,
     StateError,
     TaskFailed,
     application,
@@ -173,7 +174,7 @@ def test_a_run_that_always_fails_starts_again_so_often_and_then_tells_why(
     monkeypatch.setattr(running, "LONGEST_WAIT", 0.1)
     sink = Stumbling(lambda call: True)
     app = Application("stumbles", str(tmp_path / "store"), "10 seconds", shards=1, restarts=2)
-    app.add(Total(), numbers(tmp_path / "in", [1], [1]), sink)
+    app.add(Total(), numbers(tmp_path / "in", [1], [1]), RunningValues(sink))
     with (
         caplog.at_level(logging.WARNING, "persistent_state"),
         pytest.raises(StateError, match=r"stumbled at call 3"),
@@ -190,7 +191,7 @@ def test_failures_with_progress_between_them_do_not_add_up(
     monkeypatch.setattr(running, "LONGEST_WAIT", 0.1)
     sink = Stumbling(lambda call: call in (1, 3, 5))
     app = Application("stumbles", str(tmp_path / "store"), "10 seconds", shards=1, restarts=1)
-    app.add(Total(), numbers(tmp_path / "in", [1], [2], [3], [4]), sink)
+    app.add(Total(), numbers(tmp_path / "in", [1], [2], [3], [4]), RunningValues(sink))
     run = app.run(spark, close=True)
     assert run.restarts == 3
     assert total(app) == [10]

@@ -1,4 +1,4 @@
-"""Sinks of running values on a real Spark: whatever a user does with what they are handed, the state is the same."""
+"""Functions of running values on a real Spark: whatever a user does with what they are handed, the state is the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from monoids import Max, Sum
-from persistent_state import Application, DataFrameSource, FileSource, NonWindowState, PersistentTask, read_state
+from persistent_state import (
+    Application,
+    DataFrameSource,
+    FileSource,
+    NonWindowState,
+    PersistentTask,
+    RunningValues,
+    read_state,
+)
 from persistent_state.engine import running as engine
 from tests.spark.files import write
 
@@ -145,10 +153,11 @@ def test_whatever_a_sink_does_with_the_running_values_the_state_is_the_fold_of_t
     app = Application("sinks", str(tmp_path / "store"), "5 seconds", "10 seconds", shards=1)
     for name in OF_FILES:
         source = FileSource(tmp_path / "in", timestamp="ts", schema=SCHEMA, files_per_batch=1)
-        app.add(Total(name), source, sinks.of(name))
+        app.add(Total(name), source, RunningValues(sinks.of(name)))
     for name in OF_FRAMES:
         frame = spark.readStream.schema(from_arrow_schema(SCHEMA)).option("maxFilesPerTrigger", 1)
-        app.add(Total(name), DataFrameSource(frame.parquet(str(tmp_path / "in")), "ts"), sinks.of(name))
+        source = DataFrameSource(frame.parquet(str(tmp_path / "in")), "ts")
+        app.add(Total(name), source, RunningValues(sinks.of(name)))
     running = app.run(spark, close=True, on_progress=sinks.tell)
 
     assert sinks.raised.is_set()
@@ -196,7 +205,8 @@ def test_values_too_large_for_the_driver_come_from_files(spark: SparkSession, tm
         seen.append(({row["key"]: row["value"] for row in values.collect()}, stored))
 
     app = Application("large", str(tmp_path / "store"), "5 seconds", shards=2)
-    app.add(Longest(), FileSource(tmp_path / "in", timestamp="ts", schema=schema, files_per_batch=1), sink)
+    source = FileSource(tmp_path / "in", timestamp="ts", schema=schema, files_per_batch=1)
+    app.add(Longest(), source, RunningValues(sink))
     app.run(spark)
     # Only Spark's scratch does without Hadoop's checksums.
     assert all(list((tmp_path / f"out-{batch}").glob(".*.crc")) for batch in range(2))
@@ -219,7 +229,7 @@ def test_a_sink_finds_the_settings_of_the_user(spark: SparkSession, tmp_path: Pa
         seen.append([values.sparkSession.conf.get(name, None) for name in names])
 
     app = Application("settings", str(tmp_path / "store"), "5 seconds", shards=2)
-    app.add(Total("settings"), DataFrameSource(rows, timestamp="ts"), sink)
+    app.add(Total("settings"), DataFrameSource(rows, timestamp="ts"), RunningValues(sink))
     app.run(mine)
     assert seen == [["org.apache.hadoop.fs.LocalFileSystem", None, None]]
     assert [mine.conf.get(name, None) for name in names] == seen[0]

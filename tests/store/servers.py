@@ -1,9 +1,10 @@
-"""Real servers of every kind of store, started on loopback when first asked for and stopped with the tests."""
+"""Real servers of stores and sinks of every kind, started on loopback when first asked for and stopped with the tests."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -313,11 +314,69 @@ def java(configuration: Path, place: Path, node: str) -> list[str]:
     ]
 
 
+@dataclass
+class Postgres:
+    ports: Sequence[int]
+    password: str
+
+    def make(self, name: str) -> None:
+        self.execute(f'CREATE DATABASE "{name}"')
+
+    def address(self, name: str, ports: Sequence[int]) -> tuple[str, dict[str, Any]]:
+        return f"postgresql://tests:{self.password}@127.0.0.1:{ports[0]}/{name}", {}
+
+    def execute(self, statement: str) -> None:
+        import psycopg
+
+        try:
+            with psycopg.connect(self.address("postgres", self.ports)[0], autocommit=True) as connection:
+                connection.execute(statement.encode())
+        except psycopg.OperationalError as error:
+            raise OSError(str(error)) from error
+
+
+def start_postgres(folder: Path, run: Run) -> Server:
+    # Debian keeps a server's programs apart, one folder for each version.
+    found = [shutil.which("postgres"), *sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin/postgres")))]
+    programs = next((Path(path).resolve().parent for path in found if path), None)
+    if programs is None:
+        raise Unavailable("postgres is not installed")
+    data, password = folder / "postgres", folder / "password"
+    data.mkdir(0o700)
+    password.write_text(secrets.token_hex())
+    user: list[str] = []
+    if os.geteuid() == 0:
+        # It refuses to run as root.
+        user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        folder.chmod(0o711)
+        for path in (data, password):
+            shutil.chown(path, "postgres", "postgres")
+    settings = (
+        "--username=tests",
+        f"--pwfile={password}",
+        "--auth=scram-sha-256",
+        "--encoding=UTF8",
+        "--locale=C",
+    )
+    command(*user, programs / "initdb", "-D", data, *settings, "--no-sync")
+    server = Postgres([free_port()], password.read_text())
+    run(
+        "postgres",
+        [
+            *(*user, programs / "postgres", "-D", data, "-p", str(server.ports[0]), "-c", "listen_addresses=127.0.0.1"),
+            *("-c", "unix_socket_directories=", "-c", "fsync=off"),
+        ],
+        lambda: server.execute("SELECT 1"),
+    )
+    return server
+
+
 STARTS: dict[str, Callable[[Path, Run], Server]] = {
     "s3": start_s3,
     "azure": start_azure,
     "gcs": start_gcs,
     "hdfs": start_hdfs,
+    "postgresql": start_postgres,
 }
 
 

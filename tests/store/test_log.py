@@ -65,7 +65,15 @@ FULL = Entry(
             coarse=(Coarse(0, 960_000_000, 120_000_000),),
             runs=(
                 Run(Stored("app/runs/totals/a.arrow", 900, "cd" * 32), 3, 0, 2**63, 0, 60_000_000, below=120_000_000),
-                Run(Stored("app/runs/totals/b.arrow", 901, "ef" * 32), 4, 2**63, 2**64, 60_000_000, 180_000_000),
+                Run(
+                    Stored("app/runs/totals/b.arrow", 901, "ef" * 32),
+                    4,
+                    2**63,
+                    2**64,
+                    60_000_000,
+                    180_000_000,
+                    half=240_000_000,
+                ),
             ),
             channels={"a": Channel(200_000_000, 5), "b": Channel(None, 6, ended=True, beyond=2)},
             positions={"events/1.csv": Position(9, ((12, 60_000_000),), ((0, 59_000_000), (4, 130_000_000)))},
@@ -83,6 +91,8 @@ FULL = Entry(
             settled_counts={"late": 4},
             batch=3,
             holds=False,
+            delivered={"sql sqlite:///größe.db totals": 120_000_000, "function f": BEGINNING},
+            floor=60_000_000,
         ),
         "gone": TaskState(identity={}, clock=60_000_000, born=0, cuts=(60_000_000,), active=False),
     },
@@ -124,6 +134,7 @@ TASKS = st.builds(
     batch=INTS,
     holds=st.booleans(),
     active=st.booleans(),
+    delivered=st.dictionaries(NAMES, INTS, max_size=2),
 )
 ENTRIES = st.builds(
     Entry,

@@ -1,0 +1,132 @@
+"""Which checkpoint a sink is to be given next, and the record of how far each has them; free of Spark.
+
+A checkpoint stays retained until every output has it, and the last that an output has stays too: between the two stands
+what changed. Where that is not so, as for an output that is new, the sink is given every key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from persistent_state.clock import BEGINNING
+from persistent_state.driver import amend, own
+from persistent_state.errors import InvalidInput
+from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.log import Log
+
+
+@dataclass(frozen=True)
+class Due:
+    """Values at `clock` that a sink is to be given: of what changed since `since` (`BEGINNING`: of all).
+
+    What closed or expired since then can be told of any clock; what changed in windows that are open only since `recent`.
+    """
+
+    clock: int
+    since: int
+    recent: int
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """How far a sink has been given values at clocks: up to `clock` (None: none yet), and it has yet to get `behind` more."""
+
+    clock: int | None
+    behind: int
+
+
+def due(entry: Entry, task: str, output: str) -> Due | None:
+    """What an output is to be given next, by the newest entry; None if its sink has all that there is."""
+    last = entry.tasks[task].delivered[output]
+    waiting = _waiting(entry, task, output)
+    if not waiting:
+        return None
+    recent = last if last in entry.retained else BEGINNING
+    return Due(waiting[0], last if "window" in entry.tasks[task].identity else recent, recent)
+
+
+def behind(entry: Entry, task: str) -> Mapping[str, int]:
+    """By output of a task, how many checkpoints its sink has yet to be given."""
+    return {output: len(_waiting(entry, task, output)) for output in entry.tasks[task].delivered}
+
+
+def delivered(entry: Entry, task: str) -> Mapping[str, Delivered]:
+    """By output of a task, how far its sink has come."""
+    last = entry.tasks[task].delivered
+    return {
+        output: Delivered(None if last[output] == BEGINNING else last[output], count)
+        for output, count in behind(entry, task).items()
+    }
+
+
+def _waiting(entry: Entry, name: str, output: str) -> list[int]:
+    task = entry.tasks[name]
+    # What a task was before it began is nothing, and one that is behind the global clock has yet to get there.
+    return [clock for clock in entry.retained if max(task.born, task.delivered[output]) < clock <= task.clock]
+
+
+def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -> Entry:
+    """Write down that an output's sink has every checkpoint up to this clock, and none above.
+
+    Raises:
+        Fenced: a newer driver owns the application.
+    """
+
+    def change(known: TaskState) -> TaskState:
+        return replace(known, delivered={**known.delivered, output: clock})
+
+    return amend(log, epoch, task, change, now)
+
+
+@dataclass
+class Giver:
+    """Gives the sink of one output what it has yet to get; `open_sink` and `write` are the sink's, `now` a wall clock."""
+
+    log: Log
+    task: str
+    output: str
+    open_sink: Callable[[], int | None]
+    write: Callable[[Entry, Due], None]
+    now: Callable[[], int]
+    _is_open: bool = False
+    _applied: int | None = None
+    _given: int = BEGINNING
+
+    def open(self) -> None:
+        """Open the sink.
+
+        Raises:
+            InvalidInput: it holds a clock above the global one, so it has what this application never said.
+        """
+        applied = self.open_sink()
+        newest = self.log.newest()
+        if applied is not None and applied > (newest.clock if newest else BEGINNING):
+            raise InvalidInput(
+                f"it holds clock={applied}, to which application={self.log.application} has never come; it is of another "
+                "store: name a place of its own."
+            )
+        self._applied, self._is_open = applied, True
+
+    def give_next(self, epoch: int) -> bool:
+        """Give the sink the values at the next clock, and write that down; whether there was one.
+
+        Raises:
+            Fenced: a newer driver owns the application.
+        """
+        if not self._is_open:
+            self.open()
+        entry = own(self.log, epoch)
+        if self._applied is not None:
+            # Where a sink has a record of its own, that is the truth.
+            entry = record(self.log, epoch, self.task, self.output, self._applied, self.now())
+            self._applied = None
+        found = due(entry, self.task, self.output)
+        if found is None:
+            return False
+        if found.clock != self._given:
+            self.write(entry, found)
+            self._given = found.clock
+        # If this fails, what is given is known here, and only this is done again.
+        self.log.forget(record(self.log, epoch, self.task, self.output, found.clock, self.now()).number)
+        return True

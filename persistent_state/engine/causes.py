@@ -1,0 +1,31 @@
+"""Why something of Spark failed, as an error of this package."""
+
+from __future__ import annotations
+
+import re
+
+from persistent_state import errors
+from persistent_state.errors import StateError, TaskFailed
+
+_OF_A_VALUE = r"22(?!000|KD)"
+"""SQLSTATEs of a value that an expression can't take, such as a zero to divide by: the next start would meet it again.
+
+Left out are those of whole data, such as Kafka's that is gone.
+"""
+
+
+def as_own_error(error: Exception, of: str) -> StateError:
+    """The error of this package that made a query fail in another process, or one with Spark's text."""
+    text = str(error)
+    # The last one raised: others before it are its causes.
+    for name, message in reversed(re.findall(r"persistent_state\.errors\.(\w+): (.+)", text)):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, StateError):
+            return kind(message.strip())
+    # The last one has no other condition between its own and its state.
+    conditions = re.findall(
+        r"(\[[A-Z][A-Z0-9_.]+\] (?:(?!\[[A-Z][A-Z0-9_.]+\] ).)*?) SQLSTATE: (\w{5})", text, re.DOTALL
+    )
+    if conditions and re.match(_OF_A_VALUE, conditions[-1][1]):
+        return TaskFailed(f"{of}: Spark could not work out a value: {conditions[-1][0]}")
+    return StateError(f"{of}: Spark failed: {text or repr(error)}")

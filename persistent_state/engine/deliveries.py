@@ -1,0 +1,241 @@
+"""Delivery of values at clocks: for each output a thread gives its sink one clock after the other, at its own pace."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from persistent_state.delivery import Due, Giver
+from persistent_state.engine import frame
+from persistent_state.engine.arrow_source import now_us
+from persistent_state.engine.causes import as_own_error
+from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, StoreUnavailable, TaskFailed
+from persistent_state.outputs import ValuesAtClock
+from persistent_state.plan import Plan
+from persistent_state.reader import state_at
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from persistent_state.view import Since
+
+POLL_SECONDS = 5.0
+"""How often the log is looked at where no commit of this process says that there is news."""
+
+LONGEST_WAIT = 60.0
+"""Seconds between two tries of a sink, at the most; the first is one second, and each is twice the one before."""
+
+STOP_SECONDS = 60.0
+"""For how long a stop waits for what sinks are in the middle of."""
+
+_FINAL = (Fenced, InvalidInput, TaskFailed, Damaged)
+"""What another try would meet again: to the end it is not waited for."""
+
+_logger = logging.getLogger("persistent_state")
+_here = threading.local()
+_news = threading.Condition()
+_told = 0
+
+
+def tell() -> None:
+    """Let the deliveries of this process know that something was committed."""
+    global _told
+    with _news:
+        _told += 1
+        _news.notify_all()
+
+
+def is_delivering() -> bool:
+    """Whether this thread is that of a delivery."""
+    return getattr(_here, "is_delivering", False)
+
+
+class Delivery:
+    """One output of a task on its way to its sink. `open` comes first, then `start`, `stop`, and perhaps `end`.
+
+    `error` is what kept it from its end: to it, a sink that fails is asked again so many times (`tries`), before that for ever.
+    """
+
+    def __init__(self, spark: SparkSession, plan: Plan, output: ValuesAtClock, tries: int) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._output = output
+        # Of its own: what it was told when it was opened is of this output.
+        self._sink = copy.copy(output.place)
+        self._tries = tries
+        self._giver = Giver(
+            Log(plan.files, plan.application),
+            plan.name,
+            output.output_name,
+            lambda: self._sink.open(frame.origin(plan, output)),
+            self._write,
+            now_us,
+        )
+        self._is_ending = False
+        self._is_at_work = False
+        self._stopped = threading.Event()
+        self._hurried = threading.Event()
+        self._thread = threading.Thread()
+        self._epoch: Callable[[], int] = lambda: 0
+        self.error: StateError | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def open(self) -> None:
+        """Open the sink. One that does not answer is opened later.
+
+        Raises:
+            StateError: the sink can't take the values of this task, or its `open` raised what nobody knows.
+        """
+        try:
+            self._giver.open()
+        except (StoreUnavailable, OSError) as error:
+            self._warn("opened", 0, error)
+        except Exception as error:
+            raise self._as_own(error) from error
+
+    def start(self, epoch: Callable[[], int]) -> None:
+        """Deliver from now on, whatever comes; `epoch` says which start of the application is this driver's now."""
+        self._epoch = epoch
+        self._begin()
+
+    def end(self) -> None:
+        """Deliver what there is, and then no more."""
+        with _news:
+            self._is_ending = True
+            self._stopped.clear()
+            self._hurried.set()
+            if not self._is_at_work:
+                self._begin()
+        tell()
+
+    def stop(self) -> None:
+        """Deliver no more, but for what is under way."""
+        self._stopped.set()
+        self._hurried.set()
+        tell()
+
+    def join(self, timeout: float) -> None:
+        if self.is_alive and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _begin(self) -> None:
+        self._is_at_work = True
+        name = f"persistent-state {self._plan.application} {self._plan.name} {self._giver.output}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        _here.is_delivering = True
+        failures, was_ending = 0, False
+        while True:
+            told = _told
+            # Before the log is looked at: its last entry may come in between.
+            is_ending = self._is_ending
+            if is_ending and not was_ending:
+                failures, was_ending = 0, True
+            if self._stopped.is_set():
+                if self._has_left():
+                    return
+                continue
+            try:
+                is_done = not self._give_next(is_ending)
+                failures = 0
+            except BaseException as error:
+                # Also what is no Exception, as the panics of libraries written in Rust are not.
+                failures += 1
+                if is_ending and (failures > self._tries or isinstance(error, _FINAL)):
+                    self.error = self._as_own(error)
+                    self._is_at_work = False
+                    return
+                wait = min(2.0 ** min(failures - 1, 10), LONGEST_WAIT)
+                self._warn("tried again", wait, error)
+                (self._stopped if is_ending else self._hurried).wait(wait)
+                continue
+            if is_done and is_ending:
+                self._is_at_work = False
+                return
+            if is_done:
+                with _news:
+                    if _told == told:
+                        _news.wait(POLL_SECONDS)
+
+    def _has_left(self) -> bool:
+        """Whether there is no more to do: unless someone has asked for the end since."""
+        with _news:
+            self._is_at_work = not self._stopped.is_set()
+            return not self._is_at_work
+
+    def _give_next(self, is_ending: bool) -> bool:
+        try:
+            return self._giver.give_next(self._epoch())
+        except Fenced:
+            # Perhaps by this driver itself, which is about to start again: the same clock comes then.
+            if is_ending:
+                raise
+            return False
+
+    def _write(self, entry: Entry, due: Due) -> None:
+        plan, output = self._plan, self._output
+        since = Since(due.since, output.all, output.early, due.recent)
+        state = state_at(plan.files, plan.application, entry, plan.name, plan.layout, due.clock, since)
+        self._sink.write(frame.of_values(self._spark, state, plan), due.clock)
+
+    def _warn(self, what: str, wait: float, error: BaseException) -> None:
+        _logger.warning("%s It is %s %s.", self._as_own(error), what, f"in {wait:g} s" if wait else "later")
+
+    def _as_own(self, error: BaseException) -> StateError:
+        of = f"task={self._plan.name}, sink={self._giver.output!r}"
+        if isinstance(error, (PySparkException, Py4JError)):
+            found = as_own_error(error, "its query")
+        elif isinstance(error, StateError):
+            found = error
+        else:
+            found = StateError(f"it raised {error!r}; mend it, nothing is lost.")
+        own = type(found)(f"{of}: {found}")
+        own.__cause__ = error
+        return own
+
+
+class Deliveries:
+    """All deliveries of an application."""
+
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        self._all = deliveries
+
+    def open(self) -> None:
+        for each in self._all:
+            each.open()
+
+    def start(self, epoch: Callable[[], int]) -> None:
+        for each in self._all:
+            each.start(epoch)
+
+    def stop(self) -> None:
+        """Deliver no more; what is under way is waited for, but not for ever."""
+        for each in self._all:
+            each.stop()
+        deadline = time.monotonic() + STOP_SECONDS
+        for each in self._all:
+            each.join(max(0.0, deadline - time.monotonic()))
+
+    def end(self, asked: threading.Event) -> None:
+        """Deliver all that there is, unless it is asked to stop.
+
+        Raises:
+            StateError: a sink did not take it.
+        """
+        for each in self._all:
+            each.end()
+        while any(each.is_alive for each in self._all) and not asked.wait(0.05):
+            pass
+        for each in self._all:
+            if each.error is not None:
+                raise each.error

@@ -1,0 +1,103 @@
+"""What a user says of a task's outputs: running values of each micro-batch, or values at each checkpoint clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from persistent_state.errors import InvalidInput
+from persistent_state.sinks.base import Sink
+from persistent_state.sinks.function import Function
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class RunningValues:
+    """The values so far of the keys that a micro-batch touched, at once and provisional.
+
+    `function(values, batch)` is called after each commit with a DataFrame of the key columns and `value`. After a restart
+    the values above the global clock come again, and `batch` counts from 0 again. If it raises, the application starts
+    again.
+    """
+
+    function: Callable[[DataFrame, int], None]
+
+
+@dataclass(frozen=True)
+class ValuesAtClock:
+    """The values at each checkpoint clock, exact: read from the durable checkpoint once the global clock has reached it.
+
+    `sink` is a `Sink`, or a function of (values, clock). It is given one clock after the other, each until it has been
+    written down that it has it; what fails is tried again, and neither the state nor another sink waits for it. A
+    checkpoint stays retained until then. Values are of the keys that changed since the clock before, with `all` of every
+    key; the first ones that a sink is given are of every key. A key whose state has outlived its `ttl` has the zero.
+
+    Of a `WindowState` they are those of the windows that have closed since the clock before, each once and final. With
+    `early` there are also those of open windows that have changed, and a column `final` says which are which: the final value
+    of a window comes under the same key, `window_start` and `window_end` as its early ones. What a session will be is not known
+    before it closes.
+
+    How far a sink has come is written down under `name` (default: the sink's own). Under another name all begins anew.
+    """
+
+    sink: Sink | Callable[[DataFrame, int], None]
+    all: bool = False
+    name: str | None = None
+    early: bool = False
+
+    @property
+    def place(self) -> Sink:
+        return self.sink if isinstance(self.sink, Sink) else Function(self.sink)
+
+    @property
+    def output_name(self) -> str:
+        return self.name or self.place.name
+
+
+Output: TypeAlias = "RunningValues | ValuesAtClock | Sink | Callable[[DataFrame, int], None]"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs of one task, by kind."""
+
+    running: tuple[RunningValues, ...]
+    at_clock: tuple[ValuesAtClock, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(output.output_name for output in self.at_clock)
+
+
+def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
+    """The outputs that a user gives a task: a sink or a function alone is given values at each clock.
+
+    Raises:
+        InvalidInput: one is no output, or two have one name.
+    """
+    listed = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+    running, at_clock = [], []
+    for output in listed:
+        said = output if isinstance(output, (RunningValues, ValuesAtClock)) else ValuesAtClock(output)
+        given_to = said.function if isinstance(said, RunningValues) else said.sink
+        # A class is a function too, but only by mistake.
+        if isinstance(given_to, type) or not (callable(given_to) or isinstance(given_to, Sink)):
+            raise InvalidInput(
+                f"task={task}: sink={given_to!r} is no output; give a Sink, a function of (values, clock), ValuesAtClock or "
+                "RunningValues."
+            )
+        if isinstance(said, RunningValues):
+            running.append(said)
+        else:
+            at_clock.append(said)
+    found = Outputs(tuple(running), tuple(at_clock))
+    for name, count in Counter(found.names).items():
+        if count > 1:
+            raise InvalidInput(
+                f"task={task}: {count} outputs are named {name!r}; give them names, ValuesAtClock(name=...)."
+            )
+    return found

@@ -1,0 +1,1 @@
+"""Where the values of a task at a clock go."""

@@ -1,0 +1,84 @@
+"""What a sink is: where the values of a task at each checkpoint clock go."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+CLOCK, VALUE = "clock", "value"
+"""The columns beside the key's: the clock in microseconds UTC (int64), and the value as the state presents it."""
+
+_BATCH = "batch"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Whose values a sink is given: `schema` has the key columns, `clock` (int64, microseconds UTC) and `value`.
+
+    Of windows, their start and end are key columns too.
+    """
+
+    application: str
+    task: str
+    key_columns: tuple[str, ...]
+    schema: pa.Schema
+
+
+class Sink(ABC):
+    """Where the values of a task at each checkpoint clock go; subclass it for a place of your own.
+
+    `write` returns when the values at a clock are durable, all of them, and if it raises, nobody sees any of them. Clocks come
+    in rising order, but one at or below the last that was written may come again, after a crash or from a driver that was
+    fenced, and must then change nothing.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The place, without what is secret: how far each place was delivered to is recorded under its name."""
+
+    def open(self, origin: Origin) -> int | None:
+        """Called at each start of an application, on a copy of its own: the last clock that was written here.
+
+        None: this place keeps no record of that, and the application's own log is asked. `BEGINNING`: none was written.
+
+        Raises:
+            InvalidInput: the place can't take these values, as a table with other columns can't; the start is refused.
+            StoreUnavailable: the place does not answer now; it is asked again later, and nothing waits for it.
+        """
+        return None
+
+    @abstractmethod
+    def write(self, values: DataFrame, clock: int) -> None:
+        """Make the values at a clock durable: one row per key, of the columns that `open` was told.
+
+        The DataFrame is read from immutable files whenever it is used, so it may be used twice, partly or never. What is
+        raised is told as a warning, and the same clock comes again, after a second, then two, four, up to a minute.
+        """
+
+
+def arrow_batches(values: DataFrame) -> Iterator[pa.RecordBatch]:
+    """The rows of a DataFrame, one of its partitions after the other: for sinks that write from the driver.
+
+    Nothing goes through pandas or Spark's rows: nulls stay nulls, and times are UTC.
+    """
+
+    def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            buffer = pa.BufferOutputStream()
+            with pa.ipc.new_stream(buffer, batch.schema) as writer:
+                writer.write_batch(batch)
+            yield pa.record_batch([pa.array([buffer.getvalue().to_pybytes()])], [_BATCH])
+
+    # Spark takes a dot in a column's name for a field of it.
+    unnamed = values.toDF(*map(str, range(len(values.columns))))
+    for row in unnamed.mapInArrow(pack, f"{_BATCH} binary").toLocalIterator(prefetchPartitions=True):
+        for batch in pa.ipc.open_stream(row[_BATCH]):
+            yield batch.rename_columns(values.columns)

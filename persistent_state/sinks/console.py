@@ -1,0 +1,52 @@
+"""Values at a clock as a table on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from persistent_state import show
+from persistent_state.errors import InvalidInput
+from persistent_state.sinks.base import CLOCK, Origin, Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Console(Sink):
+    """Print the values at each clock: how many keys there are, and the first `rows` in the order of the key.
+
+    For trying things out: what was printed can't be taken back, so after a crash a clock may be printed again.
+
+    Raises:
+        InvalidInput: `rows` is negative.
+    """
+
+    def __init__(self, rows: int = 20) -> None:
+        if rows < 0:
+            raise InvalidInput(f"{rows=} of a Console; give at least 0.")
+        self.rows = rows
+        self._origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return f"Console({self.rows})"
+
+    @property
+    def name(self) -> str:
+        return "console"
+
+    def open(self, origin: Origin) -> None:
+        self._origin = origin
+
+    def write(self, values: DataFrame, clock: int) -> None:
+        origin = self._origin
+        assert origin is not None, "open comes first"
+        # By their places, since PySpark does not find a column that has a dot in its name.
+        places = [str(place) for place in range(len(origin.schema))]
+        keys = places[: len(origin.key_columns)]
+        ordered = values.toDF(*places).orderBy(*keys) if keys else values
+        found = ordered.limit(self.rows).toArrow().rename_columns(origin.schema.names).cast(origin.schema)
+        found = found.drop_columns([CLOCK])
+        rows = list(zip(*found.columns, strict=True))
+        *lines, _, keys_at_clock = show.state(found, rows, values.count(), clock)
+        # All at once, since tasks print at the same time.
+        print("\n".join((f"{origin.task}: {keys_at_clock}", *lines, "", "")), end="", flush=True)

@@ -1,0 +1,175 @@
+"""A sink that is a Delta Lake table: the values at a clock and the clock are one transaction of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from persistent_state.clock import BEGINNING
+from persistent_state.errors import InvalidInput, StoreUnavailable
+from persistent_state.secrets import shown, without_secrets
+from persistent_state.sinks.base import Origin, Sink, arrow_batches
+
+if TYPE_CHECKING:
+    import deltalake
+    from pyspark.sql import DataFrame
+
+OWNER = "persistent-state.task"
+"""The property of a table that says whose values it has: `<application>/<task>`, under which it has the last clock too."""
+
+
+class DeltaTable(Sink):
+    """A Delta Lake table to which each clock adds its values: the key columns, `clock` (microseconds UTC) and `value`.
+
+    `url` is a local path or what the package deltalake takes, such as `s3://bucket/table`, and the options are deltalake's.
+    The table is made if it is missing. One of your own, such as one with partitions, has just these columns. A table is of
+    one task: from the first start on its property `persistent-state.task` says of which.
+
+    Raises:
+        InvalidInput: the url or an option is wrong.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> None:
+        url = os.fspath(url)
+        # deltalake writes elsewhere than it reads, or panics.
+        if not url or set(url) & set(r"%[]\^|"):
+            raise InvalidInput(f"url={shown(url)!r} can't be a Delta table's; give one without any of % [ ] \\ ^ |.")
+        if "://" not in url:
+            url = os.path.abspath(os.path.expanduser(url))
+        elif re.search("[?#]|//[^/]*:.*@", url):
+            raise InvalidInput(f"url={shown(url)!r} says more than a place; give the rest as storage_options.")
+        self.url = url
+        self._options = dict(storage_options or {})
+        if wrong := [name for name, value in self._options.items() if not isinstance(value, str)]:
+            raise InvalidInput(f"storage options {wrong} of url={url!r} are not text; write them as strings.")
+        self._origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return f"DeltaTable({self.url!r})"
+
+    @property
+    def name(self) -> str:
+        return f"delta:{self.url}"
+
+    def open(self, origin: Origin) -> int:
+        try:
+            from deltalake import CommitProperties, DeltaTable
+        except ImportError:
+            raise InvalidInput(
+                f"package='deltalake' is missing for {self.name}; pip install 'persistent-state[delta]'."
+            ) from None
+        _check_columns(origin)
+        self._origin = origin
+        mark = {OWNER: _owner(origin)}
+        with self._asking():
+            table = DeltaTable.create(
+                self.url,
+                origin.schema,
+                mode="ignore",
+                configuration=mark,
+                storage_options=self._options,
+                # Tried again, it would be done to a table that another start has made by then.
+                commit_properties=CommitProperties(max_commit_retries=0),
+                raise_if_key_not_exists=False,
+            )
+            if OWNER not in table.metadata().configuration:
+                self._check_table(table, origin)
+                table.alter.set_table_properties(mark, raise_if_not_exists=False)
+            return self._last(origin)[1]
+
+    def write(self, values: DataFrame, clock: int) -> None:
+        from deltalake import CommitProperties, Transaction, write_deltalake
+        from deltalake.exceptions import CommitFailedError
+
+        origin = self._origin
+        assert origin is not None, "open comes first"
+        with self._asking():
+            table, last = self._last(origin)
+        if clock <= last:
+            return
+        batches = arrow_batches(values)
+        # Spark is asked here: the threads in which deltalake reads on know nothing of this one's jobs.
+        first = list(islice(batches, 1))
+        failed: list[Exception] = []
+
+        def cast() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from (batch.cast(origin.schema) for batch in chain(first, batches))
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        rows = pa.RecordBatchReader.from_batches(origin.schema, cast())
+        commit = CommitProperties(app_transactions=[Transaction(_owner(origin), clock)])
+        with self._asking():
+            try:
+                # Of writers that saw the same version of the table, one for each owner is let in.
+                write_deltalake(table, rows, mode="append", commit_properties=commit)
+            except Exception as error:
+                if failed:
+                    raise failed[0] from None
+                if not isinstance(error, CommitFailedError) or self._last(origin)[1] < clock:
+                    raise
+
+    def _last(self, origin: Origin) -> tuple[deltalake.DeltaTable, int]:
+        """The table as it is now, and the last clock in it."""
+        from deltalake import DeltaTable
+
+        table = DeltaTable(self.url, storage_options=self._options)
+        self._check_table(table, origin)
+        owner = table.metadata().configuration.get(OWNER)
+        if owner != _owner(origin):
+            raise InvalidInput(f"{self.name} is of task={owner!r}, not {_owner(origin)!r}; name another table.")
+        last = table.transaction_version(owner)
+        return table, BEGINNING if last is None else last
+
+    def _check_table(self, table: deltalake.DeltaTable, origin: Origin) -> None:
+        found, wanted = pa.schema(table.schema()), origin.schema
+        if sorted(found.names) != sorted(wanted.names) or any(found.field(f.name).type != f.type for f in wanted):
+            raise InvalidInput(
+                f"{self.name} has columns={_said(found)}, not {_said(wanted)}; change it, or name another table."
+            )
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            # Not chained: it may show options. Some are trees of lines in colours.
+            what = re.sub(r"( ?(\x1b\[\d*m|↳))+", "", without_secrets(error, self._options))
+            raise StoreUnavailable(f"{self.name}: {what}. Mend it, then try again.") from None
+
+
+def _owner(origin: Origin) -> str:
+    return f"{origin.application}/{origin.task}"
+
+
+def _said(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}
+
+
+def _check_columns(origin: Origin) -> None:
+    """Refuse what a Delta table would not give back as it was."""
+    from deltalake import Schema
+
+    told = f"task={origin.task}: a Delta table can't hold columns={_said(origin.schema)}"
+    if len({name.lower() for name in origin.schema.names}) < len(origin.schema):
+        raise InvalidInput(f"{told}, of which some differ only in case; rename the key's.")
+    try:
+        pq.write_table(origin.schema.empty_table(), pa.MockOutputStream())
+        held = pa.schema(Schema.from_arrow(origin.schema))
+    except Exception as error:  # deltalake raises this very class
+        # The lines below the first are a stack.
+        why = str(error).splitlines()[0].rstrip(".")
+        raise InvalidInput(f"{told}: {why}; use another sink.") from None
+    if held.types != origin.schema.types:
+        raise InvalidInput(f"{told}, only {_said(held)}; use another sink.")

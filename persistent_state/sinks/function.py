@@ -1,0 +1,31 @@
+"""A user's function as a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from persistent_state.sinks.base import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class Function(Sink):
+    """A function of (values, clock). It keeps no record of what it was given: a clock may come again, and never out of order.
+
+    That is so when the driver dies after the function has returned and before that is written down, and while a driver
+    that was fenced is in the middle of a call.
+    """
+
+    function: Callable[[DataFrame, int], None]
+
+    @property
+    def name(self) -> str:
+        named = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        return f"function {named.replace('<locals>.', '')}"
+
+    def write(self, values: DataFrame, clock: int) -> None:
+        self.function(values, clock)

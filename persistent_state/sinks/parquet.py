@@ -1,0 +1,294 @@
+"""A Parquet table by clock: the files of a clock are seen when its marker is there, all of them or none.
+
+    _table.json                              whose values these are, and their columns
+    _clocks/<clock>.json                     a marker: created last, it names the files of the clock
+    <clock>-<part>-<task>-<digest>.parquet   values at a clock
+
+A clock is written as 20 digits, which sort as clocks do: 1 and the microseconds, or 0 and the microseconds since -2**63. The
+digest is the first 16 hexadecimal digits of the file's SHA-256. So attempts at a clock that have the same rows make the same
+files, and one that has others, as after a change of the program, takes nothing for its own that a killed one has left.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import pickle
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from persistent_state.clock import BEGINNING
+from persistent_state.errors import Damaged, Exists, InvalidInput, StateError
+from persistent_state.keys import normalise, same_as_previous
+from persistent_state.sinks.base import CLOCK, Origin, Sink
+from persistent_state.store.files import LocalFiles, open_files
+
+if TYPE_CHECKING:
+    import os
+
+    from pyarrow.dataset import Dataset
+    from pyspark.sql import DataFrame
+
+FORMAT = 1
+
+GROUP_ROWS = 1 << 17
+"""Rows of a row group, which a reader's thread takes as one."""
+
+_TABLE = "_table.json"
+_MARKERS = "_clocks"
+_AT_ONCE = 16  # markers read at the same time
+
+
+class ParquetTable(Sink):
+    """A folder of Parquet files to which each clock adds its values: the key columns, `clock` (microseconds UTC) and `value`.
+
+    A table is of one task. `url` and `storage_options` are as a store's. A clock is written as at most so many `files`, each
+    by one Spark task that holds its rows in memory and sorts them by key; the number may change at any start.
+
+    Read what `paths`, `dataset` or `latest` give, anywhere: they know the clocks that are whole, and the folder may also have
+    files of drivers that were killed.
+
+    Raises:
+        InvalidInput: the url, an option or `files` is wrong.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        files: int = 1,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if files < 1:
+            raise InvalidInput(f"{files=} of a ParquetTable; give at least 1.")
+        self.place = open_files(url, **(storage_options or {}))
+        self.files = files
+        self._origin: Origin | None = None
+        self._last = BEGINNING
+
+    def __repr__(self) -> str:
+        return f"ParquetTable({self.place.url!r}, files={self.files})"
+
+    @property
+    def name(self) -> str:
+        return f"parquet:{self.place.url}"
+
+    def open(self, origin: Origin) -> int:
+        """The last clock in the table, which is made if it is not there.
+
+        Raises:
+            InvalidInput: Parquet can't hold the values, or the table is another task's or has other columns.
+            Damaged: what describes the table is not what was written.
+        """
+        _check_columns(origin)
+        described = _described(origin)
+        schema = base64.b64encode(origin.schema.remove_metadata().serialize()).decode()
+        try:
+            self.place.create(_TABLE, _json({"format": FORMAT, **described, "schema": schema}))
+        except Exists:
+            found = self._table()
+            for what, wanted in described.items():
+                if found[what] != wanted:
+                    raise InvalidInput(
+                        f"table={self.place.url!r} has {what}={found[what]!r}, not {wanted!r}; write to a table of its own."
+                    ) from None
+        self._origin = origin
+        self._last = max(self.clocks(), default=BEGINNING)
+        return self._last
+
+    def write(self, values: DataFrame, clock: int) -> None:
+        if clock <= self._last:
+            return
+        origin, place = self._origin, self.place
+        assert origin is not None, "open comes first"
+
+        def store(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            if not (found := [batch for batch in batches if batch.num_rows]):
+                return
+            rows = pa.Table.from_batches(found)
+            path, data = _data_file(origin, clock, rows[0][0].as_py(), rows.remove_column(0))
+            error = None
+            try:
+                with suppress(Exists):
+                    place.create(path, data)
+            except StateError as raised:
+                # Sent back, as Spark makes pages of text of what a worker raises.
+                error = pickle.dumps(raised)
+            yield pa.record_batch([pa.array([path]), pa.array([error], pa.binary())], ["path", "error"])
+
+        # By their places, since PySpark hands no column to Python that has a dot in its name.
+        numbered = values.toDF(*map(str, range(len(origin.schema)))).coalesce(self.files)
+        parts = numbered.selectExpr("spark_partition_id() AS part", "*")
+        written = parts.mapInArrow(store, "path string, error binary").collect()
+        for row in written:
+            if row["error"] is not None:
+                raise pickle.loads(row["error"])
+        paths = sorted(row["path"] for row in written)
+        self._check_here(paths)
+        with suppress(Exists):
+            place.create(_marker(clock), _json({"clock": clock, "files": paths}))
+        self._last = clock
+
+    def clocks(self) -> list[int]:
+        """The clocks that are in the table, ascending.
+
+        Raises:
+            InvalidInput: there is no table.
+        """
+        names = self.place.list(_MARKERS)
+        if not names:
+            self._table()
+        return [_clock(found[1]) for name in names if (found := re.fullmatch(r"(\d{20})\.json", name))]
+
+    def paths(self, clocks: Sequence[int] | None = None) -> list[str]:
+        """Where the files of these clocks are, by default of all, for `spark.read.parquet(*paths)` and DuckDB.
+
+        In the order of the clocks; a clock without values has no file. A clock that is in the table keeps its files for ever.
+
+        Raises:
+            InvalidInput: there is no such clock in the table, or no table.
+        """
+        return [f"{self.place.url}/{path}" for path in self._data_files(clocks)]
+
+    def dataset(self, clocks: Sequence[int] | None = None) -> Dataset:
+        """The values at these clocks, by default at all, to be read when it is used.
+
+        pyarrow reads it by `to_table`, with columns and a filter, and DuckDB by the name of the variable that it is in.
+
+        Raises:
+            InvalidInput: there is no such clock in the table, or no table.
+        """
+        # These bring pandas, which takes half a second.
+        import pyarrow.dataset as ds
+        from fsspec.core import url_to_fs
+        from pyarrow import fs
+
+        system, root = fs.LocalFileSystem(), self.place.url
+        if not isinstance(self.place, LocalFiles):
+            client, root = url_to_fs(root, **{**self.place.options, "use_listings_cache": False})
+            system = fs.PyFileSystem(fs.FSSpecHandler(client))
+        checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+        return ds.FileSystemDataset.from_paths(
+            [f"{root}/{path}" for path in self._data_files(clocks)],
+            schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self._table()["schema"]))),
+            format=ds.ParquetFileFormat(default_fragment_scan_options=checked),
+            filesystem=system,
+        )
+
+    def latest(self, clock: int | None = None) -> pa.Table:
+        """The newest row of each key at or below a clock, by default at any.
+
+        This is the whole state where each clock has the keys that changed. Its `clock` is when the key last did.
+
+        Raises:
+            InvalidInput: there is no table.
+        """
+        clocks = [known for known in self.clocks() if clock is None or known <= clock]
+        rows = self.dataset(clocks).to_table()
+        *keys, _, _ = rows.column_names
+        order = np.asarray(pc.sort_indices(rows, [(name, "ascending") for name in (*keys, CLOCK)]))
+        same = same_as_previous([normalise(rows[name].take(order)) for name in keys], len(rows))
+        is_last = np.ones(len(rows), np.bool_)
+        is_last[order[:-1]] = ~same[1:]
+        return rows.filter(pa.array(is_last))
+
+    def _data_files(self, clocks: Sequence[int] | None) -> list[str]:
+        wanted = self.clocks() if clocks is None else clocks
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return [path for paths in pool.map(self._files_of, wanted) for path in paths]
+
+    def _files_of(self, clock: int) -> list[str]:
+        try:
+            files: list[str] = self._read(_marker(clock))["files"]
+        except FileNotFoundError:
+            raise InvalidInput(f"{clock=} is not in table={self.place.url!r}; use one of its clocks().") from None
+        return files
+
+    def _table(self) -> dict[str, Any]:
+        try:
+            found = self._read(_TABLE)
+        except FileNotFoundError:
+            raise InvalidInput(f"there is no table in {self.place.url!r}; look at its address.") from None
+        if not found.keys() >= {"format", "application", "task", "key", "columns", "schema"}:
+            raise Damaged(f"path={_TABLE!r} of {self.place.url!r} is not what was written; restore it.")
+        if found["format"] != FORMAT:
+            raise InvalidInput(f"table={self.place.url!r} has format={found['format']}, not {FORMAT}; upgrade.")
+        return found
+
+    def _read(self, path: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(self.place.read(path).to_pybytes())
+        except ValueError as error:
+            raise Damaged(f"path={path!r} of table={self.place.url!r} is not what was written; restore it.") from error
+        return found
+
+    def _check_here(self, paths: Sequence[str]) -> None:
+        """Mark nothing that other machines have written to disks of their own."""
+        if self.place.near:
+            for path in paths:
+                try:
+                    self.place.read(path)
+                except FileNotFoundError:
+                    raise InvalidInput(
+                        f"table={self.place.url!r} is not where Spark's workers wrote; give it a place that all machines reach."
+                    ) from None
+
+
+def _described(origin: Origin) -> dict[str, Any]:
+    columns = {field.name: str(field.type) for field in origin.schema}
+    return {
+        "application": origin.application,
+        "task": origin.task,
+        "key": list(origin.key_columns),
+        "columns": columns,
+    }
+
+
+def _check_columns(origin: Origin) -> None:
+    names = [name.lower() for name in origin.schema.names]
+    if len(set(names)) < len(names):
+        raise InvalidInput(
+            f"task={origin.task}: readers of Parquet can't tell columns={origin.schema.names} apart; rename the key's."
+        )
+    try:
+        pq.write_table(origin.schema.empty_table(), pa.MockOutputStream())
+    except pa.ArrowException as error:
+        raise InvalidInput(f"task={origin.task}: Parquet can't hold its values: {error}; use another sink.") from error
+
+
+def _data_file(origin: Origin, clock: int, part: int, rows: pa.Table) -> tuple[str, pa.Buffer]:
+    """The name and the bytes of a file."""
+    rows = rows.rename_columns(origin.schema.names).cast(origin.schema)
+    if origin.key_columns:
+        rows = rows.sort_by([(name, "ascending") for name in origin.key_columns])
+    stream = pa.BufferOutputStream()
+    pq.write_table(rows, stream, row_group_size=GROUP_ROWS, compression="zstd", write_page_checksum=True)
+    data = stream.getvalue()
+    # It only tells a reader whose it is.
+    task = re.sub(r"[^A-Za-z0-9_.-]", "_", origin.task)[:100]
+    return f"{_digits(clock)}-{part:04d}-{task}-{hashlib.sha256(data).hexdigest()[:16]}.parquet", data
+
+
+def _marker(clock: int) -> str:
+    return f"{_MARKERS}/{_digits(clock)}.json"
+
+
+def _digits(clock: int) -> str:
+    return f"1{clock:019d}" if clock >= 0 else f"0{clock + 2**63:019d}"
+
+
+def _clock(digits: str) -> int:
+    return int(digits[1:]) - (0 if digits[0] == "1" else 2**63)
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, indent=1).encode()

@@ -1,0 +1,338 @@
+"""A sink that is a table of a SQL database: values and clock change in one transaction."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from persistent_state.clock import BEGINNING
+from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
+from persistent_state.plain import plain, show_clock, to_json
+from persistent_state.secrets import shown, without_secrets
+from persistent_state.sinks.base import CLOCK, VALUE, Origin, Sink, arrow_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from sqlalchemy import Column, ColumnElement, Connection, Engine, Row, Table
+    from sqlalchemy.engine.interfaces import ReflectedColumn
+    from sqlalchemy.types import TypeEngine
+
+    Rows = list[dict[str, Any]]
+
+CLOCKS = "persistent_state_clocks"
+"""The table beside those of values that records whose each is, and the last clock that was written to it."""
+
+_PATIENCE: dict[str, dict[str, Any]] = {
+    "sqlite": {"timeout": 60},
+    "postgresql": {"connect_timeout": 60, "options": "-c lock_timeout=60s"},
+}
+"""For how long a writer waits for another one, which in SQLite may be that of another table."""
+
+_AWAY = ("locked", "busy", "unable to open", "disk I/O error", "disk is full", "readonly")
+"""What SQLite says where trying again may help; it calls nearly all that is wrong by one name."""
+
+
+@dataclass(frozen=True)
+class SqlTable(Sink):
+    """A table with the newest value of each key, or with `history` the values of each key at every clock.
+
+    `url` is SQLAlchemy's, such as `postgresql://user:password@host/database`, or the path of a SQLite file. The table is made
+    if it is missing: the key columns, `clock` (microseconds UTC) and `value`. One of your own may have other columns too, and
+    types and indexes that suit you. A clock is written as a whole or not at all, and once, whoever writes it.
+
+    Every value is kept exactly, but for NaN in SQLite, which makes it null. SQLite has no decimals and no zones: there decimals
+    are text, and times are in UTC. Lists, structs and maps are JSON. Keys are neither floats nor nested.
+    """
+
+    url: str
+    table: str
+    history: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if "://" not in self.url:
+            object.__setattr__(self, "url", os.path.abspath(os.path.expanduser(self.url)))
+        if self.table.lower() == CLOCKS:
+            raise InvalidInput(f"table={self.table!r} is where clocks are recorded; name another.")
+
+    def __repr__(self) -> str:
+        return f"SqlTable({self._place!r}, {self.table!r}, history={self.history})"
+
+    @property
+    def name(self) -> str:
+        return f"sql {self._place} {self.table}"
+
+    @property
+    def _place(self) -> str:
+        # The user's part first: a password may hold what begins a query.
+        return shown(re.sub("://[^/:@]*:.*@", "://", self.url))
+
+    def open(self, origin: Origin) -> int:
+        engine = self._engine()
+        from sqlalchemy.exc import DBAPIError
+
+        with self._asking():
+            try:
+                return self._prepare(engine, origin)
+            except DBAPIError:
+                # Another start may have made the tables a moment before: now they are there.
+                return self._prepare(engine, origin)
+
+    def write(self, values: DataFrame, clock: int) -> None:
+        engine = self._engine()
+        with self._asking(), engine.begin() as connection:
+            if self._record(connection, clock):
+                for batch in arrow_batches(values):
+                    if batch.num_rows:
+                        self._put(connection, batch)
+
+    def _engine(self) -> Engine:
+        """Connections that live for one transaction: one kept for the next could be dead by then."""
+        try:
+            from sqlalchemy import URL, create_engine, make_url
+            from sqlalchemy.exc import ArgumentError
+            from sqlalchemy.pool import NullPool
+        except ImportError:
+            raise InvalidInput(
+                f"package='sqlalchemy' is missing for {self.name}; pip install 'persistent-state[sql]'."
+            ) from None
+        # Not chained: what SQLAlchemy says of a url may show its password.
+        try:
+            url = make_url(self.url) if "://" in self.url else URL.create("sqlite", database=self.url)
+            if "@" in (url.host or ""):
+                raise ValueError("a part of the password would be taken for the host, and shown")
+            if url.drivername == "postgresql":
+                url = url.set(drivername="postgresql+psycopg")
+            backend = url.get_backend_name()
+            patience = {name: value for name, value in _PATIENCE.get(backend, {}).items() if name not in url.query}
+            engine = create_engine(url, poolclass=NullPool, json_serializer=to_json, connect_args=patience)
+        except ImportError as error:
+            extra = "'persistent-state[postgresql]'" if error.name == "psycopg" else "the driver that your url names"
+            raise InvalidInput(f"package={error.name!r} is missing for {self.name}; pip install {extra}.") from None
+        except (ArgumentError, TypeError, ValueError):
+            raise InvalidInput(
+                f"url={self._place!r} is not one of SQLAlchemy; say postgresql://user:password@host/database, or the like,"
+                " with %40 for an @ in the password, or the path of a SQLite file."
+            ) from None
+        if backend == "sqlite" and url.database in (None, "", ":memory:"):
+            raise InvalidInput(f"url={self._place!r} is in memory and ends with its connection; name a file.")
+        return engine
+
+    def _prepare(self, engine: Engine, origin: Origin) -> int:
+        """Check the table and its record, or make them."""
+        from sqlalchemy import MetaData, Table, UniqueConstraint, insert, inspect, select
+
+        clocks, columns = _clocks(), _columns(origin, engine.dialect.name)
+        with engine.begin() as connection:
+            if engine.dialect.name == "sqlite":
+                # Its driver begins by itself before rows are changed, and not before tables are made.
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            inspector = inspect(connection)
+            found = inspector.get_columns(self.table) if inspector.has_table(self.table) else None
+            if found is not None:
+                self._check_columns(found, columns)
+            clocks.create(connection, checkfirst=True)
+            record = connection.execute(select(clocks).where(self._is_ours(clocks))).one_or_none()
+            if record is not None:
+                self._check_record(record, origin, found is not None)
+            if found is None:
+                unique = [CLOCK, *origin.key_columns] if self.history else origin.key_columns
+                Table(self.table, MetaData(), *columns, UniqueConstraint(*unique)).create(connection)
+            if record is not None:
+                return int(record.clock)
+            whose = {"application": origin.application, "task": origin.task, "history": self.history}
+            connection.execute(insert(clocks).values(table_name=self.table, clock=BEGINNING, **whose))
+            return BEGINNING
+
+    def _check_columns(self, found: Sequence[ReflectedColumn], columns: Sequence[Column[Any]]) -> None:
+        there = {column["name"]: column["type"] for column in found}
+        for column in columns:
+            if column.name not in there:
+                raise InvalidInput(f"{self.name} has no column={column.name!r}; add it, or name another table.")
+            if _kind(there[column.name]) != _kind(column.type):
+                raise InvalidInput(
+                    f"column={column.name!r} of {self.name} is {there[column.name]!r} and should be {column.type!r};"
+                    " change it, or name another table."
+                )
+
+    def _check_record(self, record: Row[Any], origin: Origin, exists: bool) -> None:
+        if (record.application, record.task) != (origin.application, origin.task):
+            raise InvalidInput(
+                f"{self.name} has the values of task={record.task} of application={record.application}; name another table."
+            )
+        if record.history != self.history:
+            raise InvalidInput(f"{self.name} was made with history={record.history}; say so, or name another table.")
+        if not exists and record.clock != BEGINNING:
+            raise InvalidInput(
+                f"{self.name} is gone, with the values up to clock={show_clock(record.clock)}; restore it, or delete its row of"
+                f" {CLOCKS} to go on without them."
+            )
+
+    def _record(self, connection: Connection, clock: int) -> bool:
+        """Record the clock, unless it is or a later one: others who would write here wait from now on."""
+        from sqlalchemy import select, update
+
+        clocks = _clocks()
+        ours = self._is_ours(clocks)
+        if connection.execute(update(clocks).where(ours, clocks.c.clock < clock).values(clock=clock)).rowcount:
+            return True
+        if connection.execute(select(clocks.c.clock).where(ours)).one_or_none() is None:
+            raise InvalidInput(f"{self.name} has lost its row of {CLOCKS}; start the application again.")
+        return False
+
+    def _put(self, connection: Connection, batch: pa.RecordBatch) -> None:
+        """Write rows, in the place of those of the same keys."""
+        from sqlalchemy import bindparam, column, delete, insert, table
+
+        dialect = connection.dialect.name
+        columns = {item.name: column(item.name, _sql_type(item.type, dialect)) for item in batch.schema}
+        place, rows = table(self.table, *columns.values()), self._rows(batch, dialect)
+        if not self.history:
+            keys = [name for name in columns if name not in (CLOCK, VALUE)]
+            # No database finds null by `=`, and few use an index for what finds both.
+            alike: dict[tuple[bool, ...], Rows] = defaultdict(list)
+            for row in rows:
+                alike[tuple(row[key] is None for key in keys)].append(row)
+            for nulls, some in alike.items():
+                same = [
+                    columns[key].is_(None) if null else columns[key] == bindparam(key)
+                    for key, null in zip(keys, nulls, strict=True)
+                ]
+                connection.execute(delete(place).where(*same), some)
+        connection.execute(insert(place), rows)
+
+    def _is_ours(self, clocks: Table) -> ColumnElement[bool]:
+        from sqlalchemy import func
+
+        # To SQLite names that differ in case alone are one.
+        is_file = "://" not in self.url or self.url.startswith("sqlite")
+        name = clocks.c.table_name
+        return func.lower(name) == self.table.lower() if is_file else name == self.table
+
+    def _rows(self, batch: pa.RecordBatch, dialect: str) -> Rows:
+        names = batch.schema.names
+        try:
+            columns = [_python_values(column, dialect) for column in batch.columns]
+        except (OverflowError, ValueError) as error:
+            raise InvalidInput(
+                f"{self.name} takes no times beyond the years 1 to 9999: {error}; present them as whole numbers."
+            ) from error
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except SQLAlchemyError as error:
+            # Not chained: it may show the password.
+            raise self._told(error) from None
+
+    def _told(self, error: Exception) -> StateError:
+        from sqlalchemy import make_url
+        from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+
+        secrets: list[Any] = []
+        if "://" in self.url:
+            url = make_url(self.url)
+            secrets = [url.password, *url.query.values()]
+        what = without_secrets(getattr(error, "orig", None) or error, secrets)
+        lost = isinstance(error, (InterfaceError, InternalError, OperationalError))
+        if "sqlite" in type(getattr(error, "orig", None)).__module__:
+            lost = any(said in str(error) for said in _AWAY)
+        if lost or getattr(error, "connection_invalidated", False):
+            return StoreUnavailable(f"{self.name}: {what}. Mend it, then try again.")
+        return InvalidInput(f"{self.name} does not take this: {what}. Mend the table or the values, or name another.")
+
+
+def _clocks() -> Table:
+    from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text
+
+    return Table(
+        CLOCKS,
+        MetaData(),
+        Column("table_name", String(255), primary_key=True),
+        Column("application", Text, nullable=False),
+        Column("task", Text, nullable=False),
+        Column("history", Boolean, nullable=False),
+        Column("clock", BigInteger, nullable=False),
+    )
+
+
+def _columns(origin: Origin, dialect: str) -> list[Column[Any]]:
+    """The columns of a table for the values of a task.
+
+    Raises:
+        InvalidInput: SQL has no exact type for one, or it is a key by whose type no row can be found for sure.
+    """
+    from sqlalchemy import Column
+
+    columns: list[Column[Any]] = []
+    for item in origin.schema:
+        if (found := _sql_type(item.type, dialect)) is None:
+            raise InvalidInput(
+                f"column={item.name!r} is {item.type}, which SQL has no type for; present it as another."
+            )
+        if item.name in origin.key_columns and (pa.types.is_floating(item.type) or pa.types.is_nested(item.type)):
+            raise InvalidInput(
+                f"key={item.name!r} is {item.type}, by which databases don't find a row for sure; use text, a whole number,"
+                " a decimal or a time."
+            )
+        columns.append(Column(item.name, found, nullable=item.name != CLOCK))
+    return columns
+
+
+def _sql_type(kind: pa.DataType, dialect: str) -> TypeEngine[Any] | None:
+    """What holds an Arrow type exactly, if anything does."""
+    import sqlalchemy as sql
+
+    is_ = pa.types
+    if is_.is_boolean(kind):
+        return sql.Boolean()
+    if is_.is_integer(kind) and kind != pa.uint64():
+        return sql.BigInteger()
+    if is_.is_floating(kind):
+        return sql.Double()
+    if is_.is_string(kind) or is_.is_large_string(kind):
+        return sql.Text()
+    if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind):
+        return sql.LargeBinary()
+    if is_.is_date(kind):
+        return sql.Date()
+    if is_.is_timestamp(kind):
+        return sql.DateTime(timezone=kind.tz is not None and dialect != "sqlite")
+    if is_.is_decimal(kind):
+        return sql.Text() if dialect == "sqlite" else sql.Numeric(kind.precision, kind.scale)
+    if is_.is_nested(kind):
+        return sql.JSON(none_as_null=True)
+    return None
+
+
+def _kind(found: TypeEngine[Any]) -> tuple[type | None, bool]:
+    """What two types that hold the same have in common."""
+    try:
+        return found.python_type, getattr(found, "timezone", False)
+    except NotImplementedError:
+        return None, False
+
+
+def _python_values(column: pa.Array, dialect: str) -> list[Any]:
+    """An Arrow column as what the column of `_sql_type` takes."""
+    kind = column.type
+    if pa.types.is_nested(kind):
+        return [plain(value) for value in column]
+    if pa.types.is_timestamp(kind):
+        column = column.cast(pa.timestamp("us", kind.tz and "UTC"))
+        if dialect == "sqlite":
+            column = column.cast(pa.timestamp("us"))
+    found: list[Any] = column.to_pylist()
+    if pa.types.is_decimal(kind) and dialect == "sqlite":
+        return [None if value is None else f"{value:f}" for value in found]
+    return found

@@ -1,0 +1,152 @@
+"""Windows of event time, and what of a state outlives its time, as pure functions of timestamps.
+
+Timestamps are microseconds UTC and ranges half-open. A message whose window has no room for it is in no window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from persistent_state.durations import positive, show_duration
+from persistent_state.errors import InvalidInput
+
+LONGEST = 2**61
+"""The longest window, gap, time to live or horizon in microseconds: what is computed with them stays within 64 bits."""
+
+WINDOW = ("window_start", "window_end")
+"""The columns that say which window a value is of: int64, microseconds UTC."""
+
+FINAL = "final"
+"""The column that says whether a window's value is final: bool."""
+
+Times = NDArray[np.int64]
+
+
+def length(what: str, said: str | int) -> int:
+    """Microseconds of a duration, or of what is said in them.
+
+    Raises:
+        InvalidInput: it is not longer than nothing, or far too long.
+    """
+    found = positive(what, said) if isinstance(said, str) else said
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 < found <= LONGEST:
+        raise InvalidInput(f"{what}={said!r}; it must be longer than nothing and at most {LONGEST} microseconds.")
+    return found
+
+
+def _said(length: int) -> str:
+    return show_duration(length).replace(",", "")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Windows [k * step, k * step + size) for every whole k, counted from the epoch: tumbling, or sliding by `step`.
+
+    Both are durations such as "10 minutes", or microseconds; without a step windows follow each other. A step that is longer
+    than the size leaves gaps, and messages in them are in no window: it samples.
+
+    Raises:
+        InvalidInput: one of them is not longer than nothing.
+    """
+
+    size: int
+    step: int
+
+    def __init__(self, size: str | int, step: str | int | None = None) -> None:
+        object.__setattr__(self, "size", length("size", size))
+        object.__setattr__(self, "step", self.size if step is None else length("step", step))
+
+    def __repr__(self) -> str:
+        return f"Window({_said(self.size)!r}, {_said(self.step)!r})"
+
+    # A pane is a stretch of time in which no window begins or ends: windows share panes.
+
+    def pane(self, times: Times) -> Times:
+        """The beginning of the pane of each timestamp."""
+        within = times % self.step
+        edge = self.size % self.step
+        begins: Times = times - within
+        return begins + np.where(within >= edge, edge, 0) if edge else begins
+
+    def is_met(self, times: Times) -> NDArray[np.bool_]:
+        """Which timestamps are in any window."""
+        return np.asarray(times % self.step < self.size)
+
+    def first(self, times: Times) -> Times:
+        """The beginning of the first window that holds each timestamp."""
+        begins: Times = ((times - self.size) // self.step + 1) * self.step
+        return begins
+
+    def last(self, times: Times) -> Times:
+        """The beginning of the last window that holds each timestamp."""
+        begins: Times = times // self.step * self.step
+        return begins
+
+    def identity(self) -> dict[str, int]:
+        return {"size": self.size, "step": self.step}
+
+
+@dataclass(frozen=True)
+class SessionWindow:
+    """Sessions of a key: messages of which each is less than `gap` after one before it. A session ends `gap` after its last.
+
+    `gap` is a duration such as "30 minutes", or microseconds.
+
+    Raises:
+        InvalidInput: it is not longer than nothing.
+    """
+
+    gap: int
+
+    def __init__(self, gap: str | int) -> None:
+        object.__setattr__(self, "gap", length("gap", gap))
+
+    def __repr__(self) -> str:
+        return f"SessionWindow({_said(self.gap)!r})"
+
+    def identity(self) -> dict[str, int]:
+        return {"gap": self.gap}
+
+
+@dataclass(frozen=True)
+class TimeToLive:
+    """A state that is forgotten once its key has had no message for longer than `ttl`: the newest of its sessions, or zero."""
+
+    ttl: int
+
+    def __init__(self, ttl: str | int) -> None:
+        object.__setattr__(self, "ttl", length("ttl", ttl))
+
+    def __repr__(self) -> str:
+        return f"TimeToLive({_said(self.ttl)!r})"
+
+    @property
+    def gap(self) -> int:
+        # A message that is the time to live behind is still of the same state.
+        return self.ttl + 1
+
+    def identity(self) -> dict[str, int]:
+        return {"ttl": self.ttl}
+
+
+Windowing: TypeAlias = Window | SessionWindow | TimeToLive
+
+
+def window_columns(windowing: Windowing | None) -> tuple[str, ...]:
+    """The columns that say which window a value is of, if there are windows."""
+    return WINDOW if isinstance(windowing, (Window, SessionWindow)) else ()
+
+
+def from_identity(identity: Mapping[str, Any]) -> Windowing | None:
+    """The windows of a state with this identity; None if it has none."""
+    window = identity.get("window")
+    if window is None:
+        return None
+    if "ttl" in window:
+        return TimeToLive(window["ttl"])
+    return SessionWindow(window["gap"]) if "gap" in window else Window(window["size"], window["step"])

@@ -1,0 +1,390 @@
+"""The Delta table: each clock as a whole and once, whoever writes it, and what users are told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import deltalake
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake.schema import PrimitiveType
+
+from persistent_state.clock import BEGINNING
+from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
+from persistent_state.sinks import delta
+from persistent_state.sinks.base import Origin
+from persistent_state.sinks.delta import OWNER, DeltaTable
+from tests.spark.test_parquet import FAR, USERS, frame, in_order, of_every_type, origin, rows
+from tests.store.servers import Servers, needed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Local = Callable[[pa.Table], Any]
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Local:
+    """In the place of DataFrames where Spark would only take time: what makes values for `write`."""
+
+    def batches(values: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
+        yield from values().to_batches(max_chunksize=7)
+
+    monkeypatch.setattr(delta, "arrow_batches", batches)
+    return lambda table: lambda: table
+
+
+def opened(url: Path, what: Origin = USERS) -> DeltaTable:
+    sink = DeltaTable(url)
+    sink.open(what)
+    return sink
+
+
+def read(url: Path) -> pa.Table:
+    return in_order(deltalake.DeltaTable(url).to_pyarrow_dataset().to_table())
+
+
+def problem(call: Callable[[], object], kind: type[StateError] = InvalidInput) -> str:
+    """The one sentence that says what is wrong and what to do."""
+    with pytest.raises(StateError) as caught:
+        call()
+    text = str(caught.value)
+    assert type(caught.value) is kind, text
+    assert "\n" not in text
+    assert text.endswith(".")
+    return text
+
+
+# What a table holds
+
+
+def test_every_clock_has_each_key_once(spark: SparkSession, tmp_path: Path) -> None:
+    said = [rows(clock, users) for clock, users in ((10, 50), (20, 0), (40, 200))]
+    sink = DeltaTable(tmp_path / "table")
+    assert sink.open(USERS) == BEGINNING
+    for table, clock in zip(said, (10, 20, 40), strict=True):
+        sink.write(frame(spark, table, parts=5), clock)
+        assert DeltaTable(tmp_path / "table").open(USERS) == clock
+    assert read(tmp_path / "table") == in_order(*said)
+    place = deltalake.DeltaTable(tmp_path / "table")
+    assert place.version() == 3, "one version for each clock"
+    dataset = place.to_pyarrow_dataset()  # noqa: F841
+    found = duckdb.sql("SELECT clock, count(*) FROM dataset GROUP BY ALL ORDER BY ALL").fetchall()
+    assert found == [(10, 50), (40, 200)]
+
+
+def test_keys_and_values_of_every_type_come_back(spark: SparkSession, tmp_path: Path) -> None:
+    what, table = of_every_type()
+    opened(tmp_path / "table", what).write(frame(spark, table), 7)
+    assert opened(tmp_path / "table", what).open(what) == 7
+    assert in_order(read(tmp_path / "table").cast(what.schema)) == in_order(table)
+
+
+def test_clocks_of_any_size_and_without_rows_are_recorded(local: Local, tmp_path: Path) -> None:
+    sink = opened(tmp_path / "table")
+    for clock in FAR:
+        sink.write(local(rows(clock, 2 if clock < 0 else 0)), clock)
+        assert sink.open(USERS) == clock
+    assert read(tmp_path / "table") == in_order(*(rows(clock, 2) for clock in FAR if clock < 0))
+
+
+def test_a_global_state_has_no_key(local: Local, tmp_path: Path) -> None:
+    what = origin({})
+    sink = opened(tmp_path / "table", what)
+    for clock in (10, 20):
+        sink.write(local(pa.table([[clock], [clock * 2]], schema=what.schema)), clock)
+    assert read(tmp_path / "table").to_pylist() == [{"clock": 10, "value": 20}, {"clock": 20, "value": 40}]
+
+
+def test_the_record_outlives_what_is_done_to_a_table(local: Local, tmp_path: Path) -> None:
+    sink = opened(tmp_path / "table")
+    for clock in range(1, 6):
+        sink.write(local(rows(clock, 3)), clock)
+    place = deltalake.DeltaTable(tmp_path / "table")
+    place.optimize.compact()
+    place.vacuum(0, dry_run=False, enforce_retention_duration=False)
+    deltalake.DeltaTable(tmp_path / "table").create_checkpoint()
+    for log in sorted((tmp_path / "table" / "_delta_log").glob("*.json"))[:-1]:
+        log.unlink()
+    for clock in (5, 6):
+        sink.write(local(rows(clock, 3)), clock)
+    assert opened(tmp_path / "table").open(USERS) == 6
+    assert read(tmp_path / "table") == in_order(*(rows(clock, 3) for clock in range(1, 7)))
+
+
+def test_a_table_of_ones_own_with_partitions_is_taken(local: Local, tmp_path: Path) -> None:
+    url, schema = tmp_path / "table", USERS.schema
+    deltalake.DeltaTable.create(url, pa.schema([schema.field(i) for i in (2, 0, 1)]), partition_by="clock")
+    sink = opened(url)
+    for clock in (10, 20):
+        sink.write(local(rows(clock, 20)), clock)
+    assert deltalake.DeltaTable(url).metadata().configuration == {OWNER: "shop/orders"}
+    assert len(list(url.glob("clock=*"))) == 2
+    assert in_order(read(url).select(schema.names)) == in_order(rows(10, 20), rows(20, 20))
+
+
+# Clocks that come again, and writers at once
+
+
+@pytest.mark.parametrize("first", [-10, 0, 10])
+def test_a_clock_that_was_written_changes_nothing_when_it_comes_again(local: Local, tmp_path: Path, first: int) -> None:
+    late = opened(tmp_path / "table")
+    sink = opened(tmp_path / "table")
+    sink.write(local(rows(first, 20)), first)
+    for again in (late, sink, opened(tmp_path / "table")):
+        for clock in (first - 1, first):
+            again.write(local(rows(clock, 40, add=1)), clock)
+    assert read(tmp_path / "table") == rows(first, 20).sort_by("user")
+    assert deltalake.DeltaTable(tmp_path / "table").version() == 1
+
+
+@pytest.mark.parametrize("meanwhile", [10, 20])
+def test_who_loses_to_a_writer_of_the_same_clock_has_nothing_to_do(
+    local: Local, tmp_path: Path, meanwhile: int
+) -> None:
+    def after_another() -> pa.Table:
+        opened(tmp_path / "table").write(local(rows(meanwhile, 5)), meanwhile)
+        return rows(10, 30, add=1)
+
+    values: Any = after_another
+    opened(tmp_path / "table").write(values, 10)
+    assert read(tmp_path / "table") == in_order(rows(meanwhile, 5))
+
+
+def test_who_loses_to_a_writer_of_an_earlier_clock_is_to_come_again(local: Local, tmp_path: Path) -> None:
+    def after_another() -> pa.Table:
+        opened(tmp_path / "table").write(local(rows(5, 5)), 5)
+        return rows(10, 30)
+
+    sink, values = opened(tmp_path / "table"), after_another
+    told = problem(lambda: sink.write(values, 10), StoreUnavailable)  # type: ignore[arg-type]
+    assert told.endswith("Concurrent transaction failed. Mend it, then try again.")
+    assert read(tmp_path / "table") == in_order(rows(5, 5))
+    sink.write(local(rows(10, 30)), 10)
+    assert read(tmp_path / "table") == in_order(rows(5, 5), rows(10, 30))
+
+
+def test_of_writers_at_once_one_is_seen(spark: SparkSession, tmp_path: Path) -> None:
+    url = tmp_path / "table"
+    attempts = [(opened(url), rows(10, 50 + i, add=i)) for i in range(4)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda attempt: attempt[0].write(frame(spark, attempt[1], parts=4), 10), attempts))
+    assert read(url) in [in_order(said) for _, said in attempts]
+
+
+def test_rows_that_fail_leave_nothing_and_say_why(
+    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def batches(values: object) -> Iterator[pa.RecordBatch]:
+        yield from rows(10, 3).to_batches()
+        raise InvalidInput("a part=3 can't be read; restore it.")
+
+    sink = opened(tmp_path / "table")
+    with monkeypatch.context() as patch:
+        patch.setattr(delta, "arrow_batches", batches)
+        assert problem(lambda: sink.write(local(rows(10, 3)), 10)) == "a part=3 can't be read; restore it."
+    assert (sink.open(USERS), len(read(tmp_path / "table"))) == (BEGINNING, 0)
+    sink.write(local(rows(10, 3)), 10)
+    assert read(tmp_path / "table") == in_order(rows(10, 3))
+
+
+def test_spark_is_asked_in_the_thread_that_writes(
+    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def batches(values: object) -> Iterator[pa.RecordBatch]:
+        asked.append(threading.get_ident())
+        yield from rows(10, 3).to_batches()
+
+    monkeypatch.setattr(delta, "arrow_batches", batches)
+    opened(tmp_path / "table").write(local(rows(10, 3)), 10)
+    assert asked == [threading.get_ident()]
+
+
+def test_starts_at_once_agree_on_one_owner(local: Local, tmp_path: Path) -> None:
+    """Of those who are late by little, some are told to try again."""
+
+    def attempt(task: str) -> str | None:
+        what = origin(task=task)
+        try:
+            opened(tmp_path / "table", what).write(local(rows(10, 3)), 10)
+        except (InvalidInput, StoreUnavailable):
+            return None
+        return task
+
+    with ThreadPoolExecutor(8) as pool:
+        wrote = {task for task in pool.map(attempt, ["a", "b"] * 4) if task}
+    owner = deltalake.DeltaTable(tmp_path / "table").metadata().configuration[OWNER]
+    assert {f"shop/{task}" for task in wrote} == {owner}, "who made the table wrote to it"
+    assert read(tmp_path / "table") == in_order(rows(10, 3))
+    assert deltalake.DeltaTable(tmp_path / "table").version() == 1
+
+
+# What is told
+
+
+@pytest.mark.parametrize("other", [origin(task="payments"), origin(application="store")])
+def test_another_task_is_refused(local: Local, tmp_path: Path, other: Origin) -> None:
+    opened(tmp_path / "table")
+    told = f"delta:{tmp_path}/table is of task='shop/orders', not '{other.application}/{other.task}'; name"
+    assert problem(lambda: opened(tmp_path / "table", other)).startswith(told)
+    assert deltalake.DeltaTable(tmp_path / "table").version() == 0
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(
+    "other",
+    [
+        origin({"user": pa.int64()}),
+        origin({"user": pa.string(), "day": pa.date32()}),
+        origin({}),
+        origin(value=pa.float64()),
+        origin(value=pa.list_(pa.int64())),
+    ],
+)
+def test_a_table_with_other_columns_is_refused(tmp_path: Path, other: Origin, marked: bool) -> None:
+    opened(tmp_path / "table") if marked else deltalake.DeltaTable.create(tmp_path / "table", USERS.schema)
+    told = f"delta:{tmp_path}/table has columns={{'user': 'string', 'clock': 'int64', 'value': 'int64'}}, not {{"
+    assert problem(lambda: opened(tmp_path / "table", other)).startswith(told)
+    assert deltalake.DeltaTable(tmp_path / "table").version() == 0
+
+
+def test_a_table_whose_columns_change_later_is_refused(local: Local, tmp_path: Path) -> None:
+    sink = opened(tmp_path / "table")
+    deltalake.DeltaTable(tmp_path / "table").alter.add_columns([deltalake.Field("note", PrimitiveType("string"))])
+    told = problem(lambda: sink.write(local(rows(10, 3)), 10))
+    assert "'note': 'string'}, not {'user': 'string', " in told
+    assert len(read(tmp_path / "table")) == 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pa.uint64(),
+        pa.uint8(),
+        pa.float16(),
+        pa.time64("us"),
+        pa.duration("us"),
+        pa.month_day_nano_interval(),
+        pa.timestamp("us", "Europe/Paris"),
+        pa.timestamp("s"),
+        pa.decimal128(20, -3),
+        pa.struct([]),
+        pa.list_(pa.struct([("a", pa.uint32())])),
+    ],
+    ids=str,
+)
+def test_values_that_delta_cannot_hold_are_refused(tmp_path: Path, value: pa.DataType) -> None:
+    told = problem(lambda: opened(tmp_path / "table", origin(value=value)))
+    assert told.startswith(
+        "task=orders: a Delta table can't hold columns={'user': 'string', 'clock': 'int64', 'value': "
+    )
+    assert told.endswith("; use another sink.")
+    assert not (tmp_path / "table").exists()
+
+
+def test_columns_that_delta_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+    told = problem(lambda: opened(tmp_path / "table", origin({"Value": pa.string()})))
+    assert told.endswith(", of which some differ only in case; rename the key's.")
+
+
+def test_a_place_that_goes_away_is_told_and_nothing_is_lost(local: Local, tmp_path: Path) -> None:
+    sink = opened(tmp_path / "table")
+    (tmp_path / "table").rename(tmp_path / "aside")
+    (tmp_path / "table").write_text("in the way")
+    for call in (lambda: sink.write(local(rows(10, 3)), 10), lambda: sink.open(USERS)):
+        told = problem(call, StoreUnavailable)
+        assert told.startswith(f"delta:{tmp_path}/table: ")
+        assert told.endswith(". Mend it, then try again.")
+    (tmp_path / "table").unlink()
+    (tmp_path / "aside").rename(tmp_path / "table")
+    sink.write(local(rows(10, 3)), 10)
+    assert read(tmp_path / "table") == in_order(rows(10, 3))
+
+
+def test_paths_are_absolute_and_may_have_most_characters(
+    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sink = opened(Path("a b é☃?#'x"))
+    assert (sink.name, repr(sink)) == (f"delta:{tmp_path}/a b é☃?#'x", f'DeltaTable("{tmp_path}/a b é☃?#\'x")')
+    monkeypatch.chdir("/")
+    sink.write(local(rows(10, 3)), 10)
+    assert read(tmp_path / "a b é☃?#'x") == in_order(rows(10, 3))
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("", {}),
+        ("a%20b", {}),
+        ("a[b]", {}),
+        ("s3://bucket/table?token=hidden", {}),
+        ("s3://user:hidden@bucket/table", {}),
+        ("s3://bucket/table", {"secret": 3}),
+    ],
+)
+def test_arguments_are_checked(url: str, options: dict[str, Any]) -> None:
+    assert "hidden" not in problem(lambda: DeltaTable(url, storage_options=options))
+
+
+def test_a_missing_package_is_told() -> None:
+    program = """
+import sys
+sys.modules["deltalake"] = None
+import pyarrow as pa
+from persistent_state.sinks.base import Origin
+from persistent_state.sinks.delta import DeltaTable
+try:
+    DeltaTable("/nowhere").open(Origin("a", "b", (), pa.schema([])))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert told == (
+        "InvalidInput package='deltalake' is missing for delta:/nowhere; pip install 'persistent-state[delta]'.\n"
+    )
+
+
+def test_a_table_in_an_object_store_keeps_its_secrets(local: Local, servers: Servers) -> None:
+    with needed():
+        server = servers["s3"]
+    server.make("delta")
+    options = {
+        "AWS_ACCESS_KEY_ID": "key-of-s3",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-s3",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.ports[0]}",
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+        "max_retries": "0",
+    }
+    url = "s3://delta/table"
+    sinks = [DeltaTable(url, storage_options=options) for _ in range(2)]
+    assert [sink.open(USERS) for sink in sinks] == [BEGINNING] * 2
+
+    def after_another() -> pa.Table:
+        sinks[0].write(local(rows(10, 5)), 10)
+        return rows(10, 30, add=1)
+
+    values: Any = after_another
+    sinks[1].write(values, 10)
+    assert sinks[1].open(USERS) == 10
+    found = deltalake.DeltaTable(url, storage_options=options).to_pyarrow_dataset().to_table()
+    assert in_order(found) == in_order(rows(10, 5))
+
+    down = DeltaTable(url, storage_options={**options, "AWS_ENDPOINT_URL": "http://127.0.0.1:9/secret-of-s3"})
+    nowhere = DeltaTable("s3://nowhere/table", storage_options=options)
+    told = [problem(lambda sink=sink: sink.open(USERS), StoreUnavailable) for sink in (down, nowhere)]  # type: ignore[misc]
+    for text in (*told, repr(down), down.name, repr(sinks[0])):
+        assert "key-of-s3" not in text
+        assert "secret-of-s3" not in text
+        assert "\x1b" not in text
+    assert told[0].startswith(f"delta:{url}: OSError: Generic S3 error Error performing ")

@@ -1,0 +1,182 @@
+"""The examples come to the end that they promise, each by its command, and what is wrong does not pass their checks."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from examples import alerts, ledger, sessions, unique_aircraft, window_average
+from examples.driven import differences
+from tests.spark.conftest import Launch
+
+TRANSFERS, KILLS = 2_000, 1
+FLIGHTS, USERS = 50_000, 100
+
+
+@dataclass(frozen=True)
+class Shown:
+    lines: Sequence[str]
+    kept: Path
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        (line,) = (line for line in self.lines if line.startswith("{"))
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+def show(launch: Launch, folder: Path, name: str, *arguments: str) -> Shown:
+    """Run an example, which ends well; a folder "KEPT" is given to it."""
+    told = [str(folder / "kept") if argument == "KEPT" else argument for argument in arguments]
+    status = launch("-m", f"examples.{name}", "--json", *told, folder=folder).wait(timeout=600)
+    assert status == 0, (folder / "out").read_text() + (folder / "log").read_text()[-4000:]
+    return Shown((folder / "out").read_text().splitlines(), folder / "kept")
+
+
+@pytest.fixture(scope="module")
+def examples(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Shown]]]:
+    """All of them, two side by side."""
+    commands = {
+        "ledger": ("--folder", "KEPT", "--transfers", str(TRANSFERS), "--kills", str(KILLS)),
+        "alerts": ("--folder", "KEPT"),
+        "sessions": ("--folder", "KEPT", "--users", str(USERS)),
+        "window_average": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
+        "unique_aircraft": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
+        "message_count": (),
+    }
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            name: pool.submit(show, launch, tmp_path_factory.mktemp(name), name, *arguments)
+            for name, arguments in commands.items()
+        }
+
+
+def test_words_are_counted_at_each_clock(examples: Mapping[str, Future[Shown]]) -> None:
+    shown = examples["message_count"].result()
+    assert shown.figures == {"messages": 39, "words": 30, "right": True}
+    assert [line for line in shown.lines if line.startswith("MessageCount: ")] == [
+        f"MessageCount: {keys} keys at 2025-01-01T00:00:{second}Z ({1_735_689_600_000_000 + second * 1_000_000})"
+        for keys, second in ((8, 10), (9, 20), (10, 30), (9, 40))
+    ]
+
+
+def test_the_books_balance_after_each_kill(examples: Mapping[str, Future[Shown]]) -> None:
+    figures = examples["ledger"].result().figures
+    seen = figures["drivers"]
+    assert figures["right"]
+    assert [each["driver"] for each in seen] == ["killed in a transaction"] * KILLS + ["came to the end"]
+    assert [(each["sum"], each["wrong"]) for each in seen] == [("0.00", 0)] * (KILLS + 1)
+    assert seen[0]["clock"] < seen[-1]["clock"]
+
+
+def test_alerts_are_sent_twice_and_taken_once(examples: Mapping[str, Future[Shown]]) -> None:
+    figures = examples["alerts"].result().figures
+    assert figures["right"]
+    assert figures["twice"] > 0
+    assert figures["sent"] - figures["twice"] == figures["inbox"] == figures["expected"] > 2 * figures["twice"]
+
+
+def test_a_wrong_balance_is_found(examples: Mapping[str, Future[Shown]]) -> None:
+    books = ledger.Books(examples["ledger"].result().kept / "ledger.db")
+    transfers = ledger.make_transfers(TRANSFERS, ledger.MINUTES_PER_KILL * (KILLS + 1))
+    change(books.path, "UPDATE balances SET value = value || '1' WHERE account = 'account 007'")
+    seen = ledger.look(books, transfers, "", 1)
+    assert (abs(float(seen.sum)), seen.wrong) == (0.001, 1)
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("DELETE FROM alerts WHERE id = (SELECT min(id) FROM alerts)", "the inbox is not what plain Python expects"),
+        (
+            "UPDATE sent SET id = id || '?' WHERE rowid = (SELECT max(rowid) FROM sent WHERE clock = {})",
+            "not sent twice",
+        ),
+    ],
+)
+def test_wrong_alerts_are_found(examples: Mapping[str, Future[Shown]], statement: str, problem: str) -> None:
+    shown = examples["alerts"].result()
+    inbox, died_at = shown.kept / "inbox.db", shown.figures["died_at"]
+    as_it_was = inbox.read_bytes()
+    change(inbox, statement.format(died_at))
+    _, problems = alerts.check(shown.kept, alerts.make_logins(), died_at)
+    inbox.write_bytes(as_it_was)
+    assert any(problem in each for each in problems)
+
+
+def test_averages_slide_over_the_flights(examples: Mapping[str, Future[Shown]]) -> None:
+    shown = examples["window_average"].result()
+    assert shown.figures == {"flights": FLIGHTS, "windows": 3_324, "right": True}
+    assert "2013-02-09T14:00:00Z  2013-02-09T17:00:00Z         187.3          57.7" in shown.lines
+
+
+def test_aircraft_are_counted_within_the_error(examples: Mapping[str, Future[Shown]]) -> None:
+    shown = examples["unique_aircraft"].result()
+    figures = shown.figures
+    assert 0 < figures.pop("error") < figures.pop("promised") == 1.04 / math.sqrt(2**8)
+    assert figures == {"flights": FLIGHTS, "windows": 4_834, "aircraft": 46_223, "right": True}
+    assert "ATL  2013-02-21T00:00:00Z        44      43.4   -1.4%" in shown.lines
+
+
+def test_sessions_are_there_once_after_a_kill(examples: Mapping[str, Future[Shown]]) -> None:
+    shown = examples["sessions"].result()
+    figures = shown.figures
+    assert figures.pop("open_when_killed") > 0
+    assert figures.pop("killed_at") > 0
+    assert figures == {"clicks": 2_588, "late": 14, "ended": 327, "open": 34, "right": True}
+
+
+def test_wrong_windows_are_told() -> None:
+    right, again, gone, unknown, other = (("key", hour, hour + 1) for hour in range(5))
+    found = {right: [1], again: [2, 2], unknown: [4], other: [5]}
+    wanted = {right: 1, again: 2, gone: 3, other: 6}
+    assert differences({right: [1]}, {right: 1}) == []
+    assert differences(found, wanted) == [
+        "1 windows are missing",
+        "1 windows are none",
+        "1 windows are there more than once",
+        "1 windows have another value",
+    ]
+
+
+@pytest.mark.parametrize("example", [window_average, unique_aircraft])
+def test_a_flight_that_was_not_counted_is_found(examples: Mapping[str, Future[Shown]], example: Any) -> None:
+    kept = examples[example.__name__.rpartition(".")[2]].result().kept
+    departures = pq.read_table(kept / "stream")
+    *_, problems = example.check(kept, departures)
+    assert problems == []
+    *_, problems = example.check(kept, departures.slice(1))
+    assert any("windows have another value" in problem or "windows are none" in problem for problem in problems)
+
+
+def test_wrong_sessions_are_found(examples: Mapping[str, Future[Shown]]) -> None:
+    kept = examples["sessions"].result().kept
+    clicks, late = sessions.make_clicks(USERS)
+    markers = sorted((kept / "sessions" / "_clocks").iterdir())
+    as_it_was = markers[2].read_bytes()
+
+    def problems(files: Sequence[str], late: Sequence[sessions.Click] = late) -> str:
+        markers[2].write_text(json.dumps({**json.loads(as_it_was), "files": files}))
+        return "; ".join(sessions.check(kept, clicks, list(late))[-1])
+
+    own, others = (json.loads(marker.read_bytes())["files"] for marker in markers[2:4])
+    assert problems(own) == ""
+    assert "windows are missing" in problems([])
+    assert "windows are there more than once" in problems([*own, *others])
+    assert "what was set aside is not what came late" in problems(own, late[1:])
+    markers[2].write_bytes(as_it_was)
+
+
+def change(database: Path, statement: str) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        assert connection.execute(statement).rowcount == 1

@@ -1,0 +1,516 @@
+"""Values in a table of SQLite and of a real PostgreSQL: each clock as a whole, once, whatever goes wrong."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import random
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.pool import NullPool
+
+from persistent_state.clock import BEGINNING
+from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
+from persistent_state.plain import plain
+from persistent_state.sinks import sql
+from persistent_state.sinks.base import Origin
+from persistent_state.sinks.sql import CLOCKS, SqlTable
+from tests.store.servers import Servers, free_port, needed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Row = tuple[Any, ...]
+SCHEMA = pa.schema([("key", pa.string()), ("clock", pa.int64()), ("value", pa.int64())])
+ORIGIN = Origin("bank", "Balance", ("key",), SCHEMA)
+# Of each test that asks for one, in the server of its process.
+numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Database:
+    kind: str
+    url: str
+    engine: sa.Engine = field(repr=False)
+
+    def execute(self, *statements: str) -> None:
+        with self.engine.begin() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+
+    def rows(self, statement: str = "SELECT * FROM balances") -> list[Row]:
+        """In an order of their own, nulls and all."""
+        with self.engine.begin() as connection:
+            return sorted(map(tuple, connection.exec_driver_sql(statement)), key=repr)
+
+    def clock(self) -> int:
+        ((clock,),) = self.rows(f"SELECT clock FROM {CLOCKS}")
+        found: int = clock
+        return found
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Database:
+    """An empty one."""
+    if request.param == "sqlite":
+        path = str(tmp_path / "values.db")
+        return Database("sqlite", path, sa.create_engine(f"sqlite:///{path}", poolclass=NullPool))
+    return new_postgres(servers)
+
+
+@pytest.fixture
+def postgres(servers: Servers) -> Database:
+    return new_postgres(servers)
+
+
+def new_postgres(servers: Servers) -> Database:
+    with needed():
+        server = servers["postgresql"]
+    name = f"values{next(numbers)}"
+    server.make(name)
+    url, _ = server.address(name, server.ports)
+    engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"), poolclass=NullPool)
+    return Database("postgresql", url, engine)
+
+
+def frame(spark: SparkSession, schema: pa.Schema, rows: Iterable[Row], partitions: int = 2) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+    return spark.createDataFrame(table, from_arrow_schema(schema)).repartition(partitions)
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterable[Row]], Any]:
+    """In the place of DataFrames where Spark would only take time: what makes values for `write`."""
+
+    def batches(values: Iterable[Row]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist([], SCHEMA)
+        for row in values:
+            yield pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, row, strict=True))], SCHEMA)
+
+    monkeypatch.setattr(sql, "arrow_batches", batches)
+    return lambda rows: rows
+
+
+def problem(call: Callable[[], object], kind: type[StateError] = InvalidInput) -> str:
+    """The one sentence that says what is wrong and what to do."""
+    with pytest.raises(StateError) as caught:
+        call()
+    assert type(caught.value) is kind
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    return text
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_the_table_is_what_was_written_clock_by_clock(spark: SparkSession, database: Database, history: bool) -> None:
+    schema = pa.schema([("city", pa.string()), ("value at", pa.int64()), *list(SCHEMA)[1:]])
+    origin = Origin("bank", "Balance", ("city", "value at"), schema)
+    dice = random.Random(7)
+    keys = list(itertools.product([None, "", "Łódź", "東京 🗼", "o'Hara; %s :x"], [None, 0, -(2**63), 2**63 - 1]))
+    expected: dict[Row, Row] = {}
+    assert SqlTable(database.url, "balances", history=history).open(origin) == BEGINNING
+    for clock in range(10, 60, 10):
+        sink = SqlTable(database.url, "balances", history=history)
+        rows = [(*key, clock, dice.choice([None, dice.randrange(100)])) for key in dice.sample(keys, 12)]
+        sink.write(frame(spark, schema, rows), clock)
+        expected.update({(*row[:2], clock if history else None): row for row in rows})
+        assert database.rows() == sorted(expected.values(), key=repr)
+        assert sink.open(origin) == clock
+    assert len(expected) > len(keys) // 2 + history * len(keys)
+
+
+def test_one_global_state_is_one_row(spark: SparkSession, database: Database) -> None:
+    schema = pa.schema(list(SCHEMA)[1:])
+    for history in (False, True):
+        sink = SqlTable(database.url, f"total{history}", history=history)
+        sink.open(Origin("bank", f"Total{history}", (), schema))
+        for clock in (10, 20):
+            sink.write(frame(spark, schema, [(clock, clock * 5)]), clock)
+    assert database.rows('SELECT * FROM "totalFalse"') == [(20, 100)]
+    assert database.rows('SELECT * FROM "totalTrue"') == [(10, 50), (20, 100)]
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_a_clock_at_or_below_the_last_changes_nothing(database: Database, local: Any, history: bool) -> None:
+    sink = SqlTable(database.url, "balances", history=history)
+    sink.open(ORIGIN)
+    sink.write(local([("a", 20, 1)]), 20)
+    for clock in (20, 10, BEGINNING):
+        sink.write(local([("a", clock, 7), ("b", clock, 7)]), clock)
+        assert database.rows() == [("a", 20, 1)]
+        assert sink.open(ORIGIN) == 20
+
+
+def test_a_clock_without_values_is_recorded(spark: SparkSession, database: Database) -> None:
+    sink = SqlTable(database.url, "balances")
+    sink.open(ORIGIN)
+    sink.write(frame(spark, SCHEMA, []), 10)
+    assert (database.rows(), sink.open(ORIGIN)) == ([], 10)
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_of_two_writers_of_one_clock_one_writes(database: Database, local: Any, history: bool) -> None:
+    sink = SqlTable(database.url, "balances", history=history)
+    sink.open(ORIGIN)
+    expected: list[Row] = []
+    for clock in range(1, 9):
+        ready, began = threading.Barrier(2), []
+
+        def values(writer: int, clock: int = clock, began: list[int] = began) -> Iterator[Row]:
+            began.append(writer)
+            for key in "abc":
+                yield key, clock, writer
+
+        def write(writer: int, clock: int = clock, ready: threading.Barrier = ready) -> None:
+            ready.wait()
+            sink.write(local(values(writer)), clock)
+
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(write, (1, 2)))
+        (winner,) = began
+        expected = [*(expected if history else []), *((key, clock, winner) for key in "abc")]
+        assert database.rows() == sorted(expected, key=repr)
+
+
+def test_a_late_writer_waits_and_then_changes_nothing(database: Database, local: Any) -> None:
+    sink = SqlTable(database.url, "balances")
+    sink.open(ORIGIN)
+    late = threading.Thread(target=sink.write, args=(local([("a", 10, 7), ("z", 10, 7)]), 10))
+
+    def values() -> Iterator[Row]:
+        yield "a", 20, 1
+        late.start()
+        late.join(0.3)
+        assert late.is_alive()
+        yield "b", 20, 1
+
+    sink.write(local(values()), 20)
+    late.join(30)
+    assert not late.is_alive()
+    assert database.rows() == [("a", 20, 1), ("b", 20, 1)]
+
+
+def test_two_starts_at_once_make_one_table(database: Database) -> None:
+    sink = SqlTable(database.url, "balances")
+    for _ in range(8):
+        ready = threading.Barrier(2)
+
+        def start(ready: threading.Barrier = ready) -> int:
+            ready.wait()
+            return sink.open(ORIGIN)
+
+        with ThreadPoolExecutor(2) as threads:
+            assert [start.result() for start in [threads.submit(start) for _ in range(2)]] == [BEGINNING] * 2
+        assert database.clock() == BEGINNING
+        database.execute("DROP TABLE balances", f"DROP TABLE {CLOCKS}")
+
+
+UTC = timezone.utc
+TYPES: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.int8(), [-128, 127]),
+    (pa.int64(), [-(2**63), 2**63 - 1]),
+    (pa.float32(), [0.1, float("inf")]),
+    (pa.float64(), [0.1, 5e-324, 1.7976931348623157e308, -0.0, float("-inf")]),
+    (pa.bool_(), [True, False]),
+    (pa.string(), ["", "naïve 🦉", "\\N'\"%(x)s", "x" * 100_000]),
+    (pa.binary(), [b"", bytes(range(256))]),
+    (pa.date32(), [date(1, 1, 1), date(1969, 12, 31), date(9999, 12, 31)]),
+    (pa.timestamp("us", "UTC"), [datetime(1, 1, 2, tzinfo=UTC), datetime(2024, 3, 31, 2, 30, 0, 1, tzinfo=UTC)]),
+    (pa.timestamp("us"), [datetime(1, 1, 2), datetime(2024, 3, 31, 2, 30, 0, 1)]),
+    (pa.decimal128(38, 10), [Decimal("0E-10"), Decimal("-1234567890123456789012345678.0123456789")]),
+    (pa.list_(pa.int64()), [[], [1, None, 2**53 + 1]]),
+    (pa.struct([("näme", pa.string()), ("x", pa.float64())]), [{"näme": "é\0", "x": float("nan")}]),
+    (pa.map_(pa.string(), pa.decimal128(4, 2)), [[("a", Decimal("1.50")), ("b", None)]]),
+]
+"""Types and values at their edges; a null is tried with each."""
+
+
+def read_back(database: Database, kind: pa.DataType, value: Any) -> Any:
+    """What a reader by SQLAlchemy finds, but for what SQLite has no types for."""
+    if database.kind == "sqlite" and value is not None:
+        if pa.types.is_decimal(kind):
+            return Decimal(value)
+        if pa.types.is_timestamp(kind) and kind.tz:
+            return value.replace(tzinfo=UTC)
+    return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
+
+
+@pytest.mark.parametrize(("kind", "values"), TYPES, ids=lambda case: str(case) if isinstance(case, pa.DataType) else "")
+def test_values_are_kept_exactly(spark: SparkSession, database: Database, kind: pa.DataType, values: list[Any]) -> None:
+    schema = pa.schema([("key", pa.int64()), ("clock", pa.int64()), ("value", kind)])
+    sink = SqlTable(database.url, "balances")
+    sink.open(Origin("bank", "Balance", ("key",), schema))
+    rows = [(number, 10, value) for number, value in enumerate([None, *values])]
+    sink.write(frame(spark, schema, rows, partitions=1), 10)
+    with database.engine.begin() as connection:
+        table = sa.Table("balances", sa.MetaData(), autoload_with=connection)
+        found = [
+            read_back(database, kind, value) for value in connection.scalars(sa.select(table.c.value).order_by("key"))
+        ]
+    expected = pa.array([None, *values], kind)
+    assert found == ([plain(value) for value in expected] if pa.types.is_nested(kind) else expected.to_pylist())
+    assert database.rows("SELECT count(*) FROM balances WHERE value IS NULL") == [(1,)]
+
+
+def test_what_is_not_a_number(database: Database, spark: SparkSession) -> None:
+    """SQLite knows no NaN: it is null there."""
+    schema = pa.schema([("key", pa.string()), ("clock", pa.int64()), ("value", pa.float64())])
+    sink = SqlTable(database.url, "balances")
+    sink.open(Origin("bank", "Balance", ("key",), schema))
+    sink.write(frame(spark, schema, [("a", 10, float("nan"))]), 10)
+    assert repr(database.rows()) == repr([("a", 10, float("nan") if database.kind == "postgresql" else None)])
+
+
+def test_keys_of_every_type_are_found_again(spark: SparkSession, database: Database) -> None:
+    kinds = {
+        f"k{number}": (kind, values)
+        for number, (kind, values) in enumerate(TYPES)
+        if not pa.types.is_floating(kind) and not pa.types.is_nested(kind)
+    }
+    assert len(kinds) == 9
+    schema = pa.schema([*((name, kind) for name, (kind, _) in kinds.items()), *list(SCHEMA)[1:]])
+    sink = SqlTable(database.url, "balances")
+    sink.open(Origin("bank", "Balance", tuple(kinds), schema))
+    # The index of PostgreSQL takes no longer ones.
+    cases = [[None, *(value for value in values if len(str(value)) < 2000)] for _, values in kinds.values()]
+    keys = [tuple(case[number % len(case)] for case in cases) for number in range(12)]
+    for clock in (10, 20):
+        rows = [(*key, clock, number) for number, key in enumerate(keys) if clock == 10 or number % 2]
+        sink.write(frame(spark, schema, rows), clock)
+    found = database.rows("SELECT clock, value FROM balances")
+    assert found == sorted(((20 if number % 2 else 10, number) for number in range(12)), key=repr)
+
+
+@pytest.mark.parametrize("rejected", [pa.float64(), pa.list_(pa.int64())])
+def test_keys_that_can_not_be_found_for_sure_are_refused(database: Database, rejected: pa.DataType) -> None:
+    schema = pa.schema([("key", rejected), *list(SCHEMA)[1:]])
+    told = problem(lambda: SqlTable(database.url, "balances").open(Origin("bank", "Balance", ("key",), schema)))
+    assert "key='key'" in told
+    assert database.rows(TABLES[database.kind]) == []
+
+
+TABLES = {
+    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table'",
+    "postgresql": "SELECT tablename FROM pg_tables WHERE schemaname = 'public'",
+}
+
+
+@pytest.mark.parametrize("rejected", [pa.uint64(), pa.duration("us"), pa.null()])
+def test_types_that_sql_lacks_are_refused(database: Database, rejected: pa.DataType) -> None:
+    origin = Origin("bank", "Balance", ("key",), SCHEMA.set(2, pa.field("value", rejected)))
+    assert "column='value'" in problem(lambda: SqlTable(database.url, "balances").open(origin))
+    assert database.rows(TABLES[database.kind]) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ("key TEXT, value BIGINT", "clock"),
+        ("key TEXT, clock BIGINT", "value"),
+        ("clock BIGINT, value BIGINT", "key"),
+        ("key BIGINT, clock BIGINT, value BIGINT", "key"),
+        ("key TEXT, clock TIMESTAMP, value BIGINT", "clock"),
+        ("key TEXT, clock BIGINT, value FLOAT", "value"),
+        ("key TEXT, clock BIGINT, value NUMERIC(9, 0)", "value"),
+        ("key TEXT, clock BIGINT, value BOOLEAN", "value"),
+    ],
+)
+def test_a_table_of_another_schema_is_refused(database: Database, columns: str, named: str) -> None:
+    database.execute(f"CREATE TABLE balances ({columns})")
+    assert f"column={named!r}" in problem(lambda: SqlTable(database.url, "balances").open(ORIGIN))
+    assert database.rows(TABLES[database.kind]) == [("balances",)]
+
+
+def test_a_column_that_would_shift_times_is_refused(postgres: Database) -> None:
+    origin = Origin("bank", "Balance", ("key",), SCHEMA.set(2, pa.field("value", pa.timestamp("us", "UTC"))))
+    postgres.execute("CREATE TABLE balances (key TEXT, clock BIGINT, value TIMESTAMP)")
+    assert "column='value'" in problem(lambda: SqlTable(postgres.url, "balances").open(origin))
+    postgres.execute("ALTER TABLE balances ALTER COLUMN value TYPE TIMESTAMPTZ")
+    assert SqlTable(postgres.url, "balances").open(origin) == BEGINNING
+
+
+def test_a_table_of_ones_own_is_taken_as_it_is(spark: SparkSession, database: Database) -> None:
+    database.execute(
+        "CREATE TABLE balances (note TEXT DEFAULT 'new', value INTEGER, key VARCHAR(5) NOT NULL, clock BIGINT)",
+        "INSERT INTO balances VALUES ('old', 1, 'a', 0), ('old', 1, 'b', 0)",
+    )
+    sink = SqlTable(database.url, "balances")
+    assert sink.open(ORIGIN) == BEGINNING
+    sink.write(frame(spark, SCHEMA, [("a", 10, 7), ("c", 10, 8)]), 10)
+    assert database.rows() == [("new", 7, "a", 10), ("new", 8, "c", 10), ("old", 1, "b", 0)]
+    assert "does not take this" in problem(lambda: sink.write(frame(spark, SCHEMA, [("d", 20, 1), (None, 20, 9)]), 20))
+    assert (len(database.rows()), sink.open(ORIGIN)) == (3, 10)
+
+
+def test_a_table_of_somebody_else_is_refused(database: Database) -> None:
+    sink = SqlTable(database.url, "balances")
+    sink.open(ORIGIN)
+    for other in (Origin("shop", "Balance", ("key",), SCHEMA), Origin("bank", "Other", ("key",), SCHEMA)):
+        assert "task=Balance of application=bank" in problem(lambda other=other: sink.open(other))
+    assert "history=False" in problem(lambda: SqlTable(database.url, "balances", history=True).open(ORIGIN))
+    assert sink.open(ORIGIN) == BEGINNING
+
+
+def test_names_that_sqlite_takes_for_one_are_one(tmp_path: Path) -> None:
+    place = str(tmp_path / "values.db")
+    SqlTable(place, "Balances").open(ORIGIN)
+    with pytest.raises(InvalidInput, match="has the values of task=Balance"):
+        SqlTable(place, "balances").open(Origin("bank", "Other", ("key",), SCHEMA))
+    assert SqlTable(place, "balances").open(ORIGIN) == BEGINNING
+
+
+def test_mistakes_are_refused_where_sqlite_calls_them_operational(tmp_path: Path) -> None:
+    place = str(tmp_path / "values.db")
+    with pytest.raises(InvalidInput, match="reserved"):
+        SqlTable(place, "sqlite_values").open(ORIGIN)
+    with pytest.raises(InvalidInput, match="is where clocks are recorded"):
+        SqlTable(place, CLOCKS)
+    with pytest.raises(StoreUnavailable, match="unable to open"):
+        SqlTable(str(tmp_path / "missing" / "values.db"), "balances").open(ORIGIN)
+
+
+def test_a_table_that_was_lost_is_not_made_again_in_silence(database: Database, local: Any) -> None:
+    sink = SqlTable(database.url, "balances")
+    sink.open(ORIGIN)
+    sink.write(local([("a", 10, 1)]), 10)
+    database.execute("DROP TABLE balances")
+    assert "1970-01-01T00:00:00.000010Z" in problem(lambda: sink.open(ORIGIN))
+    with pytest.raises(StateError):
+        sink.write(local([("a", 20, 1)]), 20)
+    database.execute(f"DELETE FROM {CLOCKS}")
+    assert CLOCKS in problem(lambda: sink.write(local([("a", 20, 1)]), 20))
+    assert sink.open(ORIGIN) == BEGINNING
+    assert database.rows() == []
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_values_that_break_off_leave_nothing(spark: SparkSession, database: Database, history: bool) -> None:
+    sink = SqlTable(database.url, "balances", history=history)
+    sink.open(ORIGIN)
+    sink.write(frame(spark, SCHEMA, [("a", 10, 1)]), 10)
+    values = frame(spark, SCHEMA, [("a", 20, 2), ("b", 20, 2)])
+
+    def fail(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        yield from batches
+        if context.partitionId() == 1:
+            raise ValueError("the second half is not to be had")
+
+    with pytest.raises(Exception, match="the second half is not to be had"):
+        sink.write(values.mapInArrow(fail, values.schema), 20)
+    assert (database.rows(), database.clock()) == ([("a", 10, 1)], 10)
+    sink.write(values, 20)
+    assert database.rows() == [*([("a", 10, 1)] if history else []), ("a", 20, 2), ("b", 20, 2)]
+
+
+def test_a_server_that_ends_half_way_leaves_nothing(postgres: Database, local: Any) -> None:
+    sink = SqlTable(postgres.url, "balances")
+    sink.open(ORIGIN)
+    sink.write(local([("a", 10, 1)]), 10)
+
+    def values(dies: bool) -> Iterator[Row]:
+        yield "a", 20, 2
+        if dies:
+            ended = postgres.rows(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            assert ended == [(True,)]
+        yield "b", 20, 2
+
+    problem(lambda: sink.write(local(values(dies=True)), 20), StoreUnavailable)
+    assert (postgres.rows(), postgres.clock()) == ([("a", 10, 1)], 10)
+    sink.write(local(values(dies=False)), 20)
+    assert postgres.rows() == [("a", 20, 2), ("b", 20, 2)]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://tests:s3cr?t-here@127.0.0.1:{port}/x",
+        "postgresql://tests:s3cr%40t-here@127.0.0.1:{port}/x?connect_timeout=5&application_name=t-here",
+        "postgresql+psycopg://127.0.0.1:{port}/x?user=tests&password=t-here",
+        "/nowhere/at/all.db",
+    ],
+)
+def test_a_database_that_is_down_is_tried_again(local: Any, url: str) -> None:
+    sink = SqlTable(url.format(port=free_port()), "balances")
+    assert_no_secret(sink, lambda: sink.open(ORIGIN), StoreUnavailable)
+    assert_no_secret(sink, lambda: sink.write(local([("a", 10, 1)]), 10), StoreUnavailable)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://tests:s3cr@t-here@127.0.0.1/x",
+        "postgresql://tests:t-here@127.0.0.1:port/x",
+        "postgresql://tests:t-here@127.0.0.1:{port}/x?password=t-here&t-here=t-here",
+        "nonsense://tests:t-here@127.0.0.1/x",
+        "mysql+none://tests:t-here@127.0.0.1/x",
+        "mssql+pyodbc:///?odbc_connect=DRIVER=none;PWD=t-here",
+        "://t-here@",
+        "sqlite://",
+        "sqlite:///:memory:",
+        __file__,
+    ],
+)
+def test_a_url_of_no_database_is_refused(url: str) -> None:
+    sink = SqlTable(url.format(port=free_port()), "balances")
+    assert_no_secret(sink, lambda: sink.open(ORIGIN), InvalidInput)
+
+
+def test_a_wrong_password_is_told_without_it(postgres: Database) -> None:
+    sink = SqlTable(str(sa.make_url(postgres.url).set(password="***")).replace("***", "t-here"), "balances")
+    assert "password authentication failed" in problem(lambda: sink.open(ORIGIN), StoreUnavailable)
+    assert_no_secret(sink, lambda: sink.open(ORIGIN), StoreUnavailable)
+
+
+def assert_no_secret(sink: SqlTable, call: Callable[[], object], kind: type[StateError]) -> None:
+    problem(call, kind)
+    with pytest.raises(StateError) as caught:
+        call()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "t-here" not in f"{sink!r} {sink} {sink.name} {shown}"
+
+
+@pytest.mark.parametrize(("package", "extra"), [("sqlalchemy", "sql"), ("psycopg", "postgresql")])
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, package: str, extra: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    sink = SqlTable("postgresql://tests:t-here@127.0.0.1/x", "balances")
+    assert f"pip install 'persistent-state[{extra}]'." in problem(lambda: sink.open(ORIGIN))
+    assert_no_secret(sink, lambda: sink.open(ORIGIN), InvalidInput)
+
+
+def test_nothing_is_imported_before_it_is_used() -> None:
+    program = "import sys, persistent_state.sinks.sql; assert not {'sqlalchemy', 'pyspark'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_sink_has_one_name_wherever_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    sink = SqlTable("values.db", "balances")
+    monkeypatch.chdir("/")
+    assert sink.name == f"sql {tmp_path}/values.db balances"
+    assert pickle.loads(pickle.dumps(sink)) == sink
+    assert (
+        SqlTable("postgresql://me:t-here@db:5432/bank?sslmode=require", "t").name == "sql postgresql://db:5432/bank t"
+    )

@@ -1,0 +1,90 @@
+"""What a sink is to be given next, as the newest log entry has it."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from persistent_state.clock import BEGINNING
+from persistent_state.delivery import Due, Giver, behind, due
+from persistent_state.errors import InvalidInput
+from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
+
+
+def entry_of(
+    retained: tuple[int, ...],
+    delivered: int,
+    *,
+    clock: int | None = None,
+    born: int = BEGINNING,
+    window: dict[str, int] | None = None,
+) -> Entry:
+    own = retained[-1] if clock is None else clock
+    identity = {} if window is None else {"window": window}
+    task = TaskState(identity, own, born, (own,), delivered={"out": delivered})
+    return Entry(1, 1, "w", 0, "", 10, 1, retained[-1], retained, {"t": task})
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected", "count"),
+    [
+        (entry_of((10, 20, 30), 10), Due(20, since=10, recent=10), 2),
+        (entry_of((10, 20, 30), 30), None, 0),
+        # New, or under another name: every key at the oldest, then what changes.
+        (entry_of((10, 20, 30), BEGINNING), Due(10, since=BEGINNING, recent=BEGINNING), 3),
+        # Nobody can tell any more what changed since 15: it is not kept apart.
+        (entry_of((20, 30), 15), Due(20, since=BEGINNING, recent=BEGINNING), 2),
+        # But which windows have closed since 15 can be told: none comes again after its task was away.
+        (entry_of((20, 30), 15, window={"size": 10, "step": 5}), Due(20, since=15, recent=BEGINNING), 2),
+        # What the task was before it began is nothing, and it has yet to come to where the others are.
+        (entry_of((10, 20, 30, 40), BEGINNING, born=20), Due(30, since=BEGINNING, recent=BEGINNING), 2),
+        (entry_of((10, 20, 30, 40), 10, clock=20), Due(20, since=10, recent=10), 1),
+        (entry_of((10, 20, 30, 40), 20, clock=20), None, 0),
+    ],
+)
+def test_the_oldest_clock_that_a_sink_lacks_is_next_with_what_changed_since_the_last(
+    entry: Entry, expected: Due | None, count: int
+) -> None:
+    assert due(entry, "t", "out") == expected
+    assert behind(entry, "t") == {"out": count}
+
+
+def log_with(entry: Entry) -> Log:
+    log = Log(open_files(f"memory://delivery-{uuid.uuid4().hex}"), "app")
+    log.append(entry)
+    return log
+
+
+def test_what_is_given_is_not_given_again_when_only_its_record_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, given = log_with(entry_of((10, 20), BEGINNING)), []
+    giver = Giver(log, "t", "out", lambda: None, lambda entry, due: given.append(due.clock), lambda: 0)
+    append, fails = Log.append, iter([True, False])
+
+    def fail_once(log: Log, entry: Entry) -> None:
+        if next(fails, False):
+            raise InvalidInput("not now")
+        append(log, entry)
+
+    monkeypatch.setattr(Log, "append", fail_once)
+    with pytest.raises(InvalidInput):
+        giver.give_next(1)
+    assert [giver.give_next(1) for _ in range(3)] == [True, True, False]
+    assert given == [10, 20]
+
+
+def test_a_sink_with_a_record_of_its_own_is_believed() -> None:
+    entry = entry_of((10, 20, 30), 30)
+    log, given = log_with(entry), []
+    giver = Giver(log, "t", "out", lambda: 10, lambda entry, due: given.append(due), lambda: 0)
+    while giver.give_next(1):
+        pass
+    assert given == [Due(20, since=10, recent=10), Due(30, since=20, recent=20)]
+    newest = log.newest()
+    assert newest is not None
+    assert newest.tasks == {"t": replace(entry.tasks["t"], delivered={"out": 30})}
+    with pytest.raises(InvalidInput, match="holds clock=40, to which application=app has never come"):
+        Giver(log, "t", "out", lambda: 40, lambda entry, due: None, lambda: 0).open()

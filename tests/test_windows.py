@@ -1,0 +1,1090 @@
+"""Windows, sessions and what expires are what plain Python makes of the messages, and take few additions and little room."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from functools import partial
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monoids import Aggregator, Average, List, Map, Monoid, Sum
+from monoids.laws import monoid_laws
+from persistent_state import (
+    InvalidInput,
+    LocalRun,
+    Message,
+    NonWindowState,
+    PersistentState,
+    PersistentTask,
+    SessionWindow,
+    TaskFailed,
+    Window,
+    WindowState,
+    keys,
+    merge,
+    ranges,
+    run_local,
+    view,
+)
+from persistent_state.clock import BEGINNING, Settings
+from persistent_state.driver import Keeping, close
+from persistent_state.merge import Layout, Once
+from persistent_state.plan import Plan
+from persistent_state.reader import read_state, seen_below
+from persistent_state.state import KeptState
+from persistent_state.steps import shard
+from persistent_state.steps.once import without_copies
+from persistent_state.store import run as runs_io
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from persistent_state.view import Since
+from persistent_state.windows import TimeToLive, Windowing
+from tests import core
+
+SECOND = 1_000_000
+YEAR = 365 * 86_400 * SECOND
+
+Sent = tuple[int, int, int]
+"""A message: its key, timestamp and value."""
+
+Named = tuple[int, int, int]
+"""A window of a key: the key, its beginning and its end."""
+
+LENGTHS = st.integers(1, 12) | st.integers(1, 2**61)
+TIMES = st.integers(-60, 60) | st.integers(-(2**62), 2**62)
+
+
+# What windows and sessions are, in plain Python
+
+
+def windows_of(windowing: Windowing, messages: Iterable[Sent]) -> dict[Named, list[Sent]]:
+    """The messages of each window of each key."""
+    found: dict[Named, list[Sent]] = {}
+    for message in sorted(messages, key=lambda m: m[:2]):
+        key, time, _ = message
+        if isinstance(windowing, Window):
+            begin = time // windowing.step * windowing.step
+            while time < begin + windowing.size:
+                found.setdefault((key, begin, begin + windowing.size), []).append(message)
+                begin -= windowing.step
+            continue
+        last = next(reversed(found), None)
+        before = found.pop(last) if last and last[0] == key and time < last[2] else []
+        first = last[1] if last and before else time
+        found[key, first, time + windowing.gap] = [*before, message]
+    return found
+
+
+def total(messages: Iterable[Sent]) -> int:
+    return sum(value for _, _, value in messages)
+
+
+def totals(windows: Mapping[Named, Sequence[Sent]]) -> dict[Any, int]:
+    return {window: total(some) for window, some in windows.items()}
+
+
+def state_of(windowing: Windowing, messages: Iterable[Sent], clock: int) -> dict[Any, int]:
+    """What is open at the clock, of the messages below it."""
+    below = [m for m in messages if m[1] < clock]
+    opened = {w: some for w, some in windows_of(windowing, below).items() if w[2] > clock}
+    return {w[0] if isinstance(windowing, TimeToLive) else w: total(some) for w, some in opened.items()}
+
+
+def given_at(windowing: Windowing, messages: Iterable[Sent], since: Since, clock: int, floor: int) -> dict[Any, int]:
+    """What an output is given at the clock."""
+    below = [m for m in messages if m[1] < clock]
+    if isinstance(windowing, TimeToLive):
+        now, before = state_of(windowing, below, clock), state_of(windowing, below, since.clock)
+        touched = {key for key, time, _ in below if time >= since.clock}
+        changed = {key: value for key, value in now.items() if since.all or key in touched}
+        return {**dict.fromkeys(before.keys() - now.keys(), 0), **changed}
+    windows = windows_of(windowing, below)
+    closed = totals({w: some for w, some in windows.items() if max(since.clock, floor) < w[2] <= clock})
+    if not since.early:
+        return closed
+    recent = {w: s for w, s in windows.items() if w[2] > clock and any(time >= since.recent for _, time, _ in s)}
+    finals = {(*w, True): value for w, value in closed.items()}
+    return {**finals, **{(*w, False): value for w, value in totals(recent).items()}}
+
+
+# Panes
+
+
+class TestPanes:
+    @given(LENGTHS, LENGTHS, st.lists(TIMES, min_size=1))
+    def test_a_pane_begins_at_the_last_edge_of_a_window_before_a_timestamp(
+        self, size: int, step: int, times: list[int]
+    ) -> None:
+        panes = Window(size, step).pane(np.array(times)).tolist()
+        assert panes == [max(t - t % step, t - (t - size) % step) for t in times]
+
+    @given(LENGTHS, LENGTHS, st.lists(TIMES, min_size=1))
+    def test_windows_hold_whole_panes(self, size: int, step: int, times: list[int]) -> None:
+        window, stamps = Window(size, step), np.array(times)
+        panes = window.pane(stamps)
+        for of in (window.first, window.last, window.is_met, window.pane):
+            assert of(panes).tolist() == of(stamps).tolist()
+
+    @given(LENGTHS, LENGTHS, st.lists(TIMES, min_size=1))
+    def test_the_first_and_the_last_window_of_a_timestamp(self, size: int, step: int, times: list[int]) -> None:
+        window, stamps = Window(size, step), np.array(times)
+        found = zip(
+            times, window.first(stamps).tolist(), window.last(stamps).tolist(), window.is_met(stamps), strict=True
+        )
+        for time, first, last, is_met in found:
+            assert first % step == last % step == 0
+            assert first - step + size <= time < first + size
+            assert last <= time < last + step
+            assert is_met == (first <= time < last + size) == (first <= last)
+
+    @given(st.integers(1, 12), st.integers(1, 12), st.integers(-60, 60))
+    def test_a_timestamp_is_in_the_windows_that_say_so(self, size: int, step: int, time: int) -> None:
+        window, stamp = Window(size, step), np.array([time])
+        holding = [k * step for k in range(-100, 100) if k * step <= time < k * step + size]
+        assert bool(window.is_met(stamp)[0]) == bool(holding)
+        found = range(window.first(stamp)[0], window.last(stamp)[0] + 1, step)
+        assert list(found) == holding
+
+    def test_windows_are_said_in_durations_or_microseconds(self) -> None:
+        assert Window("1 minute") == Window(60_000_000) == Window("1 minute", "60 seconds")
+        assert repr(Window("1 hour", "10 minutes")) == "Window('1 hour', '10 minutes')"
+        assert repr(SessionWindow("30 minutes")) == "SessionWindow('30 minutes')"
+
+
+# No interval straddles the edge of a window, or a checkpoint clock
+
+
+class Kept(PersistentTask):
+    """Keeps the column `n` in whatever state it is given."""
+
+    key = "key"
+    value: str | None = "n"
+
+    def __init__(self, state: KeptState[Any], message_id: str | None = None, horizon: str | None = None) -> None:
+        self.state = state
+        self.message_id = message_id
+        self.horizon = horizon
+
+    def persistent_state(self) -> KeptState[Any]:
+        return self.state
+
+
+ROW = pa.schema([("ts", pa.int64()), ("key", pa.int64()), ("n", pa.int64()), ("id", pa.int64())])
+
+
+class Ran:
+    """A task that runs in micro-batches and keeps few checkpoints."""
+
+    def __init__(self, task: PersistentTask, *, interval: int = 10, delay: int = 0, clocks: int = 1, shards: int = 1):
+        files = core.memory()
+        times = Settings(interval, delay, ahead=2**62)
+        self.plan: Plan = core.plan_of(task, ROW, files=files, settings=times, shards=shards)
+        self.plan.check()
+        self.log = Log(files, "app")
+        self.keeping = Keeping(clocks=clocks)
+        self.start()
+
+    def start(self) -> Entry:
+        self.entry = core.start(self.log, [self.plan])
+        return self.entry
+
+    def play(self, *messages: tuple[Any, ...]) -> Entry:
+        """A micro-batch of (key, timestamp, value) and perhaps id."""
+        padded = [(*message, None)[:4] for message in messages]
+        rows = [{"ts": time, "key": key, "n": n, "id": id} for key, time, n, id in padded]
+        batch = pa.RecordBatch.from_pylist(rows, ROW)
+        self.entry = core.play(self.log, self.plan, batch, keeping=self.keeping)
+        return self.entry
+
+    def close(self) -> Entry:
+        self.entry = close(self.log, self.entry.epoch, now=0, keeping=self.keeping)
+        return self.entry
+
+    @property
+    def task(self) -> Any:
+        return self.entry.tasks[self.plan.name]
+
+    @property
+    def rows(self) -> int:
+        return sum(run.rows for run in self.task.runs)
+
+    def stored(self) -> Iterator[dict[str, Any]]:
+        for run in self.task.runs:
+            yield from runs_io.read_run(self.plan.files, run).to_pylist()
+
+    def state(self, clock: int | None = None) -> dict[Any, int]:
+        table = read_state(self.plan.files.url, "app", self.plan.task, clock)
+        columns = [table[name].to_pylist() for name in table.column_names]
+        found = {key[0] if len(key) == 1 else tuple(key): value for *key, value in zip(*columns, strict=True)}
+        assert len(found) == table.num_rows
+        return found
+
+
+class Numbers(Kept):
+    """Keeps which messages there were."""
+
+    value = None
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, {message["n"]: 1})
+
+
+WINDOWINGS = st.one_of(
+    st.builds(Window, st.integers(1, 40), st.integers(1, 20)),
+    st.builds(SessionWindow, st.integers(1, 20)),
+    st.builds(TimeToLive, st.integers(1, 20)),
+    st.none(),
+)
+
+
+def state_in(windowing: Windowing | None, monoid: Monoid[Any]) -> KeptState[Any]:
+    if isinstance(windowing, (Window, SessionWindow)):
+        return WindowState(monoid, windowing)
+    return NonWindowState(monoid, None if windowing is None else windowing.ttl)
+
+
+@settings(max_examples=30)
+@given(
+    WINDOWINGS,
+    st.lists(st.lists(st.tuples(st.integers(0, 1), st.integers(-80, 80)), min_size=1, max_size=8), max_size=8),
+    st.integers(1, 15),
+    st.integers(0, 200),
+    st.integers(1, 3),
+    st.sampled_from([shard.LAZY, (1e9, 1)]),
+)
+def test_no_interval_reaches_over_the_edge_of_a_window_or_a_clock(
+    windowing: Windowing | None,
+    batches: list[list[tuple[int, int]]],
+    interval: int,
+    delay: int,
+    clocks: int,
+    rewriting: tuple[float, int],
+) -> None:
+    task = Numbers(state_in(windowing, Map(pa.int64(), Sum())))
+    ran = Ran(task, interval=interval, delay=delay, clocks=clocks)
+    accepted: dict[int, Sent] = {}
+    count = 0
+    with mock.patch.object(shard, "LAZY", rewriting):
+        for batch in batches:
+            fixed, fresh = ran.task.clock, []
+            for number, (key, time) in enumerate(batch, count):
+                fresh.append((key, time, number))
+                in_window = not isinstance(windowing, Window) or time % windowing.step < windowing.size
+                if time >= fixed and in_window:
+                    accepted[number] = fresh[-1]
+            count += len(batch)
+            ran.play(*fresh)
+            check_rows(ran, windowing, accepted)
+
+
+def check_rows(ran: Ran, windowing: Windowing | None, accepted: Mapping[int, Sent]) -> None:
+    """What is stored is each message that may still be needed, once, and in intervals of which none reaches over an edge."""
+    clocks = {*ran.entry.retained, *ran.task.cuts, ran.task.clock}
+    stored: Counter[int] = Counter()
+    for row in ran.stored():
+        stored.update(dict(row["value"]))
+        some = [accepted[number] for number, _ in row["value"]]
+        times = [time for _, time, _ in some]
+        assert {key for key, _, _ in some} == {row["key0"]}
+        assert row["start"] <= min(times)
+        assert not any(min(times) < clock <= max(times) for clock in clocks)
+        if isinstance(windowing, Window):
+            edges = [(t - t % windowing.step, t - (t - windowing.size) % windowing.step) for t in times]
+            assert len({max(edge) for edge in edges}) == 1
+            assert row["start"] >= max(edges[0])
+        elif windowing is not None:
+            assert (row["first"], row["last"]) == (min(times), max(times))
+            assert len(windows_of(windowing, some)) == 1
+    assert set(stored.values()) <= {1}
+    needed = set(accepted)
+    if windowing is not None:
+        windows = windows_of(windowing, accepted.values())
+        needed = {n for window, some in windows.items() if window[2] > ran.task.floor for _, _, n in some}
+    assert needed <= stored.keys()
+
+
+# What is seen of partial sums
+
+
+def layout_of(windowing: Windowing | None, monoid: Monoid[Any] | None = None) -> Layout:
+    return Layout((pa.int64(),), monoid or Sum(), windowing)
+
+
+def table(layout: Layout, messages: Sequence[Sent], clocks: Sequence[int] = (), interval: int = 10) -> pa.Table:
+    """Partial sums of messages, in intervals that reach over none of these clocks."""
+    key = pa.array([key for key, _, _ in messages], pa.int64())
+    times = np.array([time for _, time, _ in messages], np.int64)
+    starts = times // interval * interval
+    for clock in clocks:
+        starts = np.where(times >= clock, np.maximum(starts, clock), starts)
+    if layout.panes:
+        starts = np.maximum(starts, layout.panes.pane(times))
+    columns = {"hash": pa.array(keys.hash_keys([key], len(times))), "key0": key, "start": pa.array(starts)}
+    if layout.gap is not None:
+        columns["first"] = columns["last"] = pa.array(times)
+    columns["value"] = pa.array([n for _, _, n in messages], pa.int64())
+    return merge.fold([pa.table(columns).select(layout.schema.names)], layout)
+
+
+def shown(found: pa.Table) -> dict[Any, Any]:
+    columns = [found[name].to_pylist() for name in found.column_names[1:]]
+    rows = {key[0] if len(key) == 1 else tuple(key): value for *key, value in zip(*columns, strict=True)}
+    assert len(rows) == found.num_rows
+    return rows
+
+
+BOUNDED = st.one_of(
+    st.builds(Window, st.integers(1, 30), st.integers(1, 12)),
+    st.builds(SessionWindow, st.integers(1, 15)),
+    st.builds(TimeToLive, st.integers(1, 15)),
+)
+SENT = st.lists(st.tuples(st.integers(0, 2), st.integers(-40, 60), st.integers(1, 9)), max_size=25)
+CLOCKS = st.integers(-50, 80)
+
+
+@settings(max_examples=200)
+@given(st.data(), BOUNDED, SENT, st.lists(CLOCKS, min_size=3, max_size=3), st.integers(1, 20))
+def test_what_is_seen_is_what_plain_python_makes_of_the_messages(
+    data: st.DataObject, windowing: Windowing, messages: list[Sent], clocks: list[int], interval: int
+) -> None:
+    floor, before, clock = sorted(clocks)
+    floor = data.draw(st.sampled_from([BEGINNING, floor]))
+    since = Since(
+        data.draw(st.sampled_from([BEGINNING, before])),
+        all=isinstance(windowing, TimeToLive) and data.draw(st.booleans()),
+        early=isinstance(windowing, Window) and data.draw(st.booleans()),
+    )
+    since = replace(since, recent=since.clock)
+    if isinstance(windowing, Window):
+        messages = [m for m in messages if m[1] % windowing.step < windowing.size]
+    parts: list[list[Sent]] = [[], [], []]
+    for message in messages:
+        parts[data.draw(st.integers(0, 2))].append(message)
+    layout = layout_of(windowing)
+    # The clocks that are asked for are retained: no interval reaches over them.
+    levels = [merge.below(table(layout, part, [before, clock], interval), clock) for part in parts if part]
+    levels.append(layout.schema.empty_table())
+    assert shown(view.state(levels, layout, clock)) == state_of(windowing, messages, clock)
+    found = shown(view.values(levels, layout, since, clock, floor))
+    assert found == given_at(windowing, messages, since, clock, floor)
+
+
+@given(BOUNDED, SENT, CLOCKS)
+def test_windows_given_clock_by_clock_are_each_given_once(
+    windowing: Windowing, messages: list[Sent], clock: int
+) -> None:
+    if isinstance(windowing, TimeToLive):
+        windowing = SessionWindow(windowing.ttl)
+    if isinstance(windowing, Window):
+        messages = [m for m in messages if m[1] % windowing.step < windowing.size]
+    layout = layout_of(windowing)
+    clocks = [BEGINNING, clock, clock + 7, 200]
+    levels = [table(layout, messages, clocks)]
+    given: list[tuple[Any, int]] = []
+    for since, upto in pairwise(clocks):
+        given += shown(view.values([merge.below(levels[0], upto)], layout, Since(since), upto)).items()
+    assert len(given) == len(dict(given))
+    assert dict(given) == totals(windows_of(windowing, messages))
+
+
+# The sessions of a key are a monoid
+
+
+class Sessions(Monoid[Any]):
+    """The sessions of a key: their first and last timestamp and the sum of their values, in the order of time."""
+
+    type = pa.list_(pa.struct([("first", pa.int64()), ("last", pa.int64()), ("value", pa.int64())]))
+
+    def __init__(self, gap: int) -> None:
+        self.layout = layout_of(SessionWindow(gap))
+
+    @property
+    def zero(self) -> Any:
+        return []
+
+    def plus(self, a: Any, b: Any) -> Any:
+        tables = [self.table(some) for some in (a, b)]
+        return merge.fold_keys(tables, self.layout).select(["first", "last", "value"]).to_pylist()
+
+    def table(self, sessions: Any) -> pa.Table:
+        rows = [{"hash": 1, "key0": 1, "start": session["first"], **session} for session in sessions]
+        return pa.Table.from_pylist(rows, self.layout.schema)
+
+    def of(self, messages: Iterable[tuple[int, int]]) -> Any:
+        windows = windows_of(SessionWindow(self.layout.gap or 0), [(1, time, value) for time, value in messages])
+        return [{"first": w[1], "last": some[-1][1], "value": total(some)} for w, some in windows.items()]
+
+
+GAP = 7
+OF_KEY = st.lists(st.tuples(st.integers(-30, 30), st.integers(-5, 5)), max_size=6)
+
+test_the_laws_of_sessions = monoid_laws(Sessions(GAP), OF_KEY.map(Sessions(GAP).of), examples=40)
+
+
+@given(st.lists(OF_KEY, max_size=5), st.randoms(use_true_random=False))
+def test_sessions_are_the_same_however_messages_are_grouped(parts: list[list[tuple[int, int]]], rng: Any) -> None:
+    sessions = Sessions(GAP)
+    folded = [sessions.of(part) for part in parts]
+    while len(folded) > 1:
+        one = folded.pop(rng.randrange(len(folded)))
+        other = folded.pop(rng.randrange(len(folded)))
+        folded.append(sessions.plus(one, other))
+    assert sessions.sum(folded) == sessions.of([message for part in parts for message in part])
+
+
+def test_a_message_between_two_sessions_makes_them_one() -> None:
+    sessions = Sessions(GAP)
+    apart = sessions.plus(sessions.of([(0, 1)]), sessions.of([(GAP, 2)]))
+    assert apart == [{"first": 0, "last": 0, "value": 1}, {"first": GAP, "last": GAP, "value": 2}]
+    assert sessions.plus(apart, sessions.of([(1, 4)])) == [{"first": 0, "last": GAP, "value": 7}]
+    inside = sessions.plus(sessions.of([(0, 1), (5, 1), (10, 1)]), sessions.of([(20, 1)]))
+    assert sessions.plus(inside, sessions.of([(16, 4)])) == [{"first": 0, "last": 20, "value": 8}]
+
+
+# Ranges that overlap
+
+
+class Counting(Sum[Any]):
+    """A sum that counts its additions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.additions = 0
+
+    def reduce(self, values: pa.Array, starts: Any) -> pa.Array:
+        self.additions += len(values) - len(starts)
+        return super().reduce(values, starts)
+
+
+@st.composite
+def some_ranges(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
+    count = draw(st.integers(1, 40))
+    ends = st.tuples(st.integers(0, count), st.integers(0, count)).filter(lambda pair: pair[0] != pair[1])
+    return count, [(min(pair), max(pair)) for pair in draw(st.lists(ends, max_size=40))]
+
+
+@given(some_ranges())
+def test_ranges_are_summed_as_each_would_be_by_itself(asked: tuple[int, list[tuple[int, int]]]) -> None:
+    count, some = asked
+    lows, highs = (np.array([pair[i] for pair in some], np.int64) for i in (0, 1))
+    numbers, lists = pa.array([3**i % 1000 for i in range(count)]), pa.array([[i] for i in range(count)])
+    ways = [ranges.fold, ranges._by_doubling] if some else [ranges.fold]
+    for fold in ways:
+        sums = fold(numbers, lows, highs, layout_of(None))
+        assert sums.to_pylist() == [sum(numbers.to_pylist()[low:high]) for low, high in some]
+        joined = fold(lists, lows, highs, layout_of(None, List(pa.int64())))
+        assert joined.to_pylist() == [list(range(low, high)) for low, high in some]
+
+
+@given(some_ranges(), st.booleans())
+def test_ranges_take_few_additions(asked: tuple[int, list[tuple[int, int]]], is_part: bool) -> None:
+    count, some = asked
+    some = some or [(0, count)]
+    lows, highs = (np.array([pair[i] for pair in some], np.int64) for i in (0, 1))
+    counting = Counting()
+    values = pa.array([0, *range(count)])[1:] if is_part else pa.array(range(count))
+    ranges.fold(values, lows, highs, layout_of(None, counting))
+    longest = max(high - low for low, high in some)
+    assert counting.additions <= int(math.log2(longest)) * (count + len(some))
+
+
+def test_sliding_windows_take_log_additions_for_each_pane_and_window() -> None:
+    counting = Counting()
+    layout = layout_of(Window(500, 1), counting)
+    levels = [table(layout, [(key, time, 1) for time in range(1000)]) for key in range(4)]
+    counting.additions = 0
+    windows = shown(view.values(levels, layout, Since(), 2000))
+    assert len(windows) == 4 * 1499
+    assert windows[2, 100, 600] == 500
+    assert windows[2, -499, 1] == windows[2, 999, 1499] == 1
+    assert counting.additions <= 8 * 4 * (1000 + 1499)
+    assert counting.additions < 4 * 500 * 1000 / 10
+
+
+@pytest.mark.parametrize("panes", [30, 200])
+def test_a_stream_of_sliding_windows_takes_log_additions_for_each_pane_however_long_they_are(panes: int) -> None:
+    counting = Counting()
+    ran = Ran(Kept(WindowState(counting, Window(10 * panes, 10))), clocks=2)
+    before, given = BEGINNING, {}
+    for pane in range(3 * panes):
+        ran.play((1, 10 * pane + 5, 1))
+        since = Since(before)
+        given.update(
+            shown(seen_below(ran.plan.files, ran.task.runs, ran.plan.layout, ran.entry.clock, since, ran.task.floor))
+        )
+        before = ran.entry.clock
+    # Each window was given, when its last pane was closed by a message of the next.
+    assert given == {(1, end - 10 * panes, end): min(panes, end // 10) for end in range(10, before + 10, 10)}
+    assert counting.additions <= 3 * math.log2(panes) * 3 * panes
+
+
+def test_values_that_no_range_holds_together_are_never_added() -> None:
+    # Any two of the large ones have too many digits.
+    large, width = Decimal(9 * 10**37), 64
+    layout = layout_of(None, Sum(pa.decimal128(38, 0)))
+    numbers = [large, *[Decimal(1)] * width, large, *[Decimal(1)] * width, large]
+    lows = [low for low in range(len(numbers)) if low + width < len(numbers)]
+    highs = [low + width for low in lows]
+    for fold in (ranges.fold, ranges._by_doubling):
+        sums = fold(pa.array(numbers, layout.monoid.type), np.array(lows), np.array(highs), layout)
+        assert [int(found) for found in sums.to_pylist()] == [
+            sum(map(int, numbers[low:high])) for low, high in zip(lows, highs, strict=True)
+        ]
+    with pytest.raises(TaskFailed):
+        ranges.fold(pa.array(numbers, layout.monoid.type), np.array([0]), np.array([width + 2]), layout)
+
+
+# What a local run gives
+
+
+def ran_local(state: KeptState[Any], messages: Iterable[Sent], batch_size: int = 100, **options: Any) -> LocalRun:
+    """The messages of (key, timestamp, value), with checkpoints 10 microseconds apart unless said otherwise."""
+    told = [Message(time, {"key": key, "n": n}) for key, time, n in messages]
+    schema = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+    options = {"checkpoint_interval": "10 microseconds", **options}
+    return run_local(Kept(state), told, schema=schema, batch_size=batch_size, **options)
+
+
+class TestLocalRuns:
+    def test_tumbling_windows_are_given_when_they_close(self) -> None:
+        messages = [(1, 3, 1), (2, 14, 1), (1, 24, 2), (1, 25, 4), (1, 41, 8), (1, 60, 16)]
+        run = ran_local(WindowState(Sum(), Window(25)), messages, batch_size=1)
+        assert run.outputs == {
+            0: {},
+            10: {},
+            20: {},
+            40: {(1, 0, 25): 3, (2, 0, 25): 1},
+            60: {(1, 25, 50): 12},
+            70: {},
+        }
+        assert run.states[20] == {(1, 0, 25): 1, (2, 0, 25): 1}
+        assert run.states[40] == {(1, 25, 50): 4}
+        assert run.states[70] == {(1, 50, 75): 16}
+
+    def test_windows_that_slide_share_messages(self) -> None:
+        run = ran_local(WindowState(Sum(), Window(10, 4)), [(1, 5, 1), (1, 9, 2), (1, 30, 0)], batch_size=1)
+        assert run.outputs[30] == {(1, -4, 6): 1, (1, 0, 10): 3, (1, 4, 14): 3, (1, 8, 18): 2}
+
+    def test_windows_with_gaps_between_them_sample(self) -> None:
+        messages = [(1, time, 1) for time in range(-20, 40)]
+        run = ran_local(WindowState(Sum(), Window(3, 10)), messages, batch_size=7)
+        given = {window: n for values in run.outputs.values() for window, n in values.items()}
+        assert given == {(1, begin, begin + 3): 3 for begin in range(-20, 40, 10)}
+        assert run.late == []
+
+    def test_sessions_are_given_when_they_have_ended(self) -> None:
+        messages = [(1, 3, 1), (1, 12, 1), (2, 14, 1), (1, 22, 1), (1, 21, 1), (1, 60, 5)]
+        run = ran_local(WindowState(Sum(), SessionWindow(10)), messages, batch_size=1, allowed_delay="5 microseconds")
+        assert run.outputs == {-10: {}, 0: {}, 10: {}, 50: {(1, 3, 32): 4, (2, 14, 24): 1}, 70: {(1, 60, 70): 5}}
+        assert run.states[10] == {(1, 3, 13): 1}
+
+    def test_a_state_lives_until_its_key_was_silent_for_longer(self) -> None:
+        messages = [(1, 5, 1), (1, 15, 2), (1, 28, 4), (2, 41, 1), (2, 100, 1)]
+        run = ran_local(NonWindowState(Sum(), ttl="10 microseconds"), messages, batch_size=1)
+        assert run.states == {0: {}, 10: {1: 1}, 20: {1: 3}, 40: {}, 100: {}, 110: {2: 1}}
+        assert run.outputs == {0: {}, 10: {1: 1}, 20: {1: 3}, 40: {1: 0}, 100: {}, 110: {2: 1}}
+
+    def test_a_state_lives_to_the_microsecond(self) -> None:
+        def at_ten(time: int) -> Mapping[Any, Any]:
+            run = ran_local(NonWindowState(Sum(), ttl=10), [(1, time, 1), (2, 20, 1)], batch_size=1)
+            return run.states[20]
+
+        assert (at_ten(10), at_ten(9)) == ({1: 1}, {})
+
+    def test_windows_that_close_by_the_first_clock_are_given_too(self) -> None:
+        messages = [(1, time, 1) for time in (5, 15, 28, 100)]
+        windows = [
+            (WindowState(Sum(), Window(10)), {(1, 0, 10): 1, (1, 10, 20): 1, (1, 20, 30): 1}),
+            (WindowState(Sum(), SessionWindow(11)), {(1, 5, 26): 2, (1, 28, 39): 1}),
+        ]
+        for state, expected in windows:
+            run = ran_local(state, messages)
+            assert run.clocks == [100, 110]
+            assert run.outputs[100] == expected
+
+    @settings(max_examples=30)
+    @given(
+        st.builds(Window, st.integers(1, 30), st.integers(1, 12)) | st.builds(SessionWindow, st.integers(1, 15)),
+        SENT,
+        st.integers(1, 8),
+        st.integers(1, 15),
+    )
+    def test_each_window_is_given_once_at_the_first_clock_at_or_above_its_end(
+        self, window: Window | SessionWindow, messages: list[Sent], batch_size: int, interval: int
+    ) -> None:
+        run = ran_local(
+            WindowState(Sum(), window),
+            messages,
+            batch_size=batch_size,
+            checkpoint_interval=f"{interval} microseconds",
+            allowed_delay="200 microseconds",
+        )
+        assert run.late == []
+        windows = windows_of(window, messages)
+        expected: dict[int, dict[Any, int]] = {clock: {} for clock in run.clocks}
+        for name, value in totals(windows).items():
+            if name[2] <= (run.clocks or [BEGINNING])[-1]:
+                expected[min(clock for clock in run.clocks if clock >= name[2])][name] = value
+        assert run.outputs == expected
+        for clock, state in run.states.items():
+            assert state == state_of(window, messages, clock)
+
+    @settings(max_examples=30)
+    @given(st.integers(1, 15), SENT.map(lambda sent: sorted(sent, key=lambda m: m[1])), st.integers(1, 15))
+    def test_what_lives_depends_on_timestamps_only(self, ttl: int, messages: list[Sent], interval: int) -> None:
+        whole: dict[int, Mapping[Any, Any]] = {}
+        for batch_size in (2, 100):
+            run = ran_local(
+                NonWindowState(Sum(), ttl=ttl),
+                messages,
+                batch_size=batch_size,
+                checkpoint_interval=f"{interval} microseconds",
+            )
+            for clock, state in run.states.items():
+                assert state == state_of(TimeToLive(ttl), messages, clock)
+                assert whole.setdefault(clock, state) == state
+
+    @pytest.mark.parametrize(
+        ("windowing", "given"),
+        [(Window(SECOND), 4), (Window(SECOND, SECOND // 10), 41), (SessionWindow(SECOND), 4), (TimeToLive(SECOND), 0)],
+    )
+    def test_a_jump_of_years_makes_no_window_that_holds_nothing(self, windowing: Windowing, given: int) -> None:
+        times = [-50 * YEAR, 5, 50 * YEAR, 50 * YEAR + SECOND // 10, 50 * YEAR + 2 * SECOND]
+        messages = [(1, time, 1) for time in times]
+        run = ran_local(state_in(windowing, Sum()), messages, batch_size=1, checkpoint_interval="1 second")
+        assert len(run.clocks) <= len(times) + 1
+        if isinstance(windowing, TimeToLive):
+            assert run.outputs[run.clocks[-1]] == {1: 1}
+            return
+        closed = totals({w: some for w, some in windows_of(windowing, messages).items() if w[2] <= run.clocks[-1]})
+        assert {w: n for values in run.outputs.values() for w, n in values.items()} == closed
+        assert len(closed) == given
+
+    def test_a_jump_of_years_takes_no_rows(self) -> None:
+        for windowing in (Window(SECOND), Window(SECOND, 7), SessionWindow(SECOND), TimeToLive(SECOND)):
+            ran = Ran(Kept(state_in(windowing, Sum())), interval=SECOND)
+            for time in (-50 * YEAR, 5, 50 * YEAR):
+                ran.play((1, time, 1))
+                assert ran.rows <= 3
+            assert len(ran.task.cuts) <= 12
+
+    def test_times_as_far_as_they_go(self) -> None:
+        times = [-(2**62), 5, 2**62]
+        for window in (Window(2**61), SessionWindow(2**61)):
+            run = ran_local(WindowState(Sum(), window), [(1, t, 1) for t in times], batch_size=1)
+            windows = totals(windows_of(window, [(1, t, 1) for t in times]))
+            given = {w: n for values in run.outputs.values() for w, n in values.items()}
+            assert {**given, **run.state} == windows
+            assert run.late == []
+        sampled = ran_local(WindowState(Sum(), Window(10, 2**61)), [(1, t, 1) for t in times])
+        assert {w: n for values in sampled.outputs.values() for w, n in values.items()} == {
+            (1, -(2**62), 10 - 2**62): 1,
+            (1, 0, 10): 1,
+        }
+
+    def test_what_is_presented_of_a_window(self) -> None:
+        state = WindowState(Aggregator(abs, Sum(), lambda n: f"{n} in all", pa.string()), Window(10))
+        run = run_local(
+            Numbered(state),
+            [Message(t, {"key": 1, "n": -2}) for t in (1, 2, 30)],
+            checkpoint_interval="10 microseconds",
+        )
+        assert run.outputs[30] == {(1, 0, 10): "4 in all"}
+        average = run_local(
+            Kept(WindowState(Average(), Window(10))),
+            [Message(t, {"key": 1, "n": t}) for t in (1, 4, 30)],
+            checkpoint_interval="10 microseconds",
+        )
+        assert average.outputs[30] == {(1, 0, 10): 2.5}
+
+    def test_a_list_in_a_window_is_in_the_order_of_time(self) -> None:
+        for window, expected in (
+            (Window(20, 10), {(1, -10, 10): [3, 5], (1, 0, 20): [3, 5, 11], (1, 10, 30): [11]}),
+            (SessionWindow(8), {(1, 3, 19): [3, 5, 11]}),
+        ):
+            for batch_size in (1, 2, 10):
+                run = run_local(
+                    Listed(WindowState(List(pa.int64()), window)),
+                    [Message(t, {"key": 1, "n": t}) for t in (5, 3, 11, 40)],
+                    checkpoint_interval="10 microseconds",
+                    allowed_delay="8 microseconds",
+                    batch_size=batch_size,
+                )
+                given = {w: n for values in run.outputs.values() for w, n in values.items() if w[2] <= 40}
+                assert given == expected
+
+
+class Numbered(Kept):
+    value = None
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, message["n"])
+
+
+class Listed(Kept):
+    value = None
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, [message["n"]])
+
+
+# What is stored
+
+
+@pytest.mark.parametrize(
+    ("windowing", "once"),
+    [
+        (Window(30), False),
+        (Window(30, 10), False),
+        (SessionWindow(8), False),
+        (TimeToLive(20), False),
+        (None, True),
+        (Window(30), True),
+        (SessionWindow(8), True),
+        (TimeToLive(20), True),
+    ],
+)
+def test_what_is_stored_is_within_a_few_times_of_what_is_needed(windowing: Windowing | None, once: bool) -> None:
+    # Keys come and go, but where nothing else is forgotten.
+    named = {"message_id": "id", "horizon": "40 microseconds"} if once else {}
+    ran = Ran(Kept(state_in(windowing, Sum()), **named))
+    sent: list[Sent] = []
+    most = 0
+    for batch in range(60):
+        fresh = [(1 if windowing is None else batch // 3 * 5 + i % 5, batch * 4 + i % 4, 1) for i in range(10)]
+        floor, levels = ran.task.floor, len(ran.task.runs)
+        sent += fresh
+        ran.play(*[(*message, 10 * batch + i) for i, message in enumerate(fresh)])
+        needed = 1 if windowing is None else 0
+        for (_, _, end), some in windows_of(windowing or TimeToLive(10**9), sent).items():
+            needed += sum(
+                (once and time + 40 >= floor) or (end > floor and windowing is not None) for _, time, _ in some
+            )
+        # Of what a shard keeps without rewriting it at least a quarter is needed. Each may end with what has just come.
+        assert ran.rows <= 4 * needed + len(fresh)
+        most = max(most, ran.rows)
+        assert levels <= 3 * (shard.MANY + 6)
+    assert len(sent) == 600
+    assert most < 300
+
+
+# Messages that come again
+
+
+class Repeated(Kept):
+    """Each message updates twice."""
+
+    value = None
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, message["n"])
+        state.update(message.timestamp, 10 * message["n"])
+
+
+def once(state: KeptState[Any] | None = None, kind: type[Kept] = Kept, horizon: int = 100) -> Kept:
+    return kind(state or NonWindowState(Sum()), "id", f"{horizon} microseconds")
+
+
+@pytest.fixture(params=[False, True], ids=["honest", "colliding"])
+def hashes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hashes as they are, and so few that keys and ids share them."""
+    honest = keys.hash_keys
+
+    def few(columns: Any, rows: int) -> Any:
+        return honest(columns, rows) & np.uint64(0xF << 60)
+
+    with mock.patch.object(keys, "hash_keys", few if request.param else honest):
+        yield
+
+
+def local(task: Kept, *messages: tuple[int, int, int, int | None], batch_size: int = 100) -> LocalRun:
+    schema = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("id", pa.int64())])
+    told = [Message(time, {"key": key, "n": n, "id": id}) for key, time, n, id in messages]
+    return run_local(
+        task,
+        told,
+        schema=schema,
+        batch_size=batch_size,
+        checkpoint_interval="10 microseconds",
+        allowed_delay="1000 microseconds",
+    )
+
+
+@pytest.mark.usefixtures("hashes")
+class TestCopies:
+    @pytest.mark.parametrize("batch_size", [1, 2, 100])
+    def test_a_message_counts_once_within_the_horizon_and_per_key(self, batch_size: int) -> None:
+        messages = [(1, 5, 1, 7), (1, 5, 1, 7), (2, 5, 1, 7), (1, 5, 1, 8), (1, 105, 2, 7), (1, 106, 4, 7)]
+        assert local(once(), *messages, batch_size=batch_size).state == {1: 1 + 1 + 4, 2: 1}
+
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    def test_a_message_without_an_id_always_counts(self, batch_size: int) -> None:
+        assert local(once(), *[(1, 5, 1, None)] * 3, (1, 5, 1, 0), batch_size=batch_size).state == {1: 4}
+
+    @pytest.mark.parametrize("batch_size", [1, 2, 100])
+    def test_the_updates_of_one_message_stay_together(self, batch_size: int) -> None:
+        messages = [(1, 5, 1, 7), (1, 6, 2, 8), (1, 5, 1, 7), (1, 6, 2, 8)]
+        assert local(once(kind=Repeated), *messages, batch_size=batch_size).state == {1: 33}
+
+    @pytest.mark.parametrize("batch_size", [1, 100])
+    def test_the_first_in_a_batch_is_the_earliest_and_a_copy_of_a_copy_is_none(self, batch_size: int) -> None:
+        # By time 100 is a copy of 0, and 150 of none that counts.
+        messages = [(1, 0, 1, 7), (1, 100, 2, 7), (1, 150, 4, 7), (1, 260, 8, 7)]
+        assert local(once(), *messages, batch_size=batch_size).state == {1: 1 + 4 + 8}
+        assert local(once(), *reversed(messages), batch_size=4).state == {1: 1 + 4 + 8}
+
+    def test_a_copy_may_be_earlier_than_what_was_accepted(self) -> None:
+        assert local(once(), (1, 105, 1, 7), (1, 5, 2, 7), (1, 4, 4, 7), batch_size=1).state == {1: 1 + 4}
+
+    def test_a_message_without_an_update_leaves_no_id(self) -> None:
+        none: Any = None
+        assert local(once(), (1, 5, none, 7), (1, 6, 1, 7), (1, 7, 2, 7), batch_size=1).state == {1: 1}
+
+    def test_a_task_that_reads_its_state_is_not_shown_copies(self) -> None:
+        seen: list[int] = []
+
+        class Reading(Numbered):
+            reads_state = True
+
+            def process_message(self, state: PersistentState[Any], message: Message) -> None:
+                seen.append(state.get())
+                state.update(message.timestamp, message["n"])
+
+        run = local(once(kind=Reading), (1, 5, 1, 7), (1, 6, 2, 8), (1, 5, 1, 7), (1, 9, 4, 9), batch_size=2)
+        assert (run.state, seen) == ({1: 7}, [0, 1, 3])
+
+    def test_copies_are_found_across_restarts(self) -> None:
+        ran = Ran(once(), delay=20)
+        ran.play((1, 5, 1, 7), (1, 20, 2, 8))
+        ran.play((1, 45, 4, 9), (1, 60, 8, 10))
+        assert ran.entry.clock == 40
+        ran.start()
+        # What is above the clock comes again, and so do copies of what is below it.
+        ran.play((1, 45, 4, 9), (1, 60, 8, 10), (1, 45, 4, 9), (1, 50, 16, 7), (1, 41, 32, 8))
+        ran.close()
+        assert ran.state() == {1: 1 + 2 + 4 + 8}
+
+    def test_ids_are_forgotten_beyond_the_horizon_and_not_before(self) -> None:
+        for rewriting in (shard.LAZY, (1e9, 1)):
+            with mock.patch.object(shard, "LAZY", rewriting):
+                ran = Ran(once(horizon=50))
+                ran.play((1, 5, 1, 7))
+                for time in range(15, 50, 10):
+                    ran.play((1, time, 10, time))
+                ran.play((1, 55, 100, 7))
+                ran.play((1, 56, 1000, 7))
+                for time in range(65, 300, 10):
+                    ran.play((1, time, 0, time))
+                assert ran.state() == {1: 1041}
+                assert ran.rows < 30
+
+    @pytest.mark.parametrize("windowing", [Window(10), Window(20, 10), SessionWindow(25), TimeToLive(25)])
+    def test_messages_with_an_id_are_in_their_windows_and_remembered_after_them(self, windowing: Windowing) -> None:
+        counted = [(1, time, 2**i) for i, time in enumerate((3, 20, 31, 41, 62, 70, 99, 120))]
+        for rewriting in (shard.LAZY, (1e9, 1)):
+            with mock.patch.object(shard, "LAZY", rewriting):
+                ran = Ran(once(state_in(windowing, Sum()), horizon=1000))
+                for i, (key, time, n) in enumerate(counted):
+                    ran.play((key, time, n, i), *((key, time + j, n, j) for j in range(i)))
+                    below = [m for m in counted[: i + 1] if m[1] < ran.entry.clock]
+                    assert ran.state() == state_of(windowing, below, ran.entry.clock)
+                    assert sorted(row["id"] for row in ran.stored()) == list(range(i + 1))
+
+    @settings(max_examples=40)
+    @given(
+        st.lists(
+            st.lists(
+                st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(1, 99), st.sampled_from([None, 1, 2])),
+                min_size=1,
+                max_size=8,
+            ),
+            max_size=4,
+        ),
+        st.integers(1, 30),
+    )
+    def test_copies_are_those_of_plain_python(
+        self, batches: list[list[tuple[int, int, int, int | None]]], horizon: int
+    ) -> None:
+        layout = Layout((pa.int64(),), Sum(), once=Once(pa.int64(), horizon))
+        accepted: list[tuple[int, int, int, int | None]] = []
+        levels: list[pa.Table] = []
+        for batch in batches:
+            columns = list(zip(*batch, strict=True))
+            key, times, values, ids = (pa.array(column, pa.int64()) for column in columns)
+            hash = pa.array(keys.hash_keys([key], len(batch)))
+            parts = [hash, key, times, ids, times, values]
+            rows = pa.table(parts, names=["hash", "key0", "start", "id", "time", "value"]).select(layout.schema.names)
+            kept, copies = without_copies([rows], levels, layout)
+            levels.append(merge.fold([kept], layout, ids_from=BEGINNING))
+            counted = 0
+            for message in sorted(batch, key=lambda m: m[1]):
+                same = [m for m in accepted if (m[0], m[3]) == (message[0], message[3])]
+                if message[3] is None or all(abs(m[1] - message[1]) > horizon for m in same):
+                    accepted.append(message)
+                else:
+                    counted += 1
+            assert copies == counted
+        sums: Counter[int] = Counter()
+        for key_of, _, n, _ in accepted:
+            sums[key_of] += n
+        table = merge.fold_keys([*levels, layout.schema.empty_table()], layout)
+        assert dict(zip(table["key0"].to_pylist(), table["value"].to_pylist(), strict=True)) == sums
+
+
+# What is refused
+
+
+def refused(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        call()
+    assert str(caught.value) == sentence
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("make", "what", "said"),
+        [
+            (lambda: Window(-5), "size", "-5"),
+            (lambda: Window(0), "size", "0"),
+            (lambda: Window("1 hour", 0), "step", "0"),
+            (lambda: Window("1 hour", -1), "step", "-1"),
+            (lambda: SessionWindow(0), "gap", "0"),
+            (lambda: NonWindowState(Sum(), ttl=0), "ttl", "0"),
+            (lambda: Window(2**61 + 1), "size", str(2**61 + 1)),
+            (lambda: SessionWindow("30000000 days"), "gap", "'30000000 days'"),
+        ],
+    )
+    def test_a_length_of_nothing_or_of_too_much(self, make: Callable[[], Any], what: str, said: str) -> None:
+        refused(make, f"{what}={said}; it must be longer than nothing and at most {2**61} microseconds.")
+
+    def test_a_duration_of_nothing(self) -> None:
+        refused(lambda: Window("0 seconds"), "size='0 seconds'; it must be longer than nothing.")
+        refused(lambda: Window("1 hour", "0 seconds"), "step='0 seconds'; it must be longer than nothing.")
+        refused(lambda: SessionWindow("0 days"), "gap='0 days'; it must be longer than nothing.")
+        refused(lambda: NonWindowState(Sum(), ttl="0 seconds"), "ttl='0 seconds'; it must be longer than nothing.")
+        with pytest.raises(InvalidInput, match=r"^duration='an hour'; say a whole number and one of "):
+            Window("an hour")
+
+    def test_a_window_that_is_none(self) -> None:
+        for window in ("1 hour", TimeToLive(5), None):
+            wrong: Any = window
+            refused(
+                partial(WindowState, Sum(), wrong),
+                f"window={window!r} is none; give a Window or a SessionWindow.",
+            )
+
+    def test_a_task_that_reads_a_state_bounded_in_time(self) -> None:
+        class Reading(Numbered):
+            reads_state = True
+
+        for windowing in (Window(10), SessionWindow(10), TimeToLive(10)):
+            plan = core.plan_of(Reading(state_in(windowing, Sum())), ROW)
+            refused(
+                plan.check,
+                f"task=Reading reads its state, and {windowing!r} bounds that in time, which can't be read; leave out "
+                "reads_state, or keep a NonWindowState without a ttl.",
+            )
+
+    def test_ids_without_a_horizon_and_a_horizon_without_ids(self) -> None:
+        state: KeptState[Any] = NonWindowState(Sum())
+        for named in (("id", None), (None, "1 day")):
+            refused(
+                core.plan_of(Kept(state, *named), ROW).check,
+                f"task=Kept: message_id={named[0]!r} and horizon={named[1]!r} go together; give both or neither.",
+            )
+        refused(
+            core.plan_of(Kept(state, "uid", "1 day"), ROW).check,
+            "task=Kept: the message id column 'uid' is not in the source; it has ts, key, n, id.",
+        )
+        refused(
+            core.plan_of(Kept(state, "id", "0 days"), ROW).check, "horizon='0 days'; it must be longer than nothing."
+        )
+        schema = ROW.set(3, pa.field("id", pa.list_(pa.int64())))
+        refused(
+            core.plan_of(Kept(state, "id", "1 day"), schema).check,
+            "task=Kept, message id 'id': key type=list<item: int64> cannot be a key; cast the column to a bool, integer, "
+            "float, string, binary, date, timestamp or decimal128.",
+        )
+
+    def test_a_key_with_the_name_of_a_column_of_the_window(self) -> None:
+        schema = ROW.set(1, pa.field("window_start", pa.int64()))
+
+        class Named(Kept):
+            key = "window_start"
+
+        for windowing in (Window(10), SessionWindow(10)):
+            refused(
+                core.plan_of(Named(state_in(windowing, Sum())), schema).check,
+                "task=Named: the key column 'window_start' has the name of a column of the state; "
+                "rename it in the source's transform.",
+            )
+        core.plan_of(Named(NonWindowState(Sum(), ttl=10)), schema).check()
+
+    @pytest.mark.parametrize(
+        ("was", "now", "what", "written", "wanted"),
+        [
+            (Window(10), Window(20), "window", "{'size': 10, 'step': 10}", "{'size': 20, 'step': 20}"),
+            (Window(10), Window(10, 5), "window", "{'size': 10, 'step': 10}", "{'size': 10, 'step': 5}"),
+            (SessionWindow(10), SessionWindow(11), "window", "{'gap': 10}", "{'gap': 11}"),
+            (Window(10), SessionWindow(10), "window", "{'size': 10, 'step': 10}", "{'gap': 10}"),
+            (None, TimeToLive(10), "window", "None", "{'ttl': 10}"),
+            (TimeToLive(10), None, "window", "{'ttl': 10}", "None"),
+            (TimeToLive(10), TimeToLive(9), "window", "{'ttl': 10}", "{'ttl': 9}"),
+            (Window(10), None, "state", "WindowState", "NonWindowState"),
+        ],
+    )
+    def test_a_store_written_with_other_windows(
+        self, was: Windowing | None, now: Windowing | None, what: str, written: str, wanted: str
+    ) -> None:
+        ran = Ran(Kept(state_in(was, Sum())))
+        ran.play((1, 5, 1), (1, 25, 1))
+        other = Kept(state_in(now, Sum()))
+        plan = core.plan_of(other, ROW, files=ran.plan.files)
+        refused(
+            lambda: core.start(ran.log, [plan]),
+            f"task=Kept: the store was written with {what}={written}, the task has {wanted}; "
+            "give the task another name, or start it anew.",
+        )
+        refused(
+            lambda: read_state(ran.plan.files.url, "app", other),
+            f"task=Kept: the store was written with {what}={written}, not {wanted}; open it with the task that wrote it.",
+        )
+        core.start(ran.log, [plan], anew=["Kept"])
+
+    def test_a_store_written_with_ids_of_another_kind_or_none(self) -> None:
+        state: KeptState[Any] = NonWindowState(Sum())
+        ran = Ran(Kept(state, "id", "1 day"))
+        ran.play((1, 5, 1, 7), (1, 25, 1, 8))
+        refused(
+            lambda: core.start(ran.log, [core.plan_of(Kept(state), ROW, files=ran.plan.files)]),
+            "task=Kept: the store was written with message_id=int64, the task has None; "
+            "give the task another name, or start it anew.",
+        )
+        # How long ids are remembered may change, and who reads need not know of them.
+        core.start(ran.log, [core.plan_of(Kept(state, "id", "2 days"), ROW, files=ran.plan.files)])
+        assert read_state(ran.plan.files.url, "app", Kept(state)).to_pylist() == [{"key": 1, "value": 1}]
+
+    def test_a_state_is_opened_with_its_windows_by_the_name_of_its_task(self) -> None:
+        messages = [(1, 5, 1), (1, 14, 2), (2, 17, 4), (1, 26, 8)]
+        for windowing in (Window(10), Window(30, 7), SessionWindow(12), TimeToLive(12)):
+            kept = [m for m in messages if not isinstance(windowing, Window) or m[1] % windowing.step < windowing.size]
+            ran = Ran(Kept(state_in(windowing, Sum())), clocks=3)
+            for message in messages:
+                ran.play(message)
+            for clock in ran.entry.retained:
+                named, given = (read_state(ran.plan.files.url, "app", task, clock) for task in ("Kept", ran.plan.task))
+                assert named.equals(given)
+                assert ran.state(clock) == state_of(windowing, kept, clock)
+                windows = [] if isinstance(windowing, TimeToLive) else ["window_start", "window_end"]
+                assert named.column_names == ["key", *windows, "value"]
