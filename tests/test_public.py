@@ -114,7 +114,7 @@ PUBLIC_MONOIDS = [
 
 LAYERS = [
     {"errors", "secrets"},
-    {"clock", "durations", "keys", "store.base", "store.cache", "sinks.base"},
+    {"clock", "durations", "kafka", "keys", "store.base", "store.cache", "sinks.base"},
     {"windows"},
     {"state"},
     {"store.local", "store.memory", "store.remote", "sinks.function"},

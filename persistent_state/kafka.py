@@ -1,0 +1,68 @@
+"""What all clients of Kafka have in common: the library, its options, and errors that tell no secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from persistent_state.errors import InvalidInput, StoreUnavailable
+from persistent_state.secrets import without_secrets
+
+
+def library() -> Any:
+    """The module confluent_kafka, with its admin client.
+
+    Raises:
+        InvalidInput: it is not installed.
+    """
+    try:
+        import confluent_kafka
+        import confluent_kafka.admin
+    except ImportError as error:
+        raise InvalidInput(
+            "package='confluent_kafka' is missing for Kafka; pip install 'persistent-state[kafka]'."
+        ) from error
+    return confluent_kafka
+
+
+def client_options(servers: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a client, as librdkafka names them."""
+    # What goes wrong is raised; its log would tell it once more, on standard error.
+    return {"log_level": 2, **given, "bootstrap.servers": servers}
+
+
+@contextmanager
+def asking(what: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """What a client raises in here becomes an error of this package.
+
+    Raises:
+        StoreUnavailable: the broker does not answer, or not now.
+        InvalidInput: it refuses, as it always will.
+    """
+    kafka = library()
+    try:
+        yield
+    except kafka.KafkaException as error:
+        code = error.args[0]
+        told = without_secrets(Exception(code.str() or code.name()), dict(options)).removeprefix("Exception: ")
+        # Not chained: the client's own error may show an option.
+        if code.code() in _refused(kafka):
+            raise InvalidInput(f"{what}: {told}. Mend the set-up or what the user may do there.") from None
+        raise StoreUnavailable(f"{what}: {told}. Mend it, then try again.") from None
+
+
+def _refused(kafka: Any) -> set[int]:
+    error = kafka.KafkaError
+    return {
+        error._AUTHENTICATION,
+        error._INVALID_ARG,
+        error._SSL,
+        error.CLUSTER_AUTHORIZATION_FAILED,
+        error.GROUP_AUTHORIZATION_FAILED,
+        error.INVALID_TRANSACTION_TIMEOUT,
+        error.SASL_AUTHENTICATION_FAILED,
+        error.TOPIC_AUTHORIZATION_FAILED,
+        error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        error.UNSUPPORTED_SASL_MECHANISM,
+    }
