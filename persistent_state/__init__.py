@@ -23,7 +23,9 @@ from persistent_state.sinks.parquet import ParquetTable
 from persistent_state.sinks.sql import SqlTable
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
+from persistent_state.sources.decoders import Avro, Json, Raw
 from persistent_state.sources.files import FileSource
+from persistent_state.sources.kafka import KafkaSource
 from persistent_state.sources.rate import RateSource
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.task import Message, PersistentTask
@@ -31,6 +33,7 @@ from persistent_state.windows import SessionWindow, Window
 
 __all__ = [
     "Application",
+    "Avro",
     "Chunk",
     "CommitUnknown",
     "Console",
@@ -42,6 +45,8 @@ __all__ = [
     "Fenced",
     "FileSource",
     "InvalidInput",
+    "Json",
+    "KafkaSource",
     "LocalRun",
     "Message",
     "NonWindowState",
@@ -50,6 +55,7 @@ __all__ = [
     "PersistentState",
     "PersistentTask",
     "RateSource",
+    "Raw",
     "Reach",
     "RunningValues",
     "SessionWindow",

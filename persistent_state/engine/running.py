@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from persistent_state import delivery, driver
-from persistent_state.clock import BEGINNING
+from persistent_state.clock import BEGINNING, rewind_position
 from persistent_state.driver import Keeping
 from persistent_state.engine import arrow_source, deliveries, query, rows, sessions
 from persistent_state.engine.causes import as_own_error
@@ -324,10 +324,10 @@ def start(setup: Setup, anew: Sequence[str]) -> Running:
             ]
         )
         if newest is None:
-            check_parts(setup.files, setup.parts, {})
+            check_parts(setup.files, setup.parts, {}, BEGINNING)
         else:
             known = {name: task for name, task in newest.tasks.items() if name not in anew}
-            check_parts(setup.files, setup.parts, known)
+            check_parts(setup.files, setup.parts, known, newest.clock)
             check_frames(setup, known, newest.clock)
         all_deliveries.open()
         entry = setup.take_over(log, anew=anew)
@@ -367,10 +367,10 @@ def _blobs(setup: Setup, session: SparkSession, part: Part, entry: Entry, labels
     return arrow_source.load(session, arrow_source.ArrowReader(plan, source, entry.epoch, parts, labels))
 
 
-def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskState]) -> None:
+def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskState], clock: int) -> None:
     """Refuse what could only fail in the middle of things, before a driver that works is fenced.
 
-    Tasks that are `known` go on from what the store holds of them.
+    Tasks that are `known` go on from what the store holds of them, at the global `clock`.
     """
     for part in parts:
         if part.plan.emits:
@@ -387,6 +387,9 @@ def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskSta
             with named_by_newest():
                 journal = pages.read(files, task.journal)
             source.open(journal, positions)
+            # What is to be replayed must be there.
+            back = {s: rewind_position(p, min(clock, task.clock)).next for s, p in task.positions.items()}
+            source.reach(back, everything=False)
 
 
 def check_frames(setup: Setup, known: Mapping[str, TaskState], clock: int) -> None:

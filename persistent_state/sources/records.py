@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -32,7 +32,7 @@ UNDECODABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, 
 _PIECE_ROWS = 1 << 18
 _PIECE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 24
-_RECORD_LENGTH = 10_000
+RECORD_LENGTH = 10_000
 _ZONE = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 
 
@@ -126,7 +126,7 @@ def _parse(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
         return pc.coalesce(zoned.cast(utc), naive.cast(local).cast(utc)).cast(type)
 
 
-def _sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int, str]) -> list[pa.RecordBatch]:
+def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int, str]) -> list[pa.RecordBatch]:
     """What `decode` makes of records, from place to place. Where it can't, halves are tried, down to one bad record."""
     good = []
     parts = [(0, count)] if count else []
@@ -148,11 +148,11 @@ def _piece(
 ) -> Piece:
     """Records that were read as `raw`, but for some `bad` ones, in this schema."""
     unfit: dict[int, str] = {}
-    good = _sift(raw.num_rows, lambda first, end: _fit(raw.slice(first, end - first), schema), unfit)
+    good = sift(raw.num_rows, lambda first, end: _fit(raw.slice(first, end - first), schema), unfit)
     if unfit:
         places = np.delete(np.arange(count), list(bad)).tolist()
         bad = {**bad, **{places[row]: reason for row, reason in unfit.items()}}
-    records = (BadRecord(i, bad[i], record(i)[:_RECORD_LENGTH]) for i in sorted(bad))
+    records = (BadRecord(i, bad[i], record(i)[:RECORD_LENGTH]) for i in sorted(bad))
     return Piece(good[0] if len(good) == 1 else one_batch(good, schema), count, tuple(records))
 
 
@@ -219,7 +219,24 @@ def _text_piece(block: bytes, schema: pa.Schema, parse: Parser) -> Piece:
     starts = np.concatenate([[0], ends])[:-1]
     # Empty lines are no records.
     lengths = ends - starts - (codes[np.maximum(ends - 2, starts)] == ord("\r"))
-    starts, ends = starts[lengths > 1], ends[lengths > 1]
+    return _parsed_piece(block, starts[lengths > 1], ends[lengths > 1], schema, parse)
+
+
+def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
+    """The records of JSON objects, one in each of these values."""
+    lines = b"\n".join(values) + b"\n"
+    if lines.count(b"\n") > len(values) or lines.startswith(b"{") + lines.count(b"\n{") < len(values):
+        # Between the parts of an object a line end is a space, and within a text there can't be one.
+        values = [value.replace(b"\n", b" ").strip() for value in values]
+        lines = b"\n".join(values) + b"\n"
+    ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)) + 1)
+    return _parsed_piece(lines, np.concatenate([[0], ends])[:-1], ends, schema, _json_parser(schema))
+
+
+def _parsed_piece(
+    block: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], schema: pa.Schema, parse: Parser
+) -> Piece:
+    """The records of lines that begin and end at these places."""
     bad: dict[int, str] = {}
 
     def decode(first: int, end: int) -> pa.RecordBatch:
@@ -239,7 +256,7 @@ def _text_piece(block: bytes, schema: pa.Schema, parse: Parser) -> Piece:
     def record(i: int) -> str:
         return block[starts[i] : ends[i]].decode(errors="backslashreplace").rstrip("\r\n")
 
-    good = _sift(len(starts), decode, bad)
+    good = sift(len(starts), decode, bad)
     raw = one_batch(good, good[0].schema if good else schema)
     return _piece(raw, schema, bad, len(starts), record)
 

@@ -1,0 +1,459 @@
+"""Kafka topics as a source: a channel for each partition, offsets for positions, and nothing missed without a word."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
+from persistent_state.kafka import asking, client_options, library
+from persistent_state.plain import show_clock
+from persistent_state.sources import decoders, topics
+from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.decoders import Decoder, Raw
+from persistent_state.sources.records import one_batch
+
+Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
+
+EARLIEST, LATEST = "earliest", "latest"
+COMMITTED = "read_committed"
+LOST, ANEW = "offsets were deleted before they were read", "the topic was made anew before it was read to its end"
+TOPIC, PARTITION, OFFSET, TIME = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
+
+PATIENCE = 60.0
+"""Seconds until a broker that sends nothing of what it has is said not to answer."""
+
+_ROWS_PER_CHUNK = 1 << 16
+_ROWS_PER_CALL = 10_000
+_WAIT = 0.01
+"""Seconds for which a call waits until it has that many."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Offsets of a partition, from `begin` up to `end`, to be read by one worker; `first` is the first that there is.
+
+    `why` says that others are lost, if so, and is told once.
+    """
+
+    strand: str
+    topic: str
+    partition: int
+    begin: int
+    end: int
+    first: int
+    why: str | None
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """A topic as the journal has it: its id, and where its partitions began; how often it was made anew, and that accepted."""
+
+    name: str
+    id: str | None
+    begins: Mapping[str, int]
+    generation: int = 0
+
+    def strand(self, partition: int) -> str:
+        return f"{self.name}-{partition}" + (f"#{self.generation}" if self.generation else "")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A partition as it is now: where reading it begins if nothing is known, its first offset, and its end."""
+
+    topic: str
+    partition: int
+    begin: int
+    first: int
+    end: int
+    is_anew: bool
+
+
+@dataclass
+class _Opened:
+    """What the driver knows: the topics that were met, whether any start was before, and the partitions by strand."""
+
+    noted: dict[str, _Noted]
+    is_first: bool
+    places: Mapping[str, _Place] = field(default_factory=dict)
+    is_frozen: bool = False
+
+
+class KafkaSource(TimeReplayableSource):
+    """The records of Kafka topics, read by librdkafka and decoded by Arrow: a channel for each partition.
+
+    `topics` is a name, several, or a compiled pattern that whole names match. `value` and `key` say what the bytes hold:
+    `Json(schema)`, `Avro(schema)`, `Raw(name, type)`; by default the value is raw, in the column "value", and the key is
+    left out. Beside these columns each row has `kafka_topic`, `kafka_partition` and `kafka_offset`. `timestamp` names the
+    column of event time; by default it is `kafka_timestamp`, the record's own, which is there only then.
+
+    A position is an offset. A restart goes on from the offsets in the log, wherever event time comes from. Where the log has
+    none, at the first start, `start` says where to begin: "earliest", "latest", or a time with a zone, by the times of the
+    records. A topic or partition that appears later is read from its beginning. A micro-batch takes at most
+    `offsets_per_batch` offsets, more of a partition the more there are.
+
+    Offsets that are to be read and no longer in Kafka, as it has deleted them by age or the topic was made anew, stop the
+    application; with `accept_loss` they are counted among the bad rows, one for each gap, and it goes on after them.
+
+    `transform` is a stateless, row-wise function of a record batch: select, filter, explode, join to a static table. It
+    keeps the column `kafka_offset`, which tells which record a row was made of. `options` go to librdkafka, such as those of
+    TLS and SASL, and into no message; `isolation.level` is "read_committed" unless they say otherwise.
+    """
+
+    def __init__(
+        self,
+        topics: str | Sequence[str] | re.Pattern[str],
+        servers: str,
+        *,
+        timestamp: str = TIME,
+        value: Decoder | None = None,
+        key: Decoder | None = None,
+        start: str | datetime = EARLIEST,
+        offsets_per_batch: int = 10_000_000,
+        accept_loss: bool = False,
+        transform: Transform | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        library()
+        named = [topics] if isinstance(topics, str) else topics
+        if not isinstance(named, re.Pattern) and (not named or not all(isinstance(one, str) for one in named)):
+            raise InvalidInput(f"topics={topics!r}; name a topic or several, or give a compiled pattern.")
+        if start not in (EARLIEST, LATEST) and not (isinstance(start, datetime) and start.tzinfo is not None):
+            raise InvalidInput(f"start={start!r}; say 'earliest', 'latest', or give a time with a zone.")
+        if offsets_per_batch < 1:
+            raise InvalidInput(f"{offsets_per_batch=}; give at least 1.")
+        self.timestamp = timestamp
+        self._topics = named if isinstance(named, re.Pattern) else sorted(set(named))
+        self._servers = servers
+        self._start = start
+        self._most = offsets_per_batch
+        self._accepts_loss = accept_loss
+        self._transform = transform
+        self._decoders = [decoder for decoder in (key, value or Raw()) if decoder is not None]
+        self._has_key = key is not None
+        self._options = dict(options or {})
+        self._opened: _Opened | None = None
+
+    def __repr__(self) -> str:
+        topics = self._topics.pattern if isinstance(self._topics, re.Pattern) else ", ".join(self._topics)
+        return f"KafkaSource({topics!r}, {self._servers!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Clients can't be taken along.
+        return {name: value for name, value in vars(self).items() if name != "_admin"} | {"_opened": None}
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of the rows that `read` delivers."""
+        fields = [field for decoder in self._decoders for field in decoder.schema] + list(self._record)
+        names = [field.name for field in fields]
+        if len(set(names)) < len(names):
+            raise InvalidInput(f"columns={names} of {self!r} have one name twice; rename what its decoders give.")
+        try:
+            made = self._transformed(one_batch([], pa.schema(fields))).schema
+        except Exception as error:
+            raise InvalidInput(f"transform of {self!r} raised {error!r} for a batch without rows.") from error
+        if OFFSET not in made.names or made.field(OFFSET).type != pa.int64():
+            raise InvalidInput(f"transform of {self!r} makes columns={made.names}; keep {OFFSET} as it is.")
+        return made
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        """Start anew, with the topics that the journal knows.
+
+        Raises:
+            InvalidInput: a topic is not there any more, or was made anew, or the journal is another source's.
+            StoreUnavailable: no broker answers.
+        """
+        try:
+            noted = [_Noted(**json.loads(line)) for line in journal]
+        except (TypeError, ValueError):
+            noted = []
+        if known and not noted:
+            raise InvalidInput(
+                f"{self!r} is to go on from {dict(known)}, and its journal knows no topic; the task had another source: give "
+                "it another name, or start it anew."
+            )
+        self._opened = _Opened({topic.name: topic for topic in noted}, is_first=not noted)
+        for place in self._look(known).values():
+            if place.begin > place.end:
+                raise InvalidInput(
+                    f"topic={place.topic!r} partition={place.partition} of {self!r} ends at offset {place.end} and was "
+                    f"read up to {place.begin}; it is another topic than it was: bring that back, or start the task anew."
+                )
+
+    def freeze(self) -> None:
+        self._state.is_frozen = True
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        state = self._state
+        if not (state.is_frozen and state.places):
+            state.places = self._look(start)
+        begins = {strand: start.get(strand, place.begin) for strand, place in state.places.items()}
+        lags = {strand: max(0, place.end - begins[strand]) for strand, place in state.places.items()}
+        total = sum(lags.values())
+        if total > self._most and not everything:
+            lags = {strand: -(-lag * self._most // total) for strand, lag in lags.items()}
+        return Reach(
+            ends={**start, **{strand: begins[strand] + lag for strand, lag in lags.items()}},
+            channels=dict.fromkeys(state.places, False),
+            journal=tuple(
+                json.dumps(vars(topic))
+                for topic in state.noted.values()
+                if not any(topic.strand(int(partition)) in start for partition in topic.begins)
+            ),
+        )
+
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        whole = []
+        for strand, place in sorted(self._state.places.items()):
+            begin = start.get(strand, place.begin)
+            if begin < end.get(strand, begin):
+                why = ANEW if place.is_anew and strand not in start else LOST if begin < place.first else None
+                whole.append(Part(strand, place.topic, place.partition, begin, end[strand], place.first, why))
+        total = sum(part.end - part.begin for part in whole)
+        found: list[list[Part]] = [[] for _ in range(parts)]
+        before = 0
+        for part in whole:
+            # Where in this partition the pieces of equal size begin and end.
+            bounds = [part.begin + total * i // parts - before for i in range(parts + 1)]
+            for piece, low, high in zip(found, bounds, bounds[1:], strict=False):
+                low, high = max(low, part.begin), min(high, part.end)
+                if low < high:
+                    piece.append(replace(part, begin=low, end=high, why=part.why if low == part.begin else None))
+            before += part.end - part.begin
+        return [tuple(piece) for piece in found if piece]
+
+    def read(self, split: Sequence[Part]) -> Iterator[Chunk]:
+        for part in split:
+            if part.why is not None:
+                gap = {"topic": part.topic, "partition": part.partition, "from": part.begin, "first": part.first}
+                lost = BadRecord(part.begin, part.why, json.dumps(gap))
+                yield Chunk(part.strand, part.begin, one_batch([], self.schema), (lost,))
+        waiting: dict[str, list[Any]] = defaultdict(list)
+        for part, messages in self._records({(part.topic, part.partition): part for part in split}):
+            held = waiting[part.strand]
+            held += messages
+            if len(held) >= _ROWS_PER_CHUNK:
+                yield self._chunk(part, waiting.pop(part.strand))
+        for part in split:
+            if part.strand in waiting:
+                yield self._chunk(part, waiting.pop(part.strand))
+
+    def _records(self, left: dict[tuple[str, int], Part]) -> Iterator[tuple[Part, Sequence[Any]]]:
+        """The records of these partitions, as they come, each partition's in its order."""
+        kafka = library()
+        left = {place: part for place, part in left.items() if part.first < part.end}
+        if not left:
+            return
+        with self._asking():
+            consumer = kafka.Consumer(self._consumer_options())
+        try:
+            with self._asking():
+                consumer.assign(
+                    [kafka.TopicPartition(*place, max(part.begin, part.first)) for place, part in left.items()]
+                )
+            heard, only = time.monotonic(), next(iter(left)) if len(left) == 1 else None
+            while left:
+                with self._asking():
+                    messages = consumer.consume(_ROWS_PER_CALL, timeout=_WAIT)
+                if time.monotonic() - heard > PATIENCE and not messages:
+                    raise StoreUnavailable(
+                        f"{self!r} sent nothing of {sorted(left)} for {PATIENCE:g} s; mend it, then try again."
+                    )
+                heard = time.monotonic() if messages else heard
+                for place, some in _runs([message for message in messages if message.error() is None], only):
+                    if (part := left.get(place)) is None:
+                        continue
+                    if some[-1].offset() >= part.end - 1:
+                        some = [message for message in some if message.offset() < part.end]
+                        del left[place]
+                        with self._asking():
+                            consumer.pause([kafka.TopicPartition(*place)])
+                    yield part, some
+                for message in messages:
+                    if (error := message.error()) is None:
+                        continue
+                    place = message.topic(), message.partition()
+                    if error.code() == kafka.KafkaError._PARTITION_EOF:
+                        # What lies before the end and never came was no record, but a mark of a transaction or compacted.
+                        if place in left and message.offset() >= left[place].end:
+                            del left[place]
+                    elif not error.retriable() and error.code() != kafka.KafkaError._ALL_BROKERS_DOWN:
+                        with self._asking():
+                            raise kafka.KafkaException(error)
+        finally:
+            consumer.close()
+
+    def _chunk(self, part: Part, messages: Sequence[Any]) -> Chunk:
+        first, last = messages[0].offset(), messages[-1].offset()
+        at = np.arange(first, last + 1)
+        if len(at) != len(messages):
+            at = np.array([message.offset() for message in messages])
+        values = [message.value() for message in messages]
+        columns = [[message.key() for message in messages]] if self._has_key else []
+        decoded = [decoder.decode(column) for decoder, column in zip(self._decoders, [*columns, values], strict=True)]
+        piece = decoded[0] if len(decoded) == 1 else decoders.side_by_side(decoded, values)
+        bad = tuple(replace(record, position=int(at[record.position])) for record in piece.bad)
+        good = np.ones(len(at), np.bool_)
+        good[[record.position for record in piece.bad]] = False
+        at = at[good]
+        record = [
+            pa.repeat(pa.scalar(part.topic), len(at)),
+            pa.repeat(pa.scalar(part.partition, pa.int32()), len(at)),
+            pa.array(at),
+        ]
+        if self.timestamp == TIME:
+            millis = np.array([message.timestamp()[1] for message in messages], np.int64)[good]
+            # A record without a time has -1.
+            record.append(pa.array(millis * 1000, mask=millis < 0).cast(self._record.field(TIME).type))
+        rows = pa.RecordBatch.from_arrays(
+            [*piece.rows.columns, *record], schema=pa.schema([*piece.rows.schema, *self._record])
+        )
+        if self._transform is not None:
+            rows = self._transformed_rows(rows, part)
+            at = rows.column(OFFSET).to_numpy()
+        return Chunk(part.strand, first, rows, bad, at=at)
+
+    def _transformed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        made = rows if self._transform is None else self._transform(rows)
+        return one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made
+
+    def _transformed_rows(self, rows: pa.RecordBatch, part: Part) -> pa.RecordBatch:
+        where = f"topic={part.topic!r} partition={part.partition} from offset {rows.column(OFFSET)[0]}"
+        try:
+            made = self._transformed(rows)
+        except Exception as error:
+            raise TaskFailed(f"transform of {self!r} raised {error!r} for rows of {where}.") from error
+        if not made.schema.equals(self.schema):
+            raise TaskFailed(
+                f"transform of {self!r} made columns={made.schema.names} of {where}, and {self.schema.names} of a batch "
+                "without rows; make them and their types alike."
+            )
+        return made
+
+    def _look(self, start: Mapping[str, int]) -> dict[str, _Place]:
+        """The partitions as they are now, by strand; `start` says from where they are to be read.
+
+        Raises:
+            InvalidInput: what is to be read is not there any more.
+        """
+        state, is_committed = self._state, self._options.get("isolation.level", COMMITTED) == COMMITTED
+        with self._asking():
+            found = topics.look(self._admin, self._topics, is_committed)
+        for name in state.noted.keys() - found.keys():
+            if isinstance(self._topics, re.Pattern) and self._topics.fullmatch(name) and not self._accepts_loss:
+                raise InvalidInput(f"topic={name!r} of {self!r} is gone; bring it back, or say accept_loss=True.")
+        places = {}
+        for name, topic in found.items():
+            noted = state.noted[name] = self._noted(topic, start)
+            for partition, (first, end) in topic.offsets.items():
+                strand = noted.strand(partition)
+                begin = start.get(strand, noted.begins.get(str(partition), first))
+                if begin < first and not self._accepts_loss:
+                    raise self._gone(name, partition, begin, first, end)
+                places[strand] = _Place(name, partition, begin, first, end, noted.generation > 0)
+        state.is_first = False
+        return places
+
+    def _noted(self, topic: topics.Topic, start: Mapping[str, int]) -> _Noted:
+        """What the journal has of a topic, or is to have."""
+        state = self._state
+        noted = state.noted.get(topic.name)
+        if noted is not None and (noted.id == topic.id or None in (noted.id, topic.id)):
+            return noted
+        begins = {partition: first for partition, (first, _) in topic.offsets.items()}
+        if noted is not None and not self._accepts_loss:
+            then = {p: start[noted.strand(p)] for p in topic.offsets if noted.strand(p) in start}
+            raise InvalidInput(
+                f"topic={topic.name!r} of {self!r} was deleted and made anew; the old one was to be "
+                f"read from the offsets {then} of its partitions, and of the new one the oldest record is "
+                f"{self._oldest(topic.name, begins)}. Start the task anew, or say accept_loss=True to go on with the new one."
+            )
+        if noted is None and state.is_first and self._start != EARLIEST:
+            begins = {partition: end for partition, (_, end) in topic.offsets.items()}
+            if isinstance(self._start, datetime):
+                spec = library().admin.OffsetSpec.for_timestamp(round(self._start.timestamp() * 1000))
+                asked = {(topic.name, partition): spec for partition in topic.offsets}
+                with self._asking():
+                    timed = topics.offsets(self._admin, asked, is_committed=False)
+                begins = {
+                    p: min(end, timed[topic.name, p]) if timed[topic.name, p] >= 0 else end for p, end in begins.items()
+                }
+        generation = 0 if noted is None else noted.generation + 1
+        return _Noted(topic.name, topic.id, {str(p): begin for p, begin in begins.items()}, generation)
+
+    def _gone(self, topic: str, partition: int, begin: int, first: int, end: int) -> InvalidInput:
+        return InvalidInput(
+            f"topic={topic!r} partition={partition} of {self!r} has lost offsets {begin} to {first - 1}, which are yet to be "
+            f"read: Kafka has deleted them, and the oldest record is {self._oldest(topic, {partition: first})}, the end "
+            f"{end}. Bring them back, start the task anew, or say accept_loss=True to go on after them."
+        )
+
+    def _oldest(self, topic: str, begins: Mapping[int, int]) -> str:
+        """The first record of the first of these partitions that has one, and its time."""
+        with self._asking():
+            consumer = library().Consumer(self._consumer_options())
+            try:
+                for partition, first in begins.items():
+                    if (stamp := topics.time_at(consumer, topic, partition, first)) is not None:
+                        return f"offset {first} of partition {partition}, time={show_clock(stamp)}"
+            finally:
+                consumer.close()
+        return "none, it is empty"
+
+    @property
+    def _record(self) -> pa.Schema:
+        """What a row tells of its record beside what this holds."""
+        place = pa.schema([(TOPIC, pa.string()), (PARTITION, pa.int32()), (OFFSET, pa.int64())])
+        # Python takes as long to tell a record's time as to decode it.
+        return place.append(pa.field(TIME, pa.timestamp("us", "UTC"))) if self.timestamp == TIME else place
+
+    @property
+    def _state(self) -> _Opened:
+        assert self._opened is not None, "open comes first"
+        return self._opened
+
+    @cached_property
+    def _admin(self) -> Any:
+        with self._asking():
+            return library().admin.AdminClient(client_options(self._servers, self._options))
+
+    def _asking(self) -> Any:
+        return asking(repr(self), self._options)
+
+    def _consumer_options(self) -> dict[str, Any]:
+        return {
+            # Groups are not used: the log says what was read.
+            "group.id": "persistent-state",
+            "fetch.wait.max.ms": 20,
+            "fetch.message.max.bytes": 4 << 20,
+            # By default it rests for a second whenever much is waiting.
+            "fetch.queue.backoff.ms": 5,
+            **client_options(self._servers, self._options),
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+        }
+
+
+def _runs(messages: Sequence[Any], only: tuple[str, int] | None) -> Iterator[tuple[tuple[str, int], Sequence[Any]]]:
+    """Messages by their partition, in their order; all are of the `only` one if there is no other."""
+    if only is not None:
+        if messages:
+            yield only, messages
+        return
+    found: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    for message in messages:
+        found[message.topic(), message.partition()].append(message)
+    yield from found.items()

@@ -1,0 +1,86 @@
+"""What a broker says of topics: which there are, their partitions, and from and to which offsets these hold records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from persistent_state.errors import InvalidInput
+from persistent_state.kafka import library
+
+TIMEOUT = 30.0
+"""Seconds until an answer will not come."""
+
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""What a broker says that gives topics no ids."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic as it is now: its id (None: the broker gives none), and (first, end) of the offsets of each partition."""
+
+    name: str
+    id: str | None
+    offsets: Mapping[int, tuple[int, int]]
+
+
+def look(admin: Any, wanted: Sequence[str] | re.Pattern[str], is_committed: bool) -> dict[str, Topic]:
+    """The topics of these names, or all whose name the pattern matches. Ends are of what was committed, or of all.
+
+    Raises:
+        InvalidInput: one of these names is no topic.
+        KafkaException: the broker does not answer, or refuses.
+    """
+    kafka = library()
+    names = wanted if not isinstance(wanted, re.Pattern) else _matching(admin, wanted)
+    if not names:
+        return {}
+    described = admin.describe_topics(kafka.TopicCollection(list(names)), request_timeout=TIMEOUT)
+    found = {}
+    for name, future in described.items():
+        try:
+            found[name] = future.result()
+        except kafka.KafkaException as error:
+            if error.args[0].code() != kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+            if not isinstance(wanted, re.Pattern):
+                raise InvalidInput(f"topic={name!r} is not there; make it, or mend the name.") from None
+    places = [(name, one.id) for name, topic in found.items() for one in topic.partitions]
+    spec = kafka.admin.OffsetSpec
+    first = offsets(admin, dict.fromkeys(places, spec.earliest()), is_committed)
+    end = offsets(admin, dict.fromkeys(places, spec.latest()), is_committed)
+    return {
+        name: Topic(
+            name,
+            None if str(topic.topic_id) == _NO_ID else str(topic.topic_id),
+            {one.id: (first[name, one.id], end[name, one.id]) for one in topic.partitions},
+        )
+        for name, topic in found.items()
+    }
+
+
+def offsets(admin: Any, asked: Mapping[tuple[str, int], Any], is_committed: bool) -> dict[tuple[str, int], int]:
+    """The offsets of partitions that are asked for by an `OffsetSpec` each; -1 where there is none."""
+    kafka = library()
+    level = kafka.IsolationLevel.READ_COMMITTED if is_committed else kafka.IsolationLevel.READ_UNCOMMITTED
+    request = {kafka.TopicPartition(*place): spec for place, spec in asked.items()}
+    futures = admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT) if request else {}
+    return {(place.topic, place.partition): int(future.result().offset) for place, future in futures.items()}
+
+
+def time_at(consumer: Any, topic: str, partition: int, offset: int) -> int | None:
+    """The time (microseconds UTC) of the first record at or after an offset, None if there is none."""
+    kafka = library()
+    consumer.assign([kafka.TopicPartition(topic, partition, offset)])
+    message = consumer.poll(TIMEOUT)
+    if message is None or message.error() is not None:
+        return None
+    millis: int = message.timestamp()[1]
+    return None if millis < 0 else millis * 1000
+
+
+def _matching(admin: Any, pattern: re.Pattern[str]) -> list[str]:
+    names = admin.list_topics(timeout=TIMEOUT).topics
+    return sorted(name for name in names if pattern.fullmatch(name) and not name.startswith("__"))
