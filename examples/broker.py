@@ -118,6 +118,12 @@ class Broker:
         for made in admin.create_topics([NewTopic(topic, partitions, 1, config=config)]).values():
             made.result()
 
+    def delete(self, topic: str) -> None:
+        """Delete a topic."""
+        admin = self.admin()
+        for deleted in admin.delete_topics([topic]).values():
+            deleted.result()
+
     def admin(self) -> Any:
         from confluent_kafka.admin import AdminClient
 

@@ -280,7 +280,8 @@ class KafkaSource(TimeReplayableSource):
                         del left[place]
                         with self._asking():
                             consumer.pause([kafka.TopicPartition(*place)])
-                    yield part, some
+                    if some:
+                        yield part, some
                 for message in messages:
                     if (error := message.error()) is None:
                         continue

@@ -1,0 +1,335 @@
+"""The Kafka source on a real broker: each record once however it is cut up, and nothing missed without a word."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from confluent_kafka import Producer
+
+from examples.broker import Broker
+from persistent_state import Chunk, InvalidInput, Json, KafkaSource, Raw, StoreUnavailable, TaskFailed
+from persistent_state.sources import kafka
+from persistent_state.sources.kafka import ANEW, LOST
+from tests.kafka.topics import deleted_before, grow, made_anew, new_topic, produce, producer
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def copied(source: KafkaSource) -> KafkaSource:
+    """As it comes to another process."""
+    copy: KafkaSource = cloudpickle.loads(cloudpickle.dumps(source))
+    return copy
+
+
+@dataclass
+class Reader:
+    """Reads a source as an application does: what each micro-batch delivers, with positions and journal as committed."""
+
+    source: KafkaSource
+    parts: int = 2
+    positions: dict[str, int] = field(default_factory=dict)
+    journal: list[str] = field(default_factory=list)
+    opened: KafkaSource | None = None
+
+    def start(self, back: Mapping[str, int] | None = None) -> Reader:
+        """Start anew, from the positions that are committed or from others."""
+        self.opened = copied(self.source)
+        self.opened.open(self.journal, self.positions)
+        self.positions = dict(self.positions if back is None else back)
+        return self
+
+    def batch(self, everything: bool = False) -> list[Chunk]:
+        """What one micro-batch delivers."""
+        assert self.opened is not None, "start comes first"
+        reach = self.opened.reach(self.positions, everything)
+        splits = self.opened.splits(self.positions, reach.ends, self.parts)
+        assert len(splits) <= self.parts
+        chunks = [chunk for split in splits for chunk in copied(self.source).read(split)]
+        for chunk in chunks:
+            assert all(self.positions.get(chunk.strand, 0) <= p < reach.ends[chunk.strand] for p in chunk.positions)
+        self.positions, self.channels = dict(reach.ends), reach.channels
+        self.journal += reach.journal
+        return chunks
+
+    def all(self) -> list[Chunk]:
+        """What the micro-batches deliver up to the end."""
+        chunks, before = self.batch(), None
+        while self.positions != before:
+            before = self.positions
+            chunks += self.batch()
+        return chunks
+
+
+def numbers(chunks: Sequence[Chunk]) -> list[int]:
+    return [n for chunk in chunks for n in chunk.rows.column("n").to_pylist()]
+
+
+def places(chunks: Sequence[Chunk]) -> Counter[tuple[str, int]]:
+    return Counter((chunk.strand, position) for chunk in chunks for position in chunk.positions.tolist())
+
+
+def bad(chunks: Sequence[Chunk]) -> list[tuple[str, int, str]]:
+    return [(chunk.strand, record.position, record.reason) for chunk in chunks for record in chunk.bad]
+
+
+def source(broker: Broker, topics: Any, **options: Any) -> KafkaSource:
+    return KafkaSource(topics, broker.address, **{"value": Json(SCHEMA), **options})
+
+
+@pytest.mark.parametrize(("partitions", "parts", "most"), [(1, 3, 10**6), (3, 2, 97), (5, 2, 10**6), (2, 4, 1)])
+def test_each_record_is_read_once_in_its_order_however_it_is_cut_up(
+    broker: Broker, partitions: int, parts: int, most: int
+) -> None:
+    topic, count = new_topic(broker, partitions), 40 if most == 1 else 1500
+    produce(broker, topic, range(count), partitions)
+    chunks = Reader(source(broker, topic, offsets_per_batch=most), parts).start().all()
+    assert sorted(numbers(chunks)) == list(range(count))
+    assert set(places(chunks).values()) == {1}
+    for partition in range(partitions):
+        own = [chunk for chunk in chunks if chunk.strand == f"{topic}-{partition}"]
+        assert sorted(numbers(own)) == list(range(partition, count, partitions))
+        assert all(numbers([chunk]) == sorted(numbers([chunk])) for chunk in own)
+
+
+def test_what_was_read_again_is_the_same(broker: Broker) -> None:
+    topic = new_topic(broker, 2)
+    produce(broker, topic, range(500), 2)
+    reader = Reader(source(broker, topic, offsets_per_batch=120)).start()
+    first = reader.batch()
+    again = reader.start(back={}).batch()
+    assert (numbers(first), places(first)) == (numbers(again), places(again))
+
+
+def test_a_micro_batch_takes_more_of_a_partition_that_holds_more(broker: Broker) -> None:
+    topic = new_topic(broker, 2)
+    produce(broker, topic, range(900), 1)
+    produce(broker, topic, range(100), 1, first=1)
+    chunks = Reader(source(broker, topic, offsets_per_batch=100)).start().batch()
+    assert Counter(strand[-1] for strand, _ in places(chunks)) == {"0": 90, "1": 10}
+
+
+def test_transactions_are_read_when_and_only_if_they_are_committed(broker: Broker) -> None:
+    topic = new_topic(broker, 1)
+    writer = Producer({"bootstrap.servers": broker.address, "transactional.id": topic})
+    writer.init_transactions()
+    chance, wanted = random.Random(5), []
+    for i in range(20):
+        writer.begin_transaction()
+        for _ in range(chance.randint(1, 5)):
+            writer.produce(topic, json.dumps({"n": i}))
+            if i % 3:
+                wanted.append(i)
+        # What was not sent yet would not be there to be left out.
+        writer.flush()
+        writer.commit_transaction() if i % 3 else writer.abort_transaction()
+    writer.begin_transaction()
+    writer.produce(topic, json.dumps({"n": 100}))
+    writer.flush()
+    reader = Reader(source(broker, topic, offsets_per_batch=7)).start()
+    assert sorted(numbers(reader.all())) == wanted
+    assert reader.batch() == [], "of an open transaction nothing is read"
+    writer.commit_transaction()
+    assert numbers(reader.all()) == [100]
+    everything = Reader(source(broker, topic, options={"isolation.level": "read_uncommitted"})).start().all()
+    assert set(numbers(everything)) == {*range(20), 100}
+
+
+def test_partitions_and_topics_that_appear_are_read_from_their_beginning(broker: Broker) -> None:
+    name = new_topic(broker, 1)
+    produce(broker, name, range(10), 1)
+    reader = Reader(source(broker, re.compile(f"{name}.*"), start="latest")).start()
+    assert numbers(reader.all()) == []
+    grow(broker, name, 2)
+    broker.make(f"{name}-other", 1)
+    produce(broker, name, range(100, 110), 1, first=1)
+    produce(broker, f"{name}-other", range(200, 210), 1)
+    produce(broker, name, range(10, 20), 1)
+    assert sorted(numbers(reader.all())) == [*range(10, 20), *range(100, 110), *range(200, 210)]
+    assert reader.channels == {f"{name}-0": False, f"{name}-1": False, f"{name}-other-0": False}
+    assert numbers(reader.start().all()) == []
+
+
+def test_a_first_start_begins_where_it_is_told_and_later_ones_where_the_log_says(broker: Broker) -> None:
+    topic = new_topic(broker, 2)
+    produce(broker, topic, range(100), 2, millis=lambda n: 1_700_000_000_000 + n * 1000)
+    when = datetime.fromtimestamp(1_700_000_060, timezone.utc)
+    late = Reader(source(broker, topic, start="latest")).start()
+    timed = Reader(source(broker, topic, start=when)).start()
+    future = Reader(source(broker, topic, start=datetime(2200, 1, 1, tzinfo=timezone.utc))).start()
+    assert sorted(numbers(timed.all())) == list(range(60, 100))
+    assert numbers(late.all()) == numbers(future.all()) == []
+    produce(broker, topic, range(100, 110), 2, millis=lambda n: 1_700_000_000_000)
+    for reader in (late, timed, future):
+        assert sorted(numbers(reader.start().all())) == list(range(100, 110))
+    assert sorted(numbers(timed.start(back={f"{topic}-1": 3}).all()))[:2] == [7, 9], "the log's, not the time's"
+
+
+def test_deleted_offsets_stop_it_with_what_is_missing_or_are_counted(broker: Broker) -> None:
+    topic = new_topic(broker, 2)
+    produce(broker, topic, range(40), 2, millis=lambda n: 1_700_000_000_000 + n * 1000)
+    reader = Reader(source(broker, topic)).start()
+    reader.all()
+    deleted_before(broker, topic, 0, 9)
+    words = rf"topic='{topic}' partition=0 .* offsets 5 to 8.* offset 9 .*2023-11-14T22:13:38Z, the end 20"
+    for known in ({f"{topic}-0": 5, f"{topic}-1": 20}, {f"{topic}-0": 20, f"{topic}-1": 20}):
+        again = Reader(reader.source, journal=reader.journal, positions=known)
+        with pytest.raises(InvalidInput, match=words):
+            again.start(back={f"{topic}-0": 5, f"{topic}-1": 20}).batch()
+    agreed = Reader(source(broker, topic, accept_loss=True), journal=reader.journal, positions=dict(reader.positions))
+    chunks = agreed.start(back={f"{topic}-0": 5, f"{topic}-1": 20}).all()
+    assert numbers(chunks) == list(range(18, 40, 2))
+    assert bad(chunks) == [(f"{topic}-0", 5, LOST)]
+    deleted_before(broker, topic, 0, 20)
+    chunks = agreed.start(back={f"{topic}-0": 5, f"{topic}-1": 20}).all()
+    assert (numbers(chunks), bad(chunks)) == ([], [(f"{topic}-0", 5, LOST)]), "also where nothing is left"
+    assert agreed.batch() == []
+
+
+def test_a_topic_made_anew_stops_it_or_is_another_one(broker: Broker) -> None:
+    topic = new_topic(broker, 1)
+    produce(broker, topic, range(30), 1)
+    reader = Reader(source(broker, topic)).start()
+    reader.all()
+    running = Reader(reader.source, positions=reader.positions, journal=reader.journal).start()
+    made_anew(broker, topic)
+    produce(broker, topic, range(100, 150), 1, millis=lambda n: 1_700_000_000_000)
+    words = rf"topic='{topic}' .* made anew; .*\{{0: 30\}}.* offset 0 of partition 0, time=2023-11-14T22:13:20Z"
+    with pytest.raises(InvalidInput, match=words):
+        running.batch()
+    with pytest.raises(InvalidInput, match=words):
+        reader.start()
+    agreed = Reader(source(broker, topic, accept_loss=True), positions=reader.positions, journal=reader.journal)
+    chunks = agreed.start().all()
+    assert numbers(chunks) == list(range(100, 150))
+    assert bad(chunks) == [(f"{topic}-0#1", 0, ANEW)]
+    assert agreed.channels == {f"{topic}-0#1": False}
+    assert numbers(agreed.start(back={f"{topic}-0": 30, f"{topic}-0#1": 10}).all()) == list(range(110, 150))
+    made_anew(broker, topic)
+    produce(broker, topic, [7], 1)
+    assert (numbers(chunks := agreed.start().all()), bad(chunks)) == ([7], [(f"{topic}-0#2", 0, ANEW)])
+
+
+def test_a_topic_that_is_not_there_or_is_gone_is_named(broker: Broker) -> None:
+    with pytest.raises(InvalidInput, match="topic='nowhere' is not there"):
+        Reader(source(broker, ["nowhere"])).start()
+    topic = new_topic(broker, 1)
+    produce(broker, topic, range(3), 1)
+    reader = Reader(source(broker, re.compile(topic))).start()
+    reader.all()
+    broker.delete(topic)
+    with pytest.raises(InvalidInput, match=rf"topic='{topic}' .* is gone"):
+        reader.start()
+    agreed = Reader(
+        source(broker, re.compile(topic), accept_loss=True), positions=reader.positions, journal=reader.journal
+    )
+    assert agreed.start().batch() == []
+    assert agreed.channels == {}
+
+
+def test_a_journal_of_another_source_and_positions_beyond_the_end_are_refused(broker: Broker) -> None:
+    topic = new_topic(broker, 1)
+    produce(broker, topic, range(3), 1)
+    with pytest.raises(InvalidInput, match="had another source"):
+        Reader(source(broker, topic), positions={"": 5}).start()
+    with pytest.raises(InvalidInput, match="had another source"):
+        Reader(source(broker, topic), positions={"": 5}, journal=["a/file.parquet 7"]).start()
+    reader = Reader(source(broker, topic)).start()
+    reader.all()
+    with pytest.raises(InvalidInput, match=rf"topic='{topic}' partition=0 .* ends at offset 3 and was read up to 9"):
+        Reader(reader.source, positions={f"{topic}-0": 9}, journal=reader.journal).start()
+
+
+def test_records_that_can_not_be_decoded_are_bad_and_tombstones_are_nulls(broker: Broker) -> None:
+    topic = new_topic(broker, 1)
+    writer = producer(broker)
+    for value in (b'{"n": 1}', b"{", None, b"", b'{"n": "x"}', b'{"n": 2}'):
+        writer.produce(topic, value, key=b"\xff" if value == b'{"n": 2}' else b"k", timestamp=1_700_000_000_000)
+    writer.flush()
+    chunks = Reader(source(broker, topic, key=Raw("k", pa.string()))).start().all()
+    assert [row for chunk in chunks for row in chunk.rows.select(["k", "n", "kafka_offset"]).to_pylist()] == [
+        {"k": "k", "n": 1, "kafka_offset": 0},
+        {"k": "k", "n": None, "kafka_offset": 2},
+    ]
+    assert [(at, reason[:14]) for _, at, reason in bad(chunks)] == [
+        (1, "not a JSON obj"), (3, "not a JSON obj"), (4, "JSON parse err"), (5, "not UTF-8"),
+    ]  # fmt: skip
+
+
+def test_a_row_tells_its_record(broker: Broker) -> None:
+    topic = new_topic(broker, 2)
+    writer = producer(broker)
+    writer.produce(topic, b"\x00\xff", partition=1, timestamp=1_700_000_000_123)
+    writer.flush()
+    (chunk,) = Reader(KafkaSource(topic, broker.address)).start().all()
+    when = datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=timezone.utc)
+    assert chunk.rows.to_pylist() == [
+        {"value": b"\x00\xff", "kafka_topic": topic, "kafka_partition": 1, "kafka_offset": 0, "kafka_timestamp": when}
+    ]
+    assert chunk.rows.schema == KafkaSource(topic, broker.address).schema
+    assert "kafka_timestamp" not in source(broker, topic, timestamp="n").schema.names
+
+
+def test_a_transform_makes_rows_that_keep_their_offsets(broker: Broker) -> None:
+    topic = new_topic(broker, 1)
+    produce(broker, topic, range(20), 1)
+
+    def odd_twice(rows: pa.RecordBatch) -> pa.RecordBatch:
+        odd = rows.filter(pc.equal(pc.bit_wise_and(rows.column("n"), 1), 1))
+        return odd.take(pa.array([i for i in range(odd.num_rows) for _ in range(2)], pa.int64()))
+
+    chunks = Reader(source(broker, topic, transform=odd_twice)).start().all()
+    assert numbers(chunks) == [n for n in range(1, 20, 2) for _ in range(2)]
+    assert [p for chunk in chunks for p in chunk.positions] == numbers(chunks)
+    with pytest.raises(InvalidInput, match="keep kafka_offset"):
+        _ = source(broker, topic, transform=lambda rows: rows.select(["n"])).schema
+    with pytest.raises(InvalidInput, match=r"raised .* for a batch without rows"):
+        _ = source(broker, topic, transform=lambda rows: 1 / 0).schema
+
+    def fails(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows if rows.num_rows == 0 else rows.select([5])
+
+    with pytest.raises(TaskFailed, match=f"topic='{topic}' partition=0 from offset 0"):
+        Reader(source(broker, topic, transform=fails)).start().all()
+
+
+def test_a_bounded_run_ends_where_the_topics_ended_when_it_began(broker: Broker) -> None:
+    topic = new_topic(broker, 1)
+    produce(broker, topic, range(10), 1)
+    reader = Reader(source(broker, topic, offsets_per_batch=4)).start()
+    assert reader.opened is not None
+    reader.opened.freeze()
+    chunks = reader.batch()
+    produce(broker, topic, range(10, 20), 1)
+    assert numbers(chunks + reader.all()) == list(range(10))
+
+
+def test_a_wrong_set_up_is_refused_with_a_sentence(broker: Broker) -> None:
+    for wrong in ([], [1], {}):
+        with pytest.raises(InvalidInput, match="name a topic or several"):
+            KafkaSource(wrong, broker.address)
+    for start in ("first", datetime(2024, 1, 1), None):
+        with pytest.raises(InvalidInput, match="'earliest', 'latest', or give a time with a zone"):
+            KafkaSource("a", broker.address, start=start)
+    with pytest.raises(InvalidInput, match="give at least 1"):
+        KafkaSource("a", broker.address, offsets_per_batch=0)
+    with pytest.raises(InvalidInput, match="one name twice"):
+        _ = KafkaSource("a", broker.address, value=Raw("v"), key=Raw("v")).schema
+    with pytest.raises(InvalidInput, match="no-such-option"):
+        Reader(KafkaSource("a", broker.address, options={"no-such-option": 1})).start()
+
+
+def test_a_broker_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka.topics, "TIMEOUT", 0.5)
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:9"):
+        Reader(KafkaSource("a", "127.0.0.1:9", options={"socket.timeout.ms": 300})).start()

@@ -1,0 +1,152 @@
+"""What decoders make of bytes: the rows that a plain reader of each record gives, and the others apart with reasons."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persistent_state import Avro, InvalidInput, Json, Raw
+from persistent_state.sources.decoders import Decoder, side_by_side
+
+COLUMNS = pa.schema([("n", pa.int64()), ("s", pa.string())])
+OBJECTS = st.fixed_dictionaries(
+    {},
+    optional={"n": st.none() | st.integers(-(2**63), 2**63 - 1), "s": st.none() | st.text(), "other": st.booleans()},
+)
+SCHEMA = {
+    "type": "record",
+    "name": "order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "name", "type": ["null", "string"]},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "kind", "type": {"type": "enum", "name": "kind", "symbols": ["BUY", "SELL"]}},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "side", "type": ["kind", "null"]},
+        {
+            "name": "place",
+            "type": {
+                "type": "record",
+                "name": "place",
+                "fields": [{"name": "x", "type": "double"}, {"name": "c", "type": {"type": "fixed", "name": "f", "size": 2}}],
+            },
+        },
+    ],
+}  # fmt: skip
+ORDER = {
+    "id": 7,
+    "name": None,
+    "price": Decimal("12.50"),
+    "at": datetime(2024, 5, 1, 12, 0, 0, 123, tzinfo=timezone.utc),
+    "day": date(2024, 5, 1),
+    "kind": "BUY",
+    "tags": ["a", "b"],
+    "side": "SELL",
+    "place": {"x": 0.5, "c": b"\x00\x01"},
+}
+
+
+def written(row: dict[str, Any]) -> bytes:
+    data = io.BytesIO()
+    fastavro.schemaless_writer(data, fastavro.parse_schema(SCHEMA), row)
+    return data.getvalue()
+
+
+def come_to(decoder: Decoder, values: list[bytes | None]) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    piece = decoder.decode(values)
+    assert piece.rows.schema == decoder.schema
+    assert piece.count == len(values) == piece.rows.num_rows + len(piece.bad)
+    return piece.rows.to_pylist(), {record.position: record.reason for record in piece.bad}
+
+
+@given(st.lists(OBJECTS), st.randoms())
+def test_json_is_what_python_reads_however_it_is_spaced(objects: list[dict[str, Any]], chance: Any) -> None:
+    values: list[bytes | None] = [
+        json.dumps(one, indent=chance.choice([None, 1]), ensure_ascii=chance.random() < 0.5).encode(errors="replace")
+        for one in objects
+    ]
+    rows, bad = come_to(Json(COLUMNS), values)
+    read = [json.loads(value) for value in values if value is not None]
+    assert (rows, bad) == ([{"n": one.get("n"), "s": one.get("s")} for one in read], {})
+
+
+@given(
+    st.lists(st.binary(max_size=12) | st.sampled_from([None, b'{"n": 1}', b' {"n": 2}\n', b'{"n": 3}{"n": 4}', b"{}"]))
+)
+def test_of_any_bytes_json_gives_each_object_or_says_that_it_is_none(values: list[bytes | None]) -> None:
+    rows, bad = come_to(Json(pa.schema([("n", pa.int64())])), values)
+    wanted = {b'{"n": 1}': 1, b' {"n": 2}\n': 2, b"{}": None, None: None}
+    good = [value for i, value in enumerate(values) if i not in bad]
+    assert [row["n"] for row in rows] == [wanted.get(value) for value in good]
+    assert not any(value in wanted for i, value in enumerate(values) if i in bad)
+    assert b'{"n": 3}{"n": 4}' not in good
+
+
+def test_avro_is_what_was_written() -> None:
+    decoder = Avro(SCHEMA)
+    assert decoder.schema.field("price").type == pa.decimal128(9, 2)
+    assert decoder.schema.field("side").type == pa.string()
+    rows, bad = come_to(decoder, [written(ORDER), None, written({**ORDER, "name": "x"})])
+    assert (rows, bad) == ([ORDER, dict.fromkeys(ORDER), {**ORDER, "name": "x"}], {})
+    # Behind the number of a schema, as text, and pickled.
+    rows, bad = come_to(Avro(json.dumps(SCHEMA), skip=5), [b"\x00\x00\x00\x00\x07" + written(ORDER)])
+    assert (rows, bad) == ([ORDER], {})
+
+
+@given(st.lists(st.binary(max_size=40)))
+def test_of_any_bytes_avro_gives_a_row_or_a_reason(values: list[bytes]) -> None:
+    rows, bad = come_to(Avro(SCHEMA), [*values, written(ORDER)])
+    assert rows[-1] == ORDER
+    assert all(reason.startswith(("no Avro record", "a field does not fit")) for reason in bad.values())
+
+
+def test_bytes_of_another_length_than_the_avro_schema_says_are_bad() -> None:
+    data = written(ORDER)
+    rows, bad = come_to(Avro(SCHEMA), [data[:-1], data + b"\x00", b"", data])
+    assert (rows, sorted(bad)) == ([ORDER], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ("{", "can't be read"),
+        ({"type": "record", "name": "r", "fields": [{"name": "a", "type": "no"}]}, "can't be read"),
+        ("long", "can't be read|columns are fields"),
+        ({"type": "long"}, "columns are fields"),
+        ({"type": "record", "name": "r", "fields": [{"name": "a", "type": ["int", "string"]}]}, "no column of its own"),
+    ],
+)  # fmt: skip
+def test_an_avro_schema_without_columns_is_refused(schema: Any, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        _ = Avro(schema).schema
+
+
+def test_raw_is_bytes_or_text() -> None:
+    assert come_to(Raw(), [b"\xff", None, b""]) == ([{"value": b"\xff"}, {"value": None}, {"value": b""}], {})
+    rows, bad = come_to(Raw("t", pa.string()), [b"\xff", None, "é".encode(), b""])
+    assert (rows, bad) == ([{"t": None}, {"t": "é"}, {"t": ""}], {0: "not UTF-8"})
+    with pytest.raises(InvalidInput, match="can't hold raw bytes as int64"):
+        _ = Raw("n", pa.int64()).schema
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"\xff", b"a", None]), st.sampled_from([b'{"n": 1}', b"x", None]))))
+def test_a_record_is_bad_if_its_key_or_its_value_is(records: list[tuple[bytes | None, bytes | None]]) -> None:
+    keys, values = [key for key, _ in records], [value for _, value in records]
+    decoded = [Raw("k", pa.string()).decode(keys), Json(pa.schema([("n", pa.int64())])).decode(values)]
+    piece = side_by_side(decoded, values)
+    wanted = {b"a": "a", None: None}, {b'{"n": 1}': 1, None: None}
+    good = [i for i, (key, value) in enumerate(records) if key in wanted[0] and value in wanted[1]]
+    assert piece.rows.to_pylist() == [{"k": wanted[0][keys[i]], "n": wanted[1][values[i]]} for i in good]
+    assert sorted({*good, *(record.position for record in piece.bad)}) == list(range(len(records)))
+    assert all(record.reason == "not UTF-8" for record in piece.bad if keys[record.position] == b"\xff")
