@@ -148,7 +148,7 @@ class Application:
         to_the_end: bool,
         closes: bool = False,
     ) -> Running:
-        from persistent_state.engine import rows, running
+        from persistent_state.engine import kafka, rows, running
 
         if not self._added:
             raise InvalidInput(f"application {self.name} has no task; add one.")
@@ -157,7 +157,7 @@ class Application:
         shards = self.shards or spark.sparkContext.defaultParallelism
         parts = []
         for added in self._added:
-            source = added.source
+            source = kafka.unopened(added.source)
             schema, update = rows.columns_of(spark, added.task, source)
             plan = Plan(
                 application=self.name,
@@ -177,7 +177,7 @@ class Application:
             plan.check()
             if update is not None:
                 plan.check_update(update)
-            parts.append(running.Part(plan, source, added.outputs))
+            parts.append(running.Part(plan, added.source, added.outputs))
         setup = running.Setup(
             spark,
             self.name,

@@ -189,9 +189,15 @@ def _said(task: PersistentTask, rows: DataFrame) -> Column:
 
 
 def blobs_of_dataframe(
-    rows: DataFrame, plan: Plan, source: DataFrameSource, epoch: int, restored: int, labels: Sequence[int]
+    rows: DataFrame,
+    plan: Plan,
+    source: DataFrameSource,
+    epoch: int,
+    restored: int,
+    labels: Sequence[int],
+    journal: tuple[str, ...] = (),
 ) -> DataFrame:
-    """A streaming DataFrame of a task's blobs, from rows that Spark reads."""
+    """A streaming DataFrame of a task's blobs, from rows that Spark reads; `journal` goes with the first micro-batch."""
     beside = [F.current_timestamp().alias(_NOW)]
     if plan.task.update_way == "column":
         beside.append(_said(plan.task, rows).alias(COLUMN))
@@ -202,7 +208,8 @@ def blobs_of_dataframe(
         log = _log(plan.files, plan.application)
         entry = driver.wake(log, epoch, plan.name, now_us())
         log.forget(entry.number)
-        basis = replace(driver.plan_batch(entry, plan.name, reach, now=0), restored=restored)
+        first_reach = replace(reach, journal=journal if entry.tasks[plan.name].batch == 0 else ())
+        basis = replace(driver.plan_batch(entry, plan.name, first_reach, now=0), restored=restored)
         full = (batch for batch in batches if batch.num_rows)
         first = next(full, None)
         chunks: Iterator[Chunk] = iter(())

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from persistent_state import delivery, driver
 from persistent_state.clock import BEGINNING, rewind_position
 from persistent_state.driver import Keeping
-from persistent_state.engine import arrow_source, deliveries, query, rows, sessions
+from persistent_state.engine import arrow_source, deliveries, kafka, query, rows, sessions
 from persistent_state.engine.causes import as_own_error
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.query import Progress
@@ -29,6 +29,7 @@ from persistent_state.outputs import Outputs
 from persistent_state.plan import Plan
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
+from persistent_state.sources.kafka import KafkaSource
 from persistent_state.store import pages
 from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.files import Files
@@ -52,6 +53,11 @@ class Part:
     plan: Plan
     source: TimeReplayableSource | DataFrameSource
     outputs: Outputs
+
+    @property
+    def is_by_spark(self) -> bool:
+        """Whether Spark reads the source, and plans the micro-batches."""
+        return kafka.is_by_spark(self.source)
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,7 @@ class Running:
         for part in setup.parts:
             plan = part.plan
             blobs = _blobs(setup, session, part, self.entry, labels)
-            by_spark = isinstance(part.source, DataFrameSource)
+            by_spark = part.is_by_spark
             usual = sessions.for_sinks(blobs.sparkSession)
             running = part.outputs.running
             commit = query.Commit(plan, self.entry.epoch, setup.keeping, running, setup.on_progress, by_spark, usual)
@@ -356,11 +362,14 @@ def _warn_of_what_is_left(before: Entry | None, entry: Entry) -> None:
 
 def _blobs(setup: Setup, session: SparkSession, part: Part, entry: Entry, labels: Sequence[int]) -> DataFrame:
     plan, source = part.plan, part.source
+    task, lines = entry.tasks[plan.name], tuple[str, ...]()
+    if isinstance(source, KafkaSource) and part.is_by_spark:
+        start = {strand: position.next for strand, position in task.positions.items()}
+        source, lines = kafka.opened(source, pages.read(setup.files, task.journal), _known(task), start)
     if isinstance(source, DataFrameSource):
-        task = entry.tasks[plan.name]
         clock, restored = task.clock, task.clock if task.positions else BEGINNING
         frame = rows.opened(setup.spark, source, clock)
-        return rows.blobs_of_dataframe(frame, plan, source, entry.epoch, restored, labels)
+        return rows.blobs_of_dataframe(frame, plan, source, entry.epoch, restored, labels, lines)
     parts = session.sparkContext.defaultParallelism
     if plan.task.update_way == "column":
         return rows.blobs_of_source(session, rows.RowReader(plan, source, entry.epoch, parts, labels))
@@ -383,13 +392,17 @@ def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskSta
         if task is None:
             source.open([], {})
         else:
-            positions = {strand: position.known for strand, position in task.positions.items()}
             with named_by_newest():
                 journal = pages.read(files, task.journal)
-            source.open(journal, positions)
+            source.open(journal, _known(task))
             # What is to be replayed must be there.
             back = {s: rewind_position(p, min(clock, task.clock)).next for s, p in task.positions.items()}
             source.reach(back, everything=False)
+
+
+def _known(task: TaskState) -> dict[str, int]:
+    """By strand, the first position that was never committed."""
+    return {strand: position.known for strand, position in task.positions.items()}
 
 
 def check_frames(setup: Setup, known: Mapping[str, TaskState], clock: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,11 @@ from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayabl
 from persistent_state.sources.decoders import Decoder, Raw
 from persistent_state.sources.records import one_batch
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
+Said: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
 EARLIEST, LATEST = "earliest", "latest"
 COMMITTED = "read_committed"
@@ -69,7 +73,7 @@ class _Noted:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """A partition as it is now: where reading it begins if nothing is known, its first offset, and its end."""
 
     topic: str
@@ -86,7 +90,7 @@ class _Opened:
 
     noted: dict[str, _Noted]
     is_first: bool
-    places: Mapping[str, _Place] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
     is_frozen: bool = False
 
 
@@ -106,6 +110,10 @@ class KafkaSource(TimeReplayableSource):
     Offsets that are to be read and no longer in Kafka, as it has deleted them by age or the topic was made anew, stop the
     application; with `accept_loss` they are counted among the bad rows, one for each gap, and it goes on after them.
 
+    Where `value` is a function, Spark reads the topics with its own connector, which the session must have. It is given a
+    DataFrame of `key`, `value` (both binary), `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp`, and
+    returns one of rows and columns made of these, of which it keeps topic, partition and offset.
+
     `transform` is a stateless, row-wise function of a record batch: select, filter, explode, join to a static table. It
     keeps the column `kafka_offset`, which tells which record a row was made of. `options` go to librdkafka, such as those of
     TLS and SASL, and into no message; `isolation.level` is "read_committed" unless they say otherwise.
@@ -117,7 +125,7 @@ class KafkaSource(TimeReplayableSource):
         servers: str,
         *,
         timestamp: str = TIME,
-        value: Decoder | None = None,
+        value: Decoder | Said | None = None,
         key: Decoder | None = None,
         start: str | datetime = EARLIEST,
         offsets_per_batch: int = 10_000_000,
@@ -134,20 +142,30 @@ class KafkaSource(TimeReplayableSource):
         if offsets_per_batch < 1:
             raise InvalidInput(f"{offsets_per_batch=}; give at least 1.")
         self.timestamp = timestamp
-        self._topics = named if isinstance(named, re.Pattern) else sorted(set(named))
-        self._servers = servers
+        self.topics: Sequence[str] | re.Pattern[str] = named if isinstance(named, re.Pattern) else sorted(set(named))
+        self.servers = servers
+        self.options = dict(options or {})
+        self.offsets_per_batch = offsets_per_batch
+        self.accepts_loss = accept_loss
+        self.said: Said | None = None
+        self._decoders: list[Decoder] = [] if key is None else [key]
+        if value is None or hasattr(value, "decode"):
+            self._decoders.append(cast(Decoder, value or Raw()))
+        elif callable(value) and key is None and transform is None:
+            self.said = value
+        else:
+            raise InvalidInput(
+                f"{value=} of {self!r} is no decoder; give one, such as Json(schema), or a function of Spark's DataFrame that "
+                "does all, without key= and transform=."
+            )
         self._start = start
-        self._most = offsets_per_batch
-        self._accepts_loss = accept_loss
         self._transform = transform
-        self._decoders = [decoder for decoder in (key, value or Raw()) if decoder is not None]
         self._has_key = key is not None
-        self._options = dict(options or {})
         self._opened: _Opened | None = None
 
     def __repr__(self) -> str:
-        topics = self._topics.pattern if isinstance(self._topics, re.Pattern) else ", ".join(self._topics)
-        return f"KafkaSource({topics!r}, {self._servers!r})"
+        topics = self.topics.pattern if isinstance(self.topics, re.Pattern) else ", ".join(self.topics)
+        return f"KafkaSource({topics!r}, {self.servers!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         # Clients can't be taken along.
@@ -176,7 +194,8 @@ class KafkaSource(TimeReplayableSource):
             StoreUnavailable: no broker answers.
         """
         try:
-            noted = [_Noted(**json.loads(line)) for line in journal]
+            lines = [json.loads(line) for line in journal]
+            noted = [_Noted(**line) for line in lines if "lost" not in line]
         except (TypeError, ValueError):
             noted = []
         if known and not noted:
@@ -202,8 +221,8 @@ class KafkaSource(TimeReplayableSource):
         begins = {strand: start.get(strand, place.begin) for strand, place in state.places.items()}
         lags = {strand: max(0, place.end - begins[strand]) for strand, place in state.places.items()}
         total = sum(lags.values())
-        if total > self._most and not everything:
-            lags = {strand: -(-lag * self._most // total) for strand, lag in lags.items()}
+        if total > self.offsets_per_batch and not everything:
+            lags = {strand: -(-lag * self.offsets_per_batch // total) for strand, lag in lags.items()}
         return Reach(
             ends={**start, **{strand: begins[strand] + lag for strand, lag in lags.items()}},
             channels=dict.fromkeys(state.places, False),
@@ -343,17 +362,17 @@ class KafkaSource(TimeReplayableSource):
             )
         return made
 
-    def _look(self, start: Mapping[str, int]) -> dict[str, _Place]:
+    def _look(self, start: Mapping[str, int]) -> dict[str, Place]:
         """The partitions as they are now, by strand; `start` says from where they are to be read.
 
         Raises:
             InvalidInput: what is to be read is not there any more.
         """
-        state, is_committed = self._state, self._options.get("isolation.level", COMMITTED) == COMMITTED
+        state, is_committed = self._state, self.options.get("isolation.level", COMMITTED) == COMMITTED
         with self._asking():
-            found = topics.look(self._admin, self._topics, is_committed)
+            found = topics.look(self._admin, self.topics, is_committed)
         for name in state.noted.keys() - found.keys():
-            if isinstance(self._topics, re.Pattern) and self._topics.fullmatch(name) and not self._accepts_loss:
+            if isinstance(self.topics, re.Pattern) and self.topics.fullmatch(name) and not self.accepts_loss:
                 raise InvalidInput(f"topic={name!r} of {self!r} is gone; bring it back, or say accept_loss=True.")
         places = {}
         for name, topic in found.items():
@@ -361,9 +380,9 @@ class KafkaSource(TimeReplayableSource):
             for partition, (first, end) in topic.offsets.items():
                 strand = noted.strand(partition)
                 begin = start.get(strand, noted.begins.get(str(partition), first))
-                if begin < first and not self._accepts_loss:
+                if begin < first and not self.accepts_loss:
                     raise self._gone(name, partition, begin, first, end)
-                places[strand] = _Place(name, partition, begin, first, end, noted.generation > 0)
+                places[strand] = Place(name, partition, begin, first, end, noted.generation > 0)
         state.is_first = False
         return places
 
@@ -374,7 +393,7 @@ class KafkaSource(TimeReplayableSource):
         if noted is not None and (noted.id == topic.id or None in (noted.id, topic.id)):
             return noted
         begins = {partition: first for partition, (first, _) in topic.offsets.items()}
-        if noted is not None and not self._accepts_loss:
+        if noted is not None and not self.accepts_loss:
             then = {p: start[noted.strand(p)] for p in topic.offsets if noted.strand(p) in start}
             raise InvalidInput(
                 f"topic={topic.name!r} of {self!r} was deleted and made anew; the old one was to be "
@@ -414,6 +433,11 @@ class KafkaSource(TimeReplayableSource):
         return "none, it is empty"
 
     @property
+    def places(self) -> Mapping[str, Place]:
+        """The partitions as they were when last looked at, by strand."""
+        return self._state.places
+
+    @property
     def _record(self) -> pa.Schema:
         """What a row tells of its record beside what this holds."""
         place = pa.schema([(TOPIC, pa.string()), (PARTITION, pa.int32()), (OFFSET, pa.int64())])
@@ -428,10 +452,10 @@ class KafkaSource(TimeReplayableSource):
     @cached_property
     def _admin(self) -> Any:
         with self._asking():
-            return library().admin.AdminClient(client_options(self._servers, self._options))
+            return library().admin.AdminClient(client_options(self.servers, self.options))
 
     def _asking(self) -> Any:
-        return asking(repr(self), self._options)
+        return asking(repr(self), self.options)
 
     def _consumer_options(self) -> dict[str, Any]:
         return {
@@ -441,7 +465,7 @@ class KafkaSource(TimeReplayableSource):
             "fetch.message.max.bytes": 4 << 20,
             # By default it rests for a second whenever much is waiting.
             "fetch.queue.backoff.ms": 5,
-            **client_options(self._servers, self._options),
+            **client_options(self.servers, self.options),
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
