@@ -66,22 +66,22 @@ def compare(
     return {name: figures(taken, FILES_PER_BATCH * ROWS_PER_FILE, workload.rows) for name, taken in passes.items()}
 
 
-def table(title: str, found: Mapping[str, Figures]) -> str:
+def table(title: str, found: Mapping[str, Figures], ours: Sequence[str] = OURS) -> str:
     """The figures of all contenders, and how much faster than each peer ours are; `whole` is of passes with start and end."""
-    peers = [name for name in found if name not in OURS]
+    peers = [name for name in found if name not in ours]
     head = f"{'':<24}{'k rows/s':>10}{'quartiles':>16}{'slowest':>10}{'whole':>10}{'CPU s/M':>10}"
     lines = [title, head + "".join(f"{'x ' + peer:>{max(12, len(peer) + 4)}}" for peer in peers)]
     for name, f in found.items():
         line = f"{name:<24}{1e3 / f.batch:>10,.0f}{1e3 / f.high:>8,.0f}{1e3 / f.low:>8,.0f}"
         line += f"{1e3 / f.slowest:>10,.0f}{1e3 / f.wall:>10,.0f}{f.cpu:>10.2f}"
         for peer in peers:
-            ratio = f"{found[peer].batch / f.batch:.2f}" if name in OURS else ""
+            ratio = f"{found[peer].batch / f.batch:.2f}" if name in ours else ""
             line += f"{ratio:>{max(12, len(peer) + 4)}}"
         lines.append(line)
     return "\n".join(lines)
 
 
-def ratios(found: Mapping[str, Figures]) -> dict[str, Any]:
+def ratios(found: Mapping[str, Figures], ours: Sequence[str] = OURS) -> dict[str, Any]:
     return {
         f"{name} to {peer}": {
             "wall_ratio": round(found[peer].batch / found[name].batch, 3),
@@ -89,9 +89,9 @@ def ratios(found: Mapping[str, Figures]) -> dict[str, Any]:
             "cpu_ratio": round(found[peer].cpu / found[name].cpu, 3),
         }
         for name in found
-        if name in OURS
+        if name in ours
         for peer in found
-        if peer not in OURS
+        if peer not in ours
     }
 
 

@@ -58,6 +58,17 @@ def jars(name: str, artifacts: Sequence[str], are_alone: bool = False) -> Path:
     return place
 
 
+def connector_jars() -> list[Path]:
+    """Spark's connector to Kafka, for `spark.jars`: a set that works with Spark 4.2 and 4.3.
+
+    Users give spark.jars.packages instead; Maven's mirrors lack a part of it now and then.
+    """
+    spark = "org.apache.spark:spark-{}_2.13:{}"
+    artifacts = [spark.format("sql-kafka-0-10", "4.2.0"), spark.format("token-provider-kafka-0-10", "4.0.0")]
+    artifacts += ["org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.13.1"]
+    return sorted(jars("spark-kafka-4.2.0", artifacts, are_alone=True).glob("*.jar"))
+
+
 @dataclass
 class Broker:
     """One broker that is its own controller (KRaft), with all it holds in `folder`; `address` is where clients find it.
