@@ -1,0 +1,104 @@
+"""A driver whose two tasks read one topic of Kafka, by librdkafka and by Spark's connector; and Spark's own watermark.
+
+    python -m tests.spark.kafka_driver FOLDER SERVERS TOPIC [--to-the-end | --skew]
+
+It goes on until it is killed, or with --to-the-end reads what there is, closes and ends. FOLDER/progress gets a line for each
+commit. With --skew both tasks read the topic once, and Spark counts by minutes under a watermark of its own; what each of
+the three has counted is the last line of FOLDER/out, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import monoids
+import pyarrow as pa
+
+from examples.broker import connector_jars
+from persistent_state import Application, Json, KafkaSource, NonWindowState, PersistentTask, read_state
+from persistent_state.engine.query import Progress
+from tests.spark.sessions import new_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NAME = "kafka"
+DELAY = "10 minutes"
+PLACE = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
+
+
+class Fast(PersistentTask):
+    """The sum of n by k, from rows that Arrow decodes."""
+
+    key = "k"
+    value = "n"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(monoids.Sum())
+
+
+class Said(Fast):
+    """The same, from rows that Spark decodes."""
+
+
+def decoded(records: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    parsed = F.from_json(F.col("value").cast("string"), "k BIGINT, n BIGINT")
+    return records.select(parsed.alias("row"), *PLACE).select("row.*", *PLACE)
+
+
+def application(folder: Path, servers: str, topic: str, per_batch: int) -> Application:
+    app = Application(NAME, str(folder / "store"), "1 minute", allowed_delay=DELAY)
+    columns = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+    app.add(Fast(), KafkaSource(topic, servers, value=Json(columns), offsets_per_batch=per_batch))
+    return app.add(Said(), KafkaSource(topic, servers, value=decoded, offsets_per_batch=per_batch))
+
+
+def spark_counts(spark: SparkSession, folder: Path, servers: str, topic: str, per_batch: int) -> int:
+    """How many records Spark's own aggregation counts under a watermark of the same delay."""
+    from pyspark.sql import functions as F
+
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
+    records = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", per_batch).load()
+    counts = records.withWatermark("timestamp", DELAY).groupBy(F.window("timestamp", "1 minute")).count()
+    writer = counts.writeStream.outputMode("update").format("memory").queryName("counts")
+    query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    newest = spark.table("counts").groupBy("window").agg(F.max("count").alias("count"))
+    return int(newest.agg(F.sum("count")).collect()[0][0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("servers")
+    parser.add_argument("topic")
+    parser.add_argument("--to-the-end", action="store_true")
+    parser.add_argument("--skew", action="store_true")
+    given = parser.parse_args()
+    folder, per_batch = given.folder, 200 if given.skew else 500
+    app = application(folder, given.servers, given.topic, per_batch)
+    jars = ",".join(map(str, connector_jars()))
+    spark = new_session(NAME, settings={"spark.jars": jars, "spark.sql.session.timeZone": "UTC"})
+
+    def note(told: Progress) -> None:
+        with (folder / "progress").open("a") as file:
+            file.write(json.dumps({"task": told.task, "messages": told.messages, "late": told.late}) + "\n")
+
+    if not (given.to_the_end or given.skew):
+        app.start(spark, on_progress=note).await_end()
+        return
+    app.run(spark, close=True, on_progress=note)
+    if given.skew:
+        store = str(folder / "store")
+        counted = {task.task_name: len(read_state(store, NAME, task)) for task in (Fast(), Said())}
+        counted["spark"] = spark_counts(spark, folder, given.servers, given.topic, per_batch)
+        print(json.dumps(counted))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Kafka on a real Spark: both ways to read it under kills of drivers and of the broker, and partitions far apart in time."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from examples.broker import Broker, connector_jars
+from persistent_state import read_late_rows, read_state
+from persistent_state.verify import verify
+from tests.kafka.topics import grow, new_topic
+from tests.spark.conftest import Launch
+from tests.spark.kafka_driver import NAME, Fast, Said
+from tests.spark.test_failures import wait_for
+from tests.store.servers import needed
+
+KILLS = 4
+START = 1_700_000_000_000
+HOUR, MINUTE = 3_600_000, 60_000
+DRIVER = ("-m", "tests.spark.kafka_driver")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _connector() -> None:
+    with needed():
+        connector_jars()
+
+
+class Shop:
+    """Writes to a topic of which partition 0 is an hour behind the others, by transactions of which some are aborted."""
+
+    def __init__(self, broker: Broker, topic: str, partitions: int) -> None:
+        self.topic, self.partitions = topic, partitions
+        self.chance = random.Random(7)
+        self.wanted: Counter[int] = Counter()
+        self.rounds = 0
+        options = {"bootstrap.servers": broker.address, "transactional.id": topic, "log_level": 0}
+        self.producer = Producer(options)
+        self.producer.init_transactions(60)
+
+    def sell(self, count: int = 150) -> None:
+        """A minute's records of every partition, out of order by up to eight minutes."""
+        kept: Counter[int] = Counter()
+        is_kept = self.chance.random() < 0.8
+        self.producer.begin_transaction()
+        for _ in range(count):
+            partition = self.chance.randrange(self.partitions)
+            k, n = self.chance.randrange(20), self.chance.randrange(100)
+            now = START + self.rounds * MINUTE - (HOUR if partition == 0 else 0)
+            when = now + self.chance.randrange(-8 * MINUTE, 1)
+            self.producer.produce(self.topic, json.dumps({"k": k, "n": n}), partition=partition, timestamp=when)
+            kept[k] += n
+        self.producer.flush(60)
+        if is_kept:
+            self.producer.commit_transaction(60)
+            self.wanted += kept
+        else:
+            self.producer.abort_transaction(60)
+        self.rounds += 1
+
+
+def test_drivers_and_brokers_are_killed_and_each_record_counts_once_in_both_ways(
+    broker: Broker, launch: Launch, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    topic = new_topic(broker, 3)
+    shop = Shop(broker, topic, 3)
+    progress = tmp_path / "progress"
+    chance = random.Random(3)
+
+    def commits() -> int:
+        return len(progress.read_text().splitlines()) if progress.exists() else 0
+
+    for kill in range(KILLS):
+        driver = launch(*DRIVER, str(tmp_path), broker.address, topic, folder=tmp_path)
+        begun, wanted = commits(), chance.randint(2, 8)
+        # Until it is well on its way there is always something to read.
+        while commits() < begun + wanted:
+            assert driver.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            shop.sell()
+            time.sleep(0.2)
+        if kill == 1:
+            grow(broker, topic, 4)
+            shop.partitions = 4
+        if kill == 2:
+            broker.kill()
+            time.sleep(0.5)
+            broker.start()
+            shop.sell()
+            begun = commits()
+            wait_for(lambda begun=begun: commits() > begun + 1, lambda: driver.poll() is None)
+        driver.kill()
+        driver.wait()
+        shop.sell()
+    end = launch(*DRIVER, str(tmp_path), broker.address, topic, "--to-the-end", folder=tmp_path)
+    assert end.wait(timeout=240) == 0, (tmp_path / "log").read_text()[-3000:]
+    store = str(tmp_path / "store")
+    assert verify(store).problems == ()
+    for task in (Fast(), Said()):
+        state = {row["k"]: row["value"] for row in read_state(store, NAME, task).to_pylist()}
+        assert state == dict(shop.wanted)
+        assert read_late_rows(store, NAME, task.task_name) == []
+    record_property("told", f"{KILLS} drivers and a broker killed, {shop.rounds} transactions of Kafka read by both ways")
+
+
+def test_nothing_is_lost_of_a_partition_an_hour_behind_and_sparks_watermark_drops_it(
+    broker: Broker, launch: Launch, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    topic = new_topic(broker, 2)
+    writer = Producer({"bootstrap.servers": broker.address})
+    records = 1000
+    for i in range(records):
+        when = START + i * 1000 - (HOUR if i % 2 else 0)
+        writer.produce(topic, json.dumps({"k": i, "n": 1}), partition=i % 2, timestamp=when)
+    writer.flush()
+    driver = launch(*DRIVER, str(tmp_path), broker.address, topic, "--skew", folder=tmp_path)
+    assert driver.wait(timeout=240) == 0, (tmp_path / "log").read_text()[-3000:]
+    counted = json.loads((tmp_path / "out").read_text().splitlines()[-1])
+    # Its first micro-batch has no watermark yet.
+    assert counted.pop("spark") < records * 0.7
+    assert counted == {"Fast": records, "Said": records}
+    late = [read_late_rows(str(tmp_path / "store"), NAME, task) for task in ("Fast", "Said")]
+    assert late == [[], []]
+    record_property("told", f"a partition an hour behind: {records} records, and Spark's watermark keeps fewer")
