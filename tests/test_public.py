@@ -28,6 +28,7 @@ PUBLIC_NAMES = [
     "Fenced",
     "FileSource",
     "InvalidInput",
+    "KafkaSink",
     "LocalRun",
     "Message",
     "NonWindowState",
@@ -113,16 +114,16 @@ PUBLIC_MONOIDS = [
 ]
 
 LAYERS = [
-    {"errors", "secrets"},
+    {"errors", "labels", "secrets"},
     {"clock", "durations", "kafka", "keys", "store.base", "store.cache", "sinks.base"},
-    {"windows"},
+    {"windows", "sinks.kafka_clocks"},
     {"state"},
     {"store.local", "store.memory", "store.remote", "sinks.function"},
     {"store.hdfs", "store.objects"},
     {"store.files", "outputs"},
     {"task", "merge", "store.entry", "sources.base"},
     {"batch", "plain", "plan", "store.log", "store.run", "sources.records"},
-    {"sources.dataframe", "sources.files", "sources.rate", "sinks.delta", "sinks.parquet", "sinks.sql"},
+    {"sources.dataframe", "sources.files", "sources.rate", "sinks.delta", "sinks.kafka", "sinks.parquet", "sinks.sql"},
     {"store.pages"},
     {"store.sides"},
     {"ranges", "steps.current", "steps.once", "steps.recorder"},
