@@ -32,6 +32,7 @@ from persistent_state import (
 )
 from persistent_state.application import positive
 from persistent_state.clock import Settings
+from persistent_state.labels import shard_labels
 from persistent_state.plan import Plan
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -281,7 +282,7 @@ def blobs_of(setting: Setting) -> DataFrame:
     plan = Plan("benchmark", files, task, source.schema, "ts", None, Settings(interval), shards)
     entry = driver.start(Log(files, "benchmark"), [plan], interval=interval, shards=shards, writer="benchmark", now=1)
     session = session_of(setting)
-    labels = arrow_source.shard_labels(session, shards)
+    labels = shard_labels(session, shards)
     return arrow_source.load(session, arrow_source.ArrowReader(plan, source, entry.epoch, shards, labels))
 
 

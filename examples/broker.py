@@ -27,7 +27,7 @@ _ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId><
 
 
 class Unavailable(Exception):
-    """A broker can't be had here; it says why."""
+    """A broker, or another server, can't be had here; it says why."""
 
 
 def jars(name: str, artifacts: Sequence[str], are_alone: bool = False) -> Path:
@@ -85,6 +85,10 @@ class Broker:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.ports[0]}"
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def start(self) -> Broker:
         """Start it, for the first time or again.

@@ -19,6 +19,7 @@ from persistent_state.reader import clocks, read_late_rows, read_state
 from persistent_state.sinks.base import Origin, Sink, arrow_batches
 from persistent_state.sinks.console import Console
 from persistent_state.sinks.delta import DeltaTable
+from persistent_state.sinks.kafka import KafkaSink
 from persistent_state.sinks.parquet import ParquetTable
 from persistent_state.sinks.sql import SqlTable
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
@@ -46,6 +47,7 @@ __all__ = [
     "FileSource",
     "InvalidInput",
     "Json",
+    "KafkaSink",
     "KafkaSource",
     "LocalRun",
     "Message",

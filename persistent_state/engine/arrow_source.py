@@ -24,15 +24,6 @@ from persistent_state.store.log import Log
 SCHEMA = "label int, blob binary"
 
 
-def shard_labels(session: SparkSession, shards: int) -> tuple[int, ...]:
-    """A number for each shard such that Spark's hash sends each to a partition of its own: they run side by side."""
-    values = ", ".join(f"({i})" for i in range(shards * 20))
-    found = session.sql(f"SELECT id, pmod(hash(id), {shards}) AS part FROM VALUES {values} AS t(id)").collect()
-    labels = {row["part"]: row["id"] for row in found}
-    spare = (row["id"] for row in found if row["id"] not in labels.values())
-    return tuple(labels[part] if part in labels else next(spare) for part in range(shards))
-
-
 def load(session: SparkSession, reader: ArrowReader, schema: StructType | str = SCHEMA) -> DataFrame:
     """What a reader reads as a streaming DataFrame, by default blobs: (label of the shard, blob)."""
     found, plan = schema, reader.plan

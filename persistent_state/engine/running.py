@@ -25,6 +25,7 @@ from persistent_state.engine.causes import as_own_error
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.query import Progress
 from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, TaskFailed
+from persistent_state.labels import shard_labels
 from persistent_state.outputs import Outputs
 from persistent_state.plan import Plan
 from persistent_state.sources.base import TimeReplayableSource
@@ -188,7 +189,7 @@ class Running:
         """Start a query for each task, from where the entry says."""
         setup = self._setup
         session = sessions.own_session(setup.spark)
-        labels = arrow_source.shard_labels(session, setup.shards)
+        labels = shard_labels(session, setup.shards)
         scratch = self._scratch.folder(self.entry.epoch)
         for part in setup.parts:
             plan = part.plan

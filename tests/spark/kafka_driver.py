@@ -14,9 +14,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import monoids
 import pyarrow as pa
 
+import monoids
 from examples.broker import connector_jars
 from persistent_state import Application, Json, KafkaSource, NonWindowState, PersistentTask, read_state
 from persistent_state.engine.query import Progress

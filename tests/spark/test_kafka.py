@@ -106,7 +106,9 @@ def test_drivers_and_brokers_are_killed_and_each_record_counts_once_in_both_ways
         state = {row["k"]: row["value"] for row in read_state(store, NAME, task).to_pylist()}
         assert state == dict(shop.wanted)
         assert read_late_rows(store, NAME, task.task_name) == []
-    record_property("told", f"{KILLS} drivers and a broker killed, {shop.rounds} transactions of Kafka read by both ways")
+    record_property(
+        "told", f"{KILLS} drivers and a broker killed, {shop.rounds} transactions of Kafka read by both ways"
+    )
 
 
 def test_nothing_is_lost_of_a_partition_an_hour_behind_and_sparks_watermark_drops_it(

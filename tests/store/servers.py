@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from examples.broker import Unavailable
 from persistent_state.store.files import Files, open_files
 from tests.processes import start_guarded
 
@@ -32,10 +33,6 @@ PATIENCE = 60
 # Every installation of azurite has this account.
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-
-
-class Unavailable(Exception):
-    """A server can't be started here; it says why."""
 
 
 class Server(Protocol):
