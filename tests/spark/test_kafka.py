@@ -21,7 +21,7 @@ from tests.spark.kafka_driver import NAME, Fast, Said
 from tests.spark.test_failures import wait_for
 from tests.store.servers import needed
 
-KILLS = 4
+KILLS = 3
 START = 1_700_000_000_000
 HOUR, MINUTE = 3_600_000, 60_000
 DRIVER = ("-m", "tests.spark.kafka_driver")
@@ -42,6 +42,7 @@ class Shop:
         self.wanted: Counter[int] = Counter()
         self.rounds = 0
         options = {"bootstrap.servers": broker.address, "transactional.id": topic, "log_level": 0}
+        options["topic.metadata.refresh.interval.ms"] = 1000
         self.producer = Producer(options)
         self.producer.init_transactions(60)
 
@@ -87,14 +88,16 @@ def test_drivers_and_brokers_are_killed_and_each_record_counts_once_in_both_ways
             time.sleep(0.2)
         if kill == 1:
             grow(broker, topic, 4)
+            # What has written to the topic must come to know of it.
+            wait_for(lambda: len(shop.producer.list_topics(topic, 10).topics[topic].partitions) == 4)
             shop.partitions = 4
-        if kill == 2:
+        if kill == 0:
             broker.kill()
             time.sleep(0.5)
             broker.start()
             shop.sell()
             begun = commits()
-            wait_for(lambda begun=begun: commits() > begun + 1, lambda: driver.poll() is None)
+            wait_for(lambda begun=begun: commits() > begun + 1, lambda driver=driver: driver.poll() is None)
         driver.kill()
         driver.wait()
         shop.sell()
@@ -124,8 +127,8 @@ def test_nothing_is_lost_of_a_partition_an_hour_behind_and_sparks_watermark_drop
     driver = launch(*DRIVER, str(tmp_path), broker.address, topic, "--skew", folder=tmp_path)
     assert driver.wait(timeout=240) == 0, (tmp_path / "log").read_text()[-3000:]
     counted = json.loads((tmp_path / "out").read_text().splitlines()[-1])
-    # Its first micro-batch has no watermark yet.
-    assert counted.pop("spark") < records * 0.7
+    # Its first micro-batches have no watermark yet.
+    assert counted.pop("spark") < records * 0.8
     assert counted == {"Fast": records, "Said": records}
     late = [read_late_rows(str(tmp_path / "store"), NAME, task) for task in ("Fast", "Said")]
     assert late == [[], []]
