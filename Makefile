@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-EXAMPLES := message-count window-average unique-aircraft sessions ledger alerts
+EXAMPLES := message-count topic-to-topic window-average unique-aircraft sessions ledger alerts
 
 .PHONY: demo test bench-quick lint clean check-python check-java $(EXAMPLES)
 
