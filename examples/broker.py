@@ -145,7 +145,7 @@ class Broker:
         return AdminClient({"bootstrap.servers": self.address, "log_level": "0"})
 
     def _configuration(self) -> dict[str, str]:
-        broker, controller = self.ports
+        broker, controller = self.ports[:2]
         return {
             "process.roles": "broker,controller",
             "node.id": "1",

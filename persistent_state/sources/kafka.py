@@ -128,7 +128,7 @@ class KafkaSource(TimeReplayableSource):
         value: Decoder | Said | None = None,
         key: Decoder | None = None,
         start: str | datetime = EARLIEST,
-        offsets_per_batch: int = 10_000_000,
+        offsets_per_batch: int = 2_000_000,
         accept_loss: bool = False,
         transform: Transform | None = None,
         options: Mapping[str, Any] | None = None,
@@ -204,7 +204,8 @@ class KafkaSource(TimeReplayableSource):
                 "it another name, or start it anew."
             )
         self._opened = _Opened({topic.name: topic for topic in noted}, is_first=not noted)
-        for place in self._look(known).values():
+        # What is written and not committed yet may have been read, by who asked for it.
+        for place in self._look(known, is_committed=False).values():
             if place.begin > place.end:
                 raise InvalidInput(
                     f"topic={place.topic!r} partition={place.partition} of {self!r} ends at offset {place.end} and was "
@@ -362,13 +363,15 @@ class KafkaSource(TimeReplayableSource):
             )
         return made
 
-    def _look(self, start: Mapping[str, int]) -> dict[str, Place]:
+    def _look(self, start: Mapping[str, int], is_committed: bool | None = None) -> dict[str, Place]:
         """The partitions as they are now, by strand; `start` says from where they are to be read.
 
         Raises:
             InvalidInput: what is to be read is not there any more.
         """
-        state, is_committed = self._state, self.options.get("isolation.level", COMMITTED) == COMMITTED
+        state = self._state
+        if is_committed is None:
+            is_committed = self.options.get("isolation.level", COMMITTED) == COMMITTED
         with self._asking():
             found = topics.look(self._admin, self.topics, is_committed)
         for name in state.noted.keys() - found.keys():

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable
 
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka.admin import NewPartitions, OffsetSpec
 
 from examples.broker import Broker
 
@@ -52,6 +52,14 @@ def deleted_before(broker: Broker, topic: str, partition: int, offset: int) -> N
     admin = broker.admin()
     for done in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
         done.result()
+
+
+def offsets_written(broker: Broker, topic: str) -> int:
+    """The end of a topic's first partition."""
+    place = TopicPartition(topic, 0)
+    admin = broker.admin()
+    (found,) = admin.list_offsets({place: OffsetSpec.latest()}).values()
+    return int(found.result().offset)
 
 
 def made_anew(broker: Broker, topic: str) -> None:

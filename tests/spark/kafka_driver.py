@@ -1,24 +1,26 @@
 """A driver whose two tasks read one topic of Kafka, by librdkafka and by Spark's connector; and Spark's own watermark.
 
-    python -m tests.spark.kafka_driver FOLDER SERVERS TOPIC [--to-the-end | --skew]
+    python -m tests.spark.kafka_driver FOLDER SERVERS TOPIC [--to-the-end | --skew] [--options FILE --out TOPIC]
 
 It goes on until it is killed, or with --to-the-end reads what there is, closes and ends. FOLDER/progress gets a line for each
 commit. With --skew both tasks read the topic once, and Spark counts by minutes under a watermark of its own; what each of
-the three has counted is the last line of FOLDER/out, as JSON.
+the three has counted is the last line of FOLDER/out, as JSON. With --options, a file of JSON, all clients are given these; what
+the tasks hold goes to the topic --out too, and Spark tells all it does and keeps an event log.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 import monoids
 from examples.broker import connector_jars
-from persistent_state import Application, Json, KafkaSource, NonWindowState, PersistentTask, read_state
+from persistent_state import Application, Json, KafkaSink, KafkaSource, NonWindowState, PersistentTask, read_state
 from persistent_state.engine.query import Progress
 from tests.spark.sessions import new_session
 
@@ -51,11 +53,21 @@ def decoded(records: DataFrame) -> DataFrame:
     return records.select(parsed.alias("row"), *PLACE).select("row.*", *PLACE)
 
 
-def application(folder: Path, servers: str, topic: str, per_batch: int) -> Application:
+def application(
+    folder: Path,
+    servers: str,
+    topic: str,
+    per_batch: int,
+    out: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Application:
     app = Application(NAME, str(folder / "store"), "1 minute", allowed_delay=DELAY)
-    columns = pa.schema([("k", pa.int64()), ("n", pa.int64())])
-    app.add(Fast(), KafkaSource(topic, servers, value=Json(columns), offsets_per_batch=per_batch))
-    return app.add(Said(), KafkaSource(topic, servers, value=decoded, offsets_per_batch=per_batch))
+    columns = Json(pa.schema([("k", pa.int64()), ("n", pa.int64())]))
+    sink = KafkaSink(out, servers, options=options) if out else None
+    app.add(Fast(), KafkaSource(topic, servers, value=columns, offsets_per_batch=per_batch, options=options), sink)
+    return app.add(
+        Said(), KafkaSource(topic, servers, value=decoded, offsets_per_batch=per_batch, options=options), sink
+    )
 
 
 def spark_counts(spark: SparkSession, folder: Path, servers: str, topic: str, per_batch: int) -> int:
@@ -79,11 +91,23 @@ def main() -> None:
     parser.add_argument("topic")
     parser.add_argument("--to-the-end", action="store_true")
     parser.add_argument("--skew", action="store_true")
+    parser.add_argument("--options", type=Path)
+    parser.add_argument("--out")
     given = parser.parse_args()
     folder, per_batch = given.folder, 200 if given.skew else 500
-    app = application(folder, given.servers, given.topic, per_batch)
-    jars = ",".join(map(str, connector_jars()))
-    spark = new_session(NAME, settings={"spark.jars": jars, "spark.sql.session.timeZone": "UTC"})
+    settings = {"spark.jars": ",".join(map(str, connector_jars())), "spark.sql.session.timeZone": "UTC"}
+    options = None
+    if given.options is not None:
+        options = json.loads(given.options.read_text())
+        (folder / "events").mkdir()
+        settings |= {
+            "spark.log.level": "INFO",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": f"file:{folder / 'events'}",
+        }
+    app = application(folder, given.servers, given.topic, per_batch, given.out, options)
+    spark = new_session(NAME, settings=settings)
 
     def note(told: Progress) -> None:
         with (folder / "progress").open("a") as file:

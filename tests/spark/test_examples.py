@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from examples import alerts, ledger, sessions, unique_aircraft, window_average
+from examples import alerts, ledger, sessions, topic_to_topic, unique_aircraft, window_average
 from examples.driven import differences
 from tests.spark.conftest import Launch
 
@@ -52,6 +52,7 @@ def examples(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "sessions": ("--folder", "KEPT", "--users", str(USERS)),
         "window_average": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
         "unique_aircraft": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
+        "topic_to_topic": ("--messages", "20000"),
         "message_count": (),
     }
     with ThreadPoolExecutor(2) as pool:
@@ -68,6 +69,27 @@ def test_words_are_counted_at_each_clock(examples: Mapping[str, Future[Shown]]) 
         f"MessageCount: {keys} keys at 2025-01-01T00:00:{second}Z ({1_735_689_600_000_000 + second * 1_000_000})"
         for keys, second in ((8, 10), (9, 20), (10, 30), (9, 40))
     ]
+
+
+def test_words_go_from_topic_to_topic(examples: Mapping[str, Future[Shown]]) -> None:
+    figures = examples["topic_to_topic"].result().figures
+    assert figures.pop("killed_at") > 0
+    assert figures == {"messages": 20_000, "counts": 400, "clocks": 10, "right": True}
+
+
+def test_wrong_counts_of_words_are_told() -> None:
+    words = ["a", "b", "a", "b"]
+    first, second = topic_to_topic.BEGIN * 1000 + 10_000, topic_to_topic.BEGIN * 1000 + 20_000
+    right = [
+        {"word": "a", "clock": first, "value": 1},
+        {"word": "b", "clock": first, "value": 1},
+        {"word": "a", "clock": second, "value": 2},
+        {"word": "b", "clock": second, "value": 2},
+    ]
+    assert topic_to_topic.differences(right, words) == []
+    assert "there twice" in topic_to_topic.differences([*right, right[0]], words)[0]
+    assert "wrong, such as that of b" in topic_to_topic.differences([*right[:3], {**right[3], "value": 3}], words)[0]
+    assert topic_to_topic.differences(right[:3], words) == ["the last counts are not those of a Counter"]
 
 
 def test_the_books_balance_after_each_kill(examples: Mapping[str, Future[Shown]]) -> None:

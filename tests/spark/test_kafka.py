@@ -5,21 +5,40 @@ from __future__ import annotations
 import json
 import random
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
 from examples.broker import Broker, connector_jars
-from persistent_state import read_late_rows, read_state
+from persistent_state import (
+    Application,
+    InvalidInput,
+    Json,
+    KafkaSource,
+    StoreUnavailable,
+    read_late_rows,
+    read_state,
+)
+from persistent_state.sources.kafka import LOST
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
 from persistent_state.verify import verify
-from tests.kafka.topics import grow, new_topic
+from tests.kafka.security import client_options, secured_broker
+from tests.kafka.topics import deleted_before, grow, new_topic, offsets_written, producer
 from tests.spark.conftest import Launch
 from tests.spark.kafka_driver import NAME, Fast, Said
+from tests.spark.test_cluster import telling
 from tests.spark.test_failures import wait_for
 from tests.store.servers import needed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 KILLS = 3
 START = 1_700_000_000_000
@@ -133,3 +152,66 @@ def test_nothing_is_lost_of_a_partition_an_hour_behind_and_sparks_watermark_drop
     late = [read_late_rows(str(tmp_path / "store"), NAME, task) for task in ("Fast", "Said")]
     assert late == [[], []]
     record_property("told", f"a partition an hour behind: {records} records, and Spark's watermark keeps fewer")
+
+
+def test_offsets_that_are_gone_stop_a_start_before_it_changes_anything(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    topic, store = new_topic(broker, 1), str(tmp_path / "store")
+    log = Log(open_files(store), NAME)
+
+    def application(**options: bool) -> Application:
+        columns = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+        source = KafkaSource(topic, broker.address, value=Json(columns), offsets_per_batch=30, **options)
+        return Application(NAME, store, "10 seconds").add(Fast(), source)
+
+    writer = producer(broker)
+    for n in range(100):
+        writer.produce(topic, json.dumps({"k": 0, "n": n}), timestamp=START + n * 1000)
+    writer.flush()
+    application().run(spark)
+    before = log.newest()
+    assert before is not None
+    # The clock is at 90 seconds: what is replayed begins there.
+    deleted_before(broker, topic, 0, 95)
+    with pytest.raises(InvalidInput, match=rf"topic='{topic}' partition=0 .* has lost offsets 90 to 94"):
+        application().run(spark)
+    assert log.newest() == before
+    application(accept_loss=True).run(spark, close=True)
+    (row,) = read_state(store, NAME, Fast()).to_pylist()
+    assert row["value"] == sum(range(90)) + sum(range(95, 100))
+    (lost,) = (row for rows in read_late_rows(store, NAME, "Fast") for row in rows.to_pylist())
+    assert (lost["reason"], lost["position"]) == (LOST, 90)
+    assert json.loads(lost["record"]) == {"topic": topic, "partition": 0, "from": 90, "first": 95}
+
+
+def test_tls_and_sasl_reach_every_client_and_no_file_tells_the_password(
+    launch: Launch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    apart, folder = tmp_path_factory.mktemp("secured"), tmp_path / "run"
+    folder.mkdir()
+    password = f"password-{uuid.uuid4().hex}"
+    with needed(), secured_broker(apart / "broker", password) as broker:
+        for topic in ("in", "out"):
+            broker.make(topic, 1)
+        writer = producer(broker)
+        for n in range(100):
+            writer.produce("in", json.dumps({"k": n % 4, "n": n}), timestamp=START + n * 1000)
+        writer.flush()
+        options = client_options(apart / "broker", password)
+        (apart / "options.json").write_text(json.dumps(options))
+        secured = f"127.0.0.1:{broker.ports[2]}"
+        told = ("--to-the-end", "--out", "out", "--options", str(apart / "options.json"))
+        driver = launch(*DRIVER, str(folder), secured, "in", *told, folder=folder)
+        assert driver.wait(timeout=240) == 0, (folder / "log").read_text()[-3000:]
+        source = KafkaSource("in", secured, options={**options, "sasl.password": f"no {password}"})
+        with pytest.raises((InvalidInput, StoreUnavailable)) as refused:
+            source.open([], {})
+        assert password not in f"{refused.value!r} {refused.value.__cause__!r} {source!r}"
+        assert offsets_written(broker, "out") > 0
+    store = str(folder / "store")
+    for task in (Fast(), Said()):
+        state = {row["k"]: row["value"] for row in read_state(store, NAME, task).to_pylist()}
+        assert state == {k: sum(range(k, 100, 4)) for k in range(4)}
+    assert b"SparkListenerTaskEnd" in next((folder / "events").rglob("events_*")).read_bytes()
+    assert telling(password, folder) == []
