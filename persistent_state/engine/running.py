@@ -82,7 +82,7 @@ class Setup:
     closes: bool
     trigger: str | None
     on_progress: Callable[[Progress], None] | None
-    writer: str = field(default_factory=query.new_id)
+    writer: str = field(default_factory=arrow_source.new_id)
 
     def take_over(self, log: Log, *, anew: Sequence[str] = (), after: int | None = None) -> Entry:
         """The entry of a new start."""
@@ -367,7 +367,9 @@ def _blobs(setup: Setup, session: SparkSession, part: Part, entry: Entry, labels
         start = {strand: position.next for strand, position in task.positions.items()}
         source, lines = kafka.opened(source, pages.read(setup.files, task.journal), _known(task), start)
     if isinstance(source, DataFrameSource):
-        clock, restored = task.clock, task.clock if task.positions else BEGINNING
+        clock = min(entry.clock, task.clock)
+        # At least once what is below the task's own clock comes again, and only some tasks take it in.
+        restored = (clock if plan.takes_late else task.clock) if task.positions else BEGINNING
         frame = rows.opened(setup.spark, source, clock)
         return rows.blobs_of_dataframe(frame, plan, source, entry.epoch, restored, labels, lines)
     parts = session.sparkContext.defaultParallelism
