@@ -128,9 +128,8 @@ class Giver:
             self.open()
         entry = own(self.log, epoch)
         if self._applied is not None:
-            # Where a sink has a record of its own, that is the truth; but what it may have been given is not given again.
-            known = entry.tasks[self.task].delivered[self.output] if self.delivery == AT_MOST_ONCE else BEGINNING
-            entry = record(self.log, epoch, self.task, self.output, max(known, self._applied), self.now())
+            # Where a sink has a record of its own, that is the truth.
+            entry = record(self.log, epoch, self.task, self.output, self._applied, self.now())
             self._applied = None
         found = due(entry, self.task, self.output, self.delivery == AT_LEAST_ONCE)
         if found is None:
