@@ -228,7 +228,7 @@ class DeliveryWorld:
             task = entry.tasks[name]
             sources[name] = WorldSource(self.strands, rng, self.most_rows)
             journal, known = pages.read(files, task.journal), {s: p.known for s, p in task.positions.items()}
-            noted = {strand: 0 for strand in self.strands.messages}
+            noted = dict.fromkeys(self.strands.messages, 0)
             for strand, _, end in (line.replace("-", ":").split(":") for line in journal):
                 noted[strand] = max(noted[strand], int(end))
             must(all(end <= noted[s] for s, end in known.items()), "a journal tells what was read", journal=journal)
