@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from persistent_state import Application, DataFrameSource, FileSource, clocks
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+from persistent_state.verify import verify
 from tests.spark.conftest import Launch
 from tests.spark.sessions import Jvm
 from tests.spark.stream import LATE, NAME, SCHEMA, Balance, Journal, Stream, aside, state
@@ -51,6 +52,7 @@ def test_killed_drivers_count_messages_as_often_as_their_delivery_says(
 
 def check(folder: Path, sent: Stream, delivery: str) -> None:
     """After a close no message is missing and some are there twice, or none is there twice and some are missing."""
+    assert verify(str(folder / "store")).problems == ()
     found, rows = held(folder), aside(folder, Journal()).ids
     bad = {m.id: reason for m in sent.sent if (reason := m.problem(Journal())) is not None}
     good = {m.id for m in sent.sent} - bad.keys()
