@@ -24,34 +24,46 @@ def goes_on(plan: Plan) -> bool:
     return plan.delivery == AT_LEAST_ONCE or (plan.delivery == AT_MOST_ONCE and not plan.by_spark)
 
 
+def positions(task: TaskState, plan: Plan, clock: int) -> dict[str, Position]:
+    """From where a start at the global `clock` reads on."""
+    if plan.delivery == AT_MOST_ONCE and goes_on(plan):
+        return {
+            strand: clocks.move_position(known, max(known.next, task.planned.get(strand, 0)), ())
+            for strand in {**task.positions, **task.planned}
+            for known in [task.positions.get(strand, Position())]
+        }
+    replay = min(clock, task.clock)
+    below = _accounted_below(task, plan, replay) if goes_on(plan) else replay
+    return {strand: _rewound(known, replay, below) for strand, known in task.positions.items()}
+
+
 def restored(
     files: Files, task: TaskState, plan: Plan, clock: int, intervals: tuple[int, int], shards: int, now: int
 ) -> TaskState:
     """A task as a start at the global `clock` goes on with it; `intervals` are those of the entry before and of this one."""
     if not goes_on(plan):
         return cut_back(files, task, clock, shards, now)
-    runs = tuple(cut_runs(task.runs, LAST, shards))
-    kept = replace(task, coarse=_coarse(task, *intervals), runs=runs, planned={}, batch=0, holds=True)
-    if plan.delivery == AT_MOST_ONCE:
-        positions = {
-            strand: clocks.move_position(known, max(known.next, task.planned.get(strand, 0)), ())
-            for strand in {**task.positions, **task.planned}
-            for known in [task.positions.get(strand, Position())]
-        }
-        channels = {n: c for n, c in task.channels.items() if (c.newest, c.before) != (None, None)}
-        return replace(kept, positions=positions, channels=channels)
-    replay = min(clock, task.clock)
-    # What takes nothing in below its clock needs nothing from there again, and would hold it for late.
-    below = replay if plan.takes_late else task.clock
-    positions = {strand: _rewound(known, replay, below) for strand, known in task.positions.items()}
-    replays = {strand: position.next for strand, position in positions.items()}
-    left = (sides.take_back(files, side, below, replays) for side in task.sides)
-    return replace(
-        kept,
-        positions=positions,
-        channels=_channels(task, replay, now),
-        sides=tuple(side for side in left if side is not None),
+    kept = replace(
+        task,
+        coarse=_coarse(task, *intervals),
+        runs=tuple(cut_runs(task.runs, LAST, shards)),
+        positions=positions(task, plan, clock),
+        planned={},
+        batch=0,
+        holds=True,
     )
+    if plan.delivery == AT_MOST_ONCE:
+        return replace(kept, channels=_heard(task))
+    replay = min(clock, task.clock)
+    replays = {strand: position.next for strand, position in kept.positions.items()}
+    left = (sides.take_back(files, side, _accounted_below(task, plan, replay), replays) for side in task.sides)
+    return replace(kept, channels=_channels(task, replay, now), sides=tuple(side for side in left if side is not None))
+
+
+def _accounted_below(task: TaskState, plan: Plan, replay: int) -> int:
+    """The clock below which nothing that was read is needed again, at least once."""
+    # What takes nothing in below its clock would hold it for late.
+    return replay if plan.takes_late else task.clock
 
 
 def _rewound(position: Position, clock: int, below: int) -> Position:
@@ -104,8 +116,12 @@ def cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) -
 
 
 def _channels(task: TaskState, clock: int, now: int) -> dict[str, Channel]:
+    return {name: channel.cut_back(clock, now) for name, channel in _heard(task).items()}
+
+
+def _heard(task: TaskState) -> dict[str, Channel]:
     # One that was only named, and perhaps wrongly, is there again if it is named again.
-    return {n: c.cut_back(clock, now) for n, c in task.channels.items() if (c.newest, c.before) != (None, None)}
+    return {n: c for n, c in task.channels.items() if (c.newest, c.before) != (None, None)}
 
 
 def cut_runs(runs: Sequence[Run], clock: int, shards: int) -> list[Run]:

@@ -17,8 +17,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from persistent_state import delivery, driver
-from persistent_state.clock import BEGINNING, rewind_position
+from persistent_state import delivery, driver, guarantee
+from persistent_state.clock import BEGINNING
 from persistent_state.driver import Keeping
 from persistent_state.engine import arrow_source, deliveries, kafka, query, rows, sessions
 from persistent_state.engine.causes import as_own_error
@@ -398,8 +398,8 @@ def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskSta
                 journal = pages.read(files, task.journal)
             source.open(journal, _known(task))
             # What is to be replayed must be there.
-            back = {s: rewind_position(p, min(clock, task.clock)).next for s, p in task.positions.items()}
-            source.reach(back, everything=False)
+            back = guarantee.positions(task, part.plan, clock)
+            source.reach({strand: position.next for strand, position in back.items()}, everything=False)
 
 
 def _known(task: TaskState) -> dict[str, int]:

@@ -172,7 +172,7 @@ BUGS = (
         "channels outlive a start",
         "After a start channels are believed as far as they were before it.",
         guarantee._channels,
-        ("c.cut_back(clock, now)", "c"),
+        ("channel.cut_back(clock, now)", "channel"),
     ),
     bug(
         "thinning too far",
@@ -202,7 +202,7 @@ BUGS = (
     bug(
         "mistaken channel for ever",
         "A channel that was only named holds the clock though nobody names it any more.",
-        guarantee._channels,
+        guarantee._heard,
         (" if (c.newest, c.before) != (None, None)", ""),
     ),
     bug(

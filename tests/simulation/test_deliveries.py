@@ -91,14 +91,14 @@ BUGS = (
     bug(
         AT_LEAST_ONCE,
         "windows hold for late what they have",
-        guarantee.restored,
+        guarantee._accounted_below,
         ("if plan.takes_late else task.clock", ""),
     ),
     bug(
         AT_LEAST_ONCE,
         "bad rows again",
         guarantee.restored,
-        ("sides.take_back(files, side, below, replays) for side", "side for side"),
+        ("sides.take_back(files, side, _accounted_below(task, plan, replay), replays) for side", "side for side"),
     ),
     bug(
         AT_LEAST_ONCE,
@@ -114,8 +114,10 @@ BUGS = (
         deliveries.due,
         ("recent = last if last in (*entry.retained, *own) else BEGINNING", "recent = last"),
     ),
-    bug(AT_MOST_ONCE, "read again", guarantee.restored, ("max(known.next, task.planned.get(strand, 0))", "known.next")),
-    bug(AT_MOST_ONCE, "replayed", guarantee.restored, ("if plan.delivery == AT_MOST_ONCE:", "if False:")),
+    bug(
+        AT_MOST_ONCE, "read again", guarantee.positions, ("max(known.next, task.planned.get(strand, 0))", "known.next")
+    ),
+    bug(AT_MOST_ONCE, "replayed", guarantee.positions, ("if plan.delivery == AT_MOST_ONCE and", "if False and")),
     bug(
         AT_MOST_ONCE,
         "given before it is recorded",
