@@ -12,7 +12,7 @@ from persistent_state.driver import Keeping
 from persistent_state.durations import duration, positive
 from persistent_state.errors import InvalidInput
 from persistent_state.outputs import Output, Outputs, outputs_of
-from persistent_state.plan import KEEP, Plan
+from persistent_state.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store.files import open_files
@@ -44,7 +44,9 @@ class Application:
     their channel. The newest `checkpoints` stay readable; each costs up to one more row per key that changed between them.
     `shards` is the number of parallel state writers (default: Spark's parallelism); it may change at any start. `scratch` is
     where Spark keeps its own checkpoints, as a path that Spark knows: on a cluster all machines must reach it; nothing in
-    it is needed after the run. A failing run is started again up to `restarts` times without a new global clock.
+    it is needed after the run. A failing run is started again up to `restarts` times without a new global clock. `delivery` is
+    "exactly-once", "at-least-once" or "at-most-once": how often a message and an output count when something fails. It may
+    change at any start.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Application:
     scratch: str | None = None
     restarts: int = 5
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    delivery: str = EXACTLY_ONCE
     _added: list[_Added] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,6 +76,8 @@ class Application:
             raise InvalidInput(f"shards={self.shards}; there must be at least one.")
         if self.restarts < 0:
             raise InvalidInput(f"restarts={self.restarts}; say 0 for none.")
+        if self.delivery not in DELIVERIES:
+            raise InvalidInput(f"delivery={self.delivery!r}; say one of {', '.join(map(repr, DELIVERIES))}.")
 
     def add(
         self,
@@ -105,8 +110,9 @@ class Application:
     ) -> Running:
         """Start on Spark and go on as messages arrive; wait with `await_end()`, end with `stop()`.
 
-        The state is restored at the global clock and the sources are replayed from there. A failure starts all that again,
-        after a second, then two, four, up to a minute; after `restarts` of them without a new global clock it is raised.
+        The state is restored at the global clock and the sources are replayed from there, or as `delivery` says. A failure
+        starts all that again, after a second, then two, four, up to a minute; after `restarts` of them without a new global
+        clock it is raised.
 
         Tasks named in `anew` start from zero at that clock instead, as a task does that is new to the application: what
         their sources deliver from below it is late. `trigger` is the least time between the beginnings of two
@@ -173,6 +179,8 @@ class Application:
                 on_bad_row=added.on_bad_row,
                 has_order=not isinstance(source, DataFrameSource),
                 has_positions=not isinstance(source, DataFrameSource) or source.position is not None,
+                by_spark=isinstance(source, DataFrameSource),
+                delivery=self.delivery,
             )
             plan.check()
             if update is not None:

@@ -6,12 +6,13 @@ what changed. Where that is not so, as for an output that is new, the sink is gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from persistent_state.clock import BEGINNING
 from persistent_state.driver import amend, own
 from persistent_state.errors import InvalidInput
+from persistent_state.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.log import Log
 
@@ -36,13 +37,17 @@ class Delivered:
     behind: int
 
 
-def due(entry: Entry, task: str, output: str) -> Due | None:
-    """What an output is to be given next, by the newest entry; None if its sink has all that there is."""
+def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | None:
+    """What an output is to be given next, by the newest entry; None if its sink has all that there is.
+
+    `at_once` it need not wait for the global clock: the task's own clocks will do.
+    """
     last = entry.tasks[task].delivered[output]
-    waiting = _waiting(entry, task, output)
+    own = entry.tasks[task].cuts if at_once else ()
+    waiting = _waiting(entry, task, output, own)
     if not waiting:
         return None
-    recent = last if last in entry.retained else BEGINNING
+    recent = last if last in (*entry.retained, *own) else BEGINNING
     return Due(waiting[0], last if "window" in entry.tasks[task].identity else recent, recent)
 
 
@@ -60,10 +65,11 @@ def delivered(entry: Entry, task: str) -> Mapping[str, Delivered]:
     }
 
 
-def _waiting(entry: Entry, name: str, output: str) -> list[int]:
+def _waiting(entry: Entry, name: str, output: str, own: Sequence[int] = ()) -> list[int]:
     task = entry.tasks[name]
     # What a task was before it began is nothing, and one that is behind the global clock has yet to get there.
-    return [clock for clock in entry.retained if max(task.born, task.delivered[output]) < clock <= task.clock]
+    clocks = {*entry.retained, *own}
+    return [clock for clock in sorted(clocks) if max(task.born, task.delivered[output]) < clock <= task.clock]
 
 
 def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -> Entry:
@@ -81,7 +87,10 @@ def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -
 
 @dataclass
 class Giver:
-    """Gives the sink of one output what it has yet to get; `open_sink` and `write` are the sink's, `now` a wall clock."""
+    """Gives the sink of one output what it has yet to get; `open_sink` and `write` are the sink's, `now` a wall clock.
+
+    `delivery` is the application's: at least once no clock waits for the global one, at most once none is given a second time.
+    """
 
     log: Log
     task: str
@@ -89,6 +98,7 @@ class Giver:
     open_sink: Callable[[], int | None]
     write: Callable[[Entry, Due], None]
     now: Callable[[], int]
+    delivery: str = EXACTLY_ONCE
     _is_open: bool = False
     _applied: int | None = None
     _given: int = BEGINNING
@@ -101,7 +111,7 @@ class Giver:
         """
         applied = self.open_sink()
         newest = self.log.newest()
-        if applied is not None and applied > (newest.clock if newest else BEGINNING):
+        if applied is not None and applied > self._furthest(newest):
             raise InvalidInput(
                 f"it holds clock={applied}, to which application={self.log.application} has never come; it is of another "
                 "store: name a place of its own."
@@ -121,12 +131,22 @@ class Giver:
             # Where a sink has a record of its own, that is the truth.
             entry = record(self.log, epoch, self.task, self.output, self._applied, self.now())
             self._applied = None
-        found = due(entry, self.task, self.output)
+        found = due(entry, self.task, self.output, self.delivery == AT_LEAST_ONCE)
         if found is None:
             return False
+        if self.delivery == AT_MOST_ONCE:
+            self.log.forget(record(self.log, epoch, self.task, self.output, found.clock, self.now()).number)
+            self.write(entry, found)
+            return True
         if found.clock != self._given:
             self.write(entry, found)
             self._given = found.clock
         # If this fails, what is given is known here, and only this is done again.
         self.log.forget(record(self.log, epoch, self.task, self.output, found.clock, self.now()).number)
         return True
+
+    def _furthest(self, newest: Entry | None) -> int:
+        """The last clock that the sink can have been given: at least once it may be above the global one."""
+        task = newest.tasks.get(self.task) if newest else None
+        own = (task.clock, task.delivered.get(self.output, BEGINNING)) if task else ()
+        return max(newest.clock if newest else BEGINNING, *own, BEGINNING)

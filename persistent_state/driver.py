@@ -17,15 +17,15 @@ from functools import partial
 from itertools import pairwise
 
 from persistent_state import clock as clocks
-from persistent_state import keys
+from persistent_state import guarantee
 from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, Disagreement, Exists, Fenced, InvalidInput, StoreUnavailable
-from persistent_state.plan import Plan
+from persistent_state.plan import AT_LEAST_ONCE, Plan
 from persistent_state.sources.base import Reach
 from persistent_state.steps.shard import Descriptor, digest, shard_runs
 from persistent_state.store import pages, sides
-from persistent_state.store.entry import Entry, Run, TaskState, global_clock
+from persistent_state.store.entry import Entry, TaskState, global_clock
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 
@@ -53,6 +53,8 @@ def start(
     after: int | None = None,
 ) -> Entry:
     """Take the application over: a new epoch in which every task stands at the global clock and nothing is above it.
+
+    Where the plans' delivery is not exactly-once, tasks stand where `guarantee.restored` says instead.
 
     Tasks named in `anew` start from zero at that clock, whatever the store holds of them. A driver that starts again names
     the epoch `after` which it does.
@@ -97,10 +99,13 @@ def _taken_over(
     clock = newest.clock if newest else BEGINNING
     retained = newest.retained if newest else ()
     tasks: dict[str, TaskState] = {}
+    going_on = {plan.name for plan in plans if guarantee.goes_on(plan)}
     for name, task in (newest.tasks if newest else {}).items():
         # What is to start anew is not looked at: it may be damaged.
-        if task.active and name not in anew:
-            task = replace(_cut_back(files, task, clock, shards, now), active=False)
+        if task.active and name not in anew and name not in going_on:
+            task = replace(guarantee.cut_back(files, task, clock, shards, now), active=False)
+            if any(plan.delivery == AT_LEAST_ONCE for plan in plans):
+                task = guarantee.to_be_read_again(task)
         tasks[name] = task
     for plan in plans:
         known = tasks.get(plan.name)
@@ -116,8 +121,9 @@ def _taken_over(
                 "start it anew, or under another name."
             )
         delivered = {output: known.delivered.get(output, BEGINNING) for output in plan.outputs}
-        cut = _cut_back(files, known, clock, shards, now)
-        tasks[plan.name] = replace(cut, active=True, delivered=delivered)
+        intervals = (newest.interval if newest else interval, interval)
+        back = guarantee.restored(files, known, plan, clock, intervals, shards, now)
+        tasks[plan.name] = replace(back, active=True, delivered=delivered)
     return Entry(
         number=newest.number + 1 if newest else 1,
         epoch=newest.epoch + 1 if newest else 1,
@@ -142,47 +148,6 @@ def _check_identity(plan: Plan, known: TaskState) -> None:
             )
 
 
-def _cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) -> TaskState:
-    """A task as it was at `clock`, or at its own if it is behind, laid out for this many shards; it is replayed from there."""
-    clock = min(clock, task.clock)
-    positions = {strand: clocks.rewind_position(position, clock) for strand, position in task.positions.items()}
-    replays = {strand: position.next for strand, position in positions.items()}
-    kept = (sides.take_back(files, side, clock, replays) for side in task.sides)
-    return replace(
-        task,
-        clock=clock,
-        cuts=(clock,),
-        coarse=(),
-        runs=tuple(_cut_runs(task.runs, clock, shards)),
-        # One that was only named, and perhaps wrongly, is there again if it is named again.
-        channels={n: c.cut_back(clock, now) for n, c in task.channels.items() if (c.newest, c.before) != (None, None)},
-        positions=positions,
-        sides=tuple(side for side in kept if side is not None),
-        batch=0,
-        holds=True,
-    )
-
-
-def _cut_runs(runs: Sequence[Run], clock: int, shards: int) -> list[Run]:
-    """The runs below the clock, cut at the bounds of the shards and in their order."""
-    cut = []
-    for shard in range(shards):
-        low, high = keys.shard_range(shard, shards)
-        losing: list[Run] = []
-        for whole in runs:
-            run = replace(whole, low=max(low, whole.low), high=min(high, whole.high))
-            if run.low >= run.high:
-                continue
-            if run.last >= clock and (run.below is None or run.below > clock):
-                losing.append(run)
-            if run.first < clock:
-                # What a run calls current holds the rows that it or an older one loses.
-                is_stale = any(one.low < run.high and run.low < one.high for one in losing)
-                limits = [limit for limit in (run.below, clock if is_stale else None) if limit is not None]
-                cut.append(replace(run, below=min(limits, default=None)))
-    return cut
-
-
 def wake(log: Log, epoch: int, name: str, now: int) -> Entry:
     """The newest entry, in which the task holds the global clock: until it commits, only itself can move its clock.
 
@@ -190,6 +155,30 @@ def wake(log: Log, epoch: int, name: str, now: int) -> Entry:
         Fenced: a newer driver owns the application.
     """
     return amend(log, epoch, name, lambda task: replace(task, holds=True), now)
+
+
+def announce(log: Log, epoch: int, name: str, reach: Reach, now: int, new_id: Callable[[], str]) -> Entry:
+    """Like `wake`, and the entry says how far the next micro-batch reads: a start at most once goes on behind it.
+
+    What the source wants remembered with that is written down too, and not to be committed again.
+
+    Raises:
+        Fenced: a newer driver owns the application.
+    """
+
+    def plan(task: TaskState) -> TaskState:
+        read = {strand: position.next for strand, position in task.positions.items()}
+        ahead = {strand: end for strand, end in reach.ends.items() if end > read.get(strand, 0)}
+        path = partial(_path, log, name, epoch, task.batch + 1, "pages", new_id)
+        journal = pages.append(log.files, task.journal, reach.journal, path)
+        return replace(task, holds=True, planned=ahead, journal=journal)
+
+    return amend(log, epoch, name, plan, now)
+
+
+def _path(log: Log, task: str, epoch: int, batch: int, what: str, new_id: Callable[[], str]) -> str:
+    """A name for a file of a task, which is nobody else's."""
+    return f"{log.application}/runs/{task}/{epoch:06d}-{batch:09d}-{what}-{new_id()}"
 
 
 def amend(log: Log, epoch: int, name: str, change: Callable[[TaskState], TaskState], now: int) -> Entry:
@@ -320,11 +309,7 @@ def _with_batch(
                 "start again."
             )
     after = first.advance
-
-    def new_path(what: str) -> str:
-        return f"{log.application}/runs/{first.task}/{newest.epoch:06d}-{first.batch:09d}-{what}-{new_id()}"
-
-    page = partial(new_path, "pages")
+    page = partial(_path, log, first.task, newest.epoch, first.batch, "pages", new_id)
     moved = replace(
         task,
         clock=after.clock,
@@ -337,6 +322,7 @@ def _with_batch(
         sides=(*task.sides, *(d.side for d in ordered if d.side)),
         batch=first.batch,
         holds=after.holds,
+        planned={},
     )
     entry = _moved_on(newest.with_task(first.task, moved), newest, now, keeping)
     moved = entry.tasks[first.task]
@@ -346,9 +332,8 @@ def _with_batch(
     moved = _settle(log.files, replace(moved, positions=positions), restart, page)
     # Those of one epoch have the same columns.
     alike = [side for side in moved.sides if _written(side.file.path)[0] == entry.epoch]
-    return entry.with_task(
-        first.task, replace(moved, sides=sides.fewer(log.files, moved.sides, alike, new_path("sides")))
-    )
+    joined = _path(log, first.task, newest.epoch, first.batch, "sides", new_id)
+    return entry.with_task(first.task, replace(moved, sides=sides.fewer(log.files, moved.sides, alike, joined)))
 
 
 def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
@@ -362,7 +347,10 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
         elif task.active:
             # A task that does not hold the clock back follows it: what comes below it from now on is late.
             own = max(task.clock, clock)
-            task = replace(task, clock=own, cuts=clocks.thin_cuts(task.cuts, clock, own, entry.interval))
+            cuts = {*clocks.thin_cuts(task.cuts, clock, own, entry.interval)}
+            # At least once a sink has values above the global clock: what changed since is to be told.
+            cuts.update(c for c in task.cuts if c > clock and c in task.delivered.values())
+            task = replace(task, clock=own, cuts=tuple(sorted(cuts)))
         tasks[name] = task
     retained = newest.retained if clock == newest.clock else _retained(entry, clock, keeping)
     for name, task in tasks.items():

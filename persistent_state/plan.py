@@ -18,6 +18,7 @@ from persistent_state.task import PersistentTask
 from persistent_state.windows import length, window_columns
 
 KEEP, FAIL = "keep", "fail"
+EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = DELIVERIES = ("exactly-once", "at-least-once", "at-most-once")
 
 COLUMN = "_persistent_state_update"
 """The column of a chunk's rows, beside those of the schema, that holds the updates which Spark computed."""
@@ -29,7 +30,8 @@ class Plan:
 
     `schema` is that of the rows that the task sees; `timestamp` and `channel` name columns of it. `emits` says whether the
     running values of touched keys are written, `outputs` names the outputs at each clock; `has_positions` whether the source
-    can tell its rows apart, `has_order` whether a part of a micro-batch holds the rows that come before it.
+    can tell its rows apart, `has_order` whether a part of a micro-batch holds the rows that come before it, `by_spark` whether
+    Spark plans the micro-batches. `delivery` is the application's.
     """
 
     application: str
@@ -45,6 +47,8 @@ class Plan:
     on_bad_row: str = KEEP
     has_positions: bool = True
     has_order: bool = True
+    by_spark: bool = False
+    delivery: str = EXACTLY_ONCE
 
     @property
     def name(self) -> str:
@@ -75,6 +79,14 @@ class Plan:
             raise TaskFailed(
                 f"task={self.name}: what presents its values raised {error!r}; mend it, or its type."
             ) from error
+
+    @property
+    def takes_late(self) -> bool:
+        """Whether a message below the clock is taken in all the same, as one of the clock.
+
+        A window that has closed takes none in, nor does what is told apart by its time: there late is late.
+        """
+        return self.delivery == AT_LEAST_ONCE and self.layout.windowing is None and self.layout.once is None
 
     @property
     def keeps_current(self) -> bool:

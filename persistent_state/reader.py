@@ -82,7 +82,7 @@ class StateAt:
             entry = newest_entry(self.files, self.application)
             task = entry.tasks[self.task]
             newest = self.of(task.runs)
-            is_there = self.clock in (*entry.retained, entry.clock, BEGINNING) and self._is_known_since(entry, task)
+            is_there = self.clock in _apart(entry, task) and self._is_known_since(entry, task)
             if newest == self or task.born != self.born or not is_there:
                 raise InvalidInput(
                     f"clock={self.clock} of {self.application} is no longer retained; open a newer one."
@@ -95,12 +95,17 @@ class StateAt:
         if self.since is None:
             return True
         if self.layout.windowing is None:
-            return self.since.clock in (*entry.retained, entry.clock, BEGINNING)
+            return self.since.clock in _apart(entry, task)
         is_kept = task.floor <= max(self.since.clock, self.floor)
-        return is_kept and self.since.recent in (*entry.retained, entry.clock, BEGINNING)
+        return is_kept and self.since.recent in _apart(entry, task)
 
     def _folded(self) -> pa.Table:
         return seen_below(self.files, self.runs, self.layout, self.clock, self.since, self.floor)
+
+
+def _apart(entry: Entry, task: TaskState) -> tuple[int, ...]:
+    """The clocks at which a task's state can be told: those above the global one are asked for at least once."""
+    return (*entry.retained, entry.clock, *task.cuts, BEGINNING)
 
 
 def seen_below(

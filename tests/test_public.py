@@ -135,7 +135,7 @@ LAYERS = [
     {"view"},
     {"steps.lift"},
     {"steps.combine"},
-    {"steps.shard"},
+    {"guarantee", "steps.shard"},
     {"driver", "reader"},
     {"delivery"},
     {"application", "frames", "summary", "verify"},

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from persistent_state import driver
 from persistent_state.engine.workers import settle
-from persistent_state.plan import Plan
+from persistent_state.plan import AT_MOST_ONCE, Plan
 from persistent_state.sources.base import Reach, TimeReplayableSource
 from persistent_state.steps.combine import Blob, combine
 from persistent_state.store import pages
@@ -88,7 +90,11 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"ends": dict(self._reach.ends), "tick": start["tick"] + self._tick(start["ends"])}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        entry = driver.wake(self._log, self._epoch, self.plan.name, now_us())
+        if self.plan.delivery == AT_MOST_ONCE:
+            entry = driver.announce(self._log, self._epoch, self.plan.name, self._reach, now_us(), new_id)
+            self._reach = replace(self._reach, journal=())
+        else:
+            entry = driver.wake(self._log, self._epoch, self.plan.name, now_us())
         self._log.forget(entry.number)
         basis = driver.plan_batch(entry, self.plan.name, self._reach, now_us())
         # A micro-batch without rows has one part all the same: it may move the clock.
@@ -136,3 +142,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def now_us() -> int:
     return time.time_ns() // 1000
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex[:16]

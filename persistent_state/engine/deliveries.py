@@ -18,7 +18,7 @@ from persistent_state.engine.arrow_source import now_us
 from persistent_state.engine.causes import as_own_error
 from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, StoreUnavailable, TaskFailed
 from persistent_state.outputs import ValuesAtClock
-from persistent_state.plan import Plan
+from persistent_state.plan import AT_MOST_ONCE, Plan
 from persistent_state.reader import state_at
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -75,6 +75,7 @@ class Delivery:
             lambda: self._sink.open(frame.origin(plan, output)),
             self._write,
             now_us,
+            plan.delivery,
         )
         self._is_ending = False
         self._is_at_work = False
@@ -156,7 +157,10 @@ class Delivery:
                     self._is_at_work = False
                     return
                 wait = min(2.0 ** min(failures - 1, 10), LONGEST_WAIT)
-                self._warn("tried again", wait, error)
+                again = "tried again"
+                if self._plan.delivery == AT_MOST_ONCE:
+                    again += ", but for a clock that is recorded as given,"
+                self._warn(again, wait, error)
                 (self._stopped if is_ending else self._hurried).wait(wait)
                 continue
             if is_done and is_ending:

@@ -6,7 +6,6 @@ import json
 import logging
 import pickle
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -20,7 +19,7 @@ from persistent_state import delivery, driver
 from persistent_state.delivery import Delivered
 from persistent_state.driver import Keeping
 from persistent_state.engine import deliveries, frame, sessions
-from persistent_state.engine.arrow_source import now_us
+from persistent_state.engine.arrow_source import new_id, now_us
 from persistent_state.engine.workers import settle
 from persistent_state.errors import StateError
 from persistent_state.outputs import RunningValues
@@ -69,10 +68,6 @@ class Progress:
 def is_committing() -> bool:
     """Whether this thread is in the middle of a commit, of a sink or of a report on progress."""
     return getattr(_here, "is_committing", False)
-
-
-def new_id() -> str:
-    return uuid.uuid4().hex[:16]
 
 
 def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int]) -> DataFrame:

@@ -17,8 +17,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from persistent_state import delivery, driver
-from persistent_state.clock import BEGINNING, rewind_position
+from persistent_state import delivery, driver, guarantee
+from persistent_state.clock import BEGINNING
 from persistent_state.driver import Keeping
 from persistent_state.engine import arrow_source, deliveries, kafka, query, rows, sessions
 from persistent_state.engine.causes import as_own_error
@@ -83,7 +83,7 @@ class Setup:
     closes: bool
     trigger: str | None
     on_progress: Callable[[Progress], None] | None
-    writer: str = field(default_factory=query.new_id)
+    writer: str = field(default_factory=arrow_source.new_id)
 
     def take_over(self, log: Log, *, anew: Sequence[str] = (), after: int | None = None) -> Entry:
         """The entry of a new start."""
@@ -368,7 +368,9 @@ def _blobs(setup: Setup, session: SparkSession, part: Part, entry: Entry, labels
         start = {strand: position.next for strand, position in task.positions.items()}
         source, lines = kafka.opened(source, pages.read(setup.files, task.journal), _known(task), start)
     if isinstance(source, DataFrameSource):
-        clock, restored = task.clock, task.clock if task.positions else BEGINNING
+        clock = min(entry.clock, task.clock)
+        # At least once what is below the task's own clock comes again, and only some tasks take it in.
+        restored = (clock if plan.takes_late else task.clock) if task.positions else BEGINNING
         frame = rows.opened(setup.spark, source, clock)
         return rows.blobs_of_dataframe(frame, plan, source, entry.epoch, restored, labels, lines)
     parts = session.sparkContext.defaultParallelism
@@ -397,8 +399,8 @@ def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskSta
                 journal = pages.read(files, task.journal)
             source.open(journal, _known(task))
             # What is to be replayed must be there.
-            back = {s: rewind_position(p, min(clock, task.clock)).next for s, p in task.positions.items()}
-            source.reach(back, everything=False)
+            back = guarantee.positions(task, part.plan, clock)
+            source.reach({strand: position.next for strand, position in back.items()}, everything=False)
 
 
 def _known(task: TaskState) -> dict[str, int]:

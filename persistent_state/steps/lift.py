@@ -152,7 +152,8 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
     fresh &= ~unknown
     if not fresh.all():
         lifted.replaying.update(pc.unique(place.channels.filter(pa.array(~fresh))).to_pylist())
-    is_late = place.timestamps < basis.clock
+    # No interval begins below the clock, so what is taken in all the same is part of the first one above it.
+    is_late = (place.timestamps < basis.clock) & (not plan.takes_late)
     verdicts = [(NO_TIMESTAMP, ~place.valid), (LATE, is_late)]
     verdicts.append((AHEAD, place.timestamps > basis.now + plan.settings.ahead))
     accepted = fresh.copy()
@@ -176,15 +177,16 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         rows, said, place = _taken(rows, said, place, ~unfit)
         if rows.num_rows == 0:
             return
+    times = np.maximum(place.timestamps, basis.clock) if plan.takes_late else place.timestamps
     replay = chunk.first if chunk.replay is None else chunk.replay
     # What is before the position is accounted for; rows without one come again wherever a replay starts.
     replay = position.next if replay == NO_POSITION else max(replay, position.next)
-    lifted.spans.append((chunk.strand, replay, int(place.timestamps.max())))
+    lifted.spans.append((chunk.strand, replay, int(times.max())))
     columns = [keys.normalise(rows.column(name)) for name in plan.task.key_columns]
     base = {
         "hash": pa.array(keys.hash_keys(columns, rows.num_rows)),
         **{f"key{i}": column for i, column in enumerate(columns)},
-        "time": pa.array(place.timestamps),
+        "time": pa.array(times),
     }
     if plan.task.message_id is not None:
         base[ID] = keys.normalise(rows.column(plan.task.message_id))

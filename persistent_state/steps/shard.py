@@ -25,6 +25,7 @@ from persistent_state.steps.lift import (
     check_bad_rows,
     describe,
     messages,
+    microseconds,
     side_table,
     update_table,
 )
@@ -235,7 +236,8 @@ def _process(
     first = ~keys.same_as_previous([merge.one_chunk(table[name]) for name in ("hash", *plan.layout.key_names)])
     struct = merge.one_chunk(table["row"])
     rows = pa.RecordBatch.from_arrays(struct.flatten(), schema=plan.schema)
-    times = merge.as_numpy(table, "time")
+    # Not those of the table: what is taken in late has the clock's.
+    times, _ = microseconds(rows.column(plan.timestamp))
     place = Place(
         strand="",
         named=merge.one_chunk(table["channel"]),

@@ -89,7 +89,8 @@ class TaskState:
     `born` is the clock at which it started from zero. `batch` counts the micro-batches of this epoch. `sides` are files of
     late and bad rows; those that nothing can take back any more move into `settled`, counted in `settled_counts`.
     `delivered` says of each output up to which clock its sink has it (`BEGINNING`: none yet). What expired by the clock `floor`
-    may be gone: nobody can ask for it any more.
+    may be gone: nobody can ask for it any more. `planned` says how far the micro-batch that is under way reads in each strand,
+    where that is to be known (at most once).
     """
 
     identity: Mapping[str, Any]
@@ -109,6 +110,7 @@ class TaskState:
     active: bool = True
     delivered: Mapping[str, int] = field(default_factory=dict)
     floor: int = clocks.BEGINNING
+    planned: Mapping[str, int] = field(default_factory=dict)
 
     def counts(self) -> dict[str, int]:
         """Late and bad rows by reason."""
@@ -177,8 +179,13 @@ def global_clock(tasks: Mapping[str, TaskState], previous: int) -> int:
 def to_bytes(entry: Entry) -> bytes:
     """The entry as it stands in the log: one line of JSON and one line with its SHA-256."""
     record = {"format": FORMAT, **vars(entry)}
-    body = json.dumps(record, default=vars, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    body = json.dumps(record, default=_fields, sort_keys=True, separators=(",", ":")).encode() + b"\n"
     return body + b"sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n"
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    # Where nothing is planned an entry is the same as before there were plans: byte for byte, as others name its checksum.
+    return {name: field for name, field in vars(value).items() if name != "planned" or field}
 
 
 def from_bytes(data: bytes, name: str) -> Entry:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from persistent_state import batch, clock, delivery, driver, merge, ranges, view
+from persistent_state import batch, clock, delivery, driver, guarantee, merge, ranges, view
 from persistent_state.steps import combine, current, lift, once, shard
 from persistent_state.store import base, entry, log, run, sides
 
@@ -69,7 +69,7 @@ BUGS = (
     bug(
         "current after a cut run",
         "What a run calls current is believed when messages in an older run have been taken back.",
-        driver._cut_runs,
+        guarantee.cut_runs,
         ("for one in losing)", "for one in losing[-1:] if one is run)"),
         theme="restless",
     ),
@@ -171,8 +171,8 @@ BUGS = (
     bug(
         "channels outlive a start",
         "After a start channels are believed as far as they were before it.",
-        driver._cut_back,
-        ("c.cut_back(clock, now)", "c"),
+        guarantee._channels,
+        ("channel.cut_back(clock, now)", "channel"),
     ),
     bug(
         "thinning too far",
@@ -202,7 +202,7 @@ BUGS = (
     bug(
         "mistaken channel for ever",
         "A channel that was only named holds the clock though nobody names it any more.",
-        driver._cut_back,
+        guarantee._heard,
         (" if (c.newest, c.before) != (None, None)", ""),
     ),
     bug(
@@ -402,7 +402,7 @@ BUGS = (
     bug(
         "side rows kept at a start",
         "What is read again stays aside, and is set aside again.",
-        driver._cut_back,
+        guarantee.cut_back,
         ("sides.take_back(files, side, clock, replays) for side", "side for side"),
     ),
     bug(
@@ -481,7 +481,7 @@ BUGS = (
     bug(
         "runs cut wrongly",
         "At a start runs are not cut at the upper bounds of shards.",
-        driver._cut_runs,
+        guarantee.cut_runs,
         ("high=min(high, whole.high)", "high=high"),
         ("low=max(low, whole.low)", "low=low"),
     ),
@@ -603,7 +603,7 @@ BUGS = (
         "delivered above the global clock",
         "A sink is given a task's own clock, which the others have not reached.",
         delivery._waiting,
-        ("for clock in entry.retained if", "for clock in sorted({*entry.retained, *task.cuts}) if"),
+        ("{*entry.retained, *own}", "{*entry.retained, *task.cuts}"),
     ),
     bug(
         "delivered before it is there",

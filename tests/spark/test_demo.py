@@ -17,9 +17,9 @@ MANY, FEW = 120_000, 60_000
 
 BROKEN = {
     "restore": """
-from persistent_state import driver
-assert driver._cut_runs
-driver._cut_runs = lambda runs, clock, shards: []
+from persistent_state import guarantee
+assert guarantee.cut_runs
+guarantee.cut_runs = lambda runs, clock, shards: []
 """,
     "replay": """
 from persistent_state import clock

@@ -2,7 +2,7 @@
 
     python -m tests.spark.victim FOLDER [--master "local[2]"] [--shards 2] [--interval "10 seconds"]
         [--die STEP [--of jvm] [--from-call 3]] [--pause STEP STEP] [--stumble] [--kill-every 9]
-        [--store URL --options FILE --scratch FOLDER] [--when FILE] [--continuous | --twice]
+        [--store URL --options FILE --scratch FOLDER] [--when FILE] [--continuous | --twice] [--delivery at-least-once]
 
 At the step of --die it is ended by SIGKILL, or with --of jvm only its JVM is. At that of --pause all its processes stop
 by SIGSTOP; when it was fenced it starts again, for the next of these steps. With --stumble every first attempt of a Spark
@@ -205,6 +205,7 @@ def main() -> None:
     parser.add_argument("--when", type=Path)
     parser.add_argument("--twice", action="store_true")
     parser.add_argument("--continuous", action="store_true")
+    parser.add_argument("--delivery", default="exactly-once")
     told = parser.parse_args()
     jvm = Jvm()
     act = jvm.pause_with_all if told.pause else jvm.kill if told.of == "jvm" else _die
@@ -228,6 +229,7 @@ def main() -> None:
         store=told.store,
         storage_options=json.loads(told.options.read_text()) if told.options else {},
         scratch=told.scratch,
+        delivery=told.delivery,
     )
 
     def tell(progress: query.Progress) -> None:

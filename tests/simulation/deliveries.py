@@ -1,0 +1,402 @@
+"""Small worlds of one delivery: drivers that start, one after the other, and are killed after any operation in the store.
+
+They draw from a generator of their own: the worlds of `world.py` stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+from unittest import mock
+
+from persistent_state import clock as clocks
+from persistent_state import driver, merge
+from persistent_state.clock import BEGINNING, Position, Settings
+from persistent_state.delivery import Due, Giver
+from persistent_state.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE, Plan
+from persistent_state.reader import seen_below, state_at
+from persistent_state.steps import shard as shard_step
+from persistent_state.steps.combine import Blob, combine
+from persistent_state.steps.lift import LATE
+from persistent_state.steps.shard import merge_shard
+from persistent_state.store import pages, sides
+from persistent_state.store import run as runs_io
+from persistent_state.store.entry import Entry, TaskState, from_bytes
+from persistent_state.store.log import Log
+from persistent_state.view import Since
+from persistent_state.windows import SessionWindow, TimeToLive, Window
+from tests.simulation import windows
+from tests.simulation.files import Disk, PlainFiles
+from tests.simulation.messages import SCHEMA, Job, Sent
+from tests.simulation.oracle import as_dict, must
+from tests.simulation.source import Strands, WorldSource
+
+APPLICATION = "app"
+DELAY = 30
+MIXED = "mixed"
+"""A world in which each start has another delivery."""
+
+
+class Killed(BaseException):
+    """The driver is no more."""
+
+
+@dataclass
+class Life:
+    """How many operations a driver has left (None: all that it wants)."""
+
+    left: int | None
+    before: bool
+
+    def come_to(self, act: Any) -> Any:
+        """Do something, unless it is too late; or do it last of all."""
+        if self.left is None:
+            return act()
+        self.left -= 1
+        if self.left < 0 and self.before:
+            raise Killed
+        result = act()
+        if self.left < 0:
+            raise Killed
+        return result
+
+
+@dataclass(frozen=True)
+class MortalFiles(PlainFiles):
+    """The store as a driver reaches it while it lives."""
+
+    life: Life = field(default_factory=lambda: Life(None, True), compare=False)
+
+    def _do(self, operation: str, path: str, act: Any) -> Any:
+        return self.life.come_to(act)
+
+
+@dataclass
+class Place:
+    """Where an output goes: what it was given, and the newest value of each key."""
+
+    given: list[int] = field(default_factory=list)
+    mirror: dict[Any, Any] = field(default_factory=dict)
+    keeps_record: bool = False
+
+
+def is_below(less: dict[Any, Any], more: dict[Any, Any]) -> bool:
+    """Whether each key of the one has at least as much in the other: a greater sum, or all of its items."""
+    return all(
+        not Counter(value) - Counter(more.get(key, ())) if isinstance(value, list) else value <= more.get(key, 0)
+        for key, value in less.items()
+    )
+
+
+class DeliveryWorld:
+    """All that one seed decides. `run` plays it; what is left to compare are `states` and `folds`, by task and key."""
+
+    def __init__(self, seed: int, delivery: str) -> None:
+        self.rng = rng = Random(f"{delivery} {seed}")
+        self.delivery = delivery
+        self.disk = Disk()
+        self.files = PlainFiles("sim://", disk=self.disk)
+        self.disk.watch = self._made
+        self.ids, self.now = 0, 1_000_000
+        self.parts = rng.randint(1, 2)
+        self.most_rows = rng.choice([3, 6])
+        self.keeping = driver.Keeping(rng.choice([1, 2, 5]), 0)
+        self.leaves = rng.random() < 0.4
+        if self.leaves:
+            # One that returns finds its clock.
+            self.keeping = driver.Keeping(10_000, 0)
+        sent = {f"p{i}": self._messages(f"p{i}") for i in range(rng.randint(1, 3))}
+        self.strands = Strands(
+            messages=sent,
+            visible={},
+            share=1.0,
+            lists_channels=rng.random() < 0.5,
+            ends=rng.random() < 0.5,
+            vanishes=False,
+            chunk_rows=rng.choice([1, 3]),
+            known=tuple(sent),
+        )
+        self.strands.visible = dict.fromkeys(self.strands.messages, 0)
+        self.jobs = [self._job(i) for i in range(rng.randint(1, 3))]
+        self.places = {job.name: Place(keeps_record=rng.random() < 0.4) for job in self.jobs}
+        self.layouts = {job.name: self._plan(job, EXACTLY_ONCE, self.files, 10, 1).layout for job in self.jobs}
+        self.starts = rng.randint(2, 6)
+        self.was: dict[tuple[str, int, int], Any] = {}
+        self.newest: Entry | None = None
+        self.happened: Counter[str] = Counter()
+
+    def _messages(self, strand: str) -> list[Sent]:
+        rng, sent, top = self.rng, [], 0
+        for position in range(rng.randint(10, 40)):
+            top += rng.choice([0, 1, 5, 5, 20])
+            timestamp: int | None = top - rng.choice([0, 0, rng.randint(0, DELAY)])
+            broken = None
+            lot = rng.random()
+            if lot < 0.08:
+                timestamp = top - DELAY - rng.choice([1, 20, 100])
+            elif lot < 0.1:
+                timestamp = None
+            elif lot < 0.12:
+                timestamp, broken = None, "no message"
+            self.ids += 1
+            value = rng.randint(1, 9)
+            sent.append(Sent(strand, position, timestamp, rng.randint(0, 3), "a", strand, value, broken, id=self.ids))
+        return sent
+
+    def _job(self, number: int) -> Job:
+        rng = self.rng
+        kind = rng.choice(["sum", "sum", "list"])
+        way = rng.choice({"sum": ["value", "message", "reads"], "list": ["batch"]}[kind])
+        windowing = rng.choice([None, None, None, Window(40), SessionWindow(25), TimeToLive(60)])
+        horizon = rng.choice([None, None, None, 50])
+        if way == "reads" or kind == "list":
+            windowing = None
+        return Job(f"t{number}", "s", kind, way, ("k0",), True, windowing, horizon)
+
+    def _plan(self, job: Job, delivery: str, files: PlainFiles, interval: int, shards: int) -> Plan:
+        def note(*read: Any) -> None:
+            pass
+
+        return Plan(
+            application=APPLICATION,
+            files=files,
+            task=job.task(note),
+            schema=SCHEMA,
+            timestamp="ts",
+            channel=None,
+            settings=Settings(interval, DELAY, ahead=2**62),
+            shards=shards,
+            outputs=("out",),
+            delivery=delivery,
+        )
+
+    def new_id(self) -> str:
+        self.ids += 1
+        return str(self.ids)
+
+    # What happens
+
+    def run(self) -> None:
+        """Play the world, in which what is many elsewhere is few.
+
+        Raises:
+            Violation: a promise is broken.
+        """
+        runs_io._verified.clear()
+        with (
+            mock.patch.object(shard_step, "LAZY", (2, 3)),
+            mock.patch.object(shard_step, "MANY", 4),
+            mock.patch.object(merge, "SLICE", 5),
+            mock.patch.object(sides, "MANY", 2),
+            mock.patch.object(clocks, "MOST_SPANS", 3),
+            mock.patch.object(pages, "TAIL", 3),
+        ):
+            self._play()
+
+    def _play(self) -> None:
+        for number in range(self.starts):
+            is_last = number + 1 == self.starts
+            delivery = self.rng.choice(DELIVERIES) if self.delivery == MIXED else self.delivery
+            life = Life(None if is_last else self.rng.choice([5, 30, 80, 160]), self.rng.random() < 0.5)
+            if life.left is not None:
+                life.left = self.rng.randint(1, life.left)
+            try:
+                self._drive(number, delivery, life, is_last)
+            except Killed:
+                self.happened["killed"] += 1
+
+    def _drive(self, number: int, delivery: str, life: Life, is_last: bool) -> None:
+        rng = self.rng
+        files = MortalFiles("sim://", disk=self.disk, life=life)
+        log = Log(files, APPLICATION)
+        interval, shards = rng.choice([10, 10, 15, 40]), rng.randint(1, 3)
+        jobs = self.jobs
+        if self.leaves and not is_last and self.newest and self.newest.clock != BEGINNING and len(jobs) > 1:
+            jobs = rng.sample(jobs, len(jobs) - 1)
+        plans = {job.name: self._plan(job, delivery, files, interval, shards) for job in jobs}
+        givers = {name: self._giver(log, plan, life) for name, plan in plans.items()}
+        for giver in givers.values():
+            giver.open()
+        self.now += 1000
+        entry = driver.start(
+            log, list(plans.values()), interval=interval, shards=shards, writer=str(number), now=self.now
+        )
+        sources = {}
+        for name in plans:
+            task = entry.tasks[name]
+            sources[name] = WorldSource(self.strands, rng, self.most_rows)
+            journal, known = pages.read(files, task.journal), {s: p.known for s, p in task.positions.items()}
+            noted = dict.fromkeys(self.strands.messages, 0)
+            for strand, _, end in (line.replace("-", ":").split(":") for line in journal):
+                noted[strand] = max(noted[strand], int(end))
+            must(all(end <= noted[s] for s, end in known.items()), "a journal tells what was read", journal=journal)
+            sources[name].open(journal, known)
+        while not is_last or not self._is_read(plans):
+            self.strands.grow(rng, self.most_rows)
+            name = rng.choice(list(plans))
+            if rng.random() < 0.7:
+                self._batch(log, entry.epoch, plans[name], sources[name])
+            if rng.random() < 0.4:
+                givers[name].give_next(entry.epoch)
+            if rng.random() < 0.1:
+                driver.collect(log, entry.epoch, now=self.now, keeping=self.keeping)
+            if not is_last and self._is_read(plans) and rng.random() < 0.1:
+                return
+        driver.close(log, entry.epoch, now=self.now, keeping=self.keeping)
+        for giver in givers.values():
+            while giver.give_next(entry.epoch):
+                pass
+
+    def _is_read(self, plans: dict[str, Plan]) -> bool:
+        assert self.newest is not None
+        ends = {strand: len(messages) for strand, messages in self.strands.messages.items()}
+        tasks = [self.newest.tasks[name] for name in plans]
+        return all(t.positions.get(strand, Position()).next == end for t in tasks for strand, end in ends.items())
+
+    def _batch(self, log: Log, epoch: int, plan: Plan, source: WorldSource) -> None:
+        self.now += 10
+        entry = driver.own(log, epoch)
+        start = {strand: position.next for strand, position in entry.tasks[plan.name].positions.items()}
+        reach = source.reach(start, everything=False)
+        if plan.delivery == AT_MOST_ONCE:
+            entry = driver.announce(log, epoch, plan.name, reach, self.now, self.new_id)
+            reach = replace(reach, journal=())
+        else:
+            entry = driver.wake(log, epoch, plan.name, self.now)
+        basis = driver.plan_batch(entry, plan.name, reach, self.now)
+        splits = source.splits(start, reach.ends, self.parts) or [[]]
+        blobs = [combine(plan, basis, i, len(splits), source.read(split)) for i, split in enumerate(splits)]
+        made = [
+            merge_shard(plan, shard, [Blob.from_bytes(part[shard].to_bytes()) for part in blobs], None, self.new_id)
+            for shard in range(plan.shards)
+        ]
+        driver.commit(log, epoch, made, now=self.now, new_id=self.new_id, keeping=self.keeping)
+
+    def _giver(self, log: Log, plan: Plan, life: Life) -> Giver:
+        place = self.places[plan.name]
+
+        def opened() -> int | None:
+            return max(place.given, default=BEGINNING) if place.keeps_record else None
+
+        def write(entry: Entry, due: Due) -> None:
+            since = Since(due.since, False, False, due.recent)
+            table = state_at(plan.files, APPLICATION, entry, plan.name, plan.layout, due.clock, since)
+            life.come_to(lambda: self._given(plan, due, as_dict(table.read(), plan.layout)))
+
+        return Giver(log, plan.name, "out", opened, write, lambda: self.now, plan.delivery)
+
+    def _given(self, plan: Plan, due: Due, values: Any) -> None:
+        place, entry = self.places[plan.name], self.newest
+        assert entry is not None
+        last = max(place.given, default=BEGINNING)
+        if due.clock <= last and place.keeps_record:
+            return
+        facts = {"task": plan.name, "clock": due.clock, "given": place.given}
+        if self.delivery == AT_MOST_ONCE:
+            must(due.clock > last, "at most once no clock is given twice", **facts)
+        elif self.delivery == EXACTLY_ONCE:
+            must(due.clock >= last, "clocks are given in their order", **facts)
+        if due.clock > entry.clock:
+            self.happened["given above the global clock"] += 1
+            must(plan.delivery == AT_LEAST_ONCE, "what is given above the global clock may be void", **facts)
+        if due.clock <= last:
+            self.happened["given again"] += 1
+        place.given.append(due.clock)
+        place.mirror.update(values)
+        if due.clock >= last and plan.layout.windowing is None and self.delivery in (EXACTLY_ONCE, AT_LEAST_ONCE):
+            state = self._state(plan.name, entry, due.clock)
+            must(place.mirror == state, "a sink that was given all changes has it all", state=state, **facts)
+
+    # What must be true
+
+    def _made(self, path: str) -> None:
+        if not path.startswith(f"{APPLICATION}/log/"):
+            return
+        before, self.newest = self.newest, from_bytes(bytes(self.disk.read(path)), path)
+        entry = self.newest
+        must(before is None or entry.clock >= before.clock, "the global clock never goes back")
+        for name, task in entry.tasks.items():
+            if self.delivery != MIXED:
+                must(self.delivery == AT_MOST_ONCE or not task.planned, "only at most once needs a plan", task=name)
+            if self.delivery == AT_MOST_ONCE and before is not None and name in before.tasks and not self.leaves:
+                was, now = (self._read(entry.tasks[name]) for entry in (before, entry))
+                must(
+                    all(end <= now[s] for s, end in was.items()), "at most once nothing is read again", was=was, now=now
+                )
+            kept = {clock for clock in entry.retained if clock <= min(entry.clock, task.clock)}
+            if self.delivery not in (EXACTLY_ONCE, MIXED) and task.active and not self.leaves:
+                # Nothing is ever voided.
+                kept.update(clock for clock in task.cuts if clock != BEGINNING)
+            if before is not None and name in before.tasks and before.tasks[name].runs == task.runs:
+                kept = {clock for clock in kept if (name, task.born, clock) not in self.was}
+            for clock in kept:
+                state = self._state(name, entry, clock)
+                self._check_below(name, state, clock)
+                was = self.was.setdefault((name, task.born, clock), state)
+                must(state == was, "a checkpoint stays what it is", task=name, clock=clock, was=was, state=state)
+
+    def _check_below(self, name: str, state: Any, clock: int) -> None:
+        """Nothing is in a checkpoint that is not below its clock, nor twice where that may not be."""
+        job = next(job for job in self.jobs if job.name == name)
+        sent = [m for messages in self.strands.messages.values() for m in messages if m.timestamp is not None]
+        below = job.fold(m for m in sent if m.timestamp < clock)
+        facts = {"task": job, "clock": clock, "state": state, "below": below}
+        if job.windowing is None and self.delivery in (EXACTLY_ONCE, AT_MOST_ONCE):
+            must(is_below(state, below), "a checkpoint holds messages below its clock, once", **facts)
+        elif job.kind == "list":
+            must(
+                all({*state[key]} <= {*below.get(key, ())} for key in state),
+                "a checkpoint is of what is below it",
+                **facts,
+            )
+
+    @staticmethod
+    def _read(task: TaskState) -> dict[str, int]:
+        """How far a task has read, or was about to."""
+        read = {strand: position.next for strand, position in task.positions.items()}
+        return {strand: max(read.get(strand, 0), task.planned.get(strand, 0)) for strand in {**read, **task.planned}}
+
+    def _state(self, name: str, entry: Entry, clock: int) -> Any:
+        return as_dict(seen_below(self.files, entry.tasks[name].runs, self.layouts[name], clock), self.layouts[name])
+
+    def aside(self, job: Job) -> Counter[tuple[str, str, int]]:
+        """The rows that were put aside: reason, strand and position, and how often."""
+        assert self.newest is not None
+        rows = [row for table in sides.read_all(self.files, self.newest.tasks[job.name]) for row in table.to_pylist()]
+        return Counter((row["reason"], row["strand"], row["position"]) for row in rows)
+
+    def good(self, job: Job, on_time_only: bool = False) -> list[Sent]:
+        """The messages that are in the state if they are not late, or only those that never are."""
+        late = {(strand, at) for reason, strand, at in self.aside(job) if reason == LATE}
+        found = []
+        for messages in self.strands.messages.values():
+            top = -DELAY
+            for m in messages:
+                if m.timestamp is not None:
+                    is_on_time = m.timestamp >= top - DELAY
+                    top = max(top, m.timestamp)
+                    if is_on_time if on_time_only else m.place not in late:
+                        found.append(m)
+        return found
+
+    def total(self, job: Job) -> dict[Any, Any]:
+        """By key, what was taken in: of windows, all that were given out and all that are still open."""
+        assert self.newest is not None
+        state = self._state(job.name, self.newest, self.newest.clock)
+        if not job.is_windowed:
+            return dict(state)
+        found: Counter[Any] = Counter()
+        for key, value in {**self.places[job.name].mirror, **state}.items():
+            found[key[:1]] += value
+        return dict(found)
+
+    def fold(self, job: Job, messages: list[Sent]) -> dict[Any, Any]:
+        """What the total is of these messages."""
+        assert self.newest is not None
+        if isinstance(job.windowing, TimeToLive):
+            return windows.state_at(
+                job, [m for m in messages if (m.timestamp or 0) < self.newest.clock], self.newest.clock
+            )
+        return job.fold(messages)

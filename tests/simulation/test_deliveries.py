@@ -1,0 +1,152 @@
+"""What each delivery promises, in worlds of drivers that are killed: against a fold of the messages, key by key.
+
+`python -m tests.simulation.test_deliveries DELIVERY SEED` plays one world.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from persistent_state import delivery as deliveries
+from persistent_state import driver, guarantee
+from persistent_state.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE
+from persistent_state.steps import lift
+from persistent_state.steps.lift import LATE
+from tests.simulation.deliveries import MIXED, DeliveryWorld, is_below
+from tests.simulation.oracle import Violation, must
+from tests.simulation.planted import Bug
+
+WORLDS, STRIDE = 40, 20
+
+
+def check(world: DeliveryWorld) -> Counter[str]:
+    """Play a world to its end; whether something counted more or less than once.
+
+    Raises:
+        Violation: a promise is broken.
+    """
+    world.run()
+    found: Counter[str] = Counter(world.happened)
+    for job in world.jobs if world.delivery != MIXED else ():
+        aside, total = world.aside(job), world.total(job)
+        late = {place for place in aside if place[0] == LATE}
+        # What may be there, and what must be.
+        most, least = world.fold(job, world.good(job)), world.fold(job, world.good(job, on_time_only=True))
+        facts = {"task": job, "total": total, "most": most, "least": least, "aside": aside}
+        bad = {m.place for sent in world.strands.messages.values() for m in sent if m.timestamp is None}
+        bad_aside = [place[1:] for place in aside.elements() if place[0] != LATE]
+        if world.delivery != AT_MOST_ONCE:
+            must(is_below(least, most), "what is on time is not late", **facts)
+        if world.delivery == EXACTLY_ONCE:
+            must(total == most, "exactly once is the fold of what was not late", **facts)
+            must(sorted(bad_aside) == sorted(bad), "every bad row is aside, once", bad=bad, **facts)
+        elif world.delivery == AT_LEAST_ONCE:
+            if job.windowing is None and job.horizon is None:
+                must(not late, "nothing is late", **facts)
+                least = most
+            must(is_below(least, total), "at least once is never below the fold", **facts)
+            must(sorted(bad_aside) == sorted(bad), "every bad row is aside, once", bad=bad, **facts)
+        else:
+            must(is_below(total, most), "at most once is never above the fold", **facts)
+            must(max(aside.values(), default=1) == 1, "a row is aside at most once", **facts)
+        found["more"] += not is_below(total, most)
+        found["less"] += not is_below(least, total)
+    return found
+
+
+def play(delivery: str, seed: int) -> Counter[str]:
+    try:
+        return check(DeliveryWorld(seed, delivery))
+    except Exception as error:
+        raise Violation(
+            f"{type(error).__name__}: {error}\npython -m tests.simulation.test_deliveries {delivery} {seed}"
+        ) from error
+
+
+@pytest.mark.parametrize("first", range(0, WORLDS, STRIDE))
+@pytest.mark.parametrize("delivery", [*DELIVERIES, MIXED])
+def test_every_world_keeps_what_its_delivery_promises(delivery: str, first: int) -> None:
+    found = sum((play(delivery, seed) for seed in range(first, first + STRIDE)), Counter[str]())
+    assert found["killed"] > 0
+    if delivery == EXACTLY_ONCE:
+        assert (found["more"], found["less"]) == (0, 0)
+    if delivery == AT_LEAST_ONCE:
+        assert found["more"] > 0, "some messages count twice"
+        assert found["given above the global clock"] > 0
+    if delivery == AT_MOST_ONCE:
+        assert found["less"] > 0, "some messages are lost"
+        assert found["given again"] == 0
+
+
+def bug(delivery: str, name: str, target: Any, *changes: tuple[str, str]) -> tuple[str, Bug]:
+    return delivery, Bug(name, name, target, changes)
+
+
+BUGS = (
+    bug(AT_LEAST_ONCE, "late all the same", lift.lift_chunk, ("& (not plan.takes_late)", "")),
+    bug(
+        AT_LEAST_ONCE,
+        "windows hold for late what they have",
+        guarantee._accounted_below,
+        ("if plan.takes_late else task.clock", ""),
+    ),
+    bug(
+        AT_LEAST_ONCE,
+        "bad rows again",
+        guarantee.restored,
+        ("sides.take_back(files, side, _accounted_below(task, plan, replay), replays) for side", "side for side"),
+    ),
+    bug(
+        AT_LEAST_ONCE,
+        "cut back",
+        guarantee.restored,
+        ("cut_runs(task.runs, LAST, shards)", "cut_runs(task.runs, min(clock, task.clock), shards)"),
+    ),
+    bug(AT_LEAST_ONCE, "other intervals over kept ones", guarantee._coarse, ("if before == interval:", "if True:")),
+    bug(AT_LEAST_ONCE, "one of two grids", guarantee._coarse, ("math.lcm(segment.step, interval)", "segment.step")),
+    bug(
+        AT_LEAST_ONCE,
+        "nothing has changed",
+        deliveries.due,
+        ("recent = last if last in (*entry.retained, *own) else BEGINNING", "recent = last"),
+    ),
+    bug(
+        AT_MOST_ONCE, "read again", guarantee.positions, ("max(known.next, task.planned.get(strand, 0))", "known.next")
+    ),
+    bug(AT_MOST_ONCE, "replayed", guarantee.positions, ("if plan.delivery == AT_MOST_ONCE and", "if False and")),
+    bug(
+        AT_MOST_ONCE,
+        "given before it is recorded",
+        deliveries.Giver.give_next,
+        ("if self.delivery == AT_MOST_ONCE:", "if False:"),
+    ),
+    bug(AT_MOST_ONCE, "other intervals over kept ones", guarantee._coarse, ("if before == interval:", "if True:")),
+    bug(
+        AT_MOST_ONCE,
+        "files not remembered",
+        driver.announce,
+        ("task.journal, reach.journal, path", "task.journal, (), path"),
+    ),
+)
+
+
+@pytest.mark.parametrize(("delivery", "bug"), BUGS, ids=lambda given: getattr(given, "name", given))
+def test_a_planted_bug_is_found(delivery: str, bug: Bug) -> None:
+    with bug.planted():
+        assert any(is_broken(DeliveryWorld(seed, delivery)) for seed in range(WORLDS))
+
+
+def is_broken(world: DeliveryWorld) -> bool:
+    try:
+        check(world)
+    except Violation:
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    print(play(sys.argv[1], int(sys.argv[2])))

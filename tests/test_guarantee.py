@@ -1,0 +1,273 @@
+"""What is taken in, kept and read again at least once and at most once, case by case."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from monoids import List, Sum
+from persistent_state import (
+    Application,
+    InvalidInput,
+    Message,
+    NonWindowState,
+    PersistentState,
+    PersistentTask,
+    StoreUnavailable,
+    Window,
+    WindowState,
+    driver,
+)
+from persistent_state.clock import BEGINNING, Settings
+from persistent_state.delivery import Due, Giver, due
+from persistent_state.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Plan
+from persistent_state.sources.base import Reach
+from persistent_state.store import entry as entries
+from persistent_state.store import pages
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from tests import core
+from tests.test_delivery import entry_of, log_with
+
+SCHEMA = pa.schema([("ts", pa.int64()), ("id", pa.int64())])
+
+
+class Ids(PersistentTask):
+    """The ids of messages in their order."""
+
+    name = "ids"
+
+    def persistent_state(self) -> NonWindowState[list[int]]:
+        return NonWindowState(List(pa.int64()))
+
+    def process_message(self, state: PersistentState[list[int]], message: Message) -> None:
+        state.update(message.timestamp, [message["id"]])
+
+
+class Times(PersistentTask):
+    """The timestamps that user code was shown, added up."""
+
+    name = "times"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+    def process_message(self, state: PersistentState[int], message: Message) -> None:
+        state.update(message.timestamp, message.timestamp)
+
+
+class ReadTimes(Times):
+    reads_state: ClassVar[bool] = True
+
+
+class Windowed(Times):
+    name = "windowed"
+
+    def persistent_state(self) -> Any:
+        return WindowState(Sum(), Window(10))
+
+
+class Remembered(Times):
+    name = "remembered"
+    message_id, horizon = "id", "1 second"
+
+
+def planned(
+    task: PersistentTask, delivery: str, log: Log | None = None, *, by_spark: bool = False, interval: int = 10
+) -> Plan:
+    files = core.memory() if log is None else log.files
+    plan = core.plan_of(task, SCHEMA, files=files, settings=Settings(interval, ahead=2**62))
+    return replace(plan, delivery=delivery, by_spark=by_spark)
+
+
+def rows(*sent: tuple[int, int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"ts": ts, "id": id} for ts, id in sent], SCHEMA)
+
+
+def started(plan: Plan) -> Log:
+    log = Log(plan.files, "app")
+    core.start(log, [plan])
+    return log
+
+
+def state(entry: Entry, plan: Plan, clock: int | None = None) -> Any:
+    return core.state_at(entry, plan, clock).get(())
+
+
+def newest(log: Log) -> Entry:
+    found = log.newest()
+    assert found is not None
+    return found
+
+
+def test_at_least_once_a_late_message_is_behind_all_that_the_clock_has_passed() -> None:
+    plan = planned(Ids(), AT_LEAST_ONCE)
+    log = started(plan)
+    core.play(log, plan, rows((5, 1), (12, 2), (31, 3)))
+    entry = core.play(log, plan, rows((7, 4), (2, 5), (44, 6)))
+    assert state(entry, plan, 30) == [1, 2]
+    assert state(entry, plan, 40) == [1, 2, 4, 5, 3]
+    assert state(entry, plan) == [1, 2, 4, 5, 3, 6]
+    assert entry.tasks["ids"].counts() == {}
+
+
+@pytest.mark.parametrize("task", [Times(), ReadTimes()])
+def test_user_code_is_shown_a_late_message_with_its_own_timestamp(task: PersistentTask) -> None:
+    plan = planned(task, AT_LEAST_ONCE)
+    log = started(plan)
+    core.play(log, plan, rows((31, 1)))
+    entry = core.play(log, plan, rows((7, 2)))
+    assert (state(entry, plan, 30), state(entry, plan)) == (None, 38)
+
+
+@pytest.mark.parametrize("task", [Windowed(), Remembered()])
+def test_at_least_once_what_is_told_apart_by_its_time_takes_nothing_late(task: PersistentTask) -> None:
+    plan = planned(task, AT_LEAST_ONCE)
+    log = started(plan)
+    core.play(log, plan, rows((31, 1)))
+    entry = core.play(log, plan, rows((7, 2)))
+    assert entry.tasks[plan.name].counts() == {"late": 1}
+
+
+def test_at_least_once_all_that_is_above_the_global_clock_counts_twice_after_a_start() -> None:
+    plan, other = planned(Ids(), AT_LEAST_ONCE), planned(Times(), AT_LEAST_ONCE)
+    other = replace(other, files=plan.files)
+    log = Log(plan.files, "app")
+    core.start(log, [plan, other])
+    core.play(log, other, rows((21, 1)))
+    core.play(log, plan, rows((5, 1), (15, 2), (25, 3), (47, 4)))
+    entry = core.start(log, [plan, other])
+    task = entry.tasks["ids"]
+    assert (entry.clock, task.clock) == (20, 40)
+    assert state(entry, plan) == [1, 2, 3, 4]
+    assert task.positions[""].next == 0
+    entry = core.play(log, plan, rows((5, 1), (15, 2), (25, 3), (47, 4)))
+    assert state(entry, plan) == [1, 2, 3, 3, 4, 4]
+
+
+def test_a_task_that_leaves_at_least_once_reads_again_what_it_took_in_late() -> None:
+    plan, other = planned(Ids(), AT_LEAST_ONCE), planned(Times(), AT_LEAST_ONCE)
+    other = replace(other, files=plan.files)
+    log = Log(plan.files, "app")
+    core.start(log, [plan, other])
+    for each in (plan, other):
+        core.play(log, each, rows((31, 1)))
+    core.play(log, plan, rows((7, 2)))
+    assert core.start(log, [other]).tasks["ids"].positions[""].next == 0
+    core.start(log, [plan, other])
+    assert state(core.play(log, plan, rows((31, 1), (7, 2))), plan) == [2, 1]
+
+
+def test_at_most_once_a_start_goes_on_behind_what_was_about_to_be_read() -> None:
+    plan = planned(Ids(), AT_MOST_ONCE)
+    log = started(plan)
+    core.play(log, plan, rows((5, 1), (12, 2)))
+    entry = driver.announce(log, 1, "ids", Reach({"": 5}, journal=("read to 5",)), 0, core.new_id)
+    # Asked once more it is the same, as the source's line is kept by now.
+    assert driver.announce(log, 1, "ids", Reach({"": 5}), 0, core.new_id) == entry
+    assert entry.tasks["ids"].planned == {"": 5}
+    task = core.start(log, [plan]).tasks["ids"]
+    assert (task.positions[""].next, task.planned, task.clock) == (5, {}, 10)
+    assert pages.read(log.files, task.journal) == ["read to 5"]
+    assert state(core.play(log, plan, rows((14, 6))), plan) == [1, 2, 6]
+
+
+def test_a_micro_batch_that_was_committed_is_not_planned_any_more() -> None:
+    plan = planned(Ids(), AT_MOST_ONCE)
+    log = started(plan)
+    driver.announce(log, 1, "ids", Reach({"": 2}), 0, core.new_id)
+    task = core.play(log, plan, rows((5, 1), (12, 2))).tasks["ids"]
+    assert (task.planned, task.positions[""].next) == ({}, 2)
+
+
+def test_at_most_once_starts_like_exactly_once_where_spark_plans() -> None:
+    plan = planned(Ids(), AT_MOST_ONCE, by_spark=True)
+    log = started(plan)
+    core.play(log, plan, rows((5, 1), (12, 2)))
+    log = Log(log.files, "app")
+    like = planned(Ids(), EXACTLY_ONCE, log)
+    assert replace(core.start(log, [plan]), number=0, epoch=0, previous="") == replace(
+        core.start(log, [like]), number=0, epoch=0, previous=""
+    )
+
+
+@pytest.mark.parametrize("delivery", [AT_LEAST_ONCE, AT_MOST_ONCE])
+def test_another_interval_cuts_nothing_that_is_kept(delivery: str) -> None:
+    plan = planned(Ids(), delivery)
+    log = started(plan)
+    core.play(log, plan, rows((5, 1), (31, 2), (38, 3)))
+    assert newest(log).tasks["ids"].clock == 30
+    plan = planned(Ids(), delivery, log, interval=15)
+    core.start(log, [plan])
+    again = rows((31, 2), (38, 3)) if delivery == AT_LEAST_ONCE else rows()
+    core.play(log, plan, again)
+    # Of the clocks 30 and 45 none but the first is a multiple of both, nor is there one below 40, where the last row ends.
+    entry = core.play(log, plan, rows((39, 4), (41, 5)))
+    assert entry.clock == 30
+    entry = core.play(log, plan, rows((46, 6)))
+    assert entry.clock == 45
+    assert [id for id in state(entry, plan, 45) if id in (4, 5, 6)] == [4, 5]
+
+
+def test_the_delivery_may_change_at_any_start() -> None:
+    plan = planned(Ids(), EXACTLY_ONCE)
+    log = started(plan)
+    core.play(log, plan, rows((5, 1), (12, 2)))
+    core.start(log, [replace(plan, delivery=AT_LEAST_ONCE)])
+    entry = core.play(log, replace(plan, delivery=AT_LEAST_ONCE), rows((12, 2), (24, 3)))
+    assert state(entry, plan) == [1, 2, 2, 3]
+    core.start(log, [replace(plan, delivery=AT_MOST_ONCE)])
+    entry = core.start(log, [plan])
+    assert (entry.clock, state(entry, plan)) == (20, [1, 2, 2])
+    entry = core.play(log, plan, rows((24, 3)))
+    assert state(entry, plan) == [1, 2, 2, 3]
+
+
+def test_an_entry_says_nothing_of_plans_where_there_are_none() -> None:
+    entry = entry_of((10, 20), 10)
+    data = entries.to_bytes(entry)
+    assert b"planned" not in data
+    told = entry.with_task("t", replace(entry.tasks["t"], planned={"a": 7}))
+    assert json.loads(entries.to_bytes(told).splitlines()[0])["tasks"]["t"]["planned"] == {"a": 7}
+    assert [entries.from_bytes(entries.to_bytes(e), "name") for e in (entry, told)] == [entry, told]
+
+
+def test_an_unknown_delivery_is_refused() -> None:
+    with pytest.raises(
+        InvalidInput, match="delivery='twice'; say one of 'exactly-once', 'at-least-once', 'at-most-once'"
+    ):
+        Application("app", "store", delivery="twice")
+
+
+def test_at_least_once_the_clocks_of_a_task_are_due_before_the_global_one_has_come_there() -> None:
+    entry = entry_of((10, 20), 20, clock=40)
+    assert due(entry, "t", "out") is None
+    assert due(entry, "t", "out", at_once=True) == Due(40, since=20, recent=20)
+    entry = entry.with_task("t", replace(entry.tasks["t"], cuts=(20, 30, 40)))
+    assert due(entry, "t", "out", at_once=True) == Due(30, since=20, recent=20)
+
+
+def test_at_least_once_a_sink_may_have_what_the_global_clock_has_not_reached() -> None:
+    log = log_with(entry_of((10, 20), 20, clock=40))
+    Giver(log, "t", "out", lambda: 40, lambda entry, due: None, lambda: 0, AT_LEAST_ONCE).open()
+    with pytest.raises(InvalidInput, match="holds clock=50"):
+        Giver(log, "t", "out", lambda: 50, lambda entry, due: None, lambda: 0, AT_LEAST_ONCE).open()
+
+
+def test_at_most_once_a_clock_is_recorded_before_it_is_given() -> None:
+    log, given = log_with(entry_of((10, 20), BEGINNING)), []
+
+    def write(entry: Entry, due: Due) -> None:
+        given.append((due.clock, newest(log).tasks["t"].delivered["out"]))
+        if due.clock == 10:
+            raise StoreUnavailable("no")
+
+    giver = Giver(log, "t", "out", lambda: None, write, lambda: 0, AT_MOST_ONCE)
+    with pytest.raises(StoreUnavailable):
+        giver.give_next(1)
+    assert [giver.give_next(1), giver.give_next(1)] == [True, False]
+    assert given == [(10, 10), (20, 20)]
