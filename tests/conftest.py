@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.store.servers import Servers
+from examples.broker import Broker
+from tests.processes import start_guarded
+from tests.store.servers import Servers, needed
 
 settings.register_profile("project", deadline=None, database=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("project")
@@ -30,6 +32,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 TOGETHER = (
     ("drivers", ("test_kills.py", "test_failures.py", "test_drivers.py", "test_cluster.py", "test_deliveries.py")),
+    ("kafka", ("/kafka/", "test_kafka.py")),
     ("spark", ("/spark/",)),
     ("servers", ("test_conformance.py",)),
 )
@@ -51,6 +54,25 @@ def servers() -> Iterator[Servers]:
     started = Servers()
     yield started
     started.close()
+
+
+@pytest.fixture(scope="session")
+def _broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    # What takes too long is looked for more often than each ten seconds.
+    settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+    broker = Broker(tmp_path_factory.mktemp("broker"), settings, launch=start_guarded)
+    with needed():
+        broker.start()
+    yield broker
+    broker.kill()
+
+
+@pytest.fixture
+def broker(_broker: Broker) -> Broker:
+    """A real broker of Kafka, in which each test makes topics of its own; it runs, also after a test that killed it."""
+    if not _broker.is_running:
+        _broker.start()
+    return _broker
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
