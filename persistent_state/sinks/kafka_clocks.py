@@ -276,6 +276,8 @@ class Clocks:
         options = {
             # As Java's clients do it.
             "partitioner": "murmur2_random",
+            # It asks for its coordinator when it next wakes, for which this is a reason; else it may take half a second.
+            "topic.metadata.refresh.interval.ms": 100,
             **client_options(self.servers, self.options),
             "transactional.id": owner,
         }
