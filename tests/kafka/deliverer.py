@@ -100,26 +100,18 @@ def run_on(address: str, topic: str, parts: int, wanted: Sequence[int]) -> None:
             time.sleep(0.1)
 
 
-def seen(broker: Broker, topic: str, **options: str) -> list[Value]:
-    """The values of a topic, as a consumer with read_committed sees them: of each partition in their order.
+def consume(broker: Broker, topic: str, **options: str) -> list[Any]:
+    """The messages of a topic, as a consumer with read_committed sees them: of each partition in their order.
 
     It reads up to what was written last, for which it waits until nothing is pending any more.
     """
-    admin = broker.admin()
-    partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
+    settings = {"bootstrap.servers": broker.address, "group.id": "seen", "enable.partition.eof": True, **options}
+    looking = confluent_kafka.Consumer({**settings, "isolation.level": "read_uncommitted"})
+    consumer = confluent_kafka.Consumer({**settings, "isolation.level": "read_committed", "fetch.wait.max.ms": 10})
+    partitions = looking.list_topics(topic, timeout=10).topics[topic].partitions
     places = [confluent_kafka.TopicPartition(topic, number, 0) for number in partitions]
-    latest = admin.list_offsets({place: confluent_kafka.admin.OffsetSpec.latest() for place in places})
-    missing = {place.partition: end for place, future in latest.items() if (end := future.result(10).offset)}
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": broker.address,
-            "group.id": "seen",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,
-            **options,
-        }
-    )
+    missing = {place.partition: looking.get_watermark_offsets(place, timeout=10)[1] for place in places}
+    looking.close()
     consumer.assign(places)
     found, end = [], time.monotonic() + 60
     while missing:
@@ -127,16 +119,23 @@ def seen(broker: Broker, topic: str, **options: str) -> list[Value]:
         message = consumer.poll(0.1)
         if message is None:
             continue
-        partition, offset = message.partition(), message.offset()
         if message.error() is None:
-            found.append(json.loads(message.value()))
-            assert message.timestamp()[1] == max(1, found[-1]["clock"] // 1000)
-            assert json.loads(message.key()) == {"key": found[-1]["key"]}
+            found.append(message)
         else:
             assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()
-            if offset >= missing.get(partition, 0):
-                missing.pop(partition, None)
+            if message.offset() >= missing.get(message.partition(), 0):
+                missing.pop(message.partition(), None)
     consumer.close()
+    return found
+
+
+def seen(broker: Broker, topic: str) -> list[Value]:
+    """The values of a topic that a consumer with read_committed sees."""
+    found = []
+    for message in consume(broker, topic):
+        found.append(json.loads(message.value()))
+        assert message.timestamp()[1] == max(1, found[-1]["clock"] // 1000)
+        assert json.loads(message.key()) == {"key": found[-1]["key"]}
     return found
 
 
