@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -275,13 +275,10 @@ def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.
     """What is wrong with a run; `is_own` says that no start has cut it yet."""
     table = _table(data)
     types = [column["type"] for column in identity["key"]]
-    wanted = [("hash", "uint64"), *((f"key{i}", type) for i, type in enumerate(types)), ("start", "int64")]
-    wanted.append(("value", identity["monoid"]["type"]))
-    ordered = [*wanted, *zip(merge.ORDER, map(str, merge.ORDER_TYPES), strict=True)]
-    with_current = [*wanted, (merge.CURRENT, identity["monoid"]["type"])]
     found = [(field.name, str(field.type)) for field in table.schema]
-    if found not in (wanted, ordered, with_current):
-        yield f"its columns are {_columns(found)}, not {_columns(wanted)}"
+    allowed = _run_columns(types, identity)
+    if found not in allowed:
+        yield f"its columns are {_columns(found)}, not {_columns(allowed[0])}"
         return
     if any(table[name].null_count for name in ("hash", "start", "value")):
         yield "it has nulls"
@@ -305,6 +302,21 @@ def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.
         yield f"it has hashes that are not from {run.low} to {run.high}"
     if (int(starts.min()), int(starts.max())) != (run.first, run.last):
         yield f"its starts are from {starts.min()} to {starts.max()}, not from {run.first} to {run.last}"
+
+
+def _run_columns(types: Sequence[str], identity: Mapping[str, Any]) -> list[list[tuple[str, str]]]:
+    """The columns that runs of a task with these types of keys may have."""
+    kind, window = identity["monoid"]["type"], identity.get("window", {})
+    rows = [("hash", "uint64"), *((f"key{i}", type) for i, type in enumerate(types)), ("start", "int64")]
+    if {"gap", "ttl"} & window.keys():
+        rows += [("first", "int64"), ("last", "int64")]
+    rows.append(("value", kind))
+    ordered = list(zip(merge.ORDER, map(str, merge.ORDER_TYPES), strict=True))
+    if "message_id" in identity:
+        id = (merge.ID, identity["message_id"])
+        return [[*rows, id, ordered[0]], [*rows, id, *ordered]]
+    with_edges = [*rows, (merge.HEAD, kind), (merge.TAIL, kind)]
+    return [rows, [*rows, *ordered], [*rows, (merge.CURRENT, kind)], *([with_edges] if "size" in window else [])]
 
 
 def _side_problems(side: SideFile, data: pa.Buffer) -> Iterator[str]:

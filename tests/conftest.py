@@ -31,19 +31,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 TOGETHER = (
-    (
-        "drivers",
-        (
-            "test_kills.py",
-            "test_failures.py",
-            "test_drivers.py",
-            "test_cluster.py",
-            "test_deliveries.py",
-            "spark/test_kafka.py",
-        ),
-    ),
+    ("drivers", ("test_kills.py", "test_failures.py", "test_drivers.py", "test_cluster.py", "test_deliveries.py")),
+    ("kafka", ("/kafka/", "test_kafka")),
     ("spark", ("/spark/",)),
-    ("servers", ("test_conformance.py", "/kafka/")),
+    ("servers", ("test_conformance.py",)),
 )
 """Tests that run in one process: a name, and what marks their files."""
 
@@ -67,7 +58,9 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def _broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    broker = Broker(tmp_path_factory.mktemp("broker"), launch=start_guarded)
+    # What takes too long is looked for more often than each ten seconds.
+    settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+    broker = Broker(tmp_path_factory.mktemp("broker"), settings, launch=start_guarded)
     with needed():
         broker.start()
     yield broker
@@ -76,7 +69,7 @@ def _broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def broker(_broker: Broker) -> Broker:
-    """A real broker of Kafka, in which each test makes topics of its own; running, also after a test that killed it."""
+    """A real broker of Kafka, in which each test makes topics of its own; it runs, also after a test that killed it."""
     if not _broker.is_running:
         _broker.start()
     return _broker

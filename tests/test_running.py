@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import FileSource, InvalidInput, StateError, TaskFailed
+from persistent_state.clock import BEGINNING
 from persistent_state.engine.causes import as_own_error
 from persistent_state.engine.running import Part, check_parts
 from persistent_state.store.log import Log
@@ -25,9 +26,9 @@ def test_a_source_that_can_not_be_opened_is_refused_before_anything_changes(tmp_
     missing = part(tmp_path / "missing")
     files = missing.plan.files
     with pytest.raises(InvalidInput, match="is not a folder; make it, or mend the path"):
-        check_parts(files, [missing], {})
+        check_parts(files, [missing], {}, BEGINNING)
     assert Log(files, missing.plan.application).numbers() == []
-    check_parts(files, [part(tmp_path)], {})
+    check_parts(files, [part(tmp_path)], {}, BEGINNING)
 
 
 def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fenced(tmp_path: Path) -> None:
@@ -37,11 +38,11 @@ def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fen
     entry = core.play(log, plan, pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 1}], SCHEMA))
     source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA, format="parquet")
     with pytest.raises(InvalidInput, match="its journal has only 0 files"):
-        check_parts(plan.files, [Part(plan, source, None)], entry.tasks)
+        check_parts(plan.files, [Part(plan, source, None)], entry.tasks, entry.clock)
     newest = log.newest()
     assert newest is not None
     assert newest.epoch == entry.epoch
-    check_parts(plan.files, [Part(plan, source, None)], {})
+    check_parts(plan.files, [Part(plan, source, None)], {}, BEGINNING)
 
 
 BY_ZERO = "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to tolerate it."

@@ -11,13 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persistent_state import InvalidInput
+import monoids
+from persistent_state import InvalidInput, NonWindowState, PersistentTask, SessionWindow, Window, WindowState
+from persistent_state.state import KeptState
 from persistent_state.store import pages, sides
 from persistent_state.store import run as runs_io
 from persistent_state.store.entry import Cut, Entry, Run, SideFile, TaskState, from_bytes, to_bytes
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from persistent_state.verify import Verified, verify
+from tests import core
 from tests.fixtures import write_store
 
 KEPT = Path(__file__).parent / "fixtures" / "store-v1"
@@ -69,6 +72,50 @@ def test_one_bit_of_any_file_is_found_and_the_file_named(store: Path, seed: int)
         assert list(found(verify(str(store)))) == [path]
         flip(store / path, bit)
     assert verify(str(store)).problems == ()
+
+
+def kept(state: KeptState[Any], **more: Any) -> PersistentTask:
+    """A task that keeps prices of shops in a state."""
+
+    class Kept(PersistentTask):
+        key, value = "shop", "price"
+
+        def persistent_state(self) -> KeptState[Any]:
+            return state
+
+    task = Kept()
+    for name, value in more.items():
+        setattr(task, name, value)
+    return task
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        kept(WindowState(monoids.Sum(), Window("20 microseconds", "10 microseconds"))),
+        kept(WindowState(monoids.Sum(), Window("400 microseconds", "10 microseconds"))),
+        kept(WindowState(monoids.Sum(), SessionWindow("15 microseconds"))),
+        kept(NonWindowState(monoids.Sum(), ttl="15 microseconds")),
+        kept(NonWindowState(monoids.Sum()), message_id="item", horizon="1 hour"),
+        kept(
+            WindowState(monoids.Last(pa.int64()), SessionWindow("15 microseconds")), message_id="item", horizon="1 hour"
+        ),
+        kept(WindowState(monoids.Last(pa.int64()), Window("20 microseconds"))),
+    ],
+    ids=["windows", "wide windows", "sessions", "ttl", "ids", "ids of sessions in order", "windows in order"],
+)
+def test_a_sound_store_of_each_kind_of_state_has_no_problem(tmp_path: Path, task: PersistentTask) -> None:
+    plan = core.plan_of(task, write_store.SCHEMA, files=open_files(str(tmp_path)), shards=2)
+    log = Log(plan.files, plan.application)
+    core.start(log, [plan])
+    for first in range(0, 120, 30):
+        rows = [
+            {"ts": ts, "shop": "ab"[ts % 2], "item": ts // 2, "price": ts} for ts in range(first, first + 30) if ts % 40
+        ]
+        core.play(log, plan, pa.RecordBatch.from_pylist(rows, write_store.SCHEMA), channels={"": False})
+    entry = core.start(log, [plan])
+    assert len(entry.tasks[plan.name].runs) > 0
+    assert verify(str(tmp_path)).problems == ()
 
 
 def test_a_file_that_is_gone_cut_or_longer_is_named(store: Path) -> None:

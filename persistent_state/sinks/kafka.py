@@ -92,8 +92,6 @@ class KafkaSink(Sink):
         return clocks.last(self.partitions)
 
     def write(self, values: DataFrame, clock: int) -> None:
-        from pyspark.sql.types import IntegerType
-
         origin, clocks = self._origin, self._clocks()
         assert origin is not None, "open comes first"
         begun = clocks.begin(clock, self.partitions, self._known)
@@ -121,11 +119,11 @@ class KafkaSink(Sink):
 
         # By their places, since PySpark hands no column to Python that has a dot in its name.
         numbered = values.toDF(*map(str, range(len(origin.schema))))
-        schema = copy.deepcopy(numbered.schema).add(_LABEL, IntegerType())
+        schema = copy.deepcopy(numbered.schema).add(_LABEL, "integer")
         rows = numbered.mapInArrow(label, schema).repartition(begun.parts, _LABEL).groupBy(_LABEL)
         # A part without rows is written too: the record of it says that there are none.
         every = session.sql(f"SELECT * FROM VALUES {', '.join(f'({label})' for label in labels)} AS t({_LABEL})")
-        told = rows.cogroup(every.groupBy(_LABEL)).applyInArrow(store, "part long, error binary").collect()
+        told = rows.cogroup(every.groupBy(_LABEL)).applyInArrow(store, "part bigint, error binary").collect()
         for row in told:
             if row["error"] is not None:
                 raise pickle.loads(row["error"])

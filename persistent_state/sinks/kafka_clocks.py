@@ -21,6 +21,7 @@ hash (16 hexadecimal digits) a part's rows of a clock are written, and whether t
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -195,30 +196,19 @@ class Clocks:
     def _read(self, known: Records, parts: int | None = None) -> Records:
         """All records as they are now; who tells its `parts` may settle what others have left pending in them."""
         kafka = library()
-        place = kafka.TopicPartition(self.bookkeeping, 0)
-        admin = self._admin()  # which answers as long as someone has it
-        latest = admin.list_offsets(
-            {place: kafka.admin.OffsetSpec.latest()},
-            isolation_level=kafka.IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=PATIENCE,
-        )
-        end = latest[place].result().offset
+        place = kafka.TopicPartition(self.bookkeeping, 0, known.offset)
+        # To one that reads what is committed, the end would be where the first transaction is pending.
+        looking = self._consumer({"isolation.level": "read_uncommitted"})
+        try:
+            _, end = looking.get_watermark_offsets(place, timeout=PATIENCE)
+        finally:
+            looking.close()
         offset, found = known.offset, dict(known.found)
         if offset >= end:
             return known
-        consumer = kafka.Consumer(
-            {
-                "group.id": self.owner,
-                "fetch.wait.max.ms": 10,
-                **client_options(self.servers, self.options),
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "error",
-            }
-        )
+        consumer = self._consumer({"isolation.level": "read_committed"})
         try:
-            consumer.assign([kafka.TopicPartition(self.bookkeeping, 0, offset)])
+            consumer.assign([place])
             deadline, settled = time.monotonic() + PATIENCE, 0
             while offset < end:
                 message = consumer.poll(0.2)
@@ -286,6 +276,8 @@ class Clocks:
         options = {
             # As Java's clients do it.
             "partitioner": "murmur2_random",
+            # It asks for its coordinator when it next wakes, for which this is a reason; else it may take half a second.
+            "topic.metadata.refresh.interval.ms": 100,
             **client_options(self.servers, self.options),
             "transactional.id": owner,
         }
@@ -318,13 +310,27 @@ class Clocks:
         """How long a transaction may take."""
         return float(self.options.get(TIMEOUT, 60_000)) / 1000
 
+    def _consumer(self, more: Mapping[str, Any]) -> Any:
+        return library().Consumer(
+            {
+                # Of a group in name only: nothing is ever committed to it.
+                "group.id": self.owner,
+                "fetch.wait.max.ms": 10,
+                **client_options(self.servers, self.options),
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                **more,
+            }
+        )
+
     def _admin(self) -> Any:
         return library().admin.AdminClient(client_options(self.servers, self.options))
 
     def _exists(self, admin: Any, topic: str) -> bool:
         kafka = library()
         try:
-            admin.describe_topics(kafka.TopicCollection([topic]), request_timeout=PATIENCE)[topic].result()
+            _answer(admin.describe_topics(kafka.TopicCollection([topic]), request_timeout=PATIENCE)[topic])
         except kafka.KafkaException as error:
             if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return False
@@ -350,12 +356,21 @@ class Clocks:
     def _policy(self, admin: Any) -> str:
         kafka = library()
         resource = kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, self.bookkeeping)
-        found = admin.describe_configs([resource], request_timeout=PATIENCE)[resource].result()
+        found = _answer(admin.describe_configs([resource], request_timeout=PATIENCE)[resource])
         policy: str = found["cleanup.policy"].value
         return policy
 
     def _asking(self) -> Any:
         return asking(self.name, self.options)
+
+
+def _answer(future: Any) -> Any:
+    """What an admin client answers, which it is asked to do within its own patience."""
+    try:
+        return future.result(2 * PATIENCE)
+    except concurrent.futures.TimeoutError:  # on Python 3.10 another than the built-in
+        kafka = library()
+        raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TIMED_OUT)) from None
 
 
 def _end_of(hashes: Hashes, start: int, rows: int) -> int:

@@ -1,0 +1,150 @@
+"""Deliveries of values at clocks to Kafka, free of Spark, by processes that can be killed at any step of a producer.
+
+What is delivered is known beforehand: `rows_of` a clock. What was is what `seen` says a consumer with read_committed sees.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import confluent_kafka
+import pyarrow as pa
+
+from examples.broker import Broker
+from persistent_state.errors import StoreUnavailable
+from persistent_state.keys import hash_keys, normalise
+from persistent_state.sinks.kafka import as_json, part_of
+from persistent_state.sinks.kafka_clocks import Begun, Clocks, Encode, Records
+
+STEPS = ("init_transactions", "begin_transaction", "produce", "flush", "commit_transaction", "abort_transaction")
+KEYS = 12
+
+Value = dict[str, Any]
+
+
+def clocks_of(address: str, topic: str, rows: int = 2, options: dict[str, Any] | None = None) -> Clocks:
+    return Clocks("shop", "Totals", topic, f"{topic}.clocks", address, options or {}, rows)
+
+
+def rows_of(clock: int, keys: Iterable[int] | None = None) -> pa.Table:
+    """The values at a clock, of some of the keys, in any order."""
+    some = random.Random(clock).sample(range(KEYS), KEYS * 2 // 3) if keys is None else list(keys)
+    names = [f"key {key}" if key else None for key in some]
+    return pa.table(
+        {"key": pa.array(names, pa.string()), "clock": [clock] * len(some), "value": [clock * 1000 + k for k in some]}
+    )
+
+
+def write_part(clocks: Clocks, begun: Begun, rows: pa.Table, part: int, encode: Encode | None = None) -> None:
+    hashes = hash_keys([normalise(rows["key"])], len(rows))
+    own = part_of(hashes, begun.parts) == part
+    clocks.write(begun, part, rows.filter(pa.array(own)), hashes[own], encode or partial(as_json, 1))
+
+
+def deliver(clocks: Clocks, parts: int, wanted: Sequence[int], writers: int = 1) -> None:
+    """What one driver does: those of the wanted clocks that are above the last."""
+    clocks.prepare()
+    last, known = clocks.last(parts), Records(0, {})
+    for clock in wanted:
+        if clock > last and (begun := clocks.begin(clock, parts, known)):
+            known = begun.records
+            write = partial(write_part, clocks, begun, rows_of(clock))
+            parts_of_clock = range(begun.parts)
+            if writers == 1:
+                list(map(write, parts_of_clock))
+            else:
+                with ThreadPoolExecutor(writers) as pool:
+                    list(pool.map(write, parts_of_clock))
+
+
+def watch(come_to: Callable[[str], None]) -> type:
+    """A producer of which each thing that is asked is a step."""
+
+    def step(name: str) -> Callable[..., Any]:
+        def call(self: Any, *arguments: Any, **named: Any) -> Any:
+            come_to(name)
+            return getattr(super(Watched, self), name)(*arguments, **named)
+
+        return call
+
+    Watched = type("Watched", (confluent_kafka.Producer,), {name: step(name) for name in STEPS})
+    return Watched
+
+
+def run_until(address: str, topic: str, parts: int, wanted: Sequence[int], die: int) -> None:
+    """In a process of its own: deliver, and die before this step, if it has so many."""
+    steps = iter(range(1, 1_000_000))
+
+    def come_to(name: str) -> None:
+        if next(steps) == die:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(confluent_kafka, "Producer", watch(come_to))  # noqa: B010
+    deliver(clocks_of(address, topic), parts, wanted)
+
+
+def run_on(address: str, topic: str, parts: int, wanted: Sequence[int]) -> None:
+    """In a process of its own: deliver all, by several writers at once, however often the broker is away."""
+    while True:
+        try:
+            return deliver(clocks_of(address, topic), parts, wanted, writers=parts)
+        except StoreUnavailable:
+            time.sleep(0.1)
+
+
+def consume(broker: Broker, topic: str, **options: str) -> list[Any]:
+    """The messages of a topic, as a consumer with read_committed sees them: of each partition in their order.
+
+    It reads up to what was written last, for which it waits until nothing is pending any more.
+    """
+    settings = {"bootstrap.servers": broker.address, "group.id": "seen", "enable.partition.eof": True, **options}
+    looking = confluent_kafka.Consumer({**settings, "isolation.level": "read_uncommitted"})
+    consumer = confluent_kafka.Consumer({**settings, "isolation.level": "read_committed", "fetch.wait.max.ms": 10})
+    partitions = looking.list_topics(topic, timeout=10).topics[topic].partitions
+    places = [confluent_kafka.TopicPartition(topic, number, 0) for number in partitions]
+    missing = {place.partition: looking.get_watermark_offsets(place, timeout=10)[1] for place in places}
+    looking.close()
+    consumer.assign(places)
+    found, end = [], time.monotonic() + 60
+    while missing:
+        assert time.monotonic() < end, f"a transaction is pending in {missing}"
+        message = consumer.poll(0.1)
+        if message is None:
+            continue
+        if message.error() is None:
+            found.append(message)
+        else:
+            assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()
+            if message.offset() >= missing.get(message.partition(), 0):
+                missing.pop(message.partition(), None)
+    consumer.close()
+    return found
+
+
+def seen(broker: Broker, topic: str) -> list[Value]:
+    """The values of a topic that a consumer with read_committed sees."""
+    found = []
+    for message in consume(broker, topic):
+        found.append(json.loads(message.value()))
+        assert message.timestamp()[1] == max(1, found[-1]["clock"] // 1000)
+        assert json.loads(message.key()) == {"key": found[-1]["key"]}
+    return found
+
+
+def check(found: Sequence[Value], wanted: Iterable[int], whole: bool = True) -> None:
+    """Each value at each clock is there once, clock after clock; of the last ones some may be missing if it is not `whole`."""
+    expected = {(row["key"], clock): row for clock in wanted for row in rows_of(clock).to_pylist()}
+    times: dict[str | None, int] = {}
+    for value in found:
+        assert value == expected.get((value["key"], value["clock"])), "a value is another, or not of these clocks"
+        assert times.get(value["key"], -1000) < value["clock"], f"{value} is seen twice, or late"
+        times[value["key"]] = value["clock"]
+    assert len(found) == len(expected) or not whole

@@ -1,0 +1,375 @@
+"""Values at clocks in a real Kafka: a consumer with read_committed sees each once, whoever is killed, paused or changed."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import confluent_kafka
+import pyarrow as pa
+import pytest
+
+from examples.broker import Broker
+from persistent_state.clock import BEGINNING
+from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
+from persistent_state.sinks import kafka_clocks
+from persistent_state.sinks.base import Origin
+from persistent_state.sinks.kafka import KafkaSink, as_json
+from persistent_state.sinks.kafka_clocks import Clocks, Records
+from tests.kafka.deliverer import check, clocks_of, deliver, rows_of, run_on, run_until, seen, watch, write_part
+
+ORIGIN = Origin("shop", "Totals", ("key",), rows_of(0).schema)
+NONE = Records(0, {})
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["tests.kafka.deliverer"])
+numbers = itertools.count()
+
+
+@pytest.fixture
+def topic(broker: Broker) -> str:
+    """A topic of two partitions."""
+    name = f"values{next(numbers)}"
+    broker.make(name, 2)
+    return name
+
+
+def start(function: Callable[..., None], *arguments: Any) -> Any:
+    process = processes.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def problem(call: Callable[[], object], kind: type[StateError] = InvalidInput) -> str:
+    """The one sentence that says what is wrong and what to do."""
+    with pytest.raises(StateError) as caught:
+        call()
+    text = str(caught.value)
+    assert type(caught.value) is kind, text
+    assert "\n" not in text
+    assert text.endswith(".")
+    return text
+
+
+# Kills
+
+
+def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(broker: Broker, topic: str) -> None:
+    wanted, kills = range(10, 10_000, 10), 0
+    parts = itertools.cycle((1, 2, 4, 3))
+    for step in itertools.count(1):
+        last = max(0, clocks_of(broker.address, topic).last(1)) if step > 1 else 0
+        # Two clocks, one of which may be begun: beyond their steps there is nothing to be killed at.
+        process = start(run_until, broker.address, topic, next(parts), [last + 10, last + 20], step)
+        process.join(60)
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        kills += 1
+    assert kills > 40
+    last = clocks_of(broker.address, topic).last(1)
+    deliver(clocks_of(broker.address, topic), 2, [last + 10])
+    check(seen(broker, topic), [clock for clock in wanted if clock <= last + 10])
+
+
+def test_each_value_is_seen_once_whenever_its_drivers_are_killed(broker: Broker, topic: str) -> None:
+    dice, wanted = random.Random(1), range(10, 400, 10)
+    for parts in (3, 1, 2, 4, 2, 5, 1, 3):
+        process = start(run_on, broker.address, topic, parts, wanted)
+        process.join(dice.uniform(0.3, 1.5))
+        process.kill()
+        process.join(60)
+    last = clocks_of(broker.address, topic).last(1)
+    end = last + 20
+    deliver(clocks_of(broker.address, topic), 2, [clock for clock in wanted if clock <= end], writers=2)
+    check(seen(broker, topic), [clock for clock in wanted if clock <= end])
+
+
+def test_each_value_is_seen_once_although_the_broker_is_killed(broker: Broker, topic: str) -> None:
+    dice, wanted = random.Random(2), range(10, 150, 10)
+    process = start(run_on, broker.address, topic, 2, wanted)
+    for _ in range(3):
+        process.join(dice.uniform(0.5, 1.5))
+        broker.kill()
+        time.sleep(0.2)
+        broker.start()
+    process.join(90)
+    assert process.exitcode == 0
+    check(seen(broker, topic), wanted)
+
+
+# Those who were thought dead
+
+
+def paused(monkeypatch: pytest.MonkeyPatch, step: int) -> tuple[threading.Event, threading.Event]:
+    """Let the first thread that comes to this step wait there; events say that it does, and let it go on."""
+    steps, waits, goes_on, owner = itertools.count(1), threading.Event(), threading.Event(), threading.local()
+
+    def come_to(name: str) -> None:
+        if getattr(owner, "is_old", False) and next(steps) == step:
+            waits.set()
+            assert goes_on.wait(60)
+
+    def begin() -> None:
+        owner.is_old = True
+
+    monkeypatch.setattr(confluent_kafka, "Producer", watch(come_to))
+    monkeypatch.setattr(waits, "begin", begin, raising=False)
+    return waits, goes_on
+
+
+@pytest.mark.parametrize("step", range(2, 33, 3))
+def test_a_driver_that_was_paused_changes_nothing_when_another_has_gone_on(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    waits, goes_on = paused(monkeypatch, step)
+
+    def be_old() -> None:
+        waits.begin()  # type: ignore[attr-defined]
+        deliver(clocks_of(broker.address, topic), 2, [10, 20])
+
+    with ThreadPoolExecutor(1) as pool:
+        old = pool.submit(be_old)
+        assert waits.wait(20)
+        # With another number of parts, where it may have one.
+        deliver(clocks_of(broker.address, topic), 1, [10, 20, 30])
+        before = seen(broker, topic)
+        check(before, [10, 20, 30])
+        goes_on.set()
+        if error := old.exception(60):
+            assert isinstance(error, StoreUnavailable), error
+    assert seen(broker, topic) == before
+    assert clocks_of(broker.address, topic).last(1) == 30
+
+
+# Parts
+
+
+def test_a_clock_half_delivered_is_finished_in_the_parts_that_it_was_begun_in(broker: Broker, topic: str) -> None:
+    clocks = clocks_of(broker.address, topic)
+    deliver(clocks, 3, [10])
+    begun = clocks.begin(20, 4, NONE)
+    assert begun is not None
+    write_part(clocks, begun, rows_of(20), 2)
+    assert clocks.last(1) == 10
+    for parts in (1, 2, 7):
+        again = clocks.begin(20, parts, NONE)
+        assert again is not None
+        assert (again.clock, again.parts) == (20, 4)
+    for part in (3, 0, 2):
+        write_part(clocks, begun, rows_of(20), part)
+        assert clocks.last(1) == 10
+    write_part(clocks, begun, rows_of(20), 1)
+    assert clocks.last(1) == 20
+    # Records of parts above the number are of older clocks, and of no concern.
+    deliver(clocks, 1, [20, 30])
+    deliver(clocks, 4, [30, 40])
+    deliver(clocks, 2, [40, 50])
+    assert clocks.last(1) == 50
+    check(seen(broker, topic), [10, 20, 30, 40, 50])
+
+
+def test_a_part_goes_on_behind_the_last_key_that_was_written(broker: Broker, topic: str) -> None:
+    clocks = clocks_of(broker.address, topic, rows=1)
+    clocks.prepare()
+    begun = clocks.begin(10, 1, NONE)
+    assert begun is not None
+    count = itertools.count()
+
+    def stumble(rows: pa.RecordBatch) -> Any:
+        if next(count) == 3:
+            raise ValueError("stumbled")
+        return as_json(1, rows)
+
+    said = problem(lambda: write_part(clocks, begun, rows_of(10, range(0, 8, 2)), 0, stumble))
+    assert "encode raised ValueError('stumbled')" in said
+    early = {value["key"] for value in seen(broker, topic)}
+    assert len(early) == 3
+    # Perhaps all keys are given now, where those that changed were before: none comes twice.
+    write_part(clocks, begun, rows_of(10, range(8)), 0)
+    found = seen(broker, topic)
+    assert len({value["key"] for value in found}) == len(found)
+    assert {value["key"] for value in found} >= {row["key"] for row in rows_of(10, range(0, 8, 2)).to_pylist()}
+
+
+def test_the_rows_of_one_hash_are_in_one_transaction(broker: Broker, topic: str) -> None:
+    clocks, rows = clocks_of(broker.address, topic, rows=2), rows_of(10)
+    clocks.prepare()
+    begun = clocks.begin(10, 1, NONE)
+    assert begun is not None
+    sizes = []
+
+    def encode(batch: pa.RecordBatch) -> Any:
+        sizes.append(len(batch))
+        return as_json(1, batch)
+
+    import numpy as np
+
+    clocks.write(begun, 0, rows, np.array([5, 1, 5, 5, 1, 5, 9, 9], np.uint64), encode)
+    assert sizes == [2, 4, 2]
+    check(seen(broker, topic), [10])
+
+
+def test_a_clock_that_is_no_more_to_be_had_is_passed_by(broker: Broker, topic: str) -> None:
+    clocks = clocks_of(broker.address, topic)
+    deliver(clocks, 2, [10])
+    begun = clocks.begin(20, 3, NONE)
+    assert begun is not None
+    write_part(clocks, begun, rows_of(20), 0)
+    said = problem(lambda: clocks.begin(15, 2, NONE))
+    assert "has a part of clock=20, and is now given clock=15 below it: the application has gone back." in said
+    assert clocks.begin(10, 2, NONE) is None
+    instead = clocks.begin(30, 2, NONE)
+    assert instead is not None
+    assert instead.parts == 3, "who may still write the last is fenced part by part"
+    assert clocks.last(2) == 10
+    deliver(clocks, 2, [30, 40])
+    before = seen(broker, topic)
+    write_part(clocks, begun, rows_of(20), 1)
+    assert seen(broker, topic) == before
+    check([value for value in before if value["clock"] != 20], [10, 30, 40])
+
+
+def test_a_clock_at_or_below_the_last_changes_nothing(broker: Broker, topic: str) -> None:
+    clocks = clocks_of(broker.address, topic)
+    clocks.prepare()
+    assert clocks.last(1) == BEGINNING
+    deliver(clocks, 2, [-10, 0, 10])
+    for clock in (10, 0, -10, BEGINNING):
+        assert clocks.begin(clock, 2, NONE) is None
+    check(seen(broker, topic), [-10, 0, 10])
+
+
+# Time
+
+
+def test_a_transaction_is_cut_when_half_of_its_time_is_over(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_clocks, "STEP", 1)
+    clocks = clocks_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1500})
+    clocks.prepare()
+    begun = clocks.begin(10, 1, NONE)
+    assert begun is not None
+
+    def encode(rows: pa.RecordBatch) -> Any:
+        time.sleep(0.3)
+        return as_json(1, rows)
+
+    write_part(clocks, begun, rows_of(10), 0, encode)
+    check(seen(broker, topic), [10])
+
+
+def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(broker: Broker, topic: str) -> None:
+    clocks = clocks_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1000})
+    clocks.prepare()
+    begun = clocks.begin(10, 1, NONE)
+    assert begun is not None
+
+    def encode(rows: pa.RecordBatch, wait: float) -> Any:
+        time.sleep(wait)
+        return as_json(1, rows)
+
+    slow = iter((0, 3))
+    rows = rows_of(10)
+    monkey = kafka_clocks.STEP
+    try:
+        kafka_clocks.STEP = 4
+        said = problem(
+            lambda: write_part(clocks, begun, rows, 0, lambda batch: encode(batch, next(slow))), StoreUnavailable
+        )
+    finally:
+        kafka_clocks.STEP = monkey
+    assert "took longer than transaction.timeout.ms=1000" in said
+    assert "rows_per_transaction=1000" in said
+    assert seen(broker, topic) == []
+    deliver(clocks, 1, [10])
+    check(seen(broker, topic), [10])
+
+
+def test_a_time_that_the_broker_does_not_grant_is_refused(broker: Broker, topic: str) -> None:
+    sink = KafkaSink(topic, broker.address, options={"transaction.timeout.ms": 3_600_000})
+    assert "timeout" in problem(lambda: sink.open(ORIGIN))
+
+
+def test_a_transaction_of_others_is_waited_for(broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = clocks_of(broker.address, topic)
+    deliver(clocks, 1, [10])
+    other = confluent_kafka.Producer({"bootstrap.servers": broker.address, "transactional.id": "other"})
+    other.init_transactions(20)
+    other.begin_transaction()
+    other.produce(f"{topic}.clocks", "{}", "of others", partition=0)
+    other.flush(20)
+    monkeypatch.setattr(kafka_clocks, "PATIENCE", 2.0)
+    assert "is pending in topic=" in problem(lambda: clocks.last(1), StoreUnavailable)
+    other.commit_transaction(20)
+    assert clocks.last(1) == 10
+
+
+# Set-up
+
+
+def test_a_topic_that_is_missing_is_refused(broker: Broker) -> None:
+    said = problem(lambda: KafkaSink("nowhere", broker.address).open(ORIGIN))
+    assert said == f"topic='nowhere' is not at servers={broker.address!r}; make it, or name another."
+
+
+def test_the_bookkeeping_is_made_and_refused_if_it_might_lose_records(broker: Broker, topic: str) -> None:
+    assert KafkaSink(topic, broker.address).open(ORIGIN) == BEGINNING
+    admin = confluent_kafka.admin
+    resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, f"{topic}.clocks")
+    client = broker.admin()
+    assert client.describe_configs([resource])[resource].result(10)["cleanup.policy"].value == "compact"
+    for policy in ("delete", "compact,delete"):
+        name = f"{topic}.{policy.replace(',', '.')}"
+        broker.make(name, cleanup_policy=policy)
+        said = problem(lambda name=name: KafkaSink(topic, broker.address, bookkeeping=name).open(ORIGIN))
+        assert f"topic={name!r} has cleanup.policy=" in said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"topic": "a b"}, "topic='a b' can't be one of Kafka"),
+        ({"bookkeeping": "t"}, "topic='t' has the values"),
+        ({"partitions": 0}, "partitions=0"),
+        ({"rows_per_transaction": 0}, "partitions=1, rows_per_transaction=0"),
+        ({"options": {"transactional.id": "x"}}, "options=['transactional.id'] of a KafkaSink are not yours to set"),
+        ({"options": {"transaction.timeout.ms": "soon"}}, "transaction.timeout.ms='soon' is no time"),
+    ],
+)
+def test_what_can_not_be_is_refused(wrong: dict[str, Any], said: str) -> None:
+    assert problem(lambda: KafkaSink(**{"topic": "t", "servers": "localhost", **wrong})).startswith(said)
+
+
+def test_a_broker_that_does_not_answer_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_clocks, "PATIENCE", 0.5)
+    said = problem(lambda: KafkaSink("t", "127.0.0.1:9").open(ORIGIN), StoreUnavailable)
+    assert said.startswith("kafka 127.0.0.1:9 t: ")
+
+
+def test_options_are_in_no_text(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(kafka_clocks, "PATIENCE", 0.5)
+    options = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
+    for name in ("sasl.password", "ssl.ca.location", "acks"):
+        sink = KafkaSink("t", "127.0.0.1:9", options={**options, name: "hunter22"})
+        with pytest.raises(StateError) as caught:
+            sink.open(ORIGIN)
+        clocks: Clocks = sink._clocks()
+        text = f"{sink!r} {sink.name} {clocks!r} {caught.getrepr(style='native')}"
+        assert "hunter22" not in text
+    assert "hunter22" not in "".join(capfd.readouterr())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forkserver() -> Iterator[None]:
+    yield
+    from multiprocessing import forkserver
+
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]

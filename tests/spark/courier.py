@@ -1,0 +1,115 @@
+"""A driver whose task gives its values at clocks to Kafka, and which is killed at a step of that.
+
+    python -m tests.spark.courier FOLDER --servers 127.0.0.1:9092 [--partitions 2] [--die STEP [--nth 2]] [--close]
+
+It reads FOLDER/stream to its end, delivers what there is, and ends with exit code 0. The nth time that it or one of its workers
+comes to the step the driver is ended by SIGKILL. Its steps are:
+
+    begin, begun   around the record that a clock is written from now on
+    put            before rows are sent by a worker
+    commit, committed   around the end of a worker's transaction
+    given, record  when the sink has all of a clock, and before the log says so
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from persistent_state import Application, FileSource, KafkaSink, delivery
+from persistent_state.sinks import kafka
+from persistent_state.sinks.kafka_clocks import Begun, Clocks, Records
+from tests.spark.sessions import new_session
+from tests.spark.teller import Totals
+
+NAME, TOPIC = "told", "totals"
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """By files, since workers are many: who makes the nth kills the driver."""
+
+    folder: Path
+    driver: int
+    dies_at: str | None
+    nth: int
+
+    def come_to(self, step: str) -> None:
+        if step != self.dies_at:
+            return
+        for number in range(1, self.nth + 1):
+            with suppress(FileExistsError), open(self.folder / f"step.{self.driver}-{number}", "x"):
+                if number == self.nth:
+                    os.kill(self.driver, signal.SIGKILL)
+                return
+
+
+@dataclass(frozen=True)
+class WatchedClocks(Clocks):
+    deadly: Any = None
+
+    def begin(self, clock: int, parts: int, known: Records) -> Begun | None:
+        self.deadly.come_to("begin")
+        begun = super().begin(clock, parts, known)
+        self.deadly.come_to("begun")
+        return begun
+
+    def _put(self, *arguments: Any) -> None:
+        self.deadly.come_to("put")
+        super()._put(*arguments)
+
+    @contextmanager
+    def _transaction(self, producer: Any) -> Iterator[Any]:
+        is_worker = os.getpid() != self.deadly.driver
+        with super()._transaction(producer) as is_half_over:
+            yield is_half_over
+            if is_worker:
+                self.deadly.come_to("commit")
+        if is_worker:
+            self.deadly.come_to("committed")
+
+
+class WatchedSink(KafkaSink):
+    deadly: Any = None
+
+    def write(self, values: Any, clock: int) -> None:
+        super().write(values, clock)
+        self.deadly.come_to("given")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--servers", required=True)
+    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--die")
+    parser.add_argument("--nth", type=int, default=1)
+    parser.add_argument("--close", action="store_true")
+    told = parser.parse_args()
+    deadly = Deadly(told.folder, os.getpid(), told.die, told.nth)
+    WatchedSink.deadly = deadly
+    record = delivery.record
+
+    def clocks(*arguments: Any) -> Clocks:
+        return WatchedClocks(*arguments, deadly)
+
+    def watched_record(*arguments: Any) -> Any:
+        deadly.come_to("record")
+        return record(*arguments)
+
+    setattr(kafka, "Clocks", clocks)  # noqa: B010
+    setattr(delivery, "record", watched_record)  # noqa: B010
+    sink = WatchedSink(TOPIC, told.servers, partitions=told.partitions, rows_per_transaction=2)
+    app = Application(NAME, str(told.folder / "store"), checkpoint_interval="10 seconds", shards=2)
+    app.add(Totals(), FileSource(str(told.folder / "stream"), timestamp="ts", files_per_batch=1), sink)
+    app.run(new_session("courier"), close=told.close)
+
+
+if __name__ == "__main__":
+    main()

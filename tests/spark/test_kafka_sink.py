@@ -1,0 +1,101 @@
+"""Values at clocks from Spark to a real Kafka: each is seen once, whatever step its driver is killed at."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from examples.broker import Broker
+from persistent_state import KafkaSink, Origin
+from persistent_state.errors import InvalidInput
+from tests.kafka.deliverer import consume
+from tests.spark.conftest import Launch
+from tests.spark.courier import TOPIC
+from tests.spark.sessions import Jvm
+from tests.spark.teller import SPAN, START, rows_of, write
+from tests.spark.test_parquet import frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STEPS = ("begin", "begun", "put", "commit", "committed", "given", "record")
+SCHEMA = pa.schema([("city", pa.string()), ("a.b", pa.int64()), ("clock", pa.int64()), ("value", pa.float64())])
+CITIES = Origin("shop", "Sales", ("city", "a.b"), SCHEMA)
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_record_has_the_key_and_the_row_as_json(spark: SparkSession, broker: Broker, partitions: int) -> None:
+    topic = f"cities{partitions}"
+    broker.make(topic, 3)
+    wanted = []
+    for clock, count in ((10, 20), (20, 0), (2_000_000, 1), (3_000_000, 9)):
+        sink = KafkaSink(topic, broker.address, partitions=partitions, rows_per_transaction=4)
+        sink.open(CITIES)
+        rows = [(f"Łódź {i}" if i else None, i % 7, clock, i / 4 if i else float("nan")) for i in range(count)]
+        table = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
+        for _ in range(2):
+            sink.write(frame(spark, table), clock)
+        assert sink.open(CITIES) == clock
+        for city, number, _, value in rows:
+            key = {"city": city, "a.b": number}
+            shown = value if city else "nan"
+            wanted.append((key, {**key, "clock": clock, "value": shown}, max(1, clock // 1000)))
+    found = [(json.loads(m.key()), json.loads(m.value()), m.timestamp()[1]) for m in consume(broker, topic)]
+    assert sorted(found, key=repr) == sorted(wanted, key=repr)
+
+
+def test_one_global_state_has_an_empty_key_and_encode_says_others(spark: SparkSession, broker: Broker) -> None:
+    schema = pa.schema(list(SCHEMA)[2:])
+    broker.make("global")
+    for clock, encode in ((10, None), (20, lambda rows: ([None], [b"\x00"])), (30, lambda rows: ([], []))):
+        sink = KafkaSink("global", broker.address, encode=encode)
+        sink.open(Origin("shop", "Total", (), schema))
+        values = frame(spark, pa.table([[clock], [0.5]], schema=schema))
+        if clock < 30:
+            sink.write(values, clock)
+        else:
+            with pytest.raises(InvalidInput, match="encode gave 0 keys and 0 values for rows=1; give one each"):
+                sink.write(values, clock)
+    found = [(message.key(), message.value()) for message in consume(broker, "global")]
+    assert found == [(b"{}", b'{"clock":10,"value":0.5}'), (None, b"\x00")]
+
+
+def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(
+    launch: Launch, jvms: Sequence[Jvm], broker: Broker, tmp_path: Path
+) -> None:
+    broker.make(TOPIC, 2)
+    files = 0
+
+    def drive(link: int, *more: str) -> int:
+        nonlocal files
+        for _ in range(2):
+            write(tmp_path, files)
+            files += 1
+        told = ("--servers", broker.address, "--partitions", str((2, 1, 3)[link % 3]), *more)
+        env = jvms[link % len(jvms)].env
+        return launch("-m", "tests.spark.courier", str(tmp_path), *told, folder=tmp_path, **env).wait(timeout=120)
+
+    for link, step in enumerate(STEPS):
+        code = drive(link, "--die", step, "--nth", "2")
+        assert code == -signal.SIGKILL, (step, (tmp_path / "log").read_text()[-4000:])
+    assert drive(len(STEPS), "--close") == 0, (tmp_path / "log").read_text()[-4000:]
+
+    totals: dict[int, int] = {}
+    wanted = []
+    for file in range(files):
+        clock = START + (file + 1) * SPAN
+        for key, _, amount, *_ in rows_of(file):
+            totals[key] = totals.get(key, 0) + amount
+        wanted += [(key, clock, totals[key]) for key in sorted({row[0] for row in rows_of(file)})]
+    values = [json.loads(message.value()) for message in consume(broker, TOPIC)]
+    found = [(value["key"], value["clock"], value["value"]) for value in values]
+    assert sorted(found) == sorted(wanted)
+    for key in totals:
+        clocks = [clock for found_key, clock, _ in found if found_key == key]
+        assert clocks == sorted(clocks)
