@@ -25,30 +25,11 @@ import pyarrow as pa
 
 from examples.broker import Broker, Unavailable
 from examples.driven import driver, folder_for, last_words, local_spark
-from monoids import Sum
-from persistent_state import (
-    Application,
-    Json,
-    KafkaSink,
-    KafkaSource,
-    Message,
-    NonWindowState,
-    PersistentState,
-    PersistentTask,
-)
+from examples.message_count import MessageCount
+from persistent_state import Application, Json, KafkaSink, KafkaSource
 from persistent_state.errors import InvalidInput
 from persistent_state.kafka import library
 from persistent_state.plain import show_clock
-
-
-class MessageCount(PersistentTask):
-    key = "word"
-
-    def persistent_state(self) -> NonWindowState[int]:
-        return NonWindowState(Sum())
-
-    def process_message(self, state: PersistentState[int], message: Message) -> None:
-        state.update(message.timestamp, 1)
 
 
 def application(folder: Path, servers: str, partitions: int) -> Application:
