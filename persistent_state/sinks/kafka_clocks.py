@@ -161,17 +161,14 @@ class Clocks:
             own = self._read(begun.records).found.get(owner, {"clock": BEGINNING})
             if own["clock"] > clock or (own["clock"] == clock and own["done"]):
                 return
-            start = (
-                int(np.searchsorted(hashes, np.uint64(int(own["through"], 16)), "right"))
-                if own["clock"] == clock
-                else 0
-            )
-            count = own["rows"] if own["clock"] == clock else 0
-            is_done = False
+            start, count, is_done = 0, 0, False
+            if own["clock"] == clock:
+                start = int(np.searchsorted(hashes, np.uint64(int(own["through"], 16)), "right"))
+                count = own["rows"]
             while not is_done:
                 with self._transaction(producer) as is_half_over:
                     end, most = start, _end_of(hashes, start, self.rows)
-                    while end < most and not is_half_over():
+                    while end < most and (end == start or not is_half_over()):
                         begin, end = end, min(most, _end_of(hashes, end, STEP))
                         self._put(producer, rows[begin:end], clock, encode)
                     count, is_done = count + end - start, end == len(hashes)
@@ -204,7 +201,11 @@ class Clocks:
         finally:
             looking.close()
         offset, found = known.offset, dict(known.found)
-        if offset >= end:
+        if offset > end:
+            raise Damaged(
+                f"topic={self.bookkeeping!r} ends at offset={end}, and went to {offset} before; restore it, or start again."
+            )
+        if offset == end:
             return known
         consumer = self._consumer({"isolation.level": "read_committed"})
         try:

@@ -6,17 +6,20 @@ import itertools
 import multiprocessing
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka
 import pyarrow as pa
 import pytest
 
-from examples.broker import Broker
+from examples.broker import Broker, free_ports
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
 from persistent_state.sinks import kafka_clocks
@@ -24,6 +27,8 @@ from persistent_state.sinks.base import Origin
 from persistent_state.sinks.kafka import KafkaSink, as_json
 from persistent_state.sinks.kafka_clocks import Clocks, Records
 from tests.kafka.deliverer import check, clocks_of, deliver, rows_of, run_on, run_until, seen, watch, write_part
+from tests.processes import start_guarded
+from tests.store.servers import needed
 
 ORIGIN = Origin("shop", "Totals", ("key",), rows_of(0).schema)
 NONE = Records(0, {})
@@ -365,6 +370,61 @@ def test_options_are_in_no_text(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
         text = f"{sink!r} {sink.name} {clocks!r} {caught.getrepr(style='native')}"
         assert "hunter22" not in text
     assert "hunter22" not in "".join(capfd.readouterr())
+
+
+def test_tls_and_sasl_reach_every_client_and_their_secrets_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    make += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(make, check=True, capture_output=True)
+    key.write_text(key.read_text() + certificate.read_text())
+    *ports, secure = free_ports(3)
+    plain, controller = (
+        f"{name}://127.0.0.1:{port}" for name, port in zip(("PLAINTEXT", "CONTROLLER"), ports, strict=True)
+    )
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    settings = {
+        "listeners": f"{plain},{controller},SASL_SSL://127.0.0.1:{secure}",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": f'{login} user_me="hunter22";',
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(key),
+    }
+    options = {
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(certificate),
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "me",
+        "sasl.password": "hunter22",
+    }
+    broker = Broker(tmp_path / "broker", settings, start_guarded, ports)
+    with needed():
+        broker.start()
+    with broker_killed(broker):
+        broker.make("values", 2)
+        servers = f"127.0.0.1:{secure}"
+        deliver(clocks_of(servers, "values", options=options), 2, [10, 20])
+        check(seen(broker, "values"), [10, 20])
+        monkeypatch.setattr(kafka_clocks, "PATIENCE", 3.0)
+        for wrong in (
+            {"sasl.password": "hunter23"},
+            {"ssl.ca.location": "/hunter2/none"},
+            {"security.protocol": "PLAINTEXT"},
+        ):
+            with pytest.raises(StateError) as caught:
+                KafkaSink("values", servers, options={**options, **wrong}).open(ORIGIN)
+            assert "hunter2" not in str(caught.getrepr(style="native"))
+    assert "hunter2" not in "".join(capfd.readouterr())
+
+
+@contextmanager
+def broker_killed(broker: Broker) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        broker.kill()
 
 
 @pytest.fixture(autouse=True, scope="module")
