@@ -203,7 +203,7 @@ class Clocks:
         offset, found = known.offset, dict(known.found)
         if offset > end:
             raise Damaged(
-                f"topic={self.bookkeeping!r} ends at offset={end}, and went to {offset} before; restore it, or start again."
+                f"topic={self.bookkeeping!r} ends at offset={end}, and did so at {offset} before; restore it, or start again."
             )
         if offset == end:
             return known

@@ -387,6 +387,7 @@ def test_tls_and_sasl_reach_every_client_and_their_secrets_no_text(
     login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     settings = {
         "listeners": f"{plain},{controller},SASL_SSL://127.0.0.1:{secure}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL",
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": f'{login} user_me="hunter22";',
         "ssl.keystore.type": "PEM",
