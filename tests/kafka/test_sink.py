@@ -303,18 +303,31 @@ def test_a_time_that_the_broker_does_not_grant_is_refused(broker: Broker, topic:
     assert "timeout" in problem(lambda: sink.open(ORIGIN))
 
 
-def test_a_transaction_of_others_is_waited_for(broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = clocks_of(broker.address, topic)
-    deliver(clocks, 1, [10])
+def test_a_record_behind_a_pending_transaction_is_waited_for(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = clocks_of(broker.address, topic, 100)
+    clocks.prepare()
+    begun = clocks.begin(10, 1, NONE)
+    assert begun is not None
     other = confluent_kafka.Producer({"bootstrap.servers": broker.address, "transactional.id": "other"})
     other.init_transactions(20)
-    other.begin_transaction()
-    other.produce(f"{topic}.clocks", "{}", "of others", partition=0)
-    other.flush(20)
+
+    def encode(rows: pa.RecordBatch) -> Any:
+        other.begin_transaction()
+        other.produce(f"{topic}.clocks", "{}", "of others", partition=0)
+        other.flush(20)
+        return as_json(1, rows)
+
+    write_part(clocks, begun, rows_of(10), 0, encode)
     monkeypatch.setattr(kafka_clocks, "PATIENCE", 2.0)
-    assert "is pending in topic=" in problem(lambda: clocks.last(1), StoreUnavailable)
+    # What it has written stands behind what is pending, where a reader of what is committed would not see it.
+    for again in (lambda: write_part(clocks, begun, rows_of(10), 0), lambda: clocks.last(1)):
+        assert "is pending in topic=" in problem(again, StoreUnavailable)
     other.commit_transaction(20)
+    write_part(clocks, begun, rows_of(10), 0)
     assert clocks.last(1) == 10
+    check(seen(broker, topic), [10])
 
 
 # Set-up
