@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +52,19 @@ def asking(what: str, options: Mapping[str, Any]) -> Iterator[None]:
         if code.code() in _refused(kafka):
             raise InvalidInput(f"{what}: {told}. Mend the set-up or what the user may do there.") from None
         raise StoreUnavailable(f"{what}: {told}. Mend it, then try again.") from None
+
+
+def answer(future: Future[Any], seconds: float) -> Any:
+    """What an admin client answers. It has been seen not to give up by itself, whatever it was told.
+
+    Raises:
+        KafkaException: what it answers, or that it does not.
+    """
+    try:
+        return future.result(seconds)
+    except concurrent.futures.TimeoutError:  # on Python 3.10 another than the built-in
+        kafka = library()
+        raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TIMED_OUT)) from None
 
 
 def _refused(kafka: Any) -> set[int]:

@@ -21,7 +21,6 @@ hash (16 hexadecimal digits) a part's rows of a clock are written, and whether t
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ import pyarrow as pa
 
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, InvalidInput, StoreUnavailable
-from persistent_state.kafka import asking, client_options, library
+from persistent_state.kafka import answer, asking, client_options, library
 from persistent_state.keys import Hashes
 
 FORMAT = 1
@@ -161,17 +160,14 @@ class Clocks:
             own = self._read(begun.records).found.get(owner, {"clock": BEGINNING})
             if own["clock"] > clock or (own["clock"] == clock and own["done"]):
                 return
-            start = (
-                int(np.searchsorted(hashes, np.uint64(int(own["through"], 16)), "right"))
-                if own["clock"] == clock
-                else 0
-            )
-            count = own["rows"] if own["clock"] == clock else 0
-            is_done = False
+            start, count, is_done = 0, 0, False
+            if own["clock"] == clock:
+                start = int(np.searchsorted(hashes, np.uint64(int(own["through"], 16)), "right"))
+                count = own["rows"]
             while not is_done:
                 with self._transaction(producer) as is_half_over:
                     end, most = start, _end_of(hashes, start, self.rows)
-                    while end < most and not is_half_over():
+                    while end < most and (end == start or not is_half_over()):
                         begin, end = end, min(most, _end_of(hashes, end, STEP))
                         self._put(producer, rows[begin:end], clock, encode)
                     count, is_done = count + end - start, end == len(hashes)
@@ -204,7 +200,11 @@ class Clocks:
         finally:
             looking.close()
         offset, found = known.offset, dict(known.found)
-        if offset >= end:
+        if offset > end:
+            raise Damaged(
+                f"topic={self.bookkeeping!r} ends at offset={end}, and did so at {offset} before; restore it, or start again."
+            )
+        if offset == end:
             return known
         consumer = self._consumer({"isolation.level": "read_committed"})
         try:
@@ -330,7 +330,8 @@ class Clocks:
     def _exists(self, admin: Any, topic: str) -> bool:
         kafka = library()
         try:
-            _answer(admin.describe_topics(kafka.TopicCollection([topic]), request_timeout=PATIENCE)[topic])
+            asked = admin.describe_topics(kafka.TopicCollection([topic]), request_timeout=PATIENCE)
+            answer(asked[topic], 2 * PATIENCE)
         except kafka.KafkaException as error:
             if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return False
@@ -356,21 +357,12 @@ class Clocks:
     def _policy(self, admin: Any) -> str:
         kafka = library()
         resource = kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, self.bookkeeping)
-        found = _answer(admin.describe_configs([resource], request_timeout=PATIENCE)[resource])
+        found = answer(admin.describe_configs([resource], request_timeout=PATIENCE)[resource], 2 * PATIENCE)
         policy: str = found["cleanup.policy"].value
         return policy
 
     def _asking(self) -> Any:
         return asking(self.name, self.options)
-
-
-def _answer(future: Any) -> Any:
-    """What an admin client answers, which it is asked to do within its own patience."""
-    try:
-        return future.result(2 * PATIENCE)
-    except concurrent.futures.TimeoutError:  # on Python 3.10 another than the built-in
-        kafka = library()
-        raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TIMED_OUT)) from None
 
 
 def _end_of(hashes: Hashes, start: int, rows: int) -> int:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from persistent_state.errors import InvalidInput
-from persistent_state.kafka import library
+from persistent_state.kafka import answer, library
 
-TIMEOUT = 30.0
+TIMEOUT = 20.0
 """Seconds until an answer will not come."""
 
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -41,7 +41,7 @@ def look(admin: Any, wanted: Sequence[str] | re.Pattern[str], is_committed: bool
     found = {}
     for name, future in described.items():
         try:
-            found[name] = future.result()
+            found[name] = answer(future, 2 * TIMEOUT)
         except kafka.KafkaException as error:
             if error.args[0].code() != kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
@@ -67,7 +67,9 @@ def offsets(admin: Any, asked: Mapping[tuple[str, int], Any], is_committed: bool
     level = kafka.IsolationLevel.READ_COMMITTED if is_committed else kafka.IsolationLevel.READ_UNCOMMITTED
     request = {kafka.TopicPartition(*place): spec for place, spec in asked.items()}
     futures = admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT) if request else {}
-    return {(place.topic, place.partition): int(future.result().offset) for place, future in futures.items()}
+    return {
+        (place.topic, place.partition): int(answer(future, 2 * TIMEOUT).offset) for place, future in futures.items()
+    }
 
 
 def time_at(consumer: Any, topic: str, partition: int, offset: int) -> int | None:

@@ -10,9 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -24,6 +27,8 @@ from persistent_state.sinks.base import Origin
 from persistent_state.sinks.kafka import KafkaSink, as_json
 from persistent_state.sinks.kafka_clocks import Clocks, Records
 from tests.kafka.deliverer import check, clocks_of, deliver, rows_of, run_on, run_until, seen, watch, write_part
+from tests.kafka.security import client_options, secured_broker
+from tests.store.servers import needed
 
 ORIGIN = Origin("shop", "Totals", ("key",), rows_of(0).schema)
 NONE = Records(0, {})
@@ -107,41 +112,40 @@ def test_each_value_is_seen_once_although_the_broker_is_killed(broker: Broker, t
 # Those who were thought dead
 
 
-def paused(monkeypatch: pytest.MonkeyPatch, step: int) -> tuple[threading.Event, threading.Event]:
-    """Let the first thread that comes to this step wait there; events say that it does, and let it go on."""
-    steps, waits, goes_on, owner = itertools.count(1), threading.Event(), threading.Event(), threading.local()
+@dataclass
+class Pause:
+    """Where the one thread that is `mine` waits: before its step of this number, until another lets it go on."""
 
-    def come_to(name: str) -> None:
-        if getattr(owner, "is_old", False) and next(steps) == step:
-            waits.set()
-            assert goes_on.wait(60)
+    step: int
+    mine: threading.local = field(default_factory=threading.local)
+    waits: threading.Event = field(default_factory=threading.Event)
+    goes_on: threading.Event = field(default_factory=threading.Event)
 
-    def begin() -> None:
-        owner.is_old = True
-
-    monkeypatch.setattr(confluent_kafka, "Producer", watch(come_to))
-    monkeypatch.setattr(waits, "begin", begin, raising=False)
-    return waits, goes_on
+    def come_to(self, name: str) -> None:
+        if hasattr(self.mine, "steps") and next(self.mine.steps) == self.step:
+            self.waits.set()
+            assert self.goes_on.wait(60)
 
 
 @pytest.mark.parametrize("step", range(2, 33, 3))
 def test_a_driver_that_was_paused_changes_nothing_when_another_has_gone_on(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    waits, goes_on = paused(monkeypatch, step)
+    pause = Pause(step)
+    monkeypatch.setattr(confluent_kafka, "Producer", watch(pause.come_to))
 
     def be_old() -> None:
-        waits.begin()  # type: ignore[attr-defined]
+        pause.mine.steps = itertools.count(1)
         deliver(clocks_of(broker.address, topic), 2, [10, 20])
 
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(be_old)
-        assert waits.wait(20)
+        assert pause.waits.wait(20)
         # With another number of parts, where it may have one.
         deliver(clocks_of(broker.address, topic), 1, [10, 20, 30])
         before = seen(broker, topic)
         check(before, [10, 20, 30])
-        goes_on.set()
+        pause.goes_on.set()
         if error := old.exception(60):
             assert isinstance(error, StoreUnavailable), error
     assert seen(broker, topic) == before
@@ -209,8 +213,6 @@ def test_the_rows_of_one_hash_are_in_one_transaction(broker: Broker, topic: str)
         sizes.append(len(batch))
         return as_json(1, batch)
 
-    import numpy as np
-
     clocks.write(begun, 0, rows, np.array([5, 1, 5, 5, 1, 5, 9, 9], np.uint64), encode)
     assert sizes == [2, 4, 2]
     check(seen(broker, topic), [10])
@@ -266,26 +268,21 @@ def test_a_transaction_is_cut_when_half_of_its_time_is_over(
     check(seen(broker, topic), [10])
 
 
-def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(broker: Broker, topic: str) -> None:
+def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_clocks, "STEP", 4)
     clocks = clocks_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1000})
     clocks.prepare()
     begun = clocks.begin(10, 1, NONE)
     assert begun is not None
+    waits = iter((0, 3))
 
-    def encode(rows: pa.RecordBatch, wait: float) -> Any:
-        time.sleep(wait)
+    def encode(rows: pa.RecordBatch) -> Any:
+        time.sleep(next(waits))
         return as_json(1, rows)
 
-    slow = iter((0, 3))
-    rows = rows_of(10)
-    monkey = kafka_clocks.STEP
-    try:
-        kafka_clocks.STEP = 4
-        said = problem(
-            lambda: write_part(clocks, begun, rows, 0, lambda batch: encode(batch, next(slow))), StoreUnavailable
-        )
-    finally:
-        kafka_clocks.STEP = monkey
+    said = problem(lambda: write_part(clocks, begun, rows_of(10), 0, encode), StoreUnavailable)
     assert "took longer than transaction.timeout.ms=1000" in said
     assert "rows_per_transaction=1000" in said
     assert seen(broker, topic) == []
@@ -298,18 +295,31 @@ def test_a_time_that_the_broker_does_not_grant_is_refused(broker: Broker, topic:
     assert "timeout" in problem(lambda: sink.open(ORIGIN))
 
 
-def test_a_transaction_of_others_is_waited_for(broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = clocks_of(broker.address, topic)
-    deliver(clocks, 1, [10])
-    other = confluent_kafka.Producer({"bootstrap.servers": broker.address, "transactional.id": "other"})
+def test_a_record_behind_a_pending_transaction_is_waited_for(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = clocks_of(broker.address, topic, 100)
+    clocks.prepare()
+    begun = clocks.begin(10, 1, NONE)
+    assert begun is not None
+    other = confluent_kafka.Producer({"bootstrap.servers": broker.address, "transactional.id": "other", "log_level": 0})
     other.init_transactions(20)
-    other.begin_transaction()
-    other.produce(f"{topic}.clocks", "{}", "of others", partition=0)
-    other.flush(20)
+
+    def encode(rows: pa.RecordBatch) -> Any:
+        other.begin_transaction()
+        other.produce(f"{topic}.clocks", "{}", "of others", partition=0)
+        other.flush(20)
+        return as_json(1, rows)
+
+    write_part(clocks, begun, rows_of(10), 0, encode)
     monkeypatch.setattr(kafka_clocks, "PATIENCE", 2.0)
-    assert "is pending in topic=" in problem(lambda: clocks.last(1), StoreUnavailable)
+    # What it has written stands behind what is pending, where a reader of what is committed would not see it.
+    for again in (lambda: write_part(clocks, begun, rows_of(10), 0), lambda: clocks.last(1)):
+        assert "is pending in topic=" in problem(again, StoreUnavailable)
     other.commit_transaction(20)
+    write_part(clocks, begun, rows_of(10), 0)
     assert clocks.last(1) == 10
+    check(seen(broker, topic), [10])
 
 
 # Set-up
@@ -365,6 +375,28 @@ def test_options_are_in_no_text(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
         text = f"{sink!r} {sink.name} {clocks!r} {caught.getrepr(style='native')}"
         assert "hunter22" not in text
     assert "hunter22" not in "".join(capfd.readouterr())
+
+
+def test_tls_and_sasl_reach_every_client_and_their_secrets_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "broker"
+    with needed(), secured_broker(folder, "hunter22") as broker:
+        options = client_options(folder, "hunter22")
+        broker.make("values", 2)
+        servers = f"127.0.0.1:{broker.ports[2]}"
+        deliver(clocks_of(servers, "values", options=options), 2, [10, 20])
+        check(seen(broker, "values"), [10, 20])
+        monkeypatch.setattr(kafka_clocks, "PATIENCE", 3.0)
+        for wrong in (
+            {"sasl.password": "hunter23"},
+            {"ssl.ca.location": "/hunter2/none"},
+            {"security.protocol": "PLAINTEXT"},
+        ):
+            with pytest.raises(StateError) as caught:
+                KafkaSink("values", servers, options={**options, **wrong}).open(ORIGIN)
+            assert "hunter2" not in str(caught.getrepr(style="native"))
+    assert "hunter2" not in "".join(capfd.readouterr())
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -29,6 +29,8 @@ from tests.spark.sessions import new_session
 from tests.spark.teller import Totals
 
 NAME, TOPIC = "told", "totals"
+SECRET = "hunter-22"
+"""An option of the sink, which no file may have."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,15 @@ def main() -> None:
 
     setattr(kafka, "Clocks", clocks)  # noqa: B010
     setattr(delivery, "record", watched_record)  # noqa: B010
-    sink = WatchedSink(TOPIC, told.servers, partitions=told.partitions, rows_per_transaction=2)
+    options = {"client.id": SECRET}
+    sink = WatchedSink(TOPIC, told.servers, options=options, partitions=told.partitions, rows_per_transaction=2)
     app = Application(NAME, str(told.folder / "store"), checkpoint_interval="10 seconds", shards=2)
     app.add(Totals(), FileSource(str(told.folder / "stream"), timestamp="ts", files_per_batch=1), sink)
-    app.run(new_session("courier"), close=told.close)
+    events = told.folder / "events"
+    events.mkdir(exist_ok=True)
+    logged = {"enabled": "true", "dir": f"file://{events.absolute()}", "compress": "false"}
+    session = new_session("courier", settings={f"spark.eventLog.{name}": value for name, value in logged.items()})
+    app.run(session, close=told.close)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from persistent_state import KafkaSink, Origin
 from persistent_state.errors import InvalidInput
 from tests.kafka.deliverer import consume
 from tests.spark.conftest import Launch
-from tests.spark.courier import TOPIC
+from tests.spark.courier import SECRET, TOPIC
 from tests.spark.sessions import Jvm
 from tests.spark.teller import SPAN, START, rows_of, write
 from tests.spark.test_parquet import frame
@@ -96,6 +96,9 @@ def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(
     values = [json.loads(message.value()) for message in consume(broker, TOPIC)]
     found = [(value["key"], value["clock"], value["value"]) for value in values]
     assert sorted(found) == sorted(wanted)
+    texts = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("events" in path.parts for path in texts)
+    assert [path for path in texts if SECRET.encode() in path.read_bytes()] == []
     for key in totals:
         clocks = [clock for found_key, clock, _ in found if found_key == key]
         assert clocks == sorted(clocks)
