@@ -100,6 +100,7 @@ def test_each_record_is_read_once_in_its_order_however_it_is_cut_up(
         own = [chunk for chunk in chunks if chunk.strand == f"{topic}-{partition}"]
         assert sorted(numbers(own)) == list(range(partition, count, partitions))
         assert all(numbers([chunk]) == sorted(numbers([chunk])) for chunk in own)
+        assert all((chunk.positions[1:] > chunk.positions[:-1]).all() for chunk in own)
 
 
 def test_what_was_read_again_is_the_same(broker: Broker) -> None:

@@ -21,7 +21,9 @@ def new_topic(broker: Broker, partitions: int) -> str:
 
 
 def producer(broker: Broker) -> Producer:
-    return Producer({"bootstrap.servers": broker.address, "linger.ms": 1, "log_level": 0})
+    # Without it what a new topic did not take yet may come behind what was sent after.
+    options = {"bootstrap.servers": broker.address, "enable.idempotence": True, "linger.ms": 1, "log_level": 0}
+    return Producer(options)
 
 
 def produce(

@@ -137,7 +137,7 @@ def test_nothing_is_lost_of_a_partition_an_hour_behind_and_sparks_watermark_drop
     broker: Broker, launch: Launch, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     topic = new_topic(broker, 2)
-    writer = Producer({"bootstrap.servers": broker.address})
+    writer = producer(broker)
     records = 1000
     for i in range(records):
         when = START + i * 1000 - (HOUR if i % 2 else 0)
