@@ -132,6 +132,9 @@ class Broker:
         admin = self.admin()
         for made in admin.create_topics([NewTopic(topic, partitions, 1, config=config)]).values():
             made.result()
+        end = time.monotonic() + PATIENCE
+        while admin.list_topics(topic, 10).topics[topic].error is not None and time.monotonic() < end:
+            time.sleep(0.02)
 
     def delete(self, topic: str) -> None:
         """Delete a topic."""

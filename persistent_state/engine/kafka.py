@@ -17,10 +17,10 @@ from pyspark.sql import functions as F
 from persistent_state.errors import InvalidInput
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
-from persistent_state.sources.kafka import COMMITTED, OFFSET, PARTITION, TIME, TOPIC, KafkaSource
+from persistent_state.sources.kafka import COMMITTED, GAP, OFFSET, PARTITION, TIME, TOPIC, KafkaSource
 
 CHANNEL = "kafka_channel"
-_COLUMNS = [TOPIC, PARTITION, OFFSET, TIME]
+_HIDDEN, _HIDDEN_BY_DEFAULT, _OF_KAFKA = "spark.sql.redaction.options.regex", "(?i)url", "^kafka[.]"
 _logger = logging.getLogger("persistent_state")
 
 AnySource: TypeAlias = "TimeReplayableSource | DataFrameSource"
@@ -55,11 +55,10 @@ def opened(
     names = {}
     for strand, place in asked.places.items():
         begin = start.get(strand, place.begin)
-        if begin < place.first:
-            # Spark does not say where it went on.
-            gap = {"lost": {"topic": place.topic, "partition": place.partition, "from": begin, "first": place.first}}
-            _logger.warning("%r goes on without offsets that are gone: %s", source, gap)
-            lines = (*lines, json.dumps(gap))
+        if gap := place.gap(begin, strand not in start):
+            # Spark tells of no gap, and no row stands for it.
+            _logger.warning("%r goes on after what is lost: %s", source, gap)
+            lines = (*lines, json.dumps({GAP: gap}))
         offsets.setdefault(place.topic, {})[str(place.partition)] = max(begin, place.first)
         names[place.topic, place.partition] = strand
     options = {"startingOffsets": json.dumps(offsets) if offsets else "earliest"}
@@ -73,6 +72,10 @@ def _frame(
     assert said is not None
 
     def stream(spark: SparkSession, clock: int | None) -> DataFrame:
+        # Spark shows a plan in its errors, with options that it takes for harmless.
+        hidden = spark.conf.get(_HIDDEN, None) or _HIDDEN_BY_DEFAULT
+        if _OF_KAFKA not in hidden:
+            spark.conf.set(_HIDDEN, f"{hidden}|{_OF_KAFKA}")
         reader = spark.readStream.format("kafka").options(**_options(source, spark), **options)
         try:
             records = reader.load()
@@ -114,7 +117,8 @@ def _options(source: KafkaSource, spark: SparkSession) -> dict[str, str]:
         **{f"kafka.{name}": value for name, value in java_options(source.servers, source.options).items()},
         "maxOffsetsPerTrigger": str(source.offsets_per_batch),
         "minPartitions": str(spark.sparkContext.defaultParallelism),
-        "failOnDataLoss": str(not source.accepts_loss).lower(),
+        # If it went on by itself, nobody would know where: a start finds out what is lost.
+        "failOnDataLoss": "true",
     }
 
 

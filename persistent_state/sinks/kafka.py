@@ -31,9 +31,9 @@ class KafkaSink(Sink):
     """A topic to which each clock adds its values: whoever reads with `isolation.level=read_committed` sees each once.
 
     The topic must be there; it may have partitions and other writers as you like. A record's key is a JSON object of the
-    key columns, and its value one of all columns, with `clock` (microseconds UTC) and `value`. Its timestamp is the clock,
-    and it goes to the partition that Java's clients find for its key. `encode` makes other keys and values, each text, bytes
-    or None: a function of an Arrow batch that gives a list of both, and which is sent to Spark's workers.
+    key columns, and its value one of all columns, with `clock` (microseconds UTC) and `value`. Its timestamp is the time of
+    the writing, and it goes to the partition that Java's clients find for its key. `encode` makes other keys and values, each
+    text, bytes or None: a function of an Arrow batch that gives a list of both, and which is sent to Spark's workers.
 
     A clock is written in so many `partitions`, parts by the hash of the key, each by one Spark task that holds its rows in
     memory; the number may change at any start. A part is written in transactions of up to `rows_per_transaction`.

@@ -169,7 +169,7 @@ class Clocks:
                     end, most = start, _end_of(hashes, start, self.rows)
                     while end < most and (end == start or not is_half_over()):
                         begin, end = end, min(most, _end_of(hashes, end, STEP))
-                        self._put(producer, rows[begin:end], clock, encode)
+                        self._put(producer, rows[begin:end], encode)
                     count, is_done = count + end - start, end == len(hashes)
                     through = f"{int(hashes[end - 1]) if end else 0:016x}"
                     # Last and alone: as long as it is pending, nobody can read the records behind it.
@@ -246,7 +246,7 @@ class Clocks:
             pass
         raise Damaged(f"record={key!r} of topic={self.bookkeeping!r} is not what was written; restore it.")
 
-    def _put(self, producer: Any, rows: pa.Table, clock: int, encode: Encode) -> None:
+    def _put(self, producer: Any, rows: pa.Table, encode: Encode) -> None:
         (batch,) = rows.combine_chunks().to_batches()
         try:
             keys, values = encode(batch)
@@ -256,16 +256,28 @@ class Clocks:
             raise InvalidInput(
                 f"{self.name}: encode gave {len(keys)} keys and {len(values)} values for rows={len(rows)}; give one each."
             )
-        # 0 is the present to a client, and Kafka knows no time before 1970.
-        timestamp = max(1, clock // 1000)
+        failed: list[Any] = []
+
+        def note(error: Any, message: Any) -> None:
+            if error is not None:
+                failed.append(error)
+
         for key, value in zip(keys, values, strict=True):
             while True:
                 try:
-                    producer.produce(self.topic, value, key, timestamp=timestamp)
+                    producer.produce(self.topic, value, key, on_delivery=note)
                     break
                 except BufferError:
                     producer.poll(0.1)
+                except TypeError:
+                    raise InvalidInput(
+                        f"{self.name}: encode gave key={type(key).__name__} and value={type(value).__name__}; give text, bytes "
+                        "or None."
+                    ) from None
         producer.flush(self._seconds)
+        if failed:
+            # To the transaction each failure is the same.
+            raise library().KafkaException(failed[0])
 
     def _record(self, producer: Any, key: str, record: Mapping[str, Any]) -> None:
         producer.produce(self.bookkeeping, json.dumps(record), key, partition=0)

@@ -22,6 +22,7 @@ from persistent_state.sources import decoders, topics
 from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.decoders import Decoder, Raw
 from persistent_state.sources.records import one_batch
+from persistent_state.sources.topics import Noted, Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,6 +32,8 @@ Said: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
 EARLIEST, LATEST = "earliest", "latest"
 COMMITTED = "read_committed"
+GAP = "gap"
+"""What lines of the journal are named that tell of a loss, and of no topic."""
 LOST, ANEW = "offsets were deleted before they were read", "the topic was made anew before it was read to its end"
 TOPIC, PARTITION, OFFSET, TIME = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
 
@@ -47,7 +50,7 @@ _WAIT = 0.01
 class Part:
     """Offsets of a partition, from `begin` up to `end`, to be read by one worker; `first` is the first that there is.
 
-    `why` says that others are lost, if so, and is told once.
+    `gap` is what is lost before that, if so, and is told once.
     """
 
     strand: str
@@ -56,40 +59,21 @@ class Part:
     begin: int
     end: int
     first: int
-    why: str | None
-
-
-@dataclass(frozen=True)
-class _Noted:
-    """A topic as the journal has it: its id, and where its partitions began; how often it was made anew, and that accepted."""
-
-    name: str
-    id: str | None
-    begins: Mapping[str, int]
-    generation: int = 0
-
-    def strand(self, partition: int) -> str:
-        return f"{self.name}-{partition}" + (f"#{self.generation}" if self.generation else "")
-
-
-@dataclass(frozen=True)
-class Place:
-    """A partition as it is now: where reading it begins if nothing is known, its first offset, and its end."""
-
-    topic: str
-    partition: int
-    begin: int
-    first: int
-    end: int
-    is_anew: bool
+    gap: Mapping[str, Any] | None
 
 
 @dataclass
 class _Opened:
-    """What the driver knows: the topics that were met, whether any start was before, and the partitions by strand."""
+    """What the driver knows: the topics that were met, whether any start was before, and the partitions by strand.
 
-    noted: dict[str, _Noted]
+    `written` are the lines of the journal, `reached` the lines of the newest reach with its start and ends.
+    """
+
+    noted: dict[str, Noted]
     is_first: bool
+    written: set[str]
+    gone: list[str] = field(default_factory=list)
+    reached: tuple[Sequence[str], Mapping[str, int], Mapping[str, int]] = ((), {}, {})
     places: Mapping[str, Place] = field(default_factory=dict)
     is_frozen: bool = False
 
@@ -135,6 +119,8 @@ class KafkaSource(TimeReplayableSource):
     ) -> None:
         library()
         named = [topics] if isinstance(topics, str) else topics
+        if isinstance(named, re.Pattern) and named.flags != re.UNICODE:
+            raise InvalidInput(f"topics={named!r} has flags, which not all clients know; write it without.")
         if not isinstance(named, re.Pattern) and (not named or not all(isinstance(one, str) for one in named)):
             raise InvalidInput(f"topics={topics!r}; name a topic or several, or give a compiled pattern.")
         if start not in (EARLIEST, LATEST) and not (isinstance(start, datetime) and start.tzinfo is not None):
@@ -195,7 +181,7 @@ class KafkaSource(TimeReplayableSource):
         """
         try:
             lines = [json.loads(line) for line in journal]
-            noted = [_Noted(**line) for line in lines if "lost" not in line]
+            noted = [Noted(**line) for line in lines if GAP not in line]
         except (TypeError, ValueError):
             noted = []
         if known and not noted:
@@ -203,14 +189,9 @@ class KafkaSource(TimeReplayableSource):
                 f"{self!r} is to go on from {dict(known)}, and its journal knows no topic; the task had another source: give "
                 "it another name, or start it anew."
             )
-        self._opened = _Opened({topic.name: topic for topic in noted}, is_first=not noted)
+        self._opened = _Opened({topic.name: topic for topic in noted}, not noted, set(journal))
         # What is written and not committed yet may have been read, by who asked for it.
-        for place in self._look(known, is_committed=False).values():
-            if place.begin > place.end:
-                raise InvalidInput(
-                    f"topic={place.topic!r} partition={place.partition} of {self!r} ends at offset {place.end} and was "
-                    f"read up to {place.begin}; it is another topic than it was: bring that back, or start the task anew."
-                )
+        self._check_ends(self._look(known, is_committed=False), known)
 
     def freeze(self) -> None:
         self._state.is_frozen = True
@@ -219,28 +200,30 @@ class KafkaSource(TimeReplayableSource):
         state = self._state
         if not (state.is_frozen and state.places):
             state.places = self._look(start)
+            if any(start.get(strand, 0) > place.end for strand, place in state.places.items()):
+                self._check_ends(self._look(start, is_committed=False), start)
         begins = {strand: start.get(strand, place.begin) for strand, place in state.places.items()}
         lags = {strand: max(0, place.end - begins[strand]) for strand, place in state.places.items()}
         total = sum(lags.values())
         if total > self.offsets_per_batch and not everything:
             lags = {strand: -(-lag * self.offsets_per_batch // total) for strand, lag in lags.items()}
-        return Reach(
-            ends={**start, **{strand: begins[strand] + lag for strand, lag in lags.items()}},
-            channels=dict.fromkeys(state.places, False),
-            journal=tuple(
-                json.dumps(vars(topic))
-                for topic in state.noted.values()
-                if not any(topic.strand(int(partition)) in start for partition in topic.begins)
-            ),
-        )
+        ends = {**start, **{strand: begins[strand] + lag for strand, lag in lags.items()}}
+        lines, begun, ended = state.reached
+        if begun != ended == start:
+            # The micro-batch that went there has been committed, and they with it.
+            state.written.update(lines)
+        noted = (json.dumps(vars(topic)) for topic in state.noted.values())
+        lines = tuple(line for line in (*noted, *state.gone) if line not in state.written)
+        state.reached = lines, dict(start), ends
+        return Reach(ends, dict.fromkeys(state.places, False), lines)
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
         whole = []
         for strand, place in sorted(self._state.places.items()):
             begin = start.get(strand, place.begin)
             if begin < end.get(strand, begin):
-                why = ANEW if place.is_anew and strand not in start else LOST if begin < place.first else None
-                whole.append(Part(strand, place.topic, place.partition, begin, end[strand], place.first, why))
+                gap = place.gap(begin, strand not in start)
+                whole.append(Part(strand, place.topic, place.partition, begin, end[strand], place.first, gap))
         total = sum(part.end - part.begin for part in whole)
         found: list[list[Part]] = [[] for _ in range(parts)]
         before = 0
@@ -250,15 +233,14 @@ class KafkaSource(TimeReplayableSource):
             for piece, low, high in zip(found, bounds, bounds[1:], strict=False):
                 low, high = max(low, part.begin), min(high, part.end)
                 if low < high:
-                    piece.append(replace(part, begin=low, end=high, why=part.why if low == part.begin else None))
+                    piece.append(replace(part, begin=low, end=high, gap=part.gap if low == part.begin else None))
             before += part.end - part.begin
         return [tuple(piece) for piece in found if piece]
 
     def read(self, split: Sequence[Part]) -> Iterator[Chunk]:
         for part in split:
-            if part.why is not None:
-                gap = {"topic": part.topic, "partition": part.partition, "from": part.begin, "first": part.first}
-                lost = BadRecord(part.begin, part.why, json.dumps(gap))
+            if part.gap is not None:
+                lost = BadRecord(part.begin, LOST if "first" in part.gap else ANEW, json.dumps(part.gap))
                 yield Chunk(part.strand, part.begin, one_batch([], self.schema), (lost,))
         waiting: dict[str, list[Any]] = defaultdict(list)
         for part, messages in self._records({(part.topic, part.partition): part for part in split}):
@@ -375,21 +357,25 @@ class KafkaSource(TimeReplayableSource):
         with self._asking():
             found = topics.look(self._admin, self.topics, is_committed)
         for name in state.noted.keys() - found.keys():
-            if isinstance(self.topics, re.Pattern) and self.topics.fullmatch(name) and not self.accepts_loss:
-                raise InvalidInput(f"topic={name!r} of {self!r} is gone; bring it back, or say accept_loss=True.")
+            if isinstance(self.topics, re.Pattern) and self.topics.fullmatch(name):
+                if not self.accepts_loss:
+                    raise InvalidInput(f"topic={name!r} of {self!r} is gone; bring it back, or say accept_loss=True.")
+                state.gone.append(json.dumps({GAP: {"topic": name, "id": state.noted.pop(name).id}}))
         places = {}
         for name, topic in found.items():
             noted = state.noted[name] = self._noted(topic, start)
             for partition, (first, end) in topic.offsets.items():
                 strand = noted.strand(partition)
-                begin = start.get(strand, noted.begins.get(str(partition), first))
+                # One that is newer than what the journal has of its topic began at 0.
+                begin = start.get(strand, noted.begins.get(str(partition), 0))
                 if begin < first and not self.accepts_loss:
                     raise self._gone(name, partition, begin, first, end)
-                places[strand] = Place(name, partition, begin, first, end, noted.generation > 0)
+                until = noted.until.get(str(partition))
+                places[strand] = Place(name, partition, begin, first, end, until)
         state.is_first = False
         return places
 
-    def _noted(self, topic: topics.Topic, start: Mapping[str, int]) -> _Noted:
+    def _noted(self, topic: topics.Topic, start: Mapping[str, int]) -> Noted:
         """What the journal has of a topic, or is to have."""
         state = self._state
         noted = state.noted.get(topic.name)
@@ -413,8 +399,21 @@ class KafkaSource(TimeReplayableSource):
                 begins = {
                     p: min(end, timed[topic.name, p]) if timed[topic.name, p] >= 0 else end for p, end in begins.items()
                 }
-        generation = 0 if noted is None else noted.generation + 1
-        return _Noted(topic.name, topic.id, {str(p): begin for p, begin in begins.items()}, generation)
+        from_there = {str(p): begin for p, begin in begins.items()}
+        if noted is None:
+            return Noted(topic.name, topic.id, from_there)
+        until = {p: start.get(noted.strand(int(p)), begin) for p, begin in noted.begins.items()}
+        return Noted(topic.name, topic.id, from_there, noted.generation + 1, until)
+
+    def _check_ends(self, places: Mapping[str, Place], start: Mapping[str, int]) -> None:
+        """Refuse to read behind the end, where one would wait until others stand there."""
+        for strand, place in places.items():
+            if start.get(strand, place.begin) > place.end:
+                raise InvalidInput(
+                    f"topic={place.topic!r} partition={place.partition} of {self!r} ends at offset {place.end} and was "
+                    f"read up to {start.get(strand, place.begin)}; it is another topic than it was: bring that back, or start "
+                    "the task anew."
+                )
 
     def _gone(self, topic: str, partition: int, begin: int, first: int, end: int) -> InvalidInput:
         return InvalidInput(

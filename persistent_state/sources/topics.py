@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from persistent_state.errors import InvalidInput
@@ -24,6 +24,46 @@ class Topic:
     name: str
     id: str | None
     offsets: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A topic as the journal has it: its id, and where its partitions began.
+
+    `generation` says how often it was made anew, and that accepted; `until` up to where the one before was read.
+    """
+
+    name: str
+    id: str | None
+    begins: Mapping[str, int]
+    generation: int = 0
+    until: Mapping[str, int] = field(default_factory=dict)
+
+    def strand(self, partition: int) -> str:
+        return f"{self.name}-{partition}" + (f"#{self.generation}" if self.generation else "")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A partition as it is now: where reading it begins if nothing is known, its first offset, and its end.
+
+    `until` is up to where the partition of a topic that is gone was read, if this one was made anew in its place.
+    """
+
+    topic: str
+    partition: int
+    begin: int
+    first: int
+    end: int
+    until: int | None
+
+    def gap(self, begin: int, is_new: bool) -> Mapping[str, Any] | None:
+        """What is lost to who is to read from `begin` on, if something is; one that is new has not read of it."""
+        if is_new and self.until is not None:
+            return {"topic": self.topic, "partition": self.partition, "of the old topic from": self.until}
+        if begin < self.first:
+            return {"topic": self.topic, "partition": self.partition, "from": begin, "first": self.first}
+        return None
 
 
 def look(admin: Any, wanted: Sequence[str] | re.Pattern[str], is_committed: bool) -> dict[str, Topic]:

@@ -358,6 +358,26 @@ def test_what_can_not_be_is_refused(wrong: dict[str, Any], said: str) -> None:
     assert problem(lambda: KafkaSink(**{"topic": "t", "servers": "localhost", **wrong})).startswith(said)
 
 
+def test_what_the_brokers_or_clients_can_not_take_is_said(broker: Broker, topic: str) -> None:
+    small = f"small-{topic}"
+    broker.make(small, 1, max_message_bytes="500")
+    clocks = clocks_of(broker.address, small)
+    clocks.prepare()
+    begun = clocks.begin(10, 1, NONE)
+    assert begun is not None
+
+    def encoded(key: Any, value: Any) -> str:
+        return problem(
+            lambda: write_part(clocks, begun, rows_of(10), 0, lambda rows: ([key] * len(rows), [value] * len(rows)))
+        )
+
+    assert "size" in encoded(b"k", bytes(5000))
+    assert "size" in encoded(b"k", bytes(5_000_000))
+    assert "encode gave key=int and value=bytes; give text, bytes or None" in encoded(1, b"")
+    write_part(clocks, begun, rows_of(10), 0)
+    check(seen(broker, small), [10])
+
+
 def test_a_broker_that_does_not_answer_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_clocks, "PATIENCE", 0.5)
     said = problem(lambda: KafkaSink("t", "127.0.0.1:9").open(ORIGIN), StoreUnavailable)

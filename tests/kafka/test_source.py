@@ -197,6 +197,50 @@ def test_deleted_offsets_stop_it_with_what_is_missing_or_are_counted(broker: Bro
     assert agreed.batch() == []
 
 
+def test_of_a_new_partition_too_nothing_is_missed(broker: Broker) -> None:
+    topic = new_topic(broker, 1)
+    produce(broker, topic, range(5), 1)
+    reader = Reader(source(broker, topic)).start()
+    reader.all()
+    grow(broker, topic, 2)
+    produce(broker, topic, range(10), 1, first=1)
+    deleted_before(broker, topic, 1, 6)
+    with pytest.raises(InvalidInput, match=rf"topic='{topic}' partition=1 .* offsets 0 to 5"):
+        reader.start()
+    agreed = Reader(source(broker, topic, accept_loss=True), positions=reader.positions, journal=reader.journal)
+    chunks = agreed.start().all()
+    assert numbers(chunks) == [6, 7, 8, 9]
+    assert bad(chunks) == [(f"{topic}-1", 0, LOST)]
+
+
+def test_a_topic_is_noted_though_others_have_read_of_it_before(broker: Broker) -> None:
+    """As Spark's connector may, which keeps no journal of what appears while it runs."""
+    topic = new_topic(broker, 1)
+    produce(broker, topic, range(10), 1)
+    other = new_topic(broker, 1)
+    reader = Reader(source(broker, [topic])).start()
+    reader.all()
+    both = Reader(
+        source(broker, [topic, other]), positions={**reader.positions, f"{other}-0": 0}, journal=reader.journal
+    )
+    produce(broker, other, range(20), 1)
+    both.start().all()
+    assert [json.loads(line)["name"] for line in both.journal] == [topic, other]
+    made_anew(broker, other)
+    with pytest.raises(InvalidInput, match="made anew"):
+        both.start()
+
+
+def test_a_log_that_was_cut_off_while_it_is_read_is_noticed(broker: Broker) -> None:
+    topic = new_topic(broker, 1)
+    produce(broker, topic, range(5), 1)
+    reader = Reader(source(broker, topic)).start()
+    reader.all()
+    reader.positions = {f"{topic}-0": 9}
+    with pytest.raises(InvalidInput, match="ends at offset 5 and was read up to 9"):
+        reader.batch()
+
+
 def test_a_topic_made_anew_stops_it_or_is_another_one(broker: Broker) -> None:
     topic = new_topic(broker, 1)
     produce(broker, topic, range(30), 1)
@@ -216,9 +260,16 @@ def test_a_topic_made_anew_stops_it_or_is_another_one(broker: Broker) -> None:
     assert bad(chunks) == [(f"{topic}-0#1", 0, ANEW)]
     assert agreed.channels == {f"{topic}-0#1": False}
     assert numbers(agreed.start(back={f"{topic}-0": 30, f"{topic}-0#1": 10}).all()) == list(range(110, 150))
+    (told,) = (json.loads(record.record) for chunk in chunks for record in chunk.bad)
+    assert told == {"topic": topic, "partition": 0, "of the old topic from": 30}
+    grow(broker, topic, 2)
+    produce(broker, topic, [150], 1, first=1)
+    chunks = agreed.start().all()
+    assert (numbers(chunks), bad(chunks)) == ([150], []), "of a partition that is new nothing is lost"
     made_anew(broker, topic)
     produce(broker, topic, [7], 1)
-    assert (numbers(chunks := agreed.start().all()), bad(chunks)) == ([7], [(f"{topic}-0#2", 0, ANEW)])
+    chunks = agreed.start().all()
+    assert (numbers(chunks), bad(chunks)) == ([7], [(f"{topic}-0#2", 0, ANEW)])
 
 
 def test_a_topic_that_is_not_there_or_is_gone_is_named(broker: Broker) -> None:
@@ -236,6 +287,8 @@ def test_a_topic_that_is_not_there_or_is_gone_is_named(broker: Broker) -> None:
     )
     assert agreed.start().batch() == []
     assert agreed.channels == {}
+    assert [json.loads(line)["gap"]["topic"] for line in agreed.journal if "gap" in line] == [topic]
+    assert agreed.start().batch() == []
 
 
 def test_a_journal_of_another_source_and_positions_beyond_the_end_are_refused(broker: Broker) -> None:
@@ -319,6 +372,8 @@ def test_a_wrong_set_up_is_refused_with_a_sentence(broker: Broker) -> None:
     for wrong in ([], [1], {}):
         with pytest.raises(InvalidInput, match="name a topic or several"):
             KafkaSource(wrong, broker.address)
+    with pytest.raises(InvalidInput, match="has flags"):
+        KafkaSource(re.compile("a", re.IGNORECASE), broker.address)
     for start in ("first", datetime(2024, 1, 1), None):
         with pytest.raises(InvalidInput, match="'earliest', 'latest', or give a time with a zone"):
             KafkaSource("a", broker.address, start=start)
