@@ -3,11 +3,12 @@
 A clock is written in parts, which are ranges of the key hash, each by a writer of its own and in one transaction or several.
 How far that has come stands in another topic, compacted and of one partition, as JSON by key:
 
-    <application>/<task>/<topic>/<bookkeeping>          {"format": 1, "clock": ..., "previous": ..., "parts": ...}
-    <application>/<task>/<topic>/<bookkeeping>/<part>   {"clock": ..., "through": ..., "rows": ..., "done": ...}
+    <application>/<task>/<topic>/<bookkeeping>          {"format": 1, "begun": ..., "clock": ..., "previous": ..., "parts": ...}
+    <application>/<task>/<topic>/<bookkeeping>/<part>   {"begun": ..., "through": ..., "rows": ..., "done": ...}
 
-The first says which clock was begun last, after which one that was whole, and in how many parts; the second, up to which key
-hash (16 hexadecimal digits) a part's rows of a clock are written, and whether that is all. What keeps each row to one time:
+The first says which clock was begun last and as which in order, after which one that was whole, and in how many parts; the
+second, up to which key hash (16 hexadecimal digits) a part's rows of what was begun then are written, and whether that is all.
+What keeps each row to one time:
 
 1. A record's key is also the `transactional.id` by which it is written. A writer first takes that over (`init_transactions`),
    which settles what was pending and fences whoever had it, and only then reads the records, up to the topic's very end: what
@@ -15,8 +16,9 @@ hash (16 hexadecimal digits) a part's rows of a clock are written, and whether t
 2. A part's rows and the record of them are one transaction, and all rows of one hash are in one.
 3. A clock is recorded before any of its rows is written. It is finished in the parts that it was begun in, so that a
    writer is fenced by who goes on with its rows, also where that one would have begun it in more or fewer.
-4. The next clock is begun when all parts are done. Or the last is no more to be had, as when its checkpoint was
-   collected: then the next has the same number of parts, for the sake of those who may still be writing the last.
+4. The next clock is begun when all parts are done. Or the last is no more to be had, as when its checkpoint was collected, or
+   it was given at least once, above the global clock, and a lower one comes first: then the next has the same number of
+   parts, for the sake of those who may still be writing the last. Who finds that another was begun since stops.
 """
 
 from __future__ import annotations
@@ -59,8 +61,9 @@ class Records(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A clock that is being delivered, in so many parts; the records are as they were when it began."""
+    """A clock that is being delivered, begun as the `begun`-th, in so many parts; the records are as they were then."""
 
+    begun: int
     clock: int
     parts: int
     records: Records
@@ -123,7 +126,6 @@ class Clocks:
         """Record that a clock is written from now on, in so many `parts`, unless it was begun in others; None: it is whole.
 
         Raises:
-            InvalidInput: a later clock was begun after the last that is whole, so the application is not as it was.
             StoreUnavailable: the brokers do not answer now, or another driver has taken over.
         """
         with self._asking(), self._producing(self.owner) as producer:
@@ -133,18 +135,19 @@ class Clocks:
             previous = last["clock"] if is_done else last["previous"]
             if clock <= previous:
                 return None
-            if clock < last["clock"]:
-                raise InvalidInput(
-                    f"{self.name} has a part of clock={last['clock']}, and is now given clock={clock} below it: the application"
-                    " has gone back. Name another topic, or another for bookkeeping."
-                )
-            if clock > last["clock"]:
-                parts = parts if is_done else last["parts"]
-                with self._transaction(producer):
-                    record = {"format": FORMAT, "clock": clock, "previous": previous, "parts": parts}
-                    self._record(producer, self.owner, record)
-                return Begun(clock, parts, records)
-            return Begun(clock, last["parts"], records)
+            if clock == last["clock"]:
+                return Begun(last["begun"], clock, last["parts"], records)
+            begun = Begun(last["begun"] + 1, clock, parts if is_done else last["parts"], records)
+            with self._transaction(producer):
+                record = {
+                    "format": FORMAT,
+                    "begun": begun.begun,
+                    "clock": clock,
+                    "previous": previous,
+                    "parts": begun.parts,
+                }
+                self._record(producer, self.owner, record)
+            return begun
 
     def write(self, begun: Begun, part: int, rows: pa.Table, hashes: Hashes, encode: Encode) -> None:
         """Write what is missing of a part: `hashes` are those of its rows' keys, in any order.
@@ -153,15 +156,21 @@ class Clocks:
             InvalidInput: it can't be written, ever.
             StoreUnavailable: it was not written now; what was pending is undone.
         """
-        clock, owner = begun.clock, f"{self.owner}/{part}"
+        owner = f"{self.owner}/{part}"
         order = np.argsort(hashes, kind="stable")
         hashes, rows = hashes[order], rows.take(pa.array(order))
         with self._asking(), self._producing(owner) as producer:
-            own = self._read(begun.records).found.get(owner, {"clock": BEGINNING})
-            if own["clock"] > clock or (own["clock"] == clock and own["done"]):
-                return
+            records = self._read(begun.records)
+            if (since := self._begun(records)["begun"]) != begun.begun:
+                raise StoreUnavailable(
+                    f"{self.name}: another driver has gone on to begun={since} from {begun.begun}, clock={begun.clock}; ask for"
+                    " that clock again."
+                )
+            own = records.found.get(owner, {"begun": 0})
             start, count, is_done = 0, 0, False
-            if own["clock"] == clock:
+            if own["begun"] == begun.begun:
+                if own["done"]:
+                    return
                 start = int(np.searchsorted(hashes, np.uint64(int(own["through"], 16)), "right"))
                 count = own["rows"]
             while not is_done:
@@ -173,21 +182,23 @@ class Clocks:
                     count, is_done = count + end - start, end == len(hashes)
                     through = f"{int(hashes[end - 1]) if end else 0:016x}"
                     # Last and alone: as long as it is pending, nobody can read the records behind it.
-                    self._record(producer, owner, {"clock": clock, "through": through, "rows": count, "done": is_done})
+                    told = {"begun": begun.begun, "through": through, "rows": count, "done": is_done}
+                    self._record(producer, owner, told)
                     start = end
 
     def _begun(self, records: Records) -> Mapping[str, Any]:
         """The record of the clock that was begun last."""
-        found = records.found.get(self.owner, {"format": FORMAT, "clock": BEGINNING, "previous": BEGINNING, "parts": 0})
+        nothing = {"format": FORMAT, "begun": 0, "clock": BEGINNING, "previous": BEGINNING, "parts": 0}
+        found = records.found.get(self.owner, nothing)
         if found.get("format") != FORMAT:
             raise InvalidInput(f"topic={self.bookkeeping!r} has format={found.get('format')}, not {FORMAT}; upgrade.")
         return found
 
     def _is_done(self, records: Records) -> bool:
         begun = self._begun(records)
-        nothing = {"clock": BEGINNING, "done": False}
+        nothing = {"begun": 0, "done": False}
         of_parts = (records.found.get(f"{self.owner}/{part}", nothing) for part in range(begun["parts"]))
-        return all(part["clock"] == begun["clock"] and part["done"] for part in of_parts)
+        return all(part["begun"] == begun["begun"] and part["done"] for part in of_parts)
 
     def _read(self, known: Records, parts: int | None = None) -> Records:
         """All records as they are now; who tells its `parts` may settle what others have left pending in them."""
@@ -240,7 +251,7 @@ class Clocks:
     def _parsed(self, key: str, value: bytes) -> Mapping[str, Any]:
         try:
             found: Mapping[str, Any] = json.loads(value)
-            if found.keys() >= ({"format"} if key == self.owner else {"clock", "through", "rows", "done"}):
+            if found.keys() >= ({"format"} if key == self.owner else {"begun", "through", "rows", "done"}):
                 return found
         except (TypeError, ValueError):
             pass
