@@ -74,7 +74,10 @@ def test_words_are_counted_at_each_clock(examples: Mapping[str, Future[Shown]]) 
 def test_words_go_from_topic_to_topic(examples: Mapping[str, Future[Shown]]) -> None:
     figures = examples["topic_to_topic"].result().figures
     assert figures.pop("killed_at") > 0
-    assert figures == {"messages": 20_000, "counts": 400, "clocks": 10, "right": True}
+    # Which clocks there are depends on what a micro-batch happens to take; all words come in each.
+    assert figures.pop("counts") == 40 * figures["clocks"]
+    assert 3 <= figures.pop("clocks") <= 10
+    assert figures == {"messages": 20_000, "right": True}
 
 
 def test_wrong_counts_of_words_are_told() -> None:
