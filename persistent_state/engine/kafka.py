@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import cloudpickle
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from persistent_state.errors import InvalidInput
+from persistent_state.secrets import without_secrets
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.kafka import COMMITTED, GAP, OFFSET, PARTITION, TIME, TOPIC, KafkaSource
@@ -89,7 +90,11 @@ def _frame(
         records = records.withColumnsRenamed(
             {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET, "timestamp": TIME}
         ).drop("timestampType")
-        made = said(records)
+        try:
+            made = said(records)
+        except PySparkException as error:
+            why = without_secrets(error, java_options(source.servers, source.options))
+            raise InvalidInput(f"value= of {source!r} can't be worked out: {why}; mend it.") from None
         if not isinstance(made, DataFrame) or not {TOPIC, PARTITION, OFFSET} <= set(made.columns):
             found = made.columns if isinstance(made, DataFrame) else made
             raise InvalidInput(

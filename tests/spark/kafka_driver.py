@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,16 @@ import pyarrow as pa
 
 import monoids
 from examples.broker import connector_jars
-from persistent_state import Application, Json, KafkaSink, KafkaSource, NonWindowState, PersistentTask, read_state
+from persistent_state import (
+    Application,
+    InvalidInput,
+    Json,
+    KafkaSink,
+    KafkaSource,
+    NonWindowState,
+    PersistentTask,
+    read_state,
+)
 from persistent_state.engine.query import Progress
 from tests.spark.sessions import new_session
 
@@ -84,6 +95,16 @@ def spark_counts(spark: SparkSession, folder: Path, servers: str, topic: str, pe
     return int(newest.agg(F.sum("count")).collect()[0][0])
 
 
+def refused(app: Application, servers: str, topic: str, options: Mapping[str, Any], spark: SparkSession) -> None:
+    """Tell what an application says whose decoder Spark can't work out, and to which a key was given as text."""
+    keyed = {**options, "ssl.key.pem": f"-----BEGIN {options['sasl.password']} KEY-----"}
+    source = KafkaSource(topic, servers, value=lambda records: records.select("nothing"), options=keyed)
+    try:
+        Application("refused", app.store).add(Said(), source).run(spark)
+    except InvalidInput:
+        traceback.print_exc(file=sys.stdout)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -113,6 +134,8 @@ def main() -> None:
         with (folder / "progress").open("a") as file:
             file.write(json.dumps({"task": told.task, "messages": told.messages, "late": told.late}) + "\n")
 
+    if options is not None:
+        refused(app, given.servers, given.topic, options, spark)
     if not (given.to_the_end or given.skew):
         app.start(spark, on_progress=note).await_end()
         return

@@ -214,4 +214,5 @@ def test_tls_and_sasl_reach_every_client_and_no_file_tells_the_password(
         state = {row["k"]: row["value"] for row in read_state(store, NAME, task).to_pylist()}
         assert state == {k: sum(range(k, 100, 4)) for k in range(4)}
     assert b"SparkListenerTaskEnd" in next((folder / "events").rglob("events_*")).read_bytes()
+    assert "can't be worked out: AnalysisException" in (folder / "out").read_text()
     assert telling(password, folder) == []
