@@ -104,8 +104,12 @@ class Broker:
             config.write_text("".join(f"{name}={value}\n" for name, value in self._configuration().items()))
             (self.folder / "log4j2.properties").write_text("rootLogger.level = ERROR\n")
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            format = [*java, "kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(config)]
-            subprocess.run(format, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+            # With "=", as it may begin with a dash.
+            format = [*java, "kafka.tools.StorageTool", "format", "--standalone", f"--cluster-id={cluster}"]
+            format += ["--config", str(config)]
+            done = subprocess.run(format, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            if done.returncode:
+                raise Unavailable(f"the broker's folder can't be formatted: {done.stdout[-300:]}{done.stderr[-300:]}")
         with (self.folder / "broker.log").open("ab") as log:
             self._process = self.launch([*java, "kafka.Kafka", str(config)], cwd=self.folder, stdout=log, stderr=log)
         self._wait()
