@@ -116,7 +116,11 @@ def _channel(names: Mapping[tuple[str, int], str]) -> Any:
 
 def _options(source: KafkaSource, spark: SparkSession) -> dict[str, str]:
     topics = source.topics
-    chosen = {"subscribePattern": topics.pattern} if isinstance(topics, re.Pattern) else {"subscribe": ",".join(topics)}
+    if isinstance(topics, re.Pattern):
+        # Of whole names, which Spark would only search, and without Kafka's own topics: as `topics.look` has it.
+        chosen = {"subscribePattern": f"^(?!__)(?:{topics.pattern})$"}
+    else:
+        chosen = {"subscribe": ",".join(topics)}
     return {
         **chosen,
         **{f"kafka.{name}": value for name, value in java_options(source.servers, source.options).items()},

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -19,6 +20,7 @@ from confluent_kafka import Producer
 
 from examples.broker import Broker
 from persistent_state import Chunk, InvalidInput, Json, KafkaSource, Raw, StoreUnavailable, TaskFailed
+from persistent_state.engine import kafka as connector
 from persistent_state.sources import kafka
 from persistent_state.sources.kafka import ANEW, LOST
 from tests.kafka.topics import deleted_before, grow, made_anew, new_topic, produce, producer
@@ -366,6 +368,17 @@ def test_a_bounded_run_ends_where_the_topics_ended_when_it_began(broker: Broker)
     chunks = reader.batch()
     produce(broker, topic, range(10, 20), 1)
     assert numbers(chunks + reader.all()) == list(range(10))
+
+
+def test_spark_is_given_a_pattern_of_the_same_topics(broker: Broker) -> None:
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+    for pattern in ("a|bc", ".*"):
+        wanted = re.compile(pattern)
+        given = connector._options(source(broker, wanted, value=lambda records: records), spark)["subscribePattern"]
+        for name in ("a", "ab", "bc", "abc", "x.y", "__a", "__consumer_offsets"):
+            is_meant = wanted.fullmatch(name) is not None and not name.startswith("__")
+            # Spark searches names for it.
+            assert (re.search(given, name) is not None) == is_meant
 
 
 def test_a_wrong_set_up_is_refused_with_a_sentence(broker: Broker) -> None:
