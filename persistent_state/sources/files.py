@@ -21,7 +21,6 @@ from persistent_state.secrets import shown, without_secrets
 from persistent_state.sources import records
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 
-Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
 Split: TypeAlias = "tuple[tuple[int, str, int], ...]"  # (ordinal, path, size) of files
 
 STRAND = ""
@@ -70,7 +69,7 @@ class FileSource(TimeReplayableSource):
         order_by: str = "name",
         files_per_batch: int = 1000,
         bytes_per_batch: int = 1 << 30,
-        transform: Transform | None = None,
+        transform: records.Transform | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         path = os.fspath(path)
@@ -107,7 +106,7 @@ class FileSource(TimeReplayableSource):
         if self._made is None:
             nothing = records.one_batch([], self._record_schema())
             try:
-                self._made = self._transformed(nothing).schema
+                self._made = records.transformed(self._transform, nothing).schema
             except Exception as error:
                 raise InvalidInput(f"transform of {self!r} raised {error!r} for a batch without rows.") from error
         return self._made
@@ -224,13 +223,9 @@ class FileSource(TimeReplayableSource):
                 ) from error
         return self._stored
 
-    def _transformed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        made = rows if self._transform is None else self._transform(rows)
-        return records.one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made
-
     def _transformed_piece(self, piece: records.Piece, path: str) -> records.Piece:
         try:
-            rows = self._transformed(piece.rows)
+            rows = records.transformed(self._transform, piece.rows)
         except Exception as error:
             raise TaskFailed(f"transform of {self!r} raised {error!r} for rows of file={path!r}.") from error
         if not rows.schema.equals(self.schema):

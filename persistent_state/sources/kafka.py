@@ -21,13 +21,12 @@ from persistent_state.plain import show_clock
 from persistent_state.sources import decoders, topics
 from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.decoders import Decoder, Raw
-from persistent_state.sources.records import one_batch
+from persistent_state.sources.records import Transform, one_batch, transformed
 from persistent_state.sources.topics import Noted, Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
 Said: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -165,7 +164,7 @@ class KafkaSource(TimeReplayableSource):
         if len(set(names)) < len(names):
             raise InvalidInput(f"columns={names} of {self!r} have one name twice; rename what its decoders give.")
         try:
-            made = self._transformed(one_batch([], pa.schema(fields))).schema
+            made = transformed(self._transform, one_batch([], pa.schema(fields))).schema
         except Exception as error:
             raise InvalidInput(f"transform of {self!r} raised {error!r} for a batch without rows.") from error
         if OFFSET not in made.names or made.field(OFFSET).type != pa.int64():
@@ -328,14 +327,10 @@ class KafkaSource(TimeReplayableSource):
             at = rows.column(OFFSET).to_numpy()
         return Chunk(part.strand, first, rows, bad, at=at)
 
-    def _transformed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        made = rows if self._transform is None else self._transform(rows)
-        return one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made
-
     def _transformed_rows(self, rows: pa.RecordBatch, part: Part) -> pa.RecordBatch:
         where = f"topic={part.topic!r} partition={part.partition} from offset {rows.column(OFFSET)[0]}"
         try:
-            made = self._transformed(rows)
+            made = transformed(self._transform, rows)
         except Exception as error:
             raise TaskFailed(f"transform of {self!r} raised {error!r} for rows of {where}.") from error
         if not made.schema.equals(self.schema):

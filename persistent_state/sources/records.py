@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from persistent_state.errors import InvalidInput
 from persistent_state.sources.base import BadRecord
 
+Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
 Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
 Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tuple[pa.Table, list[int]]]
 
@@ -85,6 +86,12 @@ def one_batch(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBa
     """The rows of all parts as one."""
     batches = pa.Table.from_batches(parts, schema).combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
+
+
+def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """What a source's function makes of its rows, as one batch."""
+    made = rows if transform is None else transform(rows)
+    return one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made
 
 
 def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
