@@ -21,13 +21,14 @@ import pytest
 
 from examples.broker import Broker
 from persistent_state.clock import BEGINNING
-from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
+from persistent_state.errors import StateError, StoreUnavailable
 from persistent_state.sinks import kafka_clocks
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.kafka import KafkaSink, as_json
 from persistent_state.sinks.kafka_clocks import Clocks, Records
 from tests.kafka.deliverer import check, clocks_of, deliver, rows_of, run_on, run_until, seen, watch, write_part
 from tests.kafka.security import client_options, secured_broker
+from tests.sentences import problem
 from tests.store.servers import needed
 
 ORIGIN = Origin("shop", "Totals", ("key",), rows_of(0).schema)
@@ -49,17 +50,6 @@ def start(function: Callable[..., None], *arguments: Any) -> Any:
     process = processes.Process(target=function, args=arguments, daemon=True)
     process.start()
     return process
-
-
-def problem(call: Callable[[], object], kind: type[StateError] = InvalidInput) -> str:
-    """The one sentence that says what is wrong and what to do."""
-    with pytest.raises(StateError) as caught:
-        call()
-    text = str(caught.value)
-    assert type(caught.value) is kind, text
-    assert "\n" not in text
-    assert text.endswith(".")
-    return text
 
 
 # Kills

@@ -17,10 +17,11 @@ import pytest
 from deltalake.schema import PrimitiveType
 
 from persistent_state.clock import BEGINNING
-from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
+from persistent_state.errors import InvalidInput, StoreUnavailable
 from persistent_state.sinks import delta
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.delta import OWNER, DeltaTable
+from tests.sentences import problem
 from tests.spark.test_parquet import FAR, USERS, frame, in_order, of_every_type, origin, rows
 from tests.store.servers import Servers, needed
 
@@ -49,17 +50,6 @@ def opened(url: Path, what: Origin = USERS) -> DeltaTable:
 
 def read(url: Path) -> pa.Table:
     return in_order(deltalake.DeltaTable(url).to_pyarrow_dataset().to_table())
-
-
-def problem(call: Callable[[], object], kind: type[StateError] = InvalidInput) -> str:
-    """The one sentence that says what is wrong and what to do."""
-    with pytest.raises(StateError) as caught:
-        call()
-    text = str(caught.value)
-    assert type(caught.value) is kind, text
-    assert "\n" not in text
-    assert text.endswith(".")
-    return text
 
 
 # What a table holds

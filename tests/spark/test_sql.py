@@ -28,6 +28,7 @@ from persistent_state.plain import plain
 from persistent_state.sinks import sql
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.sql import CLOCKS, SqlTable
+from tests.sentences import problem
 from tests.store.servers import Servers, free_port, needed
 
 if TYPE_CHECKING:
@@ -104,17 +105,6 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterable[Row]], Any]:
 
     monkeypatch.setattr(sql, "arrow_batches", batches)
     return lambda rows: rows
-
-
-def problem(call: Callable[[], object], kind: type[StateError] = InvalidInput) -> str:
-    """The one sentence that says what is wrong and what to do."""
-    with pytest.raises(StateError) as caught:
-        call()
-    assert type(caught.value) is kind
-    text = str(caught.value)
-    assert "\n" not in text
-    assert text.endswith(".")
-    return text
 
 
 @pytest.mark.parametrize("history", [False, True])

@@ -1,0 +1,20 @@
+"""What errors say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from persistent_state import InvalidInput, StateError
+
+
+def problem(call: Callable[[], object], kind: type[StateError] = InvalidInput) -> str:
+    """The one sentence that says what is wrong and what to do."""
+    with pytest.raises(StateError) as caught:
+        call()
+    text = str(caught.value)
+    assert type(caught.value) is kind, text
+    assert "\n" not in text
+    assert text.endswith(".")
+    return text
