@@ -9,9 +9,10 @@ Needs hypothesis and pytest: `pip install 'persistent-state[laws]'`.
 
 from __future__ import annotations
 
+import inspect
 import json
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
@@ -201,13 +202,25 @@ def _of_nothing(subject: Subject) -> None:
 
 
 def _declared(subject: Subject) -> None:
-    """A name, parameters and type that a store can hold."""
-    identity = subject.monoid.identity
+    """A name, parameters and type that a store can hold, and that tell the monoid from others of its class."""
+    monoid = subject.monoid
+    identity = monoid.identity
     try:
         kept = json.loads(json.dumps(identity))
     except TypeError:
         kept = None
     subject.must(kept == identity, f"identity={identity!r} is not JSON")
+    # Two monoids of one identity share a store: what their class was made with must be in it.
+    for name in inspect.signature(type(monoid)).parameters.keys() - set(dir(Monoid)):
+        given = vars(monoid).get(name, vars(monoid).get(f"_{name}"))
+        is_told = not isinstance(given, (bool, int, float, str)) or given in _leaves(monoid.parameters)
+        subject.must(is_told, f"parameters={monoid.parameters!r} lack {name}={given!r}, and the identity is the same")
+
+
+def _leaves(value: Any) -> list[Any]:
+    """The numbers and texts of a value of JSON."""
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else None
+    return [value] if parts is None else [leaf for part in parts for leaf in _leaves(part)]
 
 
 LAWS = (

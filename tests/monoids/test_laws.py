@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -175,6 +175,20 @@ class Unreadable(Sum[int]):
         return {"type": self.type}
 
 
+class Newest(Monoid[list[int]]):
+    """The last of a list: lists of another length have the same identity."""
+
+    type = pa.list_(pa.int64())
+    zero: ClassVar[list[int]] = []
+    commutative = False
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def plus(self, a: list[int], b: list[int]) -> list[int]:
+        return [*a, *b][-self.most :]
+
+
 class Hip(HyperLogLog):
     """Without the union, what was counted first counts."""
 
@@ -211,6 +225,7 @@ class Nothing(Sum[int]):
         (lambda: Unordered(pa.int64()), SHORT, "reduction"),
         (Nothing, SMALL, "reduction of nothing"),
         (Unreadable, SMALL, "declaration"),
+        (lambda: Newest(3), SHORT, "declaration"),
     ],
 )
 def test_a_broken_monoid_is_caught_by_its_law(broken: Callable[[], Monoid[Any]], some: Any, law: str) -> None:
