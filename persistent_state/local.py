@@ -127,7 +127,10 @@ def _result(plan: Plan, entry: Entry) -> LocalRun:
     for clock in entry.retained:
         states[clock] = _as_dict(seen_below(plan.files, task.runs, plan.layout, clock), plan)
         values = _as_dict(seen_below(plan.files, task.runs, plan.layout, clock, Since(before), task.floor), plan)
-        outputs[clock] = {key: present(value) for key, value in values.items()}
+        try:
+            outputs[clock] = {key: present(value) for key, value in values.items()}
+        except Exception as error:
+            raise plan.failed_to_present(error) from error
         before = clock
     late = [row for table in sides.read_all(plan.files, task) for row in table.to_pylist()]
     return LocalRun(states, outputs, late)

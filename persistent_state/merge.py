@@ -23,6 +23,7 @@ from monoids import Monoid, MonoidError
 from persistent_state import clock as clocks
 from persistent_state import keys
 from persistent_state.errors import TaskFailed
+from persistent_state.raised import raised
 from persistent_state.windows import Window, Windowing, window_columns
 
 SLICE = 1 << 20
@@ -377,7 +378,9 @@ def sums(values: pa.Array, begins: NDArray[np.intp], layout: Layout) -> pa.Array
     except MonoidError as error:
         raise TaskFailed(str(error)) from error
     except Exception as error:
-        raise TaskFailed(f"monoid {layout.monoid.name} raised {error!r} for values that it made; mend it.") from error
+        raise TaskFailed(
+            f"monoid {layout.monoid.name} raised {raised(error)}, for values that it made; mend it."
+        ) from error
 
 
 def slices(

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from persistent_state import keys
 from persistent_state.clock import Settings
-from persistent_state.errors import InvalidInput, TaskFailed
+from persistent_state.errors import InvalidInput, StateError, TaskFailed
 from persistent_state.merge import Layout, Once
+from persistent_state.raised import raised
 from persistent_state.state import KeptState
 from persistent_state.store.files import Files
 from persistent_state.task import PersistentTask
@@ -65,7 +66,12 @@ class Plan:
 
     @cached_property
     def state(self) -> KeptState[Any]:
-        return self.task.persistent_state()
+        try:
+            return self.task.persistent_state()
+        except StateError:
+            raise
+        except Exception as error:
+            raise InvalidInput(f"persistent_state of task={self.name} raised {raised(error)}; mend it.") from error
 
     def present(self, column: pa.Array) -> pa.Array:
         """What outputs show of a column of values.
@@ -76,9 +82,11 @@ class Plan:
         try:
             return self.state.present(column)
         except Exception as error:
-            raise TaskFailed(
-                f"task={self.name}: what presents its values raised {error!r}; mend it, or its type."
-            ) from error
+            raise self.failed_to_present(error) from error
+
+    def failed_to_present(self, error: Exception) -> TaskFailed:
+        """Return the error that says what the user's `present` raised."""
+        return TaskFailed(f"task={self.name}: what presents its values raised {raised(error)}; mend it, or its type.")
 
     @property
     def takes_late(self) -> bool:

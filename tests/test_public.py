@@ -118,7 +118,7 @@ PUBLIC_MONOIDS = [
 ]
 
 LAYERS = [
-    {"errors", "labels", "secrets"},
+    {"errors", "labels", "raised", "secrets"},
     {"clock", "durations", "kafka", "keys", "store.base", "store.cache", "sinks.base"},
     {"windows", "sinks.kafka_clocks"},
     {"state"},

@@ -19,6 +19,7 @@ from persistent_state.engine.causes import as_own_error
 from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, StoreUnavailable, TaskFailed
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.plan import AT_MOST_ONCE, Plan
+from persistent_state.raised import raised
 from persistent_state.reader import state_at
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -202,7 +203,7 @@ class Delivery:
         elif isinstance(error, StateError):
             found = error
         else:
-            found = StateError(f"it raised {error!r}; mend it, nothing is lost.")
+            found = StateError(f"it raised {raised(error)}; mend it, nothing is lost.")
         own = type(found)(f"{of}: {found}")
         own.__cause__ = error
         return own

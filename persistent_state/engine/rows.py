@@ -24,10 +24,11 @@ from pyspark.sql.types import IntegralType
 from persistent_state import driver
 from persistent_state.clock import BEGINNING
 from persistent_state.engine.arrow_source import SCHEMA, ArrowReader, blob_batch, load, now_us
-from persistent_state.errors import InvalidInput, TaskFailed
+from persistent_state.errors import InvalidInput, StateError, TaskFailed
 from persistent_state.plan import COLUMN, Plan
+from persistent_state.raised import places, raised
 from persistent_state.sources.base import NO_POSITION, BadRecord, Chunk, Reach, TimeReplayableSource
-from persistent_state.sources.dataframe import DataFrameSource
+from persistent_state.sources.dataframe import DataFrameSource, Opener
 from persistent_state.steps.combine import combine
 from persistent_state.steps.lift import microseconds
 from persistent_state.store.files import Files
@@ -78,8 +79,7 @@ def opened(spark: SparkSession, source: DataFrameSource, clock: int = BEGINNING)
     Raises:
         InvalidInput: it is not a streaming one, or keeps state of its own.
     """
-    stream = source.stream
-    rows = stream(spark, None if clock == BEGINNING else clock) if callable(stream) else stream
+    rows = _made(source.stream, spark, None if clock == BEGINNING else clock)
     if not isinstance(rows, DataFrame) or not rows.isStreaming:
         raise InvalidInput(f"DataFrameSource has {rows!r}, not a streaming DataFrame; make one with spark.readStream.")
     if found := _stateful(rows._jdf.queryExecution().analyzed()):
@@ -100,6 +100,17 @@ def opened(spark: SparkSession, source: DataFrameSource, clock: int = BEGINNING)
     if isinstance(source.channels, str) or not all(isinstance(name, str) for name in source.channels):
         raise InvalidInput(f"DataFrameSource has channels={source.channels!r}; make it a list of texts.")
     return rows
+
+
+def _made(stream: DataFrame | Opener, spark: SparkSession, clock: int | None) -> object:
+    if not callable(stream):
+        return stream
+    try:
+        return stream(spark, clock)
+    except StateError:
+        raise
+    except Exception as error:
+        raise StateError(f"the function of DataFrameSource raised {raised(error)}; mend it.") from error
 
 
 def _check_streams(rows: DataFrame) -> None:
@@ -184,7 +195,10 @@ def _said(task: PersistentTask, rows: DataFrame) -> Column:
             _check_streams(rows.select("*", F.when(F.lit(True), column)))
             return column
     except PySparkException as error:
-        raise InvalidInput(f"process_column of task={task.task_name} can't be worked out: {error}") from error
+        where = places(error)
+        raise InvalidInput(f"process_column of task={task.task_name} can't be worked out{where}: {error}") from error
+    except Exception as error:
+        raise InvalidInput(f"process_column of task={task.task_name} raised {raised(error)}; mend it.") from error
     raise InvalidInput(f"process_column of task={task.task_name} gave {column!r}, not a Spark Column; make it one.")
 
 

@@ -37,6 +37,7 @@ from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, InvalidInput, StoreUnavailable
 from persistent_state.kafka import answer, asking, client_options, library
 from persistent_state.keys import Hashes
+from persistent_state.raised import raised
 
 FORMAT = 1
 
@@ -262,7 +263,7 @@ class Clocks:
         try:
             keys, values = encode(batch)
         except Exception as error:
-            raise InvalidInput(f"{self.name}: encode raised {error!r}; mend it, nothing is lost.") from None
+            raise InvalidInput(f"{self.name}: encode raised {raised(error)}; mend it, nothing is lost.") from None
         if len(keys) != len(rows) or len(values) != len(rows):
             raise InvalidInput(
                 f"{self.name}: encode gave {len(keys)} keys and {len(values)} values for rows={len(rows)}; give one each."

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
+from persistent_state.raised import raised
 from persistent_state.secrets import shown, without_secrets
 from persistent_state.sources import records
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
@@ -108,7 +109,9 @@ class FileSource(TimeReplayableSource):
             try:
                 self._made = records.transformed(self._transform, nothing).schema
             except Exception as error:
-                raise InvalidInput(f"transform of {self!r} raised {error!r} for a batch without rows.") from error
+                raise InvalidInput(
+                    f"transform of {self!r} raised {raised(error)}, for a batch without rows."
+                ) from error
         return self._made
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
@@ -227,7 +230,7 @@ class FileSource(TimeReplayableSource):
         try:
             rows = records.transformed(self._transform, piece.rows)
         except Exception as error:
-            raise TaskFailed(f"transform of {self!r} raised {error!r} for rows of file={path!r}.") from error
+            raise TaskFailed(f"transform of {self!r} raised {raised(error)}, for rows of file={path!r}.") from error
         if not rows.schema.equals(self.schema):
             raise TaskFailed(
                 f"transform of {self!r} made columns ({_columns(rows.schema)}) of file={path!r}, "

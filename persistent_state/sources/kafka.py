@@ -18,6 +18,7 @@ import pyarrow as pa
 from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
 from persistent_state.kafka import asking, client_options, library
 from persistent_state.plain import show_clock
+from persistent_state.raised import raised
 from persistent_state.sources import decoders, topics
 from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.decoders import Decoder, Raw
@@ -166,7 +167,7 @@ class KafkaSource(TimeReplayableSource):
         try:
             made = transformed(self._transform, one_batch([], pa.schema(fields))).schema
         except Exception as error:
-            raise InvalidInput(f"transform of {self!r} raised {error!r} for a batch without rows.") from error
+            raise InvalidInput(f"transform of {self!r} raised {raised(error)}, for a batch without rows.") from error
         if OFFSET not in made.names or made.field(OFFSET).type != pa.int64():
             raise InvalidInput(f"transform of {self!r} makes columns={made.names}; keep {OFFSET} as it is.")
         return made
@@ -304,7 +305,13 @@ class KafkaSource(TimeReplayableSource):
             at = np.array([message.offset() for message in messages])
         values = [message.value() for message in messages]
         columns = [[message.key() for message in messages]] if self._has_key else []
-        decoded = [decoder.decode(column) for decoder, column in zip(self._decoders, [*columns, values], strict=True)]
+        try:
+            decoded = [
+                decoder.decode(column) for decoder, column in zip(self._decoders, [*columns, values], strict=True)
+            ]
+        except Exception as error:
+            where = f"topic={part.topic!r} partition={part.partition} from offset {first}"
+            raise TaskFailed(f"a decoder of {self!r} raised {raised(error)}, for records of {where}.") from error
         piece = decoded[0] if len(decoded) == 1 else decoders.side_by_side(decoded, values)
         bad = tuple(replace(record, position=int(at[record.position])) for record in piece.bad)
         good = np.ones(len(at), np.bool_)
@@ -332,7 +339,7 @@ class KafkaSource(TimeReplayableSource):
         try:
             made = transformed(self._transform, rows)
         except Exception as error:
-            raise TaskFailed(f"transform of {self!r} raised {error!r} for rows of {where}.") from error
+            raise TaskFailed(f"transform of {self!r} raised {raised(error)}, for rows of {where}.") from error
         if not made.schema.equals(self.schema):
             raise TaskFailed(
                 f"transform of {self!r} made columns={made.schema.names} of {where}, and {self.schema.names} of a batch "

@@ -20,6 +20,7 @@ from persistent_state.clock import Position
 from persistent_state.errors import InvalidInput, TaskFailed
 from persistent_state.merge import ID
 from persistent_state.plan import COLUMN, FAIL, Plan
+from persistent_state.raised import raised
 from persistent_state.sources.base import NO_POSITION, Chunk
 from persistent_state.steps.recorder import Recorder
 from persistent_state.task import Message
@@ -259,7 +260,7 @@ def updates(
             column = task.process_batch(rows)
         except Exception as error:
             where = f"{describe(plan, rows, place, 0)} to {describe(plan, rows, place, rows.num_rows - 1)}"
-            raise TaskFailed(f"process_batch of task={plan.name} raised {error!r} at {where}.") from error
+            raise TaskFailed(f"process_batch of task={plan.name} raised {raised(error)}, at {where}.") from error
         if isinstance(column, pa.ChunkedArray):
             column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
         if not isinstance(column, pa.Array):

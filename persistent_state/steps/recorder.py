@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from monoids import MonoidError
 from persistent_state.errors import InvalidInput, TaskFailed
 from persistent_state.plan import Plan
+from persistent_state.raised import places, raised
 from persistent_state.state import PersistentState
 from persistent_state.task import Message, PersistentTask
 
@@ -52,9 +53,11 @@ class Recorder(PersistentState[Any]):
         try:
             task.process_message(self, message)
         except InvalidInput as error:
-            raise TaskFailed(f"process_message of task={self._plan.name} at {where()}: {error}") from error
+            of = f"{self._plan.name}{places(error)}"
+            raise TaskFailed(f"process_message of task={of}, at {where()}: {error}") from error
         except Exception as error:
-            raise TaskFailed(f"process_message of task={self._plan.name} raised {error!r} at {where()}.") from error
+            found = raised(error)
+            raise TaskFailed(f"process_message of task={self._plan.name} raised {found}, at {where()}.") from error
 
     def take(self, items: pa.Array, where: Callable[[int], str]) -> None:
         """Record each item of a column as the update of its row."""
@@ -70,7 +73,8 @@ class Recorder(PersistentState[Any]):
             try:
                 self.update(self._timestamp, value)
             except Exception as error:
-                raise TaskFailed(f"prepare of task={self._plan.name} raised {error!r} at {where(i)}.") from error
+                found = raised(error)
+                raise TaskFailed(f"prepare of task={self._plan.name} raised {found}, at {where(i)}.") from error
 
     def values(self, rows: int) -> tuple[NDArray[np.int64], pa.Array, NDArray[np.bool_]]:
         """The recorded updates as `updates` gives them. A row with one that can't be makes none."""

@@ -1,0 +1,98 @@
+"""An error in a user's code names the places in it, whichever code of the user's it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from monoids import Aggregator, Sum, from_pair
+from persistent_state import FileSource, Message, NonWindowState, PersistentTask, StateError, run_local
+from persistent_state.raised import raised
+
+USER = """
+import json
+
+
+def parse(text):
+    return json.loads(text)
+
+
+def use(*arguments):
+    return parse("abc")
+"""
+PLACES = "user.py:6 in parse, called from {folder}/user.py:10 in use"
+"""Where the code of `USER` fails, and not where the packages fail that it calls."""
+
+
+@pytest.fixture
+def use(tmp_path: Path) -> Any:
+    file = tmp_path / "user.py"
+    file.write_text(USER)
+    spec = importlib.util.spec_from_file_location("user", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.use
+
+
+def task_of(kind: str, use: Any) -> PersistentTask:
+    total = Sum()
+    monoid = {
+        "plus": from_pair("User", pa.int64(), 0, use),
+        "prepare": Aggregator(use, total, lambda value: value, pa.int64()),
+        "present": Aggregator(lambda item: item, total, use, pa.int64()),
+    }.get(kind, total)
+
+    class Task(PersistentTask):
+        name = "Task"
+
+        def persistent_state(self) -> NonWindowState[Any]:
+            if kind == "persistent_state":
+                use()
+            return NonWindowState(monoid)
+
+    class ByMessage(Task):
+        def process_message(self, state: Any, message: Message) -> None:
+            if kind == "process_message":
+                use()
+            state.update(message.timestamp, message["v"])
+
+    class ByBatch(Task):
+        def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+            return use(batch)
+
+    return ByBatch() if kind == "process_batch" else ByMessage()
+
+
+@pytest.mark.parametrize(
+    "kind", ["process_message", "process_batch", "prepare", "plus", "present", "persistent_state", "transform"]
+)
+def test_an_error_names_the_innermost_places_of_the_users_code(kind: str, use: Any, tmp_path: Path) -> None:
+    def transform() -> object:
+        return FileSource(tmp_path, timestamp="v", schema=pa.schema([("v", pa.int64())]), transform=use).schema
+
+    def run() -> object:
+        return run_local(task_of(kind, use), [Message(1, {"v": 1}), Message(2, {"v": 2})])
+
+    with pytest.raises(StateError) as caught:
+        (transform if kind == "transform" else run)()
+    assert PLACES.format(folder=tmp_path) in str(caught.value)
+    assert "JSONDecodeError('Expecting value: line 1 column 1 (char 0)') at " in str(caught.value)
+
+
+def test_an_error_from_nobodys_code_names_no_place() -> None:
+    assert raised(KeyError("x")) == "KeyError('x')"
+
+
+def test_the_places_of_installed_packages_are_named_where_there_are_no_others() -> None:
+    with pytest.raises(ValueError, match="Expecting value") as caught:
+        json.loads("abc")
+    assert caught.value.__traceback__ is not None
+    below = caught.value.with_traceback(caught.value.__traceback__.tb_next)
+    assert f" at {json.decoder.__file__}:" in raised(below)
