@@ -1,0 +1,67 @@
+"""README and docs lead nowhere that is not there: links to files and to their sections, and paths of this repository."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from persistent_state import durations
+
+ROOT = Path(durations.__file__).parent.parent
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(page for folder in ("docs", "benchmarks", "examples") for page in ROOT.glob(f"{folder}/**/*.md")),
+    ]
+)
+PATHS = re.compile(r"`((?:docs|examples|benchmarks|tests|persistent_state|monoids)/[A-Za-z0-9_./-]*[A-Za-z0-9_-])`")
+
+
+def text_of(page: Path) -> str:
+    """A page without its blocks of code, in which brackets are no links and hashes no headings."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names of a page's sections, as GitHub and what renders like it make them of the headings."""
+    found: set[str] = set()
+    seen: Counter[str] = Counter()
+    for heading in re.findall(r"^#{1,6} +(.+?)[ #]*$", text_of(page), flags=re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        found.add(f"{name}-{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
+
+
+def dead_links(page: Path, root: Path = ROOT) -> list[str]:
+    """The links and paths of a page that lead nowhere below the root."""
+    text, dead = text_of(page), []
+    for link in re.findall(r"\]\(\s*<?([^)\s>]+)[^)]*\)", re.sub(r"`[^`\n]*`", "", text)):
+        if re.match(r"[a-z][a-z0-9+.-]*:", link):
+            continue
+        place, _, anchor = unquote(link).partition("#")
+        target = (page.parent / place) if place else page
+        is_there = target.exists() and target.resolve().is_relative_to(root.resolve())
+        if not is_there or (anchor and anchor not in anchors_of(target)):
+            dead.append(link)
+    return dead + [path for path in PATHS.findall(text) if not (root / path).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_and_path_of_a_page_leads_somewhere(page: Path) -> None:
+    assert dead_links(page) == []
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One `two`\n\n## Over, here\n\n[a](#one-two) [b](#over-here) [c](#there) [d](no.md) "
+        "`docs/no.md`\n\n```\n[e](f.md)\n```\n"
+    )
+    assert anchors_of(page) == {"one-two", "over-here"}
+    assert dead_links(page, tmp_path) == ["#there", "no.md", "docs/no.md"]
