@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,8 +66,8 @@ class Setting:
         if not self.workload.windows:
             return None
         if self.workload.windows == "sessions":
-            return SessionWindow(MEANS * self.workload.keys * STEP)
-        step = positive("interval", self.interval)
+            return SessionWindow(timedelta(microseconds=MEANS * self.workload.keys * STEP))
+        step = timedelta(microseconds=positive("interval", self.interval))
         return Window(STEPS * step, step)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from persistent_state.clock import Settings
 from persistent_state.driver import Keeping
-from persistent_state.durations import duration, positive
+from persistent_state.durations import Duration, duration, positive
 from persistent_state.errors import InvalidInput
 from persistent_state.outputs import Output, Outputs, outputs_of
 from persistent_state.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
@@ -46,16 +46,16 @@ class Application:
     where Spark keeps its own checkpoints, as a path that Spark knows: on a cluster all machines must reach it; nothing in
     it is needed after the run. A failing run is started again up to `restarts` times without a new global clock. `delivery` is
     "exactly-once", "at-least-once" or "at-most-once": how often a message and an output count when something fails. It may
-    change at any start.
+    change at any start. Durations are text such as "10 seconds" or "1 hour", or a `datetime.timedelta`.
     """
 
     name: str
     store: str
-    checkpoint_interval: str = "1 minute"
-    allowed_delay: str = "0 seconds"
-    idle_after: str | None = None
-    max_ahead: str = "1 day"
-    max_jump: str | None = None
+    checkpoint_interval: Duration = "1 minute"
+    allowed_delay: Duration = "0 seconds"
+    idle_after: Duration | None = None
+    max_ahead: Duration = "1 day"
+    max_jump: Duration | None = None
     checkpoints: int = 10
     shards: int | None = None
     scratch: str | None = None
@@ -105,7 +105,7 @@ class Application:
         spark: SparkSession,
         *,
         anew: Sequence[str] = (),
-        trigger: str | None = None,
+        trigger: Duration | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Running:
         """Start on Spark and go on as messages arrive; wait with `await_end()`, end with `stop()`.
@@ -206,8 +206,8 @@ class Application:
     def _settings(self) -> Settings:
         return Settings(
             interval=positive("checkpoint_interval", self.checkpoint_interval),
-            delay=duration(self.allowed_delay),
+            delay=duration("allowed_delay", self.allowed_delay),
             idle_after=positive("idle_after", self.idle_after) if self.idle_after is not None else None,
-            ahead=duration(self.max_ahead),
+            ahead=duration("max_ahead", self.max_ahead),
             jump=positive("max_jump", self.max_jump) if self.max_jump is not None else None,
         )

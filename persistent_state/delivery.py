@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from persistent_state.clock import BEGINNING
 from persistent_state.driver import amend, own
 from persistent_state.errors import InvalidInput
+from persistent_state.plain import full_clock
 from persistent_state.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.log import Log
@@ -113,8 +114,8 @@ class Giver:
         newest = self.log.newest()
         if applied is not None and applied > self._furthest(newest):
             raise InvalidInput(
-                f"it holds clock={applied}, to which application={self.log.application} has never come; it is of another "
-                "store: name a place of its own."
+                f"it holds clock={full_clock(applied)}, to which application={self.log.application} has never come; it is of "
+                "another store: name a place of its own."
             )
         self._applied, self._is_open = applied, True
 

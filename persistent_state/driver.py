@@ -21,6 +21,7 @@ from persistent_state import guarantee
 from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, Disagreement, Exists, Fenced, InvalidInput, StoreUnavailable
+from persistent_state.plain import full_clock
 from persistent_state.plan import AT_LEAST_ONCE, Plan
 from persistent_state.sources.base import Reach
 from persistent_state.steps.shard import Descriptor, digest, shard_runs
@@ -117,8 +118,8 @@ def _taken_over(
         # What it missed since, its source delivers again; but not all that it once read is kept in mind for ever.
         if BEGINNING < known.clock < min(retained, default=known.clock):
             raise InvalidInput(
-                f"task={plan.name} left at clock={known.clock}, and the oldest that is retained is {retained[0]}; "
-                "start it anew, or under another name."
+                f"task={plan.name} left at clock={full_clock(known.clock)}, and the oldest that is retained is "
+                f"{full_clock(retained[0])}; start it anew, or under another name."
             )
         delivered = {output: known.delivered.get(output, BEGINNING) for output in plan.outputs}
         intervals = (newest.interval if newest else interval, interval)

@@ -1,10 +1,15 @@
-"""Durations as people say them, such as "10 minutes", and as microseconds."""
+"""Durations as users give them, such as "10 minutes" or a timedelta, and as microseconds."""
 
 from __future__ import annotations
 
 import re
+from datetime import timedelta
+from typing import TypeAlias
 
 from persistent_state.errors import InvalidInput
+
+Duration: TypeAlias = "str | timedelta"
+"""Text such as "10 seconds" or "1 hour", or a `datetime.timedelta`. A bare number is none, as it says no unit."""
 
 UNITS = {
     "microsecond": 1,
@@ -19,30 +24,36 @@ LONGEST = 2**62
 """The longest duration in microseconds; event time is 64 bits."""
 
 
-def duration(text: str) -> int:
-    """Microseconds of a duration such as "10 seconds" or "1 hour".
+def duration(name: str, given: Duration) -> int:
+    """Return the microseconds of a duration; `name` is that of the parameter.
 
     Raises:
-        InvalidInput: the text is not a whole number and a unit.
+        InvalidInput: it is neither a whole number and a unit nor a timedelta, or it is negative or too long.
     """
-    found = re.fullmatch(r"\s*(\d+)\s+([a-z]+?)s?\s*", str(text))
-    if not found or found[2] not in UNITS:
-        raise InvalidInput(f"duration={text!r}; say a whole number and one of {', '.join(UNITS)}s.")
-    length = int(found[1]) * UNITS[found[2]]
-    if length > LONGEST:
-        raise InvalidInput(f"duration={text!r} is longer than {LONGEST // UNITS['day']} days; say less.")
+    if isinstance(given, timedelta):
+        length = given // timedelta(microseconds=1)
+    else:
+        found = re.fullmatch(r"\s*(\d+)\s+([a-z]+?)s?\s*", given) if isinstance(given, str) else None
+        if not found or found[2] not in UNITS:
+            raise InvalidInput(
+                f'{name}={given!r} is no duration; give text such as "10 seconds", a whole number and one of '
+                f"{', '.join(f'{unit}s' for unit in UNITS)}, or a datetime.timedelta."
+            )
+        length = int(found[1]) * UNITS[found[2]]
+    if not 0 <= length <= LONGEST:
+        raise InvalidInput(f"{name}={given!r}; it must be at least nothing and at most {LONGEST // UNITS['day']} days.")
     return length
 
 
-def positive(name: str, text: str) -> int:
-    """Microseconds of a duration that can't be nothing.
+def positive(name: str, given: Duration) -> int:
+    """Return the microseconds of a duration that can't be nothing.
 
     Raises:
-        InvalidInput: it is, or the text is no duration.
+        InvalidInput: it is nothing, or no duration.
     """
-    length = duration(text)
+    length = duration(name, given)
     if length == 0:
-        raise InvalidInput(f"{name}={text!r}; it must be longer than nothing.")
+        raise InvalidInput(f"{name}={given!r}; it must be longer than nothing.")
     return length
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from persistent_state import driver, merge
 from persistent_state.clock import BEGINNING, Settings
 from persistent_state.driver import Keeping
-from persistent_state.durations import duration, positive
+from persistent_state.durations import Duration, duration, positive
 from persistent_state.errors import InvalidInput
 from persistent_state.plan import KEEP, Plan
 from persistent_state.reader import seen_below
@@ -58,8 +58,8 @@ def run_local(
     task: PersistentTask,
     messages: Iterable[Message],
     *,
-    checkpoint_interval: str = "1 minute",
-    allowed_delay: str = "0 seconds",
+    checkpoint_interval: Duration = "1 minute",
+    allowed_delay: Duration = "0 seconds",
     batch_size: int = 100,
     schema: pa.Schema | None = None,
     on_bad_row: str = KEEP,
@@ -84,7 +84,7 @@ def run_local(
         schema=source.schema,
         timestamp=TIMESTAMP,
         channel=None,
-        settings=Settings(interval, duration(allowed_delay), ahead=2**62),
+        settings=Settings(interval, duration("allowed_delay", allowed_delay), ahead=2**62),
         shards=1,
         # One that is given nothing meanwhile: what expires stays until all outputs are read.
         outputs=("outputs",),

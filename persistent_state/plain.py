@@ -78,6 +78,11 @@ def show_clock(clock: int | None) -> str:
         return str(clock)
 
 
+def full_clock(clock: int | None) -> str:
+    """Return a clock as ISO text and as microseconds, of which Python takes the one and the command line both."""
+    return show_clock(clock) if clock is None or clock == BEGINNING else f"{show_clock(clock)} ({clock})"
+
+
 def read_clock(text: str) -> int:
     """A clock from microseconds, or from ISO text, which is UTC unless it says a zone.
 

@@ -14,6 +14,7 @@ from persistent_state import keys, merge, view, windows
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput, StoreUnavailable
 from persistent_state.merge import Layout
+from persistent_state.plain import full_clock
 from persistent_state.store import run as runs_io
 from persistent_state.store import sides
 from persistent_state.store.base import Files
@@ -85,7 +86,7 @@ class StateAt:
             is_there = self.clock in _apart(entry, task) and self._is_known_since(entry, task)
             if newest == self or task.born != self.born or not is_there:
                 raise InvalidInput(
-                    f"clock={self.clock} of {self.application} is no longer retained; open a newer one."
+                    f"clock={full_clock(self.clock)} of {self.application} is no longer retained; open a newer one."
                 ) from error
             return newest.read()
         return table.drop_columns(["hash"]).rename_columns(self.schema.names)
@@ -265,6 +266,7 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
     if at not in (*readable, newest):
         oldest = readable[0] if readable else newest
         raise InvalidInput(
-            f"clock={at} of task={name} is not retained; the retained clocks go from {oldest} to {newest}, use one of them."
+            f"clock={full_clock(at)} of task={name} is not retained; the retained clocks go from {full_clock(oldest)} to "
+            f"{full_clock(newest)}, use one of them."
         )
     return at

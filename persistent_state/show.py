@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from persistent_state.durations import show_duration
-from persistent_state.plain import plain, show_clock, to_json
+from persistent_state.plain import full_clock, plain, show_clock, to_json
 from persistent_state.verify import Verified
 from persistent_state.windows import WINDOW
 
@@ -49,7 +49,7 @@ def application(found: Mapping[str, Any]) -> Iterator[str]:
     yield from _pairs(
         {
             "application": found["application"],
-            "clock": _clock(found["clock"]),
+            "clock": full_clock(found["clock"]),
             "retained": clocks or ["none yet"],
             "interval": show_duration(found["interval"]),
             "shards": f"{found['shards']:,}",
@@ -67,7 +67,7 @@ def application(found: Mapping[str, Any]) -> Iterator[str]:
                 task["task"],
                 ", ".join(task["key"]) or "-",
                 _monoid(task) + _window(task["window"]),
-                _clock(task["clock"]) if task["active"] else f"{show_clock(task['clock'])}, left out",
+                full_clock(task["clock"]) if task["active"] else f"{show_clock(task['clock'])}, left out",
                 f"{task['runs']:,}",
                 f"{task['rows']:,}",
                 size(task["bytes"]),
@@ -85,7 +85,12 @@ def application(found: Mapping[str, Any]) -> Iterator[str]:
         yield from table(
             ("task", "output", "delivered up to", "clocks behind"),
             [
-                (task, each["output"], _clock(each["clock"]), "-" if each["behind"] is None else f"{each['behind']:,}")
+                (
+                    task,
+                    each["output"],
+                    full_clock(each["clock"]),
+                    "-" if each["behind"] is None else f"{each['behind']:,}",
+                )
                 for task, each in outputs
             ],
             right={3},
@@ -122,7 +127,7 @@ def state(found: pa.Table, rows: Sequence[Sequence[pa.Scalar]], keys: int, clock
     yield from table(found.column_names, shown, right)
     yield ""
     count = f"{keys:,} {'key' if keys == 1 else 'keys'}"
-    yield f"{count if len(shown) == keys else f'{len(shown):,} of {count}'} at {_clock(clock)}"
+    yield f"{count if len(shown) == keys else f'{len(shown):,} of {count}'} at {full_clock(clock)}"
 
 
 def verified(found: Verified) -> Iterator[str]:
@@ -198,10 +203,6 @@ def _monoid(task: Mapping[str, Any]) -> str:
     """The monoid's name and what is in it."""
     _, nested, inner = task["type"].partition("<")
     return _cut(f"{task['monoid']}<{inner}" if nested else f"{task['monoid']}<{task['type']}>")
-
-
-def _clock(clock: int | None) -> str:
-    return show_clock(clock) if clock is None else f"{show_clock(clock)} ({clock})"
 
 
 def _count(number: int, one: str, many: str = "") -> str:

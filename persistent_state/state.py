@@ -9,8 +9,9 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from monoids import Aggregator, Monoid, Summary
+from persistent_state.durations import Duration
 from persistent_state.errors import InvalidInput
-from persistent_state.windows import SessionWindow, TimeToLive, Window, Windowing
+from persistent_state.windows import SessionWindow, TimeToLive, Window, Windowing, length
 
 T = TypeVar("T")
 
@@ -110,7 +111,7 @@ class KeptState(PersistentState[T]):
 class NonWindowState(KeptState[T]):
     """One monoid value per key, over all time, or until the key has had no message for longer than `ttl`.
 
-    The state at clock T holds every on-time update with timestamp < T, once. With a `ttl`, a duration such as "30 days", it
+    The state at clock T holds every on-time update with timestamp < T, once. With a `ttl`, such as "30 days" or a timedelta, it
     holds those since the last gap between two messages of the key that is longer, and is zero if the newest is older than
     T - ttl: what it is depends on timestamps only. What has expired takes no room.
 
@@ -118,8 +119,8 @@ class NonWindowState(KeptState[T]):
         InvalidInput: there is no monoid, or the time to live is not longer than nothing.
     """
 
-    def __init__(self, monoid: Monoid[T] | Aggregator[Any, T, Any], ttl: str | int | None = None) -> None:
-        super().__init__(monoid, None if ttl is None else TimeToLive(ttl))
+    def __init__(self, monoid: Monoid[T] | Aggregator[Any, T, Any], ttl: Duration | None = None) -> None:
+        super().__init__(monoid, None if ttl is None else TimeToLive(length("ttl", ttl)))
 
 
 class WindowState(KeptState[T]):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from persistent_state.durations import Duration
 from persistent_state.errors import InvalidInput
 from persistent_state.state import KeptState, PersistentState
 
@@ -53,7 +54,7 @@ class PersistentTask:
     key: str | Sequence[str] | None = None
     value: str | None = None
     message_id: str | None = None
-    horizon: str | None = None
+    horizon: Duration | None = None
     reads_state: ClassVar[bool] = False
 
     def persistent_state(self) -> KeptState[Any]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from persistent_state.durations import positive, show_duration
+from persistent_state.durations import Duration, positive, show_duration
 from persistent_state.errors import InvalidInput
 
 LONGEST = 2**61
@@ -27,15 +28,15 @@ FINAL = "final"
 Times = NDArray[np.int64]
 
 
-def length(what: str, said: str | int) -> int:
-    """Microseconds of a duration, or of what is said in them.
+def length(name: str, given: Duration) -> int:
+    """Return the microseconds of a duration that bounds a state; `name` is that of the parameter.
 
     Raises:
-        InvalidInput: it is not longer than nothing, or far too long.
+        InvalidInput: it is no duration, not longer than nothing, or far too long.
     """
-    found = positive(what, said) if isinstance(said, str) else said
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 < found <= LONGEST:
-        raise InvalidInput(f"{what}={said!r}; it must be longer than nothing and at most {LONGEST} microseconds.")
+    found = positive(name, given)
+    if found > LONGEST:
+        raise InvalidInput(f"{name}={given!r}; it must be at most {LONGEST} microseconds.")
     return found
 
 
@@ -47,17 +48,17 @@ def _said(length: int) -> str:
 class Window:
     """Windows [k * step, k * step + size) for every whole k, counted from the epoch: tumbling, or sliding by `step`.
 
-    Both are durations such as "10 minutes", or microseconds; without a step windows follow each other. A step that is longer
+    Both are durations, such as "10 minutes" or a timedelta; without a step windows follow each other. A step that is longer
     than the size leaves gaps, and messages in them are in no window: it samples.
 
     Raises:
-        InvalidInput: one of them is not longer than nothing.
+        InvalidInput: one of them is no duration, or not longer than nothing.
     """
 
     size: int
     step: int
 
-    def __init__(self, size: str | int, step: str | int | None = None) -> None:
+    def __init__(self, size: Duration, step: Duration | None = None) -> None:
         object.__setattr__(self, "size", length("size", size))
         object.__setattr__(self, "step", self.size if step is None else length("step", step))
 
@@ -95,15 +96,15 @@ class Window:
 class SessionWindow:
     """Sessions of a key: messages of which each is less than `gap` after one before it. A session ends `gap` after its last.
 
-    `gap` is a duration such as "30 minutes", or microseconds.
+    `gap` is a duration, such as "30 minutes" or a timedelta.
 
     Raises:
-        InvalidInput: it is not longer than nothing.
+        InvalidInput: it is no duration, or not longer than nothing.
     """
 
     gap: int
 
-    def __init__(self, gap: str | int) -> None:
+    def __init__(self, gap: Duration) -> None:
         object.__setattr__(self, "gap", length("gap", gap))
 
     def __repr__(self) -> str:
@@ -115,12 +116,12 @@ class SessionWindow:
 
 @dataclass(frozen=True)
 class TimeToLive:
-    """A state that is forgotten once its key has had no message for longer than `ttl`: the newest of its sessions, or zero."""
+    """A state that is forgotten once its key has had no message for longer than `ttl`: the newest of its sessions, or zero.
+
+    `ttl` is in microseconds.
+    """
 
     ttl: int
-
-    def __init__(self, ttl: str | int) -> None:
-        object.__setattr__(self, "ttl", length("ttl", ttl))
 
     def __repr__(self) -> str:
         return f"TimeToLive({_said(self.ttl)!r})"
@@ -149,4 +150,5 @@ def from_identity(identity: Mapping[str, Any]) -> Windowing | None:
         return None
     if "ttl" in window:
         return TimeToLive(window["ttl"])
-    return SessionWindow(window["gap"]) if "gap" in window else Window(window["size"], window["step"])
+    lengths = {name: timedelta(microseconds=length) for name, length in window.items()}
+    return SessionWindow(**lengths) if "gap" in lengths else Window(**lengths)

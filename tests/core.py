@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,11 @@ ids = map(str, itertools.count())
 def memory() -> Files:
     """An empty store."""
     return open_files(f"memory://core-{next(ids)}")
+
+
+def us(count: int) -> timedelta:
+    """So many microseconds."""
+    return timedelta(microseconds=count)
 
 
 def new_id() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from persistent_state import (
 from persistent_state.clock import Settings
 from persistent_state.driver import Keeping, close
 from persistent_state.durations import duration
+from persistent_state.plain import full_clock
 from persistent_state.plan import Plan
 from persistent_state.reader import clocks, read_late_rows, read_state
 from persistent_state.store.files import Files, open_files
@@ -232,27 +234,28 @@ class TestApplications:
         "text", ["10", "ten seconds", "1.5 hours", "-1 seconds", "3 fortnights", "", "10s", 10, None]
     )
     def test_a_duration_that_is_none(self, text: Any) -> None:
-        sentence = (
-            f"duration={text!r}; say a whole number and one of microsecond, millisecond, second, minute, hour, days."
-        )
-        refused(lambda: duration(text), sentence)
-        refused(lambda: Application("app", "store", checkpoint_interval=text), sentence)
-        refused(lambda: Application("app", "store", allowed_delay=text), sentence)
+        names = ["checkpoint_interval", "allowed_delay", "max_ahead"]
         if text is not None:
-            refused(lambda: Application("app", "store", idle_after=text), sentence)
+            names += ["idle_after", "max_jump"]
+        for name in names:
+            refused(
+                partial(Application, "app", "store", **{name: text}),
+                f'{name}={text!r} is no duration; give text such as "10 seconds", a whole number and one of microseconds, '
+                "milliseconds, seconds, minutes, hours, days, or a datetime.timedelta.",
+            )
 
     def test_a_duration_is_a_number_and_a_unit(self) -> None:
-        assert [duration(text) for text in ("1 microsecond", "10 seconds", " 2 hours ", "0 days")] == [
-            1,
-            10_000_000,
-            7_200_000_000,
-            0,
-        ]
+        said = ("1 microsecond", "10 seconds", " 2 hours ", "0 days", timedelta(hours=2), timedelta(microseconds=1))
+        assert [duration("length", each) for each in said] == [1, 10_000_000, 7_200_000_000, 0, 7_200_000_000, 1]
 
     def test_a_duration_beyond_event_time(self) -> None:
         refused(
             lambda: Application("app", "store", allowed_delay="99999999 days"),
-            "duration='99999999 days' is longer than 53375995 days; say less.",
+            "allowed_delay='99999999 days'; it must be at least nothing and at most 53375995 days.",
+        )
+        refused(
+            lambda: Application("app", "store", allowed_delay=timedelta(seconds=-1)),
+            f"allowed_delay={timedelta(seconds=-1)!r}; it must be at least nothing and at most 53375995 days.",
         )
 
     @pytest.mark.parametrize("name", ["checkpoint_interval", "idle_after", "max_jump"])
@@ -378,7 +381,8 @@ class TestStores:
         ran.play(65)
         refused(
             lambda: ran.start(Task(), Task(name="other")),
-            "task=totals left at clock=30, and the oldest that is retained is 60; start it anew, or under another name.",
+            f"task=totals left at clock={full_clock(30)}, and the oldest that is retained is "
+            f"{full_clock(60)}; start it anew, or under another name.",
         )
         # Gone, it stays readable; anew, it starts from zero at the clock.
         assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 2}]
@@ -401,7 +405,7 @@ class TestStores:
         entry = core.play(ran.log, returned, rows(45), keeping=ran.keeping)
         assert (entry.clock, entry.tasks["totals"].clock) == (50, 40)
         assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 2}]
-        with pytest.raises(InvalidInput, match="clock=50 of task=totals is not retained"):
+        with pytest.raises(InvalidInput, match=r"clock=.*Z \(50\) of task=totals is not retained"):
             read_state(store, "app", Task(), clock=50)
         # A start in the middle of it takes up where it stands.
         returned, other = ran.start(Task(), Task(name="other"))
@@ -435,7 +439,8 @@ class TestStores:
         for clock in (10, 45, 60):
             refused(
                 partial(read_state, store, "app", Task(), clock=clock),
-                f"clock={clock} of task=totals is not retained; the retained clocks go from 40 to 50, use one of them.",
+                f"clock={full_clock(clock)} of task=totals is not retained; the retained clocks go from "
+                f"{full_clock(40)} to {full_clock(50)}, use one of them.",
             )
 
     def test_a_clock_before_a_task_was_there(self, store: str) -> None:
@@ -444,7 +449,8 @@ class TestStores:
         ran.play(45)
         refused(
             lambda: read_state(store, "app", Task(name="other"), clock=10),
-            "clock=10 of task=other is not retained; the retained clocks go from 40 to 50, use one of them.",
+            f"clock={full_clock(10)} of task=other is not retained; the retained clocks go from "
+            f"{full_clock(40)} to {full_clock(50)}, use one of them.",
         )
         assert read_state(store, "app", Task(name="other"), clock=40).num_rows == 0
 
@@ -473,7 +479,10 @@ class TestStores:
         ran = Ran(store, Task())
         ran.play(5)
         delete_runs(ran.files)
-        refused(lambda: read_state(store, "app", Task()), "clock=10 of app is no longer retained; open a newer one.")
+        refused(
+            lambda: read_state(store, "app", Task()),
+            f"clock={full_clock(10)} of app is no longer retained; open a newer one.",
+        )
 
 
 def delete_runs(files: Files) -> None:

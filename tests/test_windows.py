@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 from itertools import pairwise
@@ -51,6 +52,7 @@ from persistent_state.store.log import Log
 from persistent_state.view import Since
 from persistent_state.windows import TimeToLive, Windowing
 from tests import core
+from tests.core import us
 
 SECOND = 1_000_000
 YEAR = 365 * 86_400 * SECOND
@@ -63,6 +65,11 @@ Named = tuple[int, int, int]
 
 LENGTHS = st.integers(1, 12) | st.integers(1, 2**61)
 TIMES = st.integers(-60, 60) | st.integers(-(2**62), 2**62)
+
+
+def lengths(least: int, most: int) -> st.SearchStrategy[timedelta]:
+    """Durations of so many microseconds."""
+    return st.integers(least, most).map(us)
 
 
 # What windows and sessions are, in plain Python
@@ -126,19 +133,19 @@ class TestPanes:
     def test_a_pane_begins_at_the_last_edge_of_a_window_before_a_timestamp(
         self, size: int, step: int, times: list[int]
     ) -> None:
-        panes = Window(size, step).pane(np.array(times)).tolist()
+        panes = Window(us(size), us(step)).pane(np.array(times)).tolist()
         assert panes == [max(t - t % step, t - (t - size) % step) for t in times]
 
     @given(LENGTHS, LENGTHS, st.lists(TIMES, min_size=1))
     def test_windows_hold_whole_panes(self, size: int, step: int, times: list[int]) -> None:
-        window, stamps = Window(size, step), np.array(times)
+        window, stamps = Window(us(size), us(step)), np.array(times)
         panes = window.pane(stamps)
         for of in (window.first, window.last, window.is_met, window.pane):
             assert of(panes).tolist() == of(stamps).tolist()
 
     @given(LENGTHS, LENGTHS, st.lists(TIMES, min_size=1))
     def test_the_first_and_the_last_window_of_a_timestamp(self, size: int, step: int, times: list[int]) -> None:
-        window, stamps = Window(size, step), np.array(times)
+        window, stamps = Window(us(size), us(step)), np.array(times)
         found = zip(
             times, window.first(stamps).tolist(), window.last(stamps).tolist(), window.is_met(stamps), strict=True
         )
@@ -150,14 +157,14 @@ class TestPanes:
 
     @given(st.integers(1, 12), st.integers(1, 12), st.integers(-60, 60))
     def test_a_timestamp_is_in_the_windows_that_say_so(self, size: int, step: int, time: int) -> None:
-        window, stamp = Window(size, step), np.array([time])
+        window, stamp = Window(us(size), us(step)), np.array([time])
         holding = [k * step for k in range(-100, 100) if k * step <= time < k * step + size]
         assert bool(window.is_met(stamp)[0]) == bool(holding)
         found = range(window.first(stamp)[0], window.last(stamp)[0] + 1, step)
         assert list(found) == holding
 
-    def test_windows_are_said_in_durations_or_microseconds(self) -> None:
-        assert Window("1 minute") == Window(60_000_000) == Window("1 minute", "60 seconds")
+    def test_windows_are_given_as_text_or_as_timedeltas(self) -> None:
+        assert Window("1 minute") == Window(us(60_000_000)) == Window("1 minute", "60 seconds")
         assert repr(Window("1 hour", "10 minutes")) == "Window('1 hour', '10 minutes')"
         assert repr(SessionWindow("30 minutes")) == "SessionWindow('30 minutes')"
 
@@ -241,8 +248,8 @@ class Numbers(Kept):
 
 
 WINDOWINGS = st.one_of(
-    st.builds(Window, st.integers(1, 40), st.integers(1, 20)),
-    st.builds(SessionWindow, st.integers(1, 20)),
+    st.builds(Window, lengths(1, 40), lengths(1, 20)),
+    st.builds(SessionWindow, lengths(1, 20)),
     st.builds(TimeToLive, st.integers(1, 20)),
     st.none(),
 )
@@ -251,7 +258,7 @@ WINDOWINGS = st.one_of(
 def state_in(windowing: Windowing | None, monoid: Monoid[Any]) -> KeptState[Any]:
     if isinstance(windowing, (Window, SessionWindow)):
         return WindowState(monoid, windowing)
-    return NonWindowState(monoid, None if windowing is None else windowing.ttl)
+    return NonWindowState(monoid, None if windowing is None else us(windowing.ttl))
 
 
 @settings(max_examples=30)
@@ -345,8 +352,8 @@ def shown(found: pa.Table) -> dict[Any, Any]:
 
 
 BOUNDED = st.one_of(
-    st.builds(Window, st.integers(1, 30), st.integers(1, 12)),
-    st.builds(SessionWindow, st.integers(1, 15)),
+    st.builds(Window, lengths(1, 30), lengths(1, 12)),
+    st.builds(SessionWindow, lengths(1, 15)),
     st.builds(TimeToLive, st.integers(1, 15)),
 )
 SENT = st.lists(st.tuples(st.integers(0, 2), st.integers(-40, 60), st.integers(1, 9)), max_size=25)
@@ -385,7 +392,7 @@ def test_windows_given_clock_by_clock_are_each_given_once(
     windowing: Windowing, messages: list[Sent], clock: int
 ) -> None:
     if isinstance(windowing, TimeToLive):
-        windowing = SessionWindow(windowing.ttl)
+        windowing = SessionWindow(us(windowing.ttl))
     if isinstance(windowing, Window):
         messages = [m for m in messages if m[1] % windowing.step < windowing.size]
     layout = layout_of(windowing)
@@ -407,7 +414,7 @@ class Sessions(Monoid[Any]):
     type = pa.list_(pa.struct([("first", pa.int64()), ("last", pa.int64()), ("value", pa.int64())]))
 
     def __init__(self, gap: int) -> None:
-        self.layout = layout_of(SessionWindow(gap))
+        self.layout = layout_of(SessionWindow(us(gap)))
 
     @property
     def zero(self) -> Any:
@@ -422,7 +429,7 @@ class Sessions(Monoid[Any]):
         return pa.Table.from_pylist(rows, self.layout.schema)
 
     def of(self, messages: Iterable[tuple[int, int]]) -> Any:
-        windows = windows_of(SessionWindow(self.layout.gap or 0), [(1, time, value) for time, value in messages])
+        windows = windows_of(SessionWindow(us(self.layout.gap or 0)), [(1, time, value) for time, value in messages])
         return [{"first": w[1], "last": some[-1][1], "value": total(some)} for w, some in windows.items()]
 
 
@@ -501,7 +508,7 @@ def test_ranges_take_few_additions(asked: tuple[int, list[tuple[int, int]]], is_
 
 def test_sliding_windows_take_log_additions_for_each_pane_and_window() -> None:
     counting = Counting()
-    layout = layout_of(Window(500, 1), counting)
+    layout = layout_of(Window(us(500), us(1)), counting)
     levels = [table(layout, [(key, time, 1) for time in range(1000)]) for key in range(4)]
     counting.additions = 0
     windows = shown(view.values(levels, layout, Since(), 2000))
@@ -515,7 +522,7 @@ def test_sliding_windows_take_log_additions_for_each_pane_and_window() -> None:
 @pytest.mark.parametrize("panes", [30, 200])
 def test_a_stream_of_sliding_windows_takes_log_additions_for_each_pane_however_long_they_are(panes: int) -> None:
     counting = Counting()
-    ran = Ran(Kept(WindowState(counting, Window(10 * panes, 10))), clocks=2)
+    ran = Ran(Kept(WindowState(counting, Window(us(10 * panes), us(10)))), clocks=2)
     before, given = BEGINNING, {}
     for pane in range(3 * panes):
         ran.play((1, 10 * pane + 5, 1))
@@ -559,7 +566,7 @@ def ran_local(state: KeptState[Any], messages: Iterable[Sent], batch_size: int =
 class TestLocalRuns:
     def test_tumbling_windows_are_given_when_they_close(self) -> None:
         messages = [(1, 3, 1), (2, 14, 1), (1, 24, 2), (1, 25, 4), (1, 41, 8), (1, 60, 16)]
-        run = ran_local(WindowState(Sum(), Window(25)), messages, batch_size=1)
+        run = ran_local(WindowState(Sum(), Window(us(25))), messages, batch_size=1)
         assert run.outputs == {
             0: {},
             10: {},
@@ -573,19 +580,21 @@ class TestLocalRuns:
         assert run.states[70] == {(1, 50, 75): 16}
 
     def test_windows_that_slide_share_messages(self) -> None:
-        run = ran_local(WindowState(Sum(), Window(10, 4)), [(1, 5, 1), (1, 9, 2), (1, 30, 0)], batch_size=1)
+        run = ran_local(WindowState(Sum(), Window(us(10), us(4))), [(1, 5, 1), (1, 9, 2), (1, 30, 0)], batch_size=1)
         assert run.outputs[30] == {(1, -4, 6): 1, (1, 0, 10): 3, (1, 4, 14): 3, (1, 8, 18): 2}
 
     def test_windows_with_gaps_between_them_sample(self) -> None:
         messages = [(1, time, 1) for time in range(-20, 40)]
-        run = ran_local(WindowState(Sum(), Window(3, 10)), messages, batch_size=7)
+        run = ran_local(WindowState(Sum(), Window(us(3), us(10))), messages, batch_size=7)
         given = {window: n for values in run.outputs.values() for window, n in values.items()}
         assert given == {(1, begin, begin + 3): 3 for begin in range(-20, 40, 10)}
         assert run.late == []
 
     def test_sessions_are_given_when_they_have_ended(self) -> None:
         messages = [(1, 3, 1), (1, 12, 1), (2, 14, 1), (1, 22, 1), (1, 21, 1), (1, 60, 5)]
-        run = ran_local(WindowState(Sum(), SessionWindow(10)), messages, batch_size=1, allowed_delay="5 microseconds")
+        run = ran_local(
+            WindowState(Sum(), SessionWindow(us(10))), messages, batch_size=1, allowed_delay="5 microseconds"
+        )
         assert run.outputs == {-10: {}, 0: {}, 10: {}, 50: {(1, 3, 32): 4, (2, 14, 24): 1}, 70: {(1, 60, 70): 5}}
         assert run.states[10] == {(1, 3, 13): 1}
 
@@ -597,7 +606,7 @@ class TestLocalRuns:
 
     def test_a_state_lives_to_the_microsecond(self) -> None:
         def at_ten(time: int) -> Mapping[Any, Any]:
-            run = ran_local(NonWindowState(Sum(), ttl=10), [(1, time, 1), (2, 20, 1)], batch_size=1)
+            run = ran_local(NonWindowState(Sum(), ttl=us(10)), [(1, time, 1), (2, 20, 1)], batch_size=1)
             return run.states[20]
 
         assert (at_ten(10), at_ten(9)) == ({1: 1}, {})
@@ -605,8 +614,8 @@ class TestLocalRuns:
     def test_windows_that_close_by_the_first_clock_are_given_too(self) -> None:
         messages = [(1, time, 1) for time in (5, 15, 28, 100)]
         windows = [
-            (WindowState(Sum(), Window(10)), {(1, 0, 10): 1, (1, 10, 20): 1, (1, 20, 30): 1}),
-            (WindowState(Sum(), SessionWindow(11)), {(1, 5, 26): 2, (1, 28, 39): 1}),
+            (WindowState(Sum(), Window(us(10))), {(1, 0, 10): 1, (1, 10, 20): 1, (1, 20, 30): 1}),
+            (WindowState(Sum(), SessionWindow(us(11))), {(1, 5, 26): 2, (1, 28, 39): 1}),
         ]
         for state, expected in windows:
             run = ran_local(state, messages)
@@ -615,7 +624,7 @@ class TestLocalRuns:
 
     @settings(max_examples=30)
     @given(
-        st.builds(Window, st.integers(1, 30), st.integers(1, 12)) | st.builds(SessionWindow, st.integers(1, 15)),
+        st.builds(Window, lengths(1, 30), lengths(1, 12)) | st.builds(SessionWindow, lengths(1, 15)),
         SENT,
         st.integers(1, 8),
         st.integers(1, 15),
@@ -646,7 +655,7 @@ class TestLocalRuns:
         whole: dict[int, Mapping[Any, Any]] = {}
         for batch_size in (2, 100):
             run = ran_local(
-                NonWindowState(Sum(), ttl=ttl),
+                NonWindowState(Sum(), ttl=us(ttl)),
                 messages,
                 batch_size=batch_size,
                 checkpoint_interval=f"{interval} microseconds",
@@ -657,7 +666,12 @@ class TestLocalRuns:
 
     @pytest.mark.parametrize(
         ("windowing", "given"),
-        [(Window(SECOND), 4), (Window(SECOND, SECOND // 10), 41), (SessionWindow(SECOND), 4), (TimeToLive(SECOND), 0)],
+        [
+            (Window(us(SECOND)), 4),
+            (Window(us(SECOND), us(SECOND // 10)), 41),
+            (SessionWindow(us(SECOND)), 4),
+            (TimeToLive(SECOND), 0),
+        ],
     )
     def test_a_jump_of_years_makes_no_window_that_holds_nothing(self, windowing: Windowing, given: int) -> None:
         times = [-50 * YEAR, 5, 50 * YEAR, 50 * YEAR + SECOND // 10, 50 * YEAR + 2 * SECOND]
@@ -672,7 +686,7 @@ class TestLocalRuns:
         assert len(closed) == given
 
     def test_a_jump_of_years_takes_no_rows(self) -> None:
-        for windowing in (Window(SECOND), Window(SECOND, 7), SessionWindow(SECOND), TimeToLive(SECOND)):
+        for windowing in (Window(us(SECOND)), Window(us(SECOND), us(7)), SessionWindow(us(SECOND)), TimeToLive(SECOND)):
             ran = Ran(Kept(state_in(windowing, Sum())), interval=SECOND)
             for time in (-50 * YEAR, 5, 50 * YEAR):
                 ran.play((1, time, 1))
@@ -681,20 +695,20 @@ class TestLocalRuns:
 
     def test_times_as_far_as_they_go(self) -> None:
         times = [-(2**62), 5, 2**62]
-        for window in (Window(2**61), SessionWindow(2**61)):
+        for window in (Window(us(2**61)), SessionWindow(us(2**61))):
             run = ran_local(WindowState(Sum(), window), [(1, t, 1) for t in times], batch_size=1)
             windows = totals(windows_of(window, [(1, t, 1) for t in times]))
             given = {w: n for values in run.outputs.values() for w, n in values.items()}
             assert {**given, **run.state} == windows
             assert run.late == []
-        sampled = ran_local(WindowState(Sum(), Window(10, 2**61)), [(1, t, 1) for t in times])
+        sampled = ran_local(WindowState(Sum(), Window(us(10), us(2**61))), [(1, t, 1) for t in times])
         assert {w: n for values in sampled.outputs.values() for w, n in values.items()} == {
             (1, -(2**62), 10 - 2**62): 1,
             (1, 0, 10): 1,
         }
 
     def test_what_is_presented_of_a_window(self) -> None:
-        state = WindowState(Aggregator(abs, Sum(), lambda n: f"{n} in all", pa.string()), Window(10))
+        state = WindowState(Aggregator(abs, Sum(), lambda n: f"{n} in all", pa.string()), Window(us(10)))
         run = run_local(
             Numbered(state),
             [Message(t, {"key": 1, "n": -2}) for t in (1, 2, 30)],
@@ -702,7 +716,7 @@ class TestLocalRuns:
         )
         assert run.outputs[30] == {(1, 0, 10): "4 in all"}
         average = run_local(
-            Kept(WindowState(Average(), Window(10))),
+            Kept(WindowState(Average(), Window(us(10)))),
             [Message(t, {"key": 1, "n": t}) for t in (1, 4, 30)],
             checkpoint_interval="10 microseconds",
         )
@@ -710,8 +724,8 @@ class TestLocalRuns:
 
     def test_a_list_in_a_window_is_in_the_order_of_time(self) -> None:
         for window, expected in (
-            (Window(20, 10), {(1, -10, 10): [3, 5], (1, 0, 20): [3, 5, 11], (1, 10, 30): [11]}),
-            (SessionWindow(8), {(1, 3, 19): [3, 5, 11]}),
+            (Window(us(20), us(10)), {(1, -10, 10): [3, 5], (1, 0, 20): [3, 5, 11], (1, 10, 30): [11]}),
+            (SessionWindow(us(8)), {(1, 3, 19): [3, 5, 11]}),
         ):
             for batch_size in (1, 2, 10):
                 run = run_local(
@@ -745,13 +759,13 @@ class Listed(Kept):
 @pytest.mark.parametrize(
     ("windowing", "once"),
     [
-        (Window(30), False),
-        (Window(30, 10), False),
-        (SessionWindow(8), False),
+        (Window(us(30)), False),
+        (Window(us(30), us(10)), False),
+        (SessionWindow(us(8)), False),
         (TimeToLive(20), False),
         (None, True),
-        (Window(30), True),
-        (SessionWindow(8), True),
+        (Window(us(30)), True),
+        (SessionWindow(us(8)), True),
         (TimeToLive(20), True),
     ],
 )
@@ -889,7 +903,9 @@ class TestCopies:
                 assert ran.state() == {1: 1041}
                 assert ran.rows < 30
 
-    @pytest.mark.parametrize("windowing", [Window(10), Window(20, 10), SessionWindow(25), TimeToLive(25)])
+    @pytest.mark.parametrize(
+        "windowing", [Window(us(10)), Window(us(20), us(10)), SessionWindow(us(25)), TimeToLive(25)]
+    )
     def test_messages_with_an_id_are_in_their_windows_and_remembered_after_them(self, windowing: Windowing) -> None:
         counted = [(1, time, 2**i) for i, time in enumerate((3, 20, 31, 41, 62, 70, 99, 120))]
         for rewriting in (shard.LAZY, (1e9, 1)):
@@ -955,25 +971,42 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("make", "what", "said"),
         [
-            (lambda: Window(-5), "size", "-5"),
-            (lambda: Window(0), "size", "0"),
-            (lambda: Window("1 hour", 0), "step", "0"),
-            (lambda: Window("1 hour", -1), "step", "-1"),
-            (lambda: SessionWindow(0), "gap", "0"),
-            (lambda: NonWindowState(Sum(), ttl=0), "ttl", "0"),
-            (lambda: Window(2**61 + 1), "size", str(2**61 + 1)),
+            (lambda: Window(us(2**61 + 1)), "size", repr(us(2**61 + 1))),
+            (lambda: Window("1 hour", us(2**61 + 1)), "step", repr(us(2**61 + 1))),
+            (lambda: NonWindowState(Sum(), ttl=us(2**61 + 1)), "ttl", repr(us(2**61 + 1))),
             (lambda: SessionWindow("30000000 days"), "gap", "'30000000 days'"),
         ],
     )
-    def test_a_length_of_nothing_or_of_too_much(self, make: Callable[[], Any], what: str, said: str) -> None:
-        refused(make, f"{what}={said}; it must be longer than nothing and at most {2**61} microseconds.")
+    def test_a_length_of_too_much(self, make: Callable[[], Any], what: str, said: str) -> None:
+        refused(make, f"{what}={said}; it must be at most {2**61} microseconds.")
+
+    @pytest.mark.parametrize("bare", [10, 5.5, True, "10", None])
+    def test_a_number_without_a_unit(self, bare: Any) -> None:
+        task = Kept(NonWindowState(Sum()), "id", bare)
+        tries: list[tuple[str, Callable[[], Any]]] = [
+            ("size", lambda: Window(bare)),
+            ("gap", lambda: SessionWindow(bare)),
+        ]
+        if bare is not None:
+            tries += [
+                ("step", lambda: Window("1 hour", bare)),
+                ("ttl", lambda: NonWindowState(Sum(), ttl=bare)),
+                ("horizon", core.plan_of(task, ROW).check),
+            ]
+        for name, call in tries:
+            refused(
+                call,
+                f'{name}={bare!r} is no duration; give text such as "10 seconds", a whole number and one of microseconds, '
+                "milliseconds, seconds, minutes, hours, days, or a datetime.timedelta.",
+            )
 
     def test_a_duration_of_nothing(self) -> None:
         refused(lambda: Window("0 seconds"), "size='0 seconds'; it must be longer than nothing.")
         refused(lambda: Window("1 hour", "0 seconds"), "step='0 seconds'; it must be longer than nothing.")
         refused(lambda: SessionWindow("0 days"), "gap='0 days'; it must be longer than nothing.")
         refused(lambda: NonWindowState(Sum(), ttl="0 seconds"), "ttl='0 seconds'; it must be longer than nothing.")
-        with pytest.raises(InvalidInput, match=r"^duration='an hour'; say a whole number and one of "):
+        refused(lambda: Window(us(0)), "size=datetime.timedelta(0); it must be longer than nothing.")
+        with pytest.raises(InvalidInput, match=r"^size='an hour' is no duration; give text such as "):
             Window("an hour")
 
     def test_a_window_that_is_none(self) -> None:
@@ -988,7 +1021,7 @@ class TestRefused:
         class Reading(Numbered):
             reads_state = True
 
-        for windowing in (Window(10), SessionWindow(10), TimeToLive(10)):
+        for windowing in (Window(us(10)), SessionWindow(us(10)), TimeToLive(10)):
             plan = core.plan_of(Reading(state_in(windowing, Sum())), ROW)
             refused(
                 plan.check,
@@ -1023,25 +1056,25 @@ class TestRefused:
         class Named(Kept):
             key = "window_start"
 
-        for windowing in (Window(10), SessionWindow(10)):
+        for windowing in (Window(us(10)), SessionWindow(us(10))):
             refused(
                 core.plan_of(Named(state_in(windowing, Sum())), schema).check,
                 "task=Named: the key column 'window_start' has the name of a column of the state; "
                 "rename it in the source's transform.",
             )
-        core.plan_of(Named(NonWindowState(Sum(), ttl=10)), schema).check()
+        core.plan_of(Named(NonWindowState(Sum(), ttl=us(10))), schema).check()
 
     @pytest.mark.parametrize(
         ("was", "now", "what", "written", "wanted"),
         [
-            (Window(10), Window(20), "window", "{'size': 10, 'step': 10}", "{'size': 20, 'step': 20}"),
-            (Window(10), Window(10, 5), "window", "{'size': 10, 'step': 10}", "{'size': 10, 'step': 5}"),
-            (SessionWindow(10), SessionWindow(11), "window", "{'gap': 10}", "{'gap': 11}"),
-            (Window(10), SessionWindow(10), "window", "{'size': 10, 'step': 10}", "{'gap': 10}"),
+            (Window(us(10)), Window(us(20)), "window", "{'size': 10, 'step': 10}", "{'size': 20, 'step': 20}"),
+            (Window(us(10)), Window(us(10), us(5)), "window", "{'size': 10, 'step': 10}", "{'size': 10, 'step': 5}"),
+            (SessionWindow(us(10)), SessionWindow(us(11)), "window", "{'gap': 10}", "{'gap': 11}"),
+            (Window(us(10)), SessionWindow(us(10)), "window", "{'size': 10, 'step': 10}", "{'gap': 10}"),
             (None, TimeToLive(10), "window", "None", "{'ttl': 10}"),
             (TimeToLive(10), None, "window", "{'ttl': 10}", "None"),
             (TimeToLive(10), TimeToLive(9), "window", "{'ttl': 10}", "{'ttl': 9}"),
-            (Window(10), None, "state", "WindowState", "NonWindowState"),
+            (Window(us(10)), None, "state", "WindowState", "NonWindowState"),
         ],
     )
     def test_a_store_written_with_other_windows(
@@ -1077,7 +1110,7 @@ class TestRefused:
 
     def test_a_state_is_opened_with_its_windows_by_the_name_of_its_task(self) -> None:
         messages = [(1, 5, 1), (1, 14, 2), (2, 17, 4), (1, 26, 8)]
-        for windowing in (Window(10), Window(30, 7), SessionWindow(12), TimeToLive(12)):
+        for windowing in (Window(us(10)), Window(us(30), us(7)), SessionWindow(us(12)), TimeToLive(12)):
             kept = [m for m in messages if not isinstance(windowing, Window) or m[1] % windowing.step < windowing.size]
             ran = Ran(Kept(state_in(windowing, Sum())), clocks=3)
             for message in messages:

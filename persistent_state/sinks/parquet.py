@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, Exists, InvalidInput, StateError
 from persistent_state.keys import normalise, same_as_previous
+from persistent_state.plain import full_clock
 from persistent_state.sinks.base import CLOCK, Origin, Sink
 from persistent_state.store.files import LocalFiles, open_files
 
@@ -210,7 +211,9 @@ class ParquetTable(Sink):
         try:
             files: list[str] = self._read(_marker(clock))["files"]
         except FileNotFoundError:
-            raise InvalidInput(f"{clock=} is not in table={self.place.url!r}; use one of its clocks().") from None
+            raise InvalidInput(
+                f"clock={full_clock(clock)} is not in table={self.place.url!r}; use one of its clocks()."
+            ) from None
         return files
 
     def _table(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from persistent_state.store.entry import Entry, TaskState, from_bytes
 from persistent_state.store.log import Log
 from persistent_state.view import Since
 from persistent_state.windows import SessionWindow, TimeToLive, Window
+from tests.core import us
 from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.messages import SCHEMA, Job, Sent
@@ -149,7 +150,7 @@ class DeliveryWorld:
         rng = self.rng
         kind = rng.choice(["sum", "sum", "list"])
         way = rng.choice({"sum": ["value", "message", "reads"], "list": ["batch"]}[kind])
-        windowing = rng.choice([None, None, None, Window(40), SessionWindow(25), TimeToLive(60)])
+        windowing = rng.choice([None, None, None, Window(us(40)), SessionWindow(us(25)), TimeToLive(60)])
         horizon = rng.choice([None, None, None, 50])
         if way == "reads" or kind == "list":
             windowing = None

@@ -12,6 +12,7 @@ import monoids
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.task import Message, PersistentTask
 from persistent_state.windows import SessionWindow, TimeToLive, Window, Windowing
+from tests.core import us
 
 UNFIT_VALUE = 2**64 - 1
 """A value of the column `v` that no monoid here takes."""
@@ -157,7 +158,7 @@ class _Task(PersistentTask):
     def persistent_state(self) -> NonWindowState[Any] | WindowState[Any]:
         monoid, windowing = MONOIDS[self.job.kind], self.job.windowing
         if windowing is None or isinstance(windowing, TimeToLive):
-            return NonWindowState(monoid, ttl=windowing and windowing.ttl)
+            return NonWindowState(monoid, ttl=windowing and us(windowing.ttl))
         return WindowState(monoid, windowing)
 
 

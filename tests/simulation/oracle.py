@@ -26,6 +26,7 @@ from persistent_state.store import run as runs_io
 from persistent_state.store.entry import Entry, Stored, TaskState, from_bytes, side_from_json, task_files
 from persistent_state.view import LAST
 from persistent_state.windows import SessionWindow
+from tests.core import us
 from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.messages import MONOIDS, Job, Sent
@@ -718,7 +719,7 @@ class Oracle:
                 # All that may not be gone yet.
                 levels, at = [runs_io.read_run(self.files, run) for run in task.runs], task.floor
                 if layout.gap is not None:
-                    windowing = SessionWindow(layout.gap)
+                    windowing = SessionWindow(us(layout.gap))
                     job, layout = replace(job, windowing=windowing), replace(layout, windowing=windowing)
                 table = view.state([layout.schema.empty_table(), *levels], layout, at)
         if clock is not None or job.windowing is None:

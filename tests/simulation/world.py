@@ -38,6 +38,7 @@ from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.log import Log
 from persistent_state.view import Since
 from persistent_state.windows import SessionWindow, TimeToLive, Window, Windowing
+from tests.core import us
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.files import Disk, StagedFiles
 from tests.simulation.messages import SCHEMA, UNFIT_VALUE, Job, Sent
@@ -249,8 +250,9 @@ class World:
         rng = self.rng
         length = rng.choice([7, 20, 60, 150, 400])
         if rng.random() < 0.5:
-            return Window(length, rng.choice([length, length, max(1, length // 5), length // 2 + 1, length + 13]))
-        return SessionWindow(length) if rng.random() < 0.5 else TimeToLive(length)
+            step = rng.choice([length, length, max(1, length // 5), length // 2 + 1, length + 13])
+            return Window(us(length), us(step))
+        return SessionWindow(us(length)) if rng.random() < 0.5 else TimeToLive(length)
 
     def _terms(self) -> Terms:
         rng = self.rng

@@ -344,7 +344,10 @@ def test_a_table_that_is_not_there_is_told(tmp_path: Path, ask: Callable[[Parque
 def test_a_clock_that_is_not_there_is_told(spark: SparkSession, tmp_path: Path) -> None:
     sink = opened(tmp_path / "table")
     sink.write(frame(spark, rows(10, 3)), 10)
-    with pytest.raises(InvalidInput, match=r"^clock=11 is not in table='.*'; use one of its clocks\(\)\."):
+    with pytest.raises(
+        InvalidInput,
+        match=r"^clock=1970-01-01T00:00:00.000011Z \(11\) is not in table='.*'; use one of its clocks\(\)\.",
+    ):
         sink.paths([10, 11])
 
 
