@@ -171,6 +171,7 @@ class Application:
                 task=added.task,
                 schema=schema,
                 timestamp=source.timestamp,
+                timestamp_unit=source.timestamp_unit,
                 channel=source.channel,
                 settings=settings,
                 shards=shards,

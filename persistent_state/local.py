@@ -63,10 +63,12 @@ def run_local(
     batch_size: int = 100,
     schema: pa.Schema | None = None,
     on_bad_row: str = KEEP,
+    timestamp_unit: str | None = None,
 ) -> LocalRun:
     """Run a task over messages in the order given, `batch_size` of them in a micro-batch, and close it.
 
-    `schema` gives the Arrow types of the messages' columns (default: inferred from their values).
+    `schema` gives the Arrow types of the messages' columns (default: inferred from their values). The messages' timestamps are
+    microseconds UTC, or count in `timestamp_unit`: "s", "ms", "us" or "ns".
 
     Raises:
         InvalidInput: the task does not fit the messages.
@@ -89,6 +91,7 @@ def run_local(
         # One that is given nothing meanwhile: what expires stays until all outputs are read.
         outputs=("outputs",),
         on_bad_row=on_bad_row,
+        timestamp_unit=timestamp_unit,
     )
     plan.check()
     if task.update_way == "column":

@@ -21,6 +21,8 @@ from persistent_state.windows import length, window_columns
 KEEP, FAIL = "keep", "fail"
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = DELIVERIES = ("exactly-once", "at-least-once", "at-most-once")
 
+TIMESTAMP_UNITS = ("s", "ms", "us", "ns")
+
 COLUMN = "_persistent_state_update"
 """The column of a chunk's rows, beside those of the schema, that holds the updates which Spark computed."""
 
@@ -32,7 +34,8 @@ class Plan:
     `schema` is that of the rows that the task sees; `timestamp` and `channel` name columns of it. `emits` says whether the
     running values of touched keys are written, `outputs` names the outputs at each clock; `has_positions` whether the source
     can tell its rows apart, `has_order` whether a part of a micro-batch holds the rows that come before it, `by_spark` whether
-    Spark plans the micro-batches. `delivery` is the application's.
+    Spark plans the micro-batches. `delivery` is the application's. `timestamp_unit` is that of timestamps that are integers;
+    None is microseconds, of which nobody has said that they are.
     """
 
     application: str
@@ -50,6 +53,7 @@ class Plan:
     has_order: bool = True
     by_spark: bool = False
     delivery: str = EXACTLY_ONCE
+    timestamp_unit: str | None = None
 
     @property
     def name(self) -> str:
@@ -173,6 +177,15 @@ class Plan:
             raise InvalidInput(
                 f"task={name}: the timestamp column {self.timestamp!r} is {stamp}; "
                 "make it a timestamp, or int64 microseconds UTC."
+            )
+        if self.timestamp_unit not in (None, *TIMESTAMP_UNITS):
+            raise InvalidInput(
+                f"task={name}: timestamp_unit={self.timestamp_unit!r}; say one of {', '.join(map(repr, TIMESTAMP_UNITS))}."
+            )
+        if self.timestamp_unit is not None and not pa.types.is_int64(stamp):
+            raise InvalidInput(
+                f"task={name}: timestamp_unit={self.timestamp_unit!r} is for integers, and the timestamp column "
+                f"{self.timestamp!r} is {stamp}, which has a unit of its own; leave it out."
             )
         if way == "value" and task.value is not None:
             self.check_update(self.schema.field(task.value).type)

@@ -51,7 +51,11 @@ def plan_of(
     settings: Settings | None = None,
     shards: int = 1,
     on_bad_row: str = "keep",
+    timestamp_unit: str | None = "us",
 ) -> Plan:
+    """The plan of a task; integers are microseconds, whatever dates they look like."""
+    if timestamp in schema.names and not pa.types.is_int64(schema.field(timestamp).type):
+        timestamp_unit = None
     return Plan(
         application="app",
         files=files or memory(),
@@ -62,6 +66,7 @@ def plan_of(
         settings=settings or Settings(interval=10, ahead=2**62),
         shards=shards,
         on_bad_row=on_bad_row,
+        timestamp_unit=timestamp_unit,
     )
 
 

@@ -131,7 +131,7 @@ LAYERS = [
     {"sinks.delta", "sinks.kafka", "sinks.parquet", "sinks.sql"},
     {"sources.kafka", "store.pages"},
     {"store.sides"},
-    {"ranges", "steps.current", "steps.once", "steps.recorder"},
+    {"ranges", "steps.current", "steps.once", "steps.recorder", "steps.units"},
     {"view"},
     {"steps.lift"},
     {"steps.combine"},

@@ -102,7 +102,7 @@ def _frame(
             )
         return made.withColumn(CHANNEL, _channel(names))
 
-    return DataFrameSource(stream, source.timestamp, CHANNEL, channels, OFFSET)
+    return DataFrameSource(stream, source.timestamp, CHANNEL, channels, OFFSET, source.timestamp_unit)
 
 
 def _channel(names: Mapping[tuple[str, int], str]) -> Any:

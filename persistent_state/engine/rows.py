@@ -371,10 +371,10 @@ class RowReader(ArrowReader):
 
     def _column(self, rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
         column = rows.column(field.name)
-        if field.name != self.plan.timestamp:
+        if field.name != self.plan.timestamp or pa.types.is_int64(field.type):
             return column.cast(field.type, safe=False)
         # As every other way reads it: a cast would cut off towards zero, and wrap.
-        stamps, valid = microseconds(column)
+        stamps, valid = microseconds(column, None)
         if pa.types.is_date(field.type):
             return pa.array(stamps // DAY, pa.int32(), mask=~valid).cast(field.type)
         return pa.array(stamps, mask=~valid).cast(field.type)

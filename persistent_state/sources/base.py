@@ -69,10 +69,14 @@ class TimeReplayableSource(ABC):
 
     Subclasses are small, picklable and free of Spark. `open` is called once per start, in the driver; `reach` and
     `splits` then say what to read, `read` reads it, in a worker, on a copy of the source as it was before `open`.
+
+    `timestamp` names the column of event time and `channel` that of channels (None: the strands are). `timestamp_unit` is "s",
+    "ms", "us" or "ns" where timestamps are integers; None is microseconds, unless the first ones look like another unit.
     """
 
     timestamp: str
     channel: str | None = None
+    timestamp_unit: str | None = None
 
     @property
     @abstractmethod

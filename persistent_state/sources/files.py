@@ -55,6 +55,9 @@ class FileSource(TimeReplayableSource):
     record that can't be decoded or does not fit is a bad record by itself; all that can't be read of a damaged file is
     one.
 
+    `timestamp` names the column of event time: a timestamp, a date, or int64 of `timestamp_unit`, which is "s", "ms", "us" or
+    "ns" (default: microseconds, and a first start whose timestamps look like another unit is refused).
+
     `transform` is a stateless, row-wise function of a record batch: select, filter, explode, join to a static table.
     `storage_options` go to fsspec and into no message.
     """
@@ -64,6 +67,7 @@ class FileSource(TimeReplayableSource):
         path: str | os.PathLike[str],
         *,
         timestamp: str,
+        timestamp_unit: str | None = None,
         schema: pa.Schema | None = None,
         format: str | None = None,
         channel: str | None = None,
@@ -84,6 +88,7 @@ class FileSource(TimeReplayableSource):
         is_url = "://" in path or path.startswith("file:")
         self.path = path if is_url else os.path.abspath(os.path.expanduser(path))
         self.timestamp = timestamp
+        self.timestamp_unit = timestamp_unit
         self.channel = channel
         self._format = format
         self._order_by = order_by

@@ -84,7 +84,8 @@ class KafkaSource(TimeReplayableSource):
     `topics` is a name, several, or a compiled pattern that whole names match. `value` and `key` say what the bytes hold:
     `Json(schema)`, `Avro(schema)`, `Raw(name, type)`; by default the value is raw, in the column "value", and the key is
     left out. Beside these columns each row has `kafka_topic`, `kafka_partition` and `kafka_offset`. `timestamp` names the
-    column of event time; by default it is `kafka_timestamp`, the record's own, which is there only then.
+    column of event time; by default it is `kafka_timestamp`, the record's own, which is there only then. Integers of another
+    column count in `timestamp_unit`: "s", "ms", "us" or "ns".
 
     A position is an offset. A restart goes on from the offsets in the log, wherever event time comes from. Where the log has
     none, at the first start, `start` says where to begin: "earliest", "latest", or a time with a zone, by the times of the
@@ -109,6 +110,7 @@ class KafkaSource(TimeReplayableSource):
         servers: str,
         *,
         timestamp: str = TIME,
+        timestamp_unit: str | None = None,
         value: Decoder | Said | None = None,
         key: Decoder | None = None,
         start: str | datetime = EARLIEST,
@@ -128,6 +130,7 @@ class KafkaSource(TimeReplayableSource):
         if offsets_per_batch < 1:
             raise InvalidInput(f"{offsets_per_batch=}; give at least 1.")
         self.timestamp = timestamp
+        self.timestamp_unit = timestamp_unit
         self.topics: Sequence[str] | re.Pattern[str] = named if isinstance(named, re.Pattern) else sorted(set(named))
         self.servers = servers
         self.options = dict(options or {})

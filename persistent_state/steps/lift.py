@@ -23,6 +23,7 @@ from persistent_state.plan import COLUMN, FAIL, Plan
 from persistent_state.raised import raised
 from persistent_state.sources.base import NO_POSITION, Chunk
 from persistent_state.steps.recorder import Recorder
+from persistent_state.steps.units import check_unit
 from persistent_state.task import Message
 
 LATE = "late"
@@ -60,20 +61,23 @@ class Lifted:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-def microseconds(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def microseconds(column: pa.Array, unit: str | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """A timestamp column as microseconds UTC, and which rows have one. Finer units are cut off, naive times are UTC.
+
+    Integers count in `unit` (None: microseconds).
 
     One that is further than `MOST` from the epoch is none: clocks are computed from it within 64 bits.
     """
     type = column.type
     per_unit = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
-    scale = per_unit[type.unit] if pa.types.is_timestamp(type) else 1
+    unit = type.unit if pa.types.is_timestamp(type) else unit or "us"
+    scale = per_unit[unit]
     if pa.types.is_date32(type):
         column, scale = column.cast(pa.int32()), 86_400_000_000
     valid = np.ones(len(column), np.bool_) if column.null_count == 0 else np.asarray(column.is_valid())
     ticks = column.cast(pa.int64())
     values = (ticks.fill_null(0) if column.null_count else ticks).to_numpy().astype(np.int64, copy=False)
-    if pa.types.is_timestamp(type) and type.unit == "ns":
+    if unit == "ns":
         return values // 1_000, valid
     most = MOST // scale
     if len(values) and (values.min() < -most or values.max() > most):
@@ -132,6 +136,7 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
 
     Raises:
         TaskFailed: user code raised, or a row is bad and bad rows are to fail.
+        InvalidInput: the first timestamps are integers of another unit than microseconds.
     """
     rows = chunk.rows.select(plan.schema.names)
     said = chunk.rows.column(COLUMN) if plan.task.update_way == "column" else None
@@ -151,6 +156,7 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
     unknown = fresh & (place.positions == NO_POSITION) & (stamps < basis.restored)
     lifted.counts[REPLAYED_OR_LATE] += int(unknown.sum())
     fresh &= ~unknown
+    check_unit(plan, basis, lifted.newest, place.timestamps[fresh & place.valid])
     if not fresh.all():
         lifted.replaying.update(pc.unique(place.channels.filter(pa.array(~fresh))).to_pylist())
     # No interval begins below the clock, so what is taken in all the same is part of the first one above it.
@@ -333,7 +339,7 @@ class _RowMessage(Message):
 
 
 def _place(plan: Plan, chunk: Chunk) -> Place:
-    timestamps, valid = microseconds(chunk.rows.column(plan.timestamp))
+    timestamps, valid = microseconds(chunk.rows.column(plan.timestamp), plan.timestamp_unit)
     named = None if plan.channel is None else chunk.rows.column(plan.channel).cast(pa.string()).fill_null("")
     return Place(chunk.strand, named, chunk.positions, timestamps, valid)
 

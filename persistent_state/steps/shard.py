@@ -237,7 +237,7 @@ def _process(
     struct = merge.one_chunk(table["row"])
     rows = pa.RecordBatch.from_arrays(struct.flatten(), schema=plan.schema)
     # Not those of the table: what is taken in late has the clock's.
-    times, _ = microseconds(rows.column(plan.timestamp))
+    times, _ = microseconds(rows.column(plan.timestamp), plan.timestamp_unit)
     place = Place(
         strand="",
         named=merge.one_chunk(table["channel"]),

@@ -166,6 +166,7 @@ class DeliveryWorld:
             task=job.task(note),
             schema=SCHEMA,
             timestamp="ts",
+            timestamp_unit="us",
             channel=None,
             settings=Settings(interval, DELAY, ahead=2**62),
             shards=shards,

@@ -514,7 +514,9 @@ class World:
             channel = None if job.by_strand else "c"
             task = job.task(self.oracle.reader(job.name, writer))
             emits = self.rng.random() < 0.4
-            plan = Plan(APPLICATION, files, task, SCHEMA, "ts", channel, settings, actor.shards, emits)
+            plan = Plan(
+                APPLICATION, files, task, SCHEMA, "ts", channel, settings, actor.shards, emits, timestamp_unit="us"
+            )
             plans[job.name] = replace(plan, outputs=self._outputs(actor, job))
         log = Log(files, APPLICATION)
         entry = self._start(actor, log, plans, set())

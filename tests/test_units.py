@@ -1,0 +1,176 @@
+"""Timestamps that are integers of a unit: said, they are taken for that; not said, they are microseconds or refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monoids import Sum
+from persistent_state import FileSource, InvalidInput, KafkaSource, Message, NonWindowState, PersistentTask, run_local
+from persistent_state.clock import BEGINNING, Settings
+from persistent_state.engine import kafka
+from persistent_state.steps.lift import MOST, microseconds
+from persistent_state.store.log import Log
+from tests import core
+from tests.sentences import problem
+
+PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+BEGIN = 1_767_225_600
+"""2026-01-01 in seconds."""
+CALLED = {"s": "seconds", "ms": "milliseconds", "ns": "nanoseconds"}
+TAKEN_FOR = {"s": "1970-01-01T00:29:27.225600Z", "ms": "1970-01-21T10:53:45.600000Z", "ns": "after the year 9999"}
+
+
+class Rows(PersistentTask):
+    key, value = "k", "n"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+
+def stamps(unit: str, *seconds: int) -> list[int]:
+    return [(BEGIN + second) * PER_SECOND[unit] for second in seconds]
+
+
+def told(*timestamps: int) -> list[Message]:
+    return [Message(timestamp, {"k": "a", "n": 1}) for timestamp in timestamps]
+
+
+@pytest.mark.parametrize("unit", PER_SECOND)
+def test_a_unit_that_is_said_gives_the_clocks_and_states_of_microseconds(unit: str) -> None:
+    run = run_local(Rows(), told(*stamps(unit, 0, 61, 62, 5)), batch_size=1, timestamp_unit=unit)
+    assert run.states == run_local(Rows(), told(*stamps("us", 0, 61, 62, 5)), batch_size=1).states
+    assert (run.clocks, run.state) == (stamps("us", 0, 60, 120), {"a": 3})
+    assert [(row["reason"], row["timestamp"]) for row in run.late] == [("late", *stamps("us", 5))]
+
+
+@pytest.mark.parametrize("unit", CALLED)
+def test_first_timestamps_that_look_like_another_unit_are_refused_with_what_they_would_mean(unit: str) -> None:
+    first = stamps(unit, 0)[0]
+    assert problem(lambda: run_local(Rows(), told(*stamps(unit, 0, 1)))) == (
+        f"task=Rows: column '_timestamp' begins with the timestamp {first}; an int64 is microseconds, which makes that "
+        f"{TAKEN_FOR[unit]}, and in {CALLED[unit]} it would be 2026-01-01T00:00:00Z. Say timestamp_unit={unit!r}, or "
+        "timestamp_unit='us' if microseconds are right."
+    )
+    assert run_local(Rows(), told(first), timestamp_unit="us").state == {"a": 1}
+
+
+@pytest.mark.parametrize("seconds", [-BEGIN, 0, 4_102_444_800 - BEGIN])
+def test_microseconds_from_1970_on_are_taken_as_they_are(seconds: int) -> None:
+    assert run_local(Rows(), told(*stamps("us", seconds))).state == {"a": 1}
+
+
+@pytest.mark.parametrize("unit", CALLED)
+def test_some_broken_timestamps_among_the_first_stop_nobody(unit: str) -> None:
+    assert run_local(Rows(), told(*stamps("us", 0), *stamps(unit, 0), *stamps("us", 1))).state["a"] >= 2
+
+
+def test_a_task_that_has_believed_a_timestamp_is_never_stopped() -> None:
+    messages = told(*stamps("us", 0), *stamps("ms", 0, 1, 2))
+    run = run_local(Rows(), messages, batch_size=1)
+    assert (run.state, [row["reason"] for row in run.late]) == ({"a": 1}, ["late"] * 3)
+
+
+def test_a_task_that_has_heard_a_channel_is_not_stopped_by_another_though_it_has_no_clock() -> None:
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
+    plan = core.plan_of(Rows(), schema, channel="k", settings=Settings(10, ahead=2**62), timestamp_unit=None)
+    log = Log(plan.files, plan.application)
+    core.start(log, [plan])
+
+    def play(channel: str, unit: str) -> dict[Any, Any]:
+        rows = pa.RecordBatch.from_pylist([{"ts": stamps(unit, 0)[0], "k": channel, "n": 1}], schema)
+        # One that is listed and never delivers holds the clock.
+        entry = core.play(log, plan, rows, channels={"a": False, "b": False, "silent": False})
+        assert entry.clock == BEGINNING
+        return core.state_at(entry, plan, None)
+
+    with pytest.raises(InvalidInput, match="timestamp_unit='s'"):
+        play("a", "s")
+    assert play("a", "us") == {("a",): 1}
+    assert play("b", "s") == {("a",): 1, ("b",): 1}
+    core.start(log, [plan])
+    assert play("b", "s") == {("b",): 1}
+
+
+COLUMNS = pa.schema([("ts", pa.int64()), ("k", pa.string())])
+
+
+def write(folder: Path, format: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    folder.mkdir(exist_ok=True)
+    if format == "parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows), COLUMNS), folder / "0.parquet")
+    elif format == "json":
+        (folder / "0.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with (folder / "0.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS.names)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+class Count(PersistentTask):
+    key = "k"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.repeat(pa.scalar(1), batch.num_rows)
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "json"])
+def test_a_folder_of_any_format_has_a_unit(tmp_path: Path, format: str) -> None:
+    write(tmp_path / "in", format, [{"ts": ts, "k": "a"} for ts in (*stamps("ms", 0, 61), 2**60)])
+
+    def played(unit: str | None) -> dict[Any, Any]:
+        source = FileSource(tmp_path / "in", timestamp="ts", schema=COLUMNS, timestamp_unit=unit)
+        plan = core.plan_of(Count(), source.schema, timestamp_unit=source.timestamp_unit)
+        log = Log(plan.files, plan.application)
+        core.start(log, [plan])
+        source.open([], {})
+        (split,) = source.splits({}, source.reach({}, everything=True).ends, 1)
+        (chunk,) = source.read(split)
+        entry = core.play(log, plan, chunk.rows)
+        # What can't be told in microseconds is no timestamp; nothing wraps.
+        assert entry.tasks[plan.name].counts() == {"no timestamp": 1}
+        return core.state_at(entry, plan, stamps("us", 61)[0] // 10 * 10)
+
+    assert played("ms") == {("a",): 1}
+    with pytest.raises(InvalidInput, match="in milliseconds it would be 2026-01-01T00:00:00Z"):
+        played(None)
+
+
+def test_topics_that_spark_reads_keep_the_unit() -> None:
+    source = KafkaSource("t", "localhost:1", timestamp="at", timestamp_unit="ms", value=lambda records: records)
+    assert kafka.unopened(source).timestamp_unit == source.timestamp_unit == "ms"
+
+
+def test_a_unit_that_is_none_and_one_of_a_column_that_has_its_own_are_refused() -> None:
+    plan = core.plan_of(Rows(), pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())]))
+    assert problem(lambda: run_local(Rows(), told(1), timestamp_unit="m")) == (
+        "task=Rows: timestamp_unit='m'; say one of 's', 'ms', 'us', 'ns'."
+    )
+    timed = plan.schema.set(0, pa.field("ts", pa.timestamp("ms")))
+    text = problem(lambda: replace(plan, schema=timed, timestamp_unit="s").check())
+    assert re.search(r"timestamp_unit='s' is for integers, and the timestamp column 'ts' is timestamp\[ms\]", text)
+
+
+@given(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), max_size=5), st.sampled_from([*PER_SECOND, None]))
+def test_integers_of_a_unit_become_microseconds_or_no_timestamp(values: list[int | None], unit: str | None) -> None:
+    found, valid = microseconds(pa.array(values, pa.int64()), unit)
+    exact = [None if value is None else value * 1_000_000 // PER_SECOND[unit or "us"] for value in values]
+    known = [us if us is not None and abs(us) <= MOST else None for us in exact]
+    assert [us if ok else None for us, ok in zip(found.tolist(), valid.tolist(), strict=True)] == known
+    assert found.dtype == np.int64
