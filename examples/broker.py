@@ -69,8 +69,37 @@ def connector_jars() -> list[Path]:
     return sorted(jars("spark-kafka-4.2.0", artifacts, are_alone=True).glob("*.jar"))
 
 
+class Topics:
+    """What is made and deleted where clients find the brokers, which is `address`."""
+
+    address: str
+
+    def make(self, topic: str, partitions: int = 1, **settings: str) -> None:
+        """Make a topic; the dots of a setting's name are underscores here."""
+        from confluent_kafka.admin import NewTopic
+
+        config = {name.replace("_", "."): value for name, value in settings.items()}
+        admin = self.admin()
+        for made in admin.create_topics([NewTopic(topic, partitions, -1, config=config)]).values():
+            made.result()
+        end = time.monotonic() + PATIENCE
+        while admin.list_topics(topic, 10).topics[topic].error is not None and time.monotonic() < end:
+            time.sleep(0.02)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic."""
+        admin = self.admin()
+        for deleted in admin.delete_topics([topic]).values():
+            deleted.result()
+
+    def admin(self) -> Any:
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient({"bootstrap.servers": self.address, "log_level": "0"})
+
+
 @dataclass
-class Broker:
+class Broker(Topics):
     """One broker that is its own controller (KRaft), with all it holds in `folder`; `address` is where clients find it.
 
     `start` waits until it answers. `settings` are further ones of a broker. `launch` starts the process.
@@ -80,11 +109,11 @@ class Broker:
     settings: Mapping[str, str] = field(default_factory=dict)
     launch: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
     ports: Sequence[int] = field(default_factory=lambda: free_ports(2))
-    _process: subprocess.Popen[bytes] | None = None
+    memory: str = "512m"
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.ports[0]}"
+    def __post_init__(self) -> None:
+        self.address = f"127.0.0.1:{self.ports[0]}"
 
     @property
     def is_running(self) -> bool:
@@ -98,18 +127,19 @@ class Broker:
         """
         place = jars(f"kafka-{VERSION}", [f"org.apache.kafka:kafka_2.13:{VERSION}"])
         self.folder.mkdir(parents=True, exist_ok=True)
-        java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{self.folder}:{place}/*"]
+        java = [
+            "java",
+            f"-Xmx{self.memory}",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+            f"{self.folder}:{place}/*",
+        ]
         config = self.folder / "server.properties"
         if not config.exists():
             config.write_text("".join(f"{name}={value}\n" for name, value in self._configuration().items()))
             (self.folder / "log4j2.properties").write_text("rootLogger.level = ERROR\n")
-            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            # With "=", as it may begin with a dash.
-            format = [*java, "kafka.tools.StorageTool", "format", "--standalone", f"--cluster-id={cluster}"]
-            format += ["--config", str(config)]
-            done = subprocess.run(format, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-            if done.returncode:
-                raise Unavailable(f"the broker's folder can't be formatted: {done.stdout[-300:]}{done.stderr[-300:]}")
+            self._format([*java, "kafka.tools.StorageTool", "format", "--config", str(config)])
         with (self.folder / "broker.log").open("ab") as log:
             self._process = self.launch([*java, "kafka.Kafka", str(config)], cwd=self.folder, stdout=log, stderr=log)
         self._wait()
@@ -128,28 +158,13 @@ class Broker:
     def __exit__(self, *error: object) -> None:
         self.kill()
 
-    def make(self, topic: str, partitions: int = 1, **settings: str) -> None:
-        """Make a topic; the dots of a setting's name are underscores here."""
-        from confluent_kafka.admin import NewTopic
-
-        config = {name.replace("_", "."): value for name, value in settings.items()}
-        admin = self.admin()
-        for made in admin.create_topics([NewTopic(topic, partitions, 1, config=config)]).values():
-            made.result()
-        end = time.monotonic() + PATIENCE
-        while admin.list_topics(topic, 10).topics[topic].error is not None and time.monotonic() < end:
-            time.sleep(0.02)
-
-    def delete(self, topic: str) -> None:
-        """Delete a topic."""
-        admin = self.admin()
-        for deleted in admin.delete_topics([topic]).values():
-            deleted.result()
-
-    def admin(self) -> Any:
-        from confluent_kafka.admin import AdminClient
-
-        return AdminClient({"bootstrap.servers": self.address, "log_level": "0"})
+    def _format(self, tool: Sequence[str], *more: str) -> None:
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # With "=", as it may begin with a dash.
+        command = [*tool, *(more or (f"--cluster-id={cluster}", "--standalone"))]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise Unavailable(f"the broker's folder can't be formatted: {done.stdout[-300:]}{done.stderr[-300:]}")
 
     def _configuration(self) -> dict[str, str]:
         broker, controller = self.ports[:2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -12,6 +12,9 @@ from hypothesis import settings
 from examples.broker import Broker
 from tests.processes import start_guarded
 from tests.store.servers import Servers, needed
+
+if TYPE_CHECKING:
+    from tests.kafka.cluster import Cluster
 
 settings.register_profile("project", deadline=None, database=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("project")
@@ -73,6 +76,23 @@ def broker(_broker: Broker) -> Broker:
     if not _broker.is_running:
         _broker.start()
     return _broker
+
+
+@pytest.fixture(scope="session")
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    from tests.kafka.cluster import Cluster
+
+    settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), settings)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def cluster(_cluster: Cluster) -> Cluster:
+    """Three real brokers of Kafka, in which each test makes topics of its own; all run, also after a test that killed some."""
+    with needed():
+        return _cluster.start()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
