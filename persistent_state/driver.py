@@ -24,7 +24,7 @@ from persistent_state.errors import Damaged, Disagreement, Exists, Fenced, Inval
 from persistent_state.plain import full_clock
 from persistent_state.plan import AT_LEAST_ONCE, Plan
 from persistent_state.sources.base import Reach
-from persistent_state.steps.shard import Descriptor, digest, shard_runs
+from persistent_state.steps.shard import Descriptor, digest, runs_by_shard
 from persistent_state.store import pages, sides
 from persistent_state.store.entry import Entry, TaskState, global_clock
 from persistent_state.store.files import Files
@@ -235,7 +235,7 @@ def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
 
 
 def shard_digests(entry: Entry, task: TaskState) -> tuple[str, ...]:
-    return tuple(digest(shard_runs(task.runs, shard, entry.shards), task.clock) for shard in range(entry.shards))
+    return tuple(digest(runs, task.clock) for runs in runs_by_shard(task.runs, entry.shards))
 
 
 def commit(

@@ -146,6 +146,11 @@ def shard_range(shard: int, shards: int) -> tuple[int, int]:
     return -(-(shard << 64) // shards), -(-((shard + 1) << 64) // shards)
 
 
+def shard_of(hash: int, shards: int) -> int:
+    """The number of the shard that holds a hash."""
+    return hash * shards >> 64
+
+
 def shard_bounds(sorted_hashes: Hashes, shards: int) -> npt.NDArray[np.int64]:
     """`shards` + 1 offsets into ascending hashes: shard s holds rows [bounds[s], bounds[s + 1])."""
     lows = np.array([shard_range(shard, shards)[0] for shard in range(shards)], np.uint64)

@@ -40,6 +40,8 @@ from persistent_state.store.sides import side_file
 LAZY, EAGER = (1.25, 4), (2.5, 2)
 """(growth, least): levels are merged with newer ones that hold 1 / growth of their rows, and at least so many at a time.
 
+The levels of a monoid that does not commute too, without being folded; all are folded when the oldest is among them.
+
 Either way a row is rewritten log times, or less. Levels tend to be one or two times as large as what is newer, and a
 micro-batch waits for its slowest shard: the quarter more lets all shards rewrite in the same one.
 """
@@ -50,8 +52,11 @@ MANY = 12
 INLINE = 8 << 20
 """How many bytes of running values a micro-batch sends to the driver at the most; more are written to files."""
 
-ORDERED_LEVELS = 4
-"""How many levels of a monoid that does not commute there may be before all are merged."""
+SMALL = 64 << 10
+"""Bytes that are not worth keeping apart: a run of a few rows has some of its own."""
+
+WIDER = 4
+"""How many times as many bytes a row of a run has as one that has just come, at the most, where values do not grow."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +87,14 @@ def digest(runs: Sequence[Run], clock: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def shard_runs(runs: Sequence[Run], shard: int, shards: int) -> tuple[Run, ...]:
-    """The runs of a shard: those within its range of the hash."""
-    low, high = keys.shard_range(shard, shards)
-    return tuple(run for run in runs if low <= run.low and run.high <= high)
+def runs_by_shard(runs: Sequence[Run], shards: int) -> list[tuple[Run, ...]]:
+    """Return the runs of each shard, in their order: those within its range of the hash."""
+    of_shards: list[list[Run]] = [[] for _ in range(shards)]
+    for run in runs:
+        shard = keys.shard_of(run.low, shards)
+        if run.high <= keys.shard_range(shard, shards)[1]:
+            of_shards[shard].append(run)
+    return [tuple(some) for some in of_shards]
 
 
 def merge_shard(
@@ -127,7 +136,7 @@ def merge_shard(
     # No later message is below it, so none has a copy that is further below.
     ids_from = None if once is None else max(BEGINNING, floor - once.horizon)
     fresh = merge.fold(tables, plan.layout, cuts, after.clock, apart, ids_from=ids_from)
-    keep = _keep(plan, held, fresh.num_rows, floor)
+    keep = _keep(held, fresh.num_rows, fresh.nbytes, floor)
     opened, kept = (_open(plan, held[keep:]), 0) if older is None else (older, keep)
     runs, values = [], []
     for low, high in merge.slices([*opened[kept:], fresh], *keys.shard_range(shard, plan.shards)):
@@ -144,7 +153,7 @@ def merge_shard(
                 plan.layout,
                 cuts,
                 after.clock,
-                _apart_from(plan, after),
+                _apart_from(plan, after, is_all=keep == 0),
                 plan.keeps_current,
                 ids_from,
             )
@@ -171,7 +180,8 @@ def _held_runs(plan: Plan, basis: Basis, shard: int, cached: Sequence[Run] | Non
     if cached is not None and digest(cached, basis.clock) == basis.digests[shard]:
         return tuple(cached)
     entry = Log(plan.files, plan.application).newest()
-    held = shard_runs(entry.tasks[plan.name].runs, shard, plan.shards) if entry and plan.name in entry.tasks else ()
+    runs = entry.tasks[plan.name].runs if entry and plan.name in entry.tasks else ()
+    held = runs_by_shard(runs, plan.shards)[shard]
     if digest(held, basis.clock) != basis.digests[shard]:
         raise Disagreement(
             f"task={plan.name} batch={basis.batch}: the log has moved on since it was planned; start again."
@@ -185,8 +195,11 @@ def _open(plan: Plan, runs: Sequence[Run]) -> list[pa.Table]:
         return [read(plan.files, run) for run in runs]
 
 
-def _apart_from(plan: Plan, after: Advance) -> int | None:
-    return after.clock if plan.layout.is_ordered else None
+def _apart_from(plan: Plan, after: Advance, is_all: bool) -> int | None:
+    """The clock from which on rows stay single messages: all do where an older run may hold one that goes between."""
+    if not plan.layout.is_ordered:
+        return None
+    return after.clock if is_all else BEGINNING
 
 
 def _without_expired(table: pa.Table, layout: Layout, floor: int, is_all: bool) -> pa.Table:
@@ -203,8 +216,8 @@ def _without_expired(table: pa.Table, layout: Layout, floor: int, is_all: bool) 
     return table.filter(pa.array(needed))
 
 
-def _keep(plan: Plan, held: Sequence[Run], rows: int, floor: int) -> int:
-    """How many of the oldest runs stay as they are; those after them are merged with the new rows."""
+def _keep(held: Sequence[Run], rows: int, size: int, floor: int) -> int:
+    """How many of the oldest runs stay as they are; those after them are merged with the new rows, of `size` bytes."""
     faded = sum(run.rows for run in held if run.half is not None and run.half <= floor)
     if 2 * faded > sum(run.rows for run in held):
         # At least a quarter of all has expired: what is stored stays within a few times of what has not.
@@ -213,16 +226,16 @@ def _keep(plan: Plan, held: Sequence[Run], rows: int, floor: int) -> int:
         return len(held)
     # Where a level begins: its runs follow each other in the hash.
     begins = [i for i, run in enumerate(held) if i == 0 or run.low < held[i - 1].high]
-    # Rows of an ordered monoid may be folded only where nothing can come between: all runs together or none.
-    if plan.layout.is_ordered:
-        return len(held) if len(begins) < ORDERED_LEVELS else 0
     growth, least = EAGER if len(begins) >= MANY else LAZY
-    keep, levels = len(held), 1
+    keep, levels, size = len(held), 1, size + SMALL
     for begin in reversed(begins):
-        level = sum(run.rows for run in held[begin:keep])
-        if level > rows * growth:
+        level, level_size = (
+            sum(some) for some in zip(*((r.rows, r.file.length) for r in held[begin:keep]), strict=True)
+        )
+        # Few rows may be much to rewrite: those of lists and sets hold what came in all of theirs.
+        if level > rows * growth or level_size > size * growth * WIDER:
             break
-        keep, rows, levels = begin, rows + level, levels + 1
+        keep, rows, size, levels = begin, rows + level, size + level_size, levels + 1
     return keep if levels >= least else len(held)
 
 

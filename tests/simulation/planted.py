@@ -126,14 +126,14 @@ BUGS = (
         "ordered monoid folded above the clock",
         "Rewriting runs folds updates that others may still go between.",
         shard._apart_from,
-        ("return after.clock if plan.layout.is_ordered else None", "return None"),
+        ("return after.clock if is_all else BEGINNING", "return None"),
         theme="ordered",
     ),
     bug(
         "ordered monoid folded in part",
         "Only some runs are folded, though others hold what goes between.",
-        shard._keep,
-        ("if plan.layout.is_ordered:", "if False:"),
+        shard._apart_from,
+        ("return after.clock if is_all else BEGINNING", "return after.clock"),
         theme="ordered",
     ),
     bug(
