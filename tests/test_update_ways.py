@@ -10,6 +10,7 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import reduce
 from itertools import cycle
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,6 +19,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from monoids import (
     Affine,
@@ -61,13 +64,16 @@ from persistent_state import (
 )
 from persistent_state.clock import BEGINNING, Settings
 from persistent_state.driver import Keeping, close, plan_batch
+from persistent_state.engine.rows import RowReader, _replaced
 from persistent_state.plan import COLUMN
+from persistent_state.reader import seen_below
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.steps import shard
 from persistent_state.steps.combine import combine
 from persistent_state.store import run as runs_io
 from persistent_state.store import sides
 from persistent_state.store.log import Log
+from persistent_state.view import LAST
 from tests import core
 
 UTC = timezone.utc
@@ -342,17 +348,69 @@ class TestEveryWay:
                 assert bool(states) == bool(case.stamps)
 
 
+class BySpark(PerMessage):
+    def process_column(self, rows: Any) -> Any:
+        raise NotImplementedError("Its updates are a column here.")
+
+
+def ended(task: PerMessage, rows: pa.RecordBatch) -> tuple[dict[Any, Any], list[Any]]:
+    """The state when all rows have been read, and the reason and position of each bad row."""
+    by_spark = isinstance(task, BySpark)
+    schema = to_arrow_schema(from_arrow_schema(rows.schema), timezone="UTC") if by_spark else rows.schema
+    plan = core.plan_of(task, schema)
+    log = Log(plan.files, "app")
+    entry = core.start(log, [plan])
+    basis = plan_batch(entry, plan.name, Reach({"": len(rows)}), 0)
+    chunks = [Chunk("", 0, rows)]
+    if by_spark:
+        source: Any = SimpleNamespace(read=lambda split: chunks)
+        reader = RowReader(plan, source, entry.epoch, 1, [0])
+        _, *sent = reader.read(InputPartition((basis, 0, 1, "all")))
+        chunks = [chunk for batch in sent for chunk in _replaced(said_by_spark(batch), plan)]
+    (blob,) = combine(plan, basis, 0, 1, chunks)
+    entry = core.commit(log, [shard.merge_shard(plan, 0, [blob], None, core.new_id)])
+    aside = sides.read_all(plan.files, entry.tasks[plan.name])
+    bad = [
+        (row["reason"], row["position"]) for table in aside for row in table.select(["reason", "position"]).to_pylist()
+    ]
+    table = seen_below(plan.files, entry.tasks[plan.name].runs, plan.layout, LAST)
+    # Python has no value for some of these times.
+    keys = table["key0"].cast(pa.int64()).to_pylist()
+    return dict(zip(keys, table["value"].to_pylist(), strict=True)), sorted(bad)
+
+
+def said_by_spark(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*batch.columns, batch.column("update")], [*batch.schema.names, COLUMN])
+
+
+@settings(max_examples=50)
+@given(
+    st.sampled_from(["s", "ms", "us", "ns"]),
+    st.sampled_from([None, "UTC"]),
+    st.lists(st.one_of(INT64, st.integers(-(10**7), 10**7), st.none()), max_size=12),
+)
+def test_times_of_every_unit_are_the_same_keys_in_every_way(
+    unit: str, zone: str | None, ticks: list[int | None]
+) -> None:
+    times = pa.array(ticks, pa.int64()).view(pa.timestamp(unit, zone))
+    count = pa.array(range(len(ticks)), pa.int64())
+    rows = pa.record_batch({"ts": count, "k": times, "update": count})
+    said = [ended(way(Sum(), "k"), rows) for way in (*WAYS, BySpark)]
+    assert all(one == said[0] for one in said)
+    assert len(said[0][0]) + len(said[0][1]) >= bool(ticks)
+
+
 class TestOrder:
     @settings(max_examples=60)
     @given(
         st.lists(st.tuples(st.integers(0, 25), st.sampled_from("aab")), min_size=8, max_size=30),
         st.sampled_from([0, 8, 25]),
         st.lists(st.integers(1, 9), min_size=1, max_size=4),
-        st.integers(1, 4),
+        st.tuples(st.sampled_from([0.3, 1, 1.25, 1e9]), st.integers(1, 4)),
         st.integers(1, 3),
     )
     def test_a_list_is_in_order_whenever_its_runs_are_merged(
-        self, messages: list[tuple[int, str]], delay: int, sizes: list[int], most_runs: int, parts: int
+        self, messages: list[tuple[int, str]], delay: int, sizes: list[int], rewriting: tuple[float, int], parts: int
     ) -> None:
         case = Case(
             List(pa.int64()),
@@ -363,7 +421,7 @@ class TestOrder:
             delay,
             tuple(sizes),
         )
-        with mock.patch.object(shard, "ORDERED_LEVELS", most_runs):
+        with mock.patch.object(shard, "LAZY", rewriting):
             for clock, state in play_in_parts(case, ByColumn, parts, 1).items():
                 assert state == case.fold(clock)
 

@@ -30,13 +30,14 @@ from persistent_state.raised import places, raised
 from persistent_state.sources.base import NO_POSITION, BadRecord, Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource, Opener
 from persistent_state.steps.combine import combine
-from persistent_state.steps.lift import microseconds
+from persistent_state.steps.lift import microseconds, unfit_keys
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
 
-_NOW, _HEADER, _STRAND, _POSITION, _REPLAY, _REASON, _RECORD = (
-    f"_persistent_state_{name}" for name in ("now", "header", "strand", "position", "replay", "reason", "record")
+_NOW, _HEADER, _STRAND, _POSITION, _REPLAY, _UNFIT, _REASON, _RECORD = (
+    f"_persistent_state_{name}"
+    for name in ("now", "header", "strand", "position", "replay", "unfit", "reason", "record")
 )
 _BESIDE = pa.schema(
     [
@@ -44,6 +45,7 @@ _BESIDE = pa.schema(
         (_STRAND, pa.string()),
         (_POSITION, pa.int64()),
         (_REPLAY, pa.int64()),
+        (_UNFIT, pa.bool_()),
         (_REASON, pa.string()),
         (_RECORD, pa.string()),
     ]
@@ -326,6 +328,7 @@ def _replaced(batch: pa.RecordBatch, plan: Plan) -> Iterator[Chunk]:
     place = np.stack([bad, strands.indices.to_numpy(), replays])
     begins = np.flatnonzero(np.any(place[:, 1:] != place[:, :-1], axis=0)) + 1
     rows, positions = _rows(batch, plan), batch.column(_POSITION).to_numpy()
+    unfit = batch.column(_UNFIT).fill_null(False).to_numpy(zero_copy_only=False)
     for begin, end in pairwise([0, *begins.tolist(), batch.num_rows] if batch.num_rows else []):
         strand, at = batch.column(_STRAND)[begin].as_py(), positions[begin:end]
         if bad[begin]:
@@ -333,7 +336,8 @@ def _replaced(batch: pa.RecordBatch, plan: Plan) -> Iterator[Chunk]:
             records = tuple(BadRecord(*record) for record in zip(at.tolist(), *told, strict=True))
             yield Chunk(strand, int(at[0]), rows.slice(0, 0), records, at=at[:0])
         else:
-            yield Chunk(strand, int(at[0]), rows.slice(begin, end - begin), replay=int(replays[begin]), at=at)
+            some, replay = rows.slice(begin, end - begin), int(replays[begin])
+            yield Chunk(strand, int(at[0]), some, replay=replay, at=at, unfit=unfit[begin:end])
 
 
 class RowReader(ArrowReader):
@@ -355,6 +359,7 @@ class RowReader(ArrowReader):
                     _STRAND: pa.repeat(pa.scalar(chunk.strand, pa.string()), count),
                     _POSITION: pa.array(chunk.positions),
                     _REPLAY: pa.repeat(pa.scalar(replay, pa.int64()), count),
+                    **self._unfit(chunk.rows),
                 },
             )
             if bad:
@@ -369,15 +374,33 @@ class RowReader(ArrowReader):
                     },
                 )
 
+    def _unfit(self, rows: pa.RecordBatch) -> dict[str, pa.Array]:
+        """Which rows have a key that does not fit, where that can't be seen any more once Spark has had it."""
+        if all(rows.column(field.name).type == field.type for field in self.plan.schema):
+            return {}
+        return {_UNFIT: pa.array(unfit_keys(self.plan, rows))}
+
     def _column(self, rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
         column = rows.column(field.name)
         if field.name != self.plan.timestamp or pa.types.is_int64(field.type):
-            return column.cast(field.type, safe=False)
+            return _carried(column, field.type)
         # As every other way reads it: a cast would cut off towards zero, and wrap.
         stamps, valid = microseconds(column, None)
         if pa.types.is_date(field.type):
             return pa.array(stamps // DAY, pa.int32(), mask=~valid).cast(field.type)
         return pa.array(stamps, mask=~valid).cast(field.type)
+
+
+def _carried(column: pa.Array, type: pa.DataType) -> pa.Array:
+    """A column as Spark can hold it: of times what is finer than its unit is cut off, and one beyond its range is null."""
+    try:
+        return column.cast(type)
+    except pa.ArrowInvalid:
+        carried = column.cast(type, safe=False)
+        if not pa.types.is_timestamp(column.type) or column.type.unit == "ns":
+            return carried
+        is_same = pc.equal(carried.cast(column.type, safe=False), column)
+        return pc.if_else(is_same, carried, pa.scalar(None, type))
 
 
 def _record_batch(schema: pa.Schema, count: int, columns: dict[str, pa.Array]) -> pa.RecordBatch:

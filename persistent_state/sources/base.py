@@ -30,7 +30,8 @@ class Chunk:
     """Rows of one strand in their order. All of a chunk is read in one micro-batch.
 
     The rows have the positions `at`, by default those from `first` on that no record of `bad` has. A replay that needs the
-    chunk starts at position `replay`; None is `first`.
+    chunk starts at position `replay`; None is `first`. `unfit` are those whose key had no place in the columns as they are
+    (None: all had).
     """
 
     strand: str
@@ -39,6 +40,7 @@ class Chunk:
     bad: tuple[BadRecord, ...] = ()
     replay: int | None = None
     at: NDArray[np.int64] | None = None
+    unfit: NDArray[np.bool_] | None = None
 
     @property
     def positions(self) -> NDArray[np.int64]:

@@ -177,9 +177,11 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
     lifted.counts["replayed"] += int((accepted & (place.positions < position.known)).sum())
     if not accepted.any():
         return
+    unfit = np.zeros(rows.num_rows, np.bool_) if chunk.unfit is None else chunk.unfit
     if not accepted.all():
         rows, said, place = _taken(rows, said, place, accepted)
-    if (unfit := _unfit_keys(plan, rows)).any():
+        unfit = unfit[accepted]
+    if (unfit := unfit | unfit_keys(plan, rows)).any():
         _side(plan, lifted, side_table(rows, unfit, UNFIT_KEY, place), UNFIT_KEY)
         rows, said, place = _taken(rows, said, place, ~unfit)
         if rows.num_rows == 0:
@@ -344,7 +346,7 @@ def _place(plan: Plan, chunk: Chunk) -> Place:
     return Place(chunk.strand, named, chunk.positions, timestamps, valid)
 
 
-def _unfit_keys(plan: Plan, rows: pa.RecordBatch) -> NDArray[np.bool_]:
+def unfit_keys(plan: Plan, rows: pa.RecordBatch) -> NDArray[np.bool_]:
     """Which rows have a key or an id that can't be stored, such as a time finer than microseconds."""
     unfit = np.zeros(rows.num_rows, dtype=np.bool_)
     for name in (*plan.task.key_columns, *([plan.task.message_id] if plan.task.message_id else [])):
