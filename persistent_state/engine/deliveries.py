@@ -28,8 +28,14 @@ from persistent_state.view import Since
 POLL_SECONDS = 5.0
 """How often the log is looked at where no commit of this process says that there is news."""
 
+OPENING_POLL_SECONDS = 0.2
+"""How often a delivery whose sink is being opened looks whether it is to stop."""
+
 LONGEST_WAIT = 60.0
 """Seconds between two tries of a sink, at the most; the first is one second, and each is twice the one before."""
+
+OPEN_SECONDS = 10.0
+"""For how long a start waits for its sinks to open, all at once. One that takes longer is opened beside the state."""
 
 STOP_SECONDS = 60.0
 """For how long a stop waits for what sinks are in the middle of."""
@@ -83,24 +89,46 @@ class Delivery:
         self._stopped = threading.Event()
         self._hurried = threading.Event()
         self._thread = threading.Thread()
+        self._opening = threading.Thread()
+        self._refusal: BaseException | None = None
         self._epoch: Callable[[], int] = lambda: 0
         self.error: StateError | None = None
+
+    @property
+    def _title(self) -> str:
+        return f"persistent-state {self._plan.application} {self._plan.name} {self._giver.output}"
+
+    @property
+    def _of(self) -> str:
+        return f"task={self._plan.name}, sink={self._giver.output!r}"
 
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
     def open(self) -> None:
-        """Open the sink. One that does not answer is opened later.
+        """Begin to open the sink, in a thread of its own: one that does not answer is waited for by nobody else."""
+        self._opening = threading.Thread(target=self._open, name=f"{self._title} opens", daemon=True)
+        self._opening.start()
+
+    def await_open(self, timeout: float) -> None:
+        """Wait until the sink is open. One that is away is opened later, and one that does not answer when it does.
 
         Raises:
             StateError: the sink can't take the values of this task, or its `open` raised what nobody knows.
         """
-        try:
-            self._giver.open()
-        except (StoreUnavailable, OSError) as error:
+        self._opening.join(timeout)
+        if self._opening.is_alive():
+            _logger.warning(
+                "%s: it has not answered within %g s. The start goes on without it; it is given its clocks once it answers.",
+                self._of,
+                OPEN_SECONDS,
+            )
+            return
+        error = self._take_refusal()
+        if isinstance(error, (StoreUnavailable, OSError)):
             self._warn("opened", 0, error)
-        except Exception as error:
+        elif error is not None:
             raise self._as_own(error) from error
 
     def start(self, epoch: Callable[[], int]) -> None:
@@ -130,9 +158,21 @@ class Delivery:
 
     def _begin(self) -> None:
         self._is_at_work = True
-        name = f"persistent-state {self._plan.application} {self._plan.name} {self._giver.output}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=self._title, daemon=True)
         self._thread.start()
+
+    def _open(self) -> None:
+        _here.is_delivering = True
+        try:
+            self._giver.open()
+        except BaseException as error:
+            # Also what is no Exception, as the panics of libraries written in Rust are not.
+            self._refusal = error
+
+    def _take_refusal(self) -> BaseException | None:
+        """What kept the sink from opening, if something did; told once."""
+        error, self._refusal = self._refusal, None
+        return error
 
     def _run(self) -> None:
         _here.is_delivering = True
@@ -146,6 +186,10 @@ class Delivery:
             if self._stopped.is_set():
                 if self._has_left():
                     return
+                continue
+            if self._opening.is_alive():
+                # Its sink is not opened a second time meanwhile, and a stop does not wait for it.
+                self._opening.join(OPENING_POLL_SECONDS)
                 continue
             try:
                 is_done = not self._give_next(is_ending)
@@ -179,6 +223,8 @@ class Delivery:
             return not self._is_at_work
 
     def _give_next(self, is_ending: bool) -> bool:
+        if (error := self._take_refusal()) is not None:
+            raise error
         try:
             return self._giver.give_next(self._epoch())
         except Fenced:
@@ -197,14 +243,13 @@ class Delivery:
         _logger.warning("%s It is %s %s.", self._as_own(error), what, f"in {wait:g} s" if wait else "later")
 
     def _as_own(self, error: BaseException) -> StateError:
-        of = f"task={self._plan.name}, sink={self._giver.output!r}"
         if isinstance(error, (PySparkException, Py4JError)):
             found = as_own_error(error, "its query")
         elif isinstance(error, StateError):
             found = error
         else:
             found = StateError(f"it raised {raised(error)}; mend it, nothing is lost.")
-        own = type(found)(f"{of}: {found}")
+        own = type(found)(f"{self._of}: {found}")
         own.__cause__ = error
         return own
 
@@ -216,8 +261,16 @@ class Deliveries:
         self._all = deliveries
 
     def open(self) -> None:
+        """Open all sinks, each in a thread of its own, and wait for them, but not for long.
+
+        Raises:
+            StateError: a sink can't take the values of its task, or its `open` raised what nobody knows.
+        """
         for each in self._all:
             each.open()
+        until = time.monotonic() + OPEN_SECONDS
+        for each in self._all:
+            each.await_open(max(0.0, until - time.monotonic()))
 
     def start(self, epoch: Callable[[], int]) -> None:
         for each in self._all:

@@ -47,6 +47,9 @@ class Sink(ABC):
     def open(self, origin: Origin) -> int | None:
         """Called at each start of an application, on a copy of its own: the last clock that was written here.
 
+        It is called in a thread of its own. A start waits ten seconds for all its sinks, and goes on without one that takes
+        longer.
+
         None: this place keeps no record of that, and the application's own log is asked. `BEGINNING`: none was written.
 
         Raises:

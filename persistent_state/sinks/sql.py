@@ -80,7 +80,9 @@ class SqlTable(Sink):
         with self._asking():
             try:
                 return self._prepare(engine, origin)
-            except DBAPIError:
+            except DBAPIError as error:
+                if self._is_away(error):
+                    raise
                 # Another start may have made the tables a moment before: now they are there.
                 return self._prepare(engine, origin)
 
@@ -235,19 +237,25 @@ class SqlTable(Sink):
             # Not chained: it may show the password.
             raise self._told(error) from None
 
+    def _is_away(self, error: Exception) -> bool:
+        """Whether the database does not answer or is locked, so that trying again later may help."""
+        from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+
+        if getattr(error, "connection_invalidated", False):
+            return True
+        if "sqlite" in type(getattr(error, "orig", None)).__module__:
+            return any(said in str(error) for said in _AWAY)
+        return isinstance(error, (InterfaceError, InternalError, OperationalError))
+
     def _told(self, error: Exception) -> StateError:
         from sqlalchemy import make_url
-        from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 
         secrets: list[Any] = []
         if "://" in self.url:
             url = make_url(self.url)
             secrets = [url.password, *url.query.values()]
         what = without_secrets(getattr(error, "orig", None) or error, secrets)
-        lost = isinstance(error, (InterfaceError, InternalError, OperationalError))
-        if "sqlite" in type(getattr(error, "orig", None)).__module__:
-            lost = any(said in str(error) for said in _AWAY)
-        if lost or getattr(error, "connection_invalidated", False):
+        if self._is_away(error):
             return StoreUnavailable(f"{self.name}: {what}. Mend it, then try again.")
         return InvalidInput(f"{self.name} does not take this: {what}. Mend the table or the values, or name another.")
 
