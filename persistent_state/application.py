@@ -11,7 +11,7 @@ from persistent_state.clock import Settings
 from persistent_state.driver import Keeping
 from persistent_state.durations import Duration, duration, positive
 from persistent_state.errors import InvalidInput
-from persistent_state.outputs import Output, Outputs, outputs_of
+from persistent_state.outputs import Output, Outputs, check_places, outputs_of
 from persistent_state.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
@@ -93,11 +93,14 @@ class Application:
         on_bad_row="fail" stop the application.
 
         Raises:
-            InvalidInput: the application has a task of this name, or two outputs of the task have one.
+            InvalidInput: the application has a task of this name, or two outputs of the task have one; or two outputs
+                write to one place that keeps a record.
         """
         if any(added.task.task_name == task.task_name for added in self._added):
             raise InvalidInput(f"two tasks are named {task.task_name}; give one a name of its own.")
-        self._added.append(_Added(task, source, outputs_of(task.task_name, sink), on_bad_row))
+        outputs = outputs_of(task.task_name, sink)
+        check_places({**{added.task.task_name: added.outputs for added in self._added}, task.task_name: outputs})
+        self._added.append(_Added(task, source, outputs, on_bad_row))
         return self
 
     def start(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -71,6 +71,25 @@ class Outputs:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(output.output_name for output in self.at_clock)
+
+
+def check_places(tasks: Mapping[str, Outputs]) -> None:
+    """Refuse outputs that would take each other's clocks for their own.
+
+    Raises:
+        InvalidInput: two outputs, of one task or of two, write to a place that keeps one record for both.
+    """
+    known: dict[Hashable, str] = {}
+    for task, outputs in tasks.items():
+        for output in outputs.at_clock:
+            named = f"task={task}, sink={output.output_name!r}"
+            for record in output.place.records(task):
+                if record in known:
+                    raise InvalidInput(
+                        f"{named} writes to the place of {known[record]}, {output.place.name}, where one record tells which "
+                        "clocks were written: each would leave out rows of the other; give each a place of its own."
+                    )
+            known |= dict.fromkeys(output.place.records(task), named)
 
 
 def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -58,6 +60,13 @@ class Sink(ABC):
         """
         return None
 
+    def records(self, task: str) -> frozenset[Hashable]:
+        """Name the records that this sink keeps of what was written for a task: two outputs that share one are refused.
+
+        Each would take the clocks of the other for its own, and leave out their rows. A sink that keeps no record names none.
+        """
+        return frozenset()
+
     @abstractmethod
     def write(self, values: DataFrame, clock: int) -> None:
         """Make the values at a clock durable: one row per key, of the columns that `open` was told.
@@ -65,6 +74,14 @@ class Sink(ABC):
         The DataFrame is read from immutable files whenever it is used, so it may be used twice, partly or never. What is
         raised is told as a warning, and the same clock comes again, after a second, then two, four, up to a minute.
         """
+
+
+def folder_record(url: str, options: Mapping[str, Any]) -> Hashable:
+    """Name the record of a table that is a folder, the same however its url is written."""
+    path = url.removeprefix("file://")
+    place = re.sub("^s3a:", "s3:", path) if "://" in path else os.path.realpath(path)
+    # Options may lead to another server, where a bucket of this name is another.
+    return ("folder", place.rstrip("/"), repr(sorted(options.items())))
 
 
 def arrow_batches(values: DataFrame) -> Iterator[pa.RecordBatch]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput, StoreUnavailable
 from persistent_state.secrets import shown, without_secrets
-from persistent_state.sinks.base import Origin, Sink, arrow_batches
+from persistent_state.sinks.base import Origin, Sink, arrow_batches, folder_record
 
 if TYPE_CHECKING:
     import deltalake
@@ -57,6 +57,9 @@ class DeltaTable(Sink):
     @property
     def name(self) -> str:
         return f"delta:{self.url}"
+
+    def records(self, task: str) -> frozenset[Hashable]:
+        return frozenset({folder_record(self.url, self._options)})
 
     def open(self, origin: Origin) -> int:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,10 @@ class KafkaSink(Sink):
     @property
     def name(self) -> str:
         return f"kafka {self.servers} {self.topic}"
+
+    def records(self, task: str) -> frozenset[Hashable]:
+        # Tasks may share a topic: each has records of its own. One server is enough to reach a cluster.
+        return frozenset((server.strip(), self.bookkeeping, self.topic, task) for server in self.servers.split(","))
 
     def open(self, origin: Origin) -> int:
         self._origin, self._known = origin, Records(0, {})

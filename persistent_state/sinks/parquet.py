@@ -16,7 +16,7 @@ import hashlib
 import json
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, Exists, InvalidInput, StateError
 from persistent_state.keys import normalise, same_as_previous
 from persistent_state.plain import full_clock
-from persistent_state.sinks.base import CLOCK, Origin, Sink
+from persistent_state.sinks.base import CLOCK, Origin, Sink, folder_record
 from persistent_state.store.files import LocalFiles, open_files
 
 if TYPE_CHECKING:
@@ -82,6 +82,9 @@ class ParquetTable(Sink):
     @property
     def name(self) -> str:
         return f"parquet:{self.place.url}"
+
+    def records(self, task: str) -> frozenset[Hashable]:
+        return frozenset({folder_record(self.place.url, self.place.options)})
 
     def open(self, origin: Origin) -> int:
         """The last clock in the table, which is made if it is not there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,8 @@ _PATIENCE: dict[str, dict[str, Any]] = {
     "postgresql": {"connect_timeout": 60, "options": "-c lock_timeout=60s"},
 }
 """For how long a writer waits for another one, which in SQLite may be that of another table."""
+
+_PORTS = {"postgresql": "5432"}
 
 _AWAY = ("locked", "busy", "unable to open", "disk I/O error", "disk is full", "readonly")
 """What SQLite says where trying again may help; it calls nearly all that is wrong by one name."""
@@ -67,6 +69,17 @@ class SqlTable(Sink):
     @property
     def name(self) -> str:
         return f"sql {self._place} {self.table}"
+
+    def records(self, task: str) -> frozenset[Hashable]:
+        dialect, is_url, rest = self.url.partition("://")
+        kind = dialect.partition("+")[0]
+        if not is_url or kind == "sqlite":
+            path = rest.partition("?")[0].removeprefix("/") if is_url else self.url
+            return frozenset({("sqlite", os.path.realpath(path), self.table.lower())})
+        found = re.fullmatch(r"(?:([^/:@]*)(?::.*)?@)?([^/:@?]*)(?::(\d+))?([/?].*)?", rest)
+        # The user too, whose own schema may come first.
+        user, host, port, database = found.groups() if found else (rest, "", "", "")
+        return frozenset({(kind, user, host.lower(), port or _PORTS.get(kind), database, self.table)})
 
     @property
     def _place(self) -> str:

@@ -1,0 +1,103 @@
+"""Two outputs with one place, however it is written, are refused: each would leave out rows of the other."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from monoids import Sum
+from persistent_state import (
+    Application,
+    Console,
+    DeltaTable,
+    FileSource,
+    InvalidInput,
+    KafkaSink,
+    NonWindowState,
+    ParquetTable,
+    PersistentTask,
+    Sink,
+    SqlTable,
+    ValuesAtClock,
+)
+
+SOURCE = FileSource("in", timestamp="ts")
+
+
+class Total(PersistentTask):
+    value = "n"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+
+class More(Total):
+    pass
+
+
+ONE_PLACE: list[tuple[Sink, Sink]] = [
+    (ParquetTable("out"), ParquetTable(f"{Path.cwd()}/in/../out/", files=4)),
+    (ParquetTable("out"), ParquetTable(f"file://{Path.cwd()}/out")),
+    (ParquetTable("s3a://lake/out"), ParquetTable("s3://lake/out/")),
+    (ParquetTable("out"), DeltaTable("out")),
+    (DeltaTable("out"), DeltaTable(f"file://{Path.cwd()}/out/")),
+    (SqlTable("a.db", "t"), SqlTable(f"sqlite:///{Path.cwd()}/a.db?timeout=5", "T", history=True)),
+    (
+        SqlTable("postgresql://me:a@b:c@h/d", "t"),
+        SqlTable("postgresql+psycopg://me@H:5432/d", "t", history=True),
+    ),
+    (KafkaSink("t", "a:1,b:1"), KafkaSink("t", "b:1", partitions=2)),
+]
+APART: list[tuple[Sink, Sink]] = [
+    (ParquetTable("out"), ParquetTable("out/more")),
+    (
+        ParquetTable("s3://lake/out", storage_options={"endpoint_url": "http://a"}),
+        ParquetTable("s3://lake/out", storage_options={"endpoint_url": "http://b"}),
+    ),
+    (SqlTable("a.db", "t"), SqlTable("a.db", "u")),
+    (SqlTable("a?1.db", "t"), SqlTable("a?2.db", "t")),
+    (SqlTable("postgresql://h/d", "t"), SqlTable("postgresql://h/d", "T")),
+    (SqlTable("postgresql://h/d", "t"), SqlTable("postgresql://h:5433/d", "t")),
+    (SqlTable("postgresql://me:x@h/d", "t"), SqlTable("postgresql://you:x@h/d", "t")),
+    (SqlTable("postgresql:///d?host=/a", "t"), SqlTable("postgresql:///d?host=/b", "t")),
+    (KafkaSink("t", "a:1"), KafkaSink("t", "b:1")),
+    (KafkaSink("t", "a:1"), KafkaSink("t", "a:1", bookkeeping="other")),
+    (Console(), Console()),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), ONE_PLACE, ids=str)
+def test_outputs_of_one_place_are_refused(one: Sink, other: Sink) -> None:
+    for first, second in ((one, other), (other, one)):
+        named = [ValuesAtClock(first, name="a"), ValuesAtClock(second, all=True, name="b")]
+        with pytest.raises(InvalidInput) as caught:
+            Application("app", "store").add(Total(), SOURCE, named)
+        assert str(caught.value) == (
+            f"task=Total, sink='b' writes to the place of task=Total, sink='a', {second.name}, where one record tells which "
+            "clocks were written: each would leave out rows of the other; give each a place of its own."
+        )
+        app = Application("app", "store").add(Total(), SOURCE, ValuesAtClock(first, name="a"))
+        add = partial(app.add, More(), SOURCE, ValuesAtClock(second, name="b"))
+        if isinstance(one, KafkaSink):
+            # Each task has records of its own, and may write to the topic of another.
+            add()
+        else:
+            with pytest.raises(
+                InvalidInput, match=r"^task=More, sink='b' writes to the place of task=Total, sink='a', "
+            ):
+                add()
+
+
+@pytest.mark.parametrize(("one", "other"), APART, ids=str)
+def test_outputs_of_two_places_are_taken(one: Sink, other: Sink) -> None:
+    Application("app", "store").add(Total(), SOURCE, [ValuesAtClock(one, name="a"), ValuesAtClock(other, name="b")])
+
+
+def test_a_place_behind_a_link_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    named = [ValuesAtClock(ParquetTable(tmp_path / name), name=name) for name in ("real", "link")]
+    with pytest.raises(InvalidInput, match="sink='link' writes to the place of task=Total, sink='real'"):
+        Application("app", "store").add(Total(), SOURCE, named)
