@@ -136,14 +136,14 @@ class Giver:
         if found is None:
             return False
         if self.delivery == AT_MOST_ONCE:
-            self.log.forget(record(self.log, epoch, self.task, self.output, found.clock, self.now()).number)
+            record(self.log, epoch, self.task, self.output, found.clock, self.now())
             self.write(entry, found)
             return True
         if found.clock != self._given:
             self.write(entry, found)
             self._given = found.clock
         # If this fails, what is given is known here, and only this is done again.
-        self.log.forget(record(self.log, epoch, self.task, self.output, found.clock, self.now()).number)
+        record(self.log, epoch, self.task, self.output, found.clock, self.now())
         return True
 
     def _furthest(self, newest: Entry | None) -> int:

@@ -26,6 +26,7 @@ from persistent_state.plan import AT_LEAST_ONCE, Plan
 from persistent_state.sources.base import Reach
 from persistent_state.steps.shard import Descriptor, digest, runs_by_shard
 from persistent_state.store import pages, sides
+from persistent_state.store.codec import side_to_json
 from persistent_state.store.entry import Entry, TaskState, global_clock
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
@@ -130,7 +131,7 @@ def _taken_over(
         epoch=newest.epoch + 1 if newest else 1,
         writer=writer,
         time=now,
-        previous=newest.seal if newest else "",
+        previous=newest.checksum if newest else "",
         interval=interval,
         shards=shards,
         clock=clock,
@@ -193,7 +194,7 @@ def amend(log: Log, epoch: int, name: str, change: Callable[[TaskState], TaskSta
         task = change(newest.tasks[name])
         if task == newest.tasks[name]:
             return newest
-        entry = replace(newest.with_task(name, task), number=newest.number + 1, previous=newest.seal, time=now)
+        entry = newest.follower(now, tasks={**newest.tasks, name: task})
         try:
             log.append(entry)
         except Exists:
@@ -358,15 +359,7 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
         if task.active and retained:
             floor = min([retained[0], task.clock, *task.delivered.values()])
             tasks[name] = replace(task, floor=max(task.floor, floor))
-    return replace(
-        entry,
-        number=newest.number + 1,
-        previous=newest.seal,
-        time=now,
-        clock=clock,
-        retained=retained,
-        tasks=tasks,
-    )
+    return newest.follower(now, clock=clock, retained=retained, tasks=tasks)
 
 
 def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
@@ -392,7 +385,7 @@ def _settle(files: Files, task: TaskState, clock: int, page: Callable[[], str]) 
     return replace(
         task,
         sides=tuple(side for side in task.sides if side not in settled),
-        settled=pages.append(files, task.settled, [sides.to_json(side) for side in settled], page),
+        settled=pages.append(files, task.settled, [side_to_json(side) for side in settled], page),
         settled_counts=dict(counts),
     )
 
@@ -446,7 +439,6 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
             log.files.delete(log.path(number))
             entries.pop(number, None)
             gone.append(log.path(number))
-    log.forget(min(entries, default=newest.number))
     if not entries.keys() >= set(log.numbers()):
         # What an entry names that can't be read is not known: its files stay until it goes itself.
         return gone

@@ -21,7 +21,8 @@ from persistent_state.reader import find_applications, no_application
 from persistent_state.steps.lift import SIDE_COLUMNS
 from persistent_state.store import sides
 from persistent_state.store.base import Files
-from persistent_state.store.entry import Entry, Run, SideFile, Stored, TaskState, from_bytes, task_files
+from persistent_state.store.codec import from_bytes, rewritten, side_to_json
+from persistent_state.store.entry import Entry, Run, SideFile, Stored, TaskState, task_files
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 
@@ -137,14 +138,13 @@ class _Application:
         if not numbers:
             raise no_application(self._files, self._log.application)
         entries: dict[int, Entry] = {}
-        seals: dict[int, str] = {}
         for number in numbers:
             path = self._log.path(number)
             try:
                 data = bytes(self._read(path))
                 entry = from_bytes(data, path)
                 if entry.number == number:
-                    entries[number], seals[number] = entry, hashlib.sha256(data).hexdigest()
+                    entries[number] = entry
                 else:
                     self._found(path, [f"it says that it is entry {entry.number}"])
             except FileNotFoundError:
@@ -164,10 +164,32 @@ class _Application:
                 # Nothing keeps what the entries before are about.
                 entries = {kept: entry for kept, entry in entries.items() if kept > number}
             elif number in entries and follower in entries:
-                self._found(
-                    self._log.path(follower), _chain_problems(entries[number], seals[number], entries[follower])
-                )
+                self._found(self._log.path(follower), self._chain_problems(entries[number], entries[follower]))
         return entries
+
+    def _chain_problems(self, entry: Entry, follower: Entry) -> Iterator[str]:
+        if follower.previous != entry.checksum and not self._was_rewritten(entry, follower):
+            yield f"it does not go on from entry {entry.number} as that is now"
+        if follower.epoch < entry.epoch:
+            yield f"its epoch={follower.epoch} is below epoch={entry.epoch} of the entry before it"
+        if follower.clock < entry.clock:
+            yield f"its clock={follower.clock} is below clock={entry.clock} of the entry before it"
+        for name, task in entry.tasks.items():
+            is_gone = name not in follower.tasks or follower.tasks[name].clock < task.clock
+            if follower.epoch == entry.epoch and is_gone:
+                yield f"its task {name} is gone, or has a clock below clock={task.clock} of the entry before it"
+
+    def _was_rewritten(self, entry: Entry, follower: Entry) -> bool:
+        """Whether an upgrade within format 1 explains that the first entry of a start names another checksum."""
+        if follower.epoch != entry.epoch + 1:
+            return False
+        try:
+            before, after = (bytes(self._files.read(self._log.path(each.number))) for each in (entry, follower))
+        except FileNotFoundError:
+            return True  # collected since it was read, and then nothing follows from it
+        except StoreUnavailable:
+            return False
+        return follower.previous in rewritten(before, after)
 
     def _entry(self, entry: Entry) -> None:
         path = self._log.path(entry.number)
@@ -178,7 +200,7 @@ class _Application:
                 is_own = _epoch(run.file.path) == entry.epoch
                 self._name(entry, run.file, (run, is_own), partial(_run_problems, run, is_own, task.identity))
             for side in task.sides:
-                self._name(entry, side.file, sides.to_json(side), partial(_side_problems, side))
+                self._name(entry, side.file, side_to_json(side), partial(_side_problems, side))
             for pages in (task.journal, task.settled):
                 for file in pages.files:
                     self._name(entry, file, "list", _list_problems)
@@ -202,7 +224,7 @@ class _Application:
         counts: Counter[str] = Counter()
         for side in settled:
             counts.update(side.reasons)
-            self._name(entry, side.file, sides.to_json(side), partial(_side_problems, side))
+            self._name(entry, side.file, side_to_json(side), partial(_side_problems, side))
         if counts != Counter(task.settled_counts):
             what = f"task {name}: settled_counts={dict(task.settled_counts)}, and the settled files hold {dict(counts)}"
             self._found(self._log.path(entry.number), [what])
@@ -231,18 +253,6 @@ class _Application:
                 self._found(path, check(data))
             except Exception as error:  # whatever its bytes make Arrow or JSON raise
                 self._found(path, [f"it can't be read: {error!r}"])
-
-
-def _chain_problems(entry: Entry, seal: str, follower: Entry) -> Iterator[str]:
-    if follower.previous != seal:
-        yield f"it does not go on from entry {entry.number} as that is now"
-    if follower.epoch < entry.epoch:
-        yield f"its epoch={follower.epoch} is below epoch={entry.epoch} of the entry before it"
-    if follower.clock < entry.clock:
-        yield f"its clock={follower.clock} is below clock={entry.clock} of the entry before it"
-    for name, task in entry.tasks.items():
-        if follower.epoch == entry.epoch and (name not in follower.tasks or follower.tasks[name].clock < task.clock):
-            yield f"its task {name} is gone, or has a clock below clock={task.clock} of the entry before it"
 
 
 def _entry_problems(entry: Entry) -> Iterator[str]:

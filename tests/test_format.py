@@ -24,7 +24,7 @@ def newest_entry(store: Path) -> dict[str, Any]:
     body, seal = path.read_bytes().splitlines(keepends=True)
     assert seal == b"sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n"
     entry: dict[str, Any] = json.loads(body)
-    assert entry["format"] == 1
+    assert entry["format"] == 1 + (store != STORE)
     assert entry["number"] == int(path.stem)
     return entry
 

@@ -26,8 +26,7 @@ from persistent_state.clock import BEGINNING, Settings
 from persistent_state.delivery import Due, Giver, due
 from persistent_state.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Plan
 from persistent_state.sources.base import Reach
-from persistent_state.store import entry as entries
-from persistent_state.store import pages
+from persistent_state.store import codec, pages
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
@@ -229,11 +228,11 @@ def test_the_delivery_may_change_at_any_start() -> None:
 
 def test_an_entry_says_nothing_of_plans_where_there_are_none() -> None:
     entry = entry_of((10, 20), 10)
-    data = entries.to_bytes(entry)
+    data = codec.to_bytes(entry)
     assert b"planned" not in data
     told = entry.with_task("t", replace(entry.tasks["t"], planned={"a": 7}))
-    assert json.loads(entries.to_bytes(told).splitlines()[0])["tasks"]["t"]["planned"] == {"a": 7}
-    assert [entries.from_bytes(entries.to_bytes(e), "name") for e in (entry, told)] == [entry, told]
+    assert json.loads(codec.to_bytes(told).splitlines()[0])["tasks"]["t"]["planned"] == {"a": 7}
+    assert [codec.from_bytes(codec.to_bytes(e), "name") for e in (entry, told)] == [entry, told]
 
 
 def test_an_unknown_delivery_is_refused() -> None:

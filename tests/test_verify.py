@@ -16,7 +16,8 @@ from persistent_state import InvalidInput, NonWindowState, PersistentTask, Sessi
 from persistent_state.state import KeptState
 from persistent_state.store import pages, sides
 from persistent_state.store import run as runs_io
-from persistent_state.store.entry import Cut, Entry, Run, SideFile, TaskState, from_bytes, to_bytes
+from persistent_state.store.codec import from_bytes, to_bytes
+from persistent_state.store.entry import Cut, Entry, Run, SideFile, TaskState
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from persistent_state.verify import Verified, verify

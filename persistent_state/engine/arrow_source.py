@@ -95,7 +95,6 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reach = replace(self._reach, journal=())
         else:
             entry = driver.wake(self._log, self._epoch, self.plan.name, now_us())
-        self._log.forget(entry.number)
         basis = driver.plan_batch(entry, self.plan.name, self._reach, now_us())
         # A micro-batch without rows has one part all the same: it may move the clock.
         # A jump is measured from the message before it, so nobody may start in the middle.
@@ -113,7 +112,6 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _entry(self) -> Entry:
         entry = self._log.newest()
         assert entry is not None, "a start creates an entry before any query"
-        self._log.forget(entry.number)
         return entry
 
     def _open(self) -> None:

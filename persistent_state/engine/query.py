@@ -27,7 +27,8 @@ from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob
 from persistent_state.steps.lift import LATE, REPLAYED_OR_LATE
 from persistent_state.steps.shard import Descriptor, merge_shard, read_values
-from persistent_state.store.entry import Entry, run_from_json
+from persistent_state.store.codec import run_from_json, run_to_json
+from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
 _logger = logging.getLogger("persistent_state")
@@ -79,10 +80,10 @@ def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int]) -> DataFra
         now = state.getCurrentProcessingTimeMs() * 1000
         received = [_timed(Blob.from_bytes(blob), now) for frame in frames for blob in frame["blob"]]
         # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
-        cached = [run_from_json(run) for run in json.loads(state.get[0])] if state.exists else None
+        cached = list(map(run_from_json, json.loads(state.get[0]))) if state.exists else None
         descriptor = merge_shard(plan, shards[int(key[0])], received, cached, new_id)
         settle()
-        state.update((json.dumps(descriptor.runs, default=vars),))
+        state.update((json.dumps(list(map(run_to_json, descriptor.runs))),))
         yield pd.DataFrame({"shard": [descriptor.shard], "descriptor": [pickle.dumps(descriptor)]})
 
     return blobs.groupBy("label").applyInPandasWithState(

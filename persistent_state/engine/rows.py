@@ -223,7 +223,6 @@ def blobs_of_dataframe(
     def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         log = _log(plan.files, plan.application)
         entry = driver.wake(log, epoch, plan.name, now_us())
-        log.forget(entry.number)
         first_reach = replace(reach, journal=journal if entry.tasks[plan.name].batch == 0 else ())
         basis = replace(driver.plan_batch(entry, plan.name, first_reach, now=0), restored=restored)
         full = (batch for batch in batches if batch.num_rows)

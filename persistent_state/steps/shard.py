@@ -32,6 +32,7 @@ from persistent_state.steps.lift import (
 from persistent_state.steps.once import without_copies
 from persistent_state.steps.recorder import Recorder
 from persistent_state.store import run as runs_io
+from persistent_state.store.codec import run_to_json
 from persistent_state.store.entry import Run, SideFile, Stored
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
@@ -83,7 +84,7 @@ class Descriptor:
 
 def digest(runs: Sequence[Run], clock: int) -> str:
     """What identifies the runs of a shard and its clock."""
-    text = json.dumps([clock, list(runs)], default=vars, sort_keys=True)
+    text = json.dumps([clock, *map(run_to_json, runs)])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

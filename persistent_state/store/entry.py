@@ -1,12 +1,7 @@
-"""One numbered entry of the log: everything that is true of an application, as JSON with a checksum.
-
-`docs/format.md` describes the bytes.
-"""
+"""One numbered entry of the log: everything that is true of an application. `codec` makes bytes of it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,9 +9,6 @@ from typing import Any
 
 from persistent_state import clock as clocks
 from persistent_state.clock import Channel, Coarse, Position
-from persistent_state.errors import Damaged
-
-FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -134,7 +126,8 @@ class TaskState:
 class Entry:
     """The whole truth about an application after one commit. `clock` is the global minimum checkpoint clock.
 
-    `time` (microseconds UTC) is the writer's and decides nothing but how long old files are kept.
+    `time` (microseconds UTC) is the writer's and decides nothing but how long old files are kept. `checksum` is the SHA-256 of
+    the bytes that it was read from, and "" where it was not read: it is never worked out from the values.
     """
 
     number: int
@@ -147,14 +140,14 @@ class Entry:
     clock: int
     retained: tuple[int, ...]
     tasks: Mapping[str, TaskState]
+    checksum: str = field(default="", compare=False)
 
-    @property
-    def seal(self) -> str:
-        """The SHA-256 that the next entry names as that of its predecessor."""
-        return hashlib.sha256(to_bytes(self)).hexdigest()
+    def follower(self, time: int, **changes: Any) -> Entry:
+        """The entry after this one, which was read."""
+        return replace(self, number=self.number + 1, previous=self.checksum, checksum="", time=time, **changes)
 
     def with_task(self, name: str, task: TaskState) -> Entry:
-        return replace(self, tasks={**self.tasks, name: task})
+        return replace(self, tasks={**self.tasks, name: task}, checksum="")
 
     def files(self) -> set[str]:
         """The path of every file that this entry names."""
@@ -174,68 +167,3 @@ def global_clock(tasks: Mapping[str, TaskState], previous: int) -> int:
     bound = min([task.clock for task in active if task.holds], default=None)
     candidates = {cut for task in active for cut in task.cuts if cut > previous and (bound is None or cut <= bound)}
     return max([c for c in candidates if all(task.is_at(c) for task in active)], default=previous)
-
-
-def to_bytes(entry: Entry) -> bytes:
-    """The entry as it stands in the log: one line of JSON and one line with its SHA-256."""
-    record = {"format": FORMAT, **vars(entry)}
-    body = json.dumps(record, default=_fields, sort_keys=True, separators=(",", ":")).encode() + b"\n"
-    return body + b"sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n"
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    # Where nothing is planned an entry is the same as before there were plans: byte for byte, as others name its checksum.
-    return {name: field for name, field in vars(value).items() if name != "planned" or field}
-
-
-def from_bytes(data: bytes, name: str) -> Entry:
-    """The entry of these bytes.
-
-    Raises:
-        Damaged: they are not what was written, or of a later format.
-    """
-    body, newline, seal = data.partition(b"\n")
-    if not newline or seal != b"sha256 " + hashlib.sha256(body + newline).hexdigest().encode() + b"\n":
-        raise Damaged(
-            f"log entry {name} is damaged; bring back the file from a copy of the store; nothing was changed."
-        )
-    record = json.loads(body)
-    if record.pop("format") != FORMAT:
-        raise Damaged(f"log entry {name} has a format later than {FORMAT}; upgrade persistent-state.")
-    record["retained"] = tuple(record["retained"])
-    record["tasks"] = {name: _task(task) for name, task in record["tasks"].items()}
-    return Entry(**record)
-
-
-def _task(record: dict[str, Any]) -> TaskState:
-    return TaskState(
-        **{
-            **record,
-            "cuts": tuple(record["cuts"]),
-            "coarse": tuple(Coarse(**segment) for segment in record["coarse"]),
-            "runs": tuple(run_from_json(run) for run in record["runs"]),
-            "channels": {name: Channel(**channel) for name, channel in record["channels"].items()},
-            "positions": {name: _position(position) for name, position in record["positions"].items()},
-            "journal": _pages(record["journal"]),
-            "sides": tuple(side_from_json(side) for side in record["sides"]),
-            "settled": _pages(record["settled"]),
-        }
-    )
-
-
-def _position(record: dict[str, Any]) -> Position:
-    accounted = tuple((before, below) for before, below in record["accounted"])
-    return Position(record["next"], accounted, tuple((first, newest) for first, newest in record["spans"]))
-
-
-def _pages(record: dict[str, Any]) -> Pages:
-    return Pages(tuple(Stored(**file) for file in record["files"]), tuple(record["tail"]))
-
-
-def run_from_json(record: dict[str, Any]) -> Run:
-    return Run(**{**record, "file": Stored(**record["file"])})
-
-
-def side_from_json(record: dict[str, Any]) -> SideFile:
-    cuts = tuple(Cut(**cut) for cut in record["cuts"])
-    return SideFile(**{**record, "file": Stored(**record["file"]), "cuts": cuts})

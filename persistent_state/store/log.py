@@ -6,13 +6,14 @@ import re
 
 from persistent_state.errors import CommitUnknown, Damaged, Exists, Fenced, StoreUnavailable
 from persistent_state.store.base import Files
-from persistent_state.store.entry import Entry, from_bytes, to_bytes
+from persistent_state.store.codec import checksum, from_bytes, to_bytes
+from persistent_state.store.entry import Entry
 
 TRIES = 5
 
 
 class Log:
-    """The entries of one application. What `newest` returned is kept, so that a writer reads only what others wrote.
+    """The entries of one application. Only the newest that was met is kept, so that a writer reads only what others wrote.
 
     A store may list late what it has: an entry that this log has written or met is not forgotten for that.
     """
@@ -20,7 +21,7 @@ class Log:
     def __init__(self, files: Files, application: str) -> None:
         self.files = files
         self.application = application
-        self._known: dict[int, Entry] = {}
+        self._kept: Entry | None = None
         self._highest = 0
 
     def numbers(self) -> list[int]:
@@ -48,7 +49,7 @@ class Log:
                 return None
             if number > listed:
                 # Not listed yet, or collected: only the store knows.
-                self._known.pop(number, None)
+                self._kept = None
             try:
                 return self.read(number)
             except FileNotFoundError:
@@ -63,14 +64,15 @@ class Log:
             Damaged: it is not what was written.
             FileNotFoundError: it was collected, or never written.
         """
-        if number not in self._known:
-            path = self.path(number)
-            entry = from_bytes(bytes(self.files.read(path)), path)
-            if entry.number != number:
-                raise Damaged(f"log entry {path} says it is number {entry.number}; a file was moved, restore it.")
-            self._known[number] = entry
-        self._highest = max(self._highest, number)
-        return self._known[number]
+        if self._kept is not None and self._kept.number == number:
+            return self._kept
+        path = self.path(number)
+        entry = from_bytes(bytes(self.files.read(path)), path)
+        if entry.number != number:
+            raise Damaged(f"log entry {path} says it is number {entry.number}; a file was moved, restore it.")
+        if number >= self._highest:
+            self._kept, self._highest = entry, number
+        return entry
 
     def append(self, entry: Entry) -> None:
         """Make `entry` the newest of the log. Readers see all of it or none.
@@ -98,18 +100,14 @@ class Log:
         if newest is None or newest.epoch > entry.epoch:
             raise Fenced(f"a newer driver owns {self.application}; this one has stopped and changed nothing.")
         # A higher number of its own epoch is another task's. If it does not go on from ours, ours is not part of the log.
-        if newest.number > entry.number and not self._goes_on_from(entry):
+        if newest.number > entry.number and not self._goes_on_from(entry.number, data):
             raise CommitUnknown(
                 f"entry {entry.number} of {self.application} came after others of its number; start again."
             )
 
-    def _goes_on_from(self, entry: Entry) -> bool:
+    def _goes_on_from(self, number: int, data: bytes) -> bool:
+        """Whether the next entry follows this one, of these bytes."""
         try:
-            return self.read(entry.number + 1).previous == entry.seal
+            return self.read(number + 1).previous == checksum(data)
         except FileNotFoundError:
             return False
-
-    def forget(self, below: int) -> None:
-        """Keep no entries below this number in memory."""
-        for number in [n for n in self._known if n < below]:
-            del self._known[number]

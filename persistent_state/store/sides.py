@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,8 @@ from persistent_state.errors import Damaged
 from persistent_state.sources.base import NO_POSITION
 from persistent_state.store import pages, run
 from persistent_state.store.base import Files
-from persistent_state.store.entry import Cut, SideFile, Stored, TaskState, side_from_json
+from persistent_state.store.codec import side_from_json
+from persistent_state.store.entry import Cut, SideFile, Stored, TaskState
 
 MANY = 16
 """How many files stand in a log entry one by one; beyond, those that nothing can take back are listed apart."""
@@ -48,7 +48,7 @@ def all_of(files: Files, task: TaskState) -> list[SideFile]:
 
 def settled(files: Files, task: TaskState) -> list[SideFile]:
     """The files that a task's entry does not name one by one any more, oldest first."""
-    return [side_from_json(json.loads(line)) for line in pages.read(files, task.settled)]
+    return [side_from_json(line) for line in pages.read(files, task.settled)]
 
 
 def take_back(files: Files, side: SideFile, clock: int, positions: Mapping[str, int]) -> SideFile | None:
@@ -112,7 +112,3 @@ def _stays(table: pa.Table, cut: Cut) -> NDArray[np.bool_]:
         )
     ]
     return np.array(stays, dtype=np.bool_)
-
-
-def to_json(side: SideFile) -> str:
-    return json.dumps(vars(side), default=vars, sort_keys=True, separators=(",", ":"))

@@ -23,7 +23,8 @@ from persistent_state.steps.lift import LATE
 from persistent_state.steps.shard import merge_shard
 from persistent_state.store import pages, sides
 from persistent_state.store import run as runs_io
-from persistent_state.store.entry import Entry, TaskState, from_bytes
+from persistent_state.store.codec import from_bytes
+from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.log import Log
 from persistent_state.view import Since
 from persistent_state.windows import SessionWindow, TimeToLive, Window

@@ -7,7 +7,6 @@ aside for a reason, or none yet. From these follow the state at every clock, the
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,8 @@ from persistent_state.steps.lift import AHEAD, JUMP, LATE, NO_TIMESTAMP, REPLAYE
 from persistent_state.steps.shard import read_values
 from persistent_state.store import pages, sides
 from persistent_state.store import run as runs_io
-from persistent_state.store.entry import Entry, Stored, TaskState, from_bytes, side_from_json, task_files
+from persistent_state.store.codec import checksum, from_bytes, side_from_json, to_bytes
+from persistent_state.store.entry import Entry, Stored, TaskState, task_files
 from persistent_state.view import LAST
 from persistent_state.windows import SessionWindow
 from tests.core import us
@@ -238,7 +238,7 @@ class Oracle:
     def named(self, entry: Entry) -> set[str]:
         """All that can be reached from an entry."""
         settled = [
-            side_from_json(json.loads(line)).file.path
+            side_from_json(line).file.path
             for task in entry.tasks.values()
             for line in pages.read(self.files, task.settled)
         ]
@@ -247,7 +247,7 @@ class Oracle:
     def claim(self, entry: Entry) -> None:
         """A driver was told that this entry is of the log."""
         must(
-            self.seals.get(entry.number) == entry.seal,
+            self.seals.get(entry.number) == checksum(to_bytes(entry)),
             "what a driver was told it committed is in the log",
             number=entry.number,
         )
@@ -672,7 +672,7 @@ class Oracle:
             must(entry.clock >= least, "the global clock is at most a step behind the slowest task", **facts)
 
     def _rows_aside(self, judge: Judge, task: TaskState) -> list[tuple[Place, str]]:
-        settled = [side_from_json(json.loads(line)) for line in pages.read(self.files, task.settled)]
+        settled = [side_from_json(line) for line in pages.read(self.files, task.settled)]
         found = []
         for side in (*settled, *task.sides):
             key = side.file.path, repr(side.cuts)

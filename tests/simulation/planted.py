@@ -12,7 +12,7 @@ from typing import Any
 
 from persistent_state import batch, clock, delivery, driver, guarantee, merge, ranges, view
 from persistent_state.steps import combine, current, lift, once, shard
-from persistent_state.store import base, entry, log, run, sides
+from persistent_state.store import base, codec, entry, log, run, sides
 
 
 @dataclass(frozen=True)
@@ -537,7 +537,7 @@ BUGS = (
     bug(
         "damaged entry accepted",
         "Entries are not checked.",
-        entry.from_bytes,
+        codec.from_bytes,
         ("if not newline or seal !=", "if False and seal !="),
     ),
     bug(

@@ -431,7 +431,7 @@ def chain(files: Files) -> list[int]:
     log = Log(files, "app")
     entries = [log.read(number) for number in log.numbers()]
     for older, newer in itertools.pairwise(entries):
-        assert (newer.number, newer.previous) == (older.number + 1, older.seal)
+        assert (newer.number, newer.previous) == (older.number + 1, older.checksum)
     return [entry.number for entry in entries]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,16 +32,16 @@ from persistent_state.clock import BEGINNING, Channel, Coarse, Position
 from persistent_state.driver import LEFTOVER_AGE, Keeping, close, collect
 from persistent_state.plan import Plan
 from persistent_state.reader import read_state
-from persistent_state.store import entry as entries
+from persistent_state.store import codec, pages, sides
 from persistent_state.store import log as logs
-from persistent_state.store import pages, sides
 from persistent_state.store import run as runs_io
 from persistent_state.store.entry import Cut, Entry, Pages, Run, SideFile, Stored, TaskState
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
 from persistent_state.store.log import Log
 from tests import core
 
-GOLDEN = Path(__file__).parent / "golden_entry.json"
+GOLDEN = Path(__file__).parent / "golden_entry-2.json"
+GOLDEN_1 = Path(__file__).parent / "golden_entry-1.json"
 
 FULL = Entry(
     number=7,
@@ -151,40 +152,144 @@ ENTRIES = st.builds(
 )
 
 
+def sealed(record: dict[str, Any]) -> bytes:
+    """The bytes of an entry of this record, by hand."""
+    body = json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    return body + b"sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n"
+
+
+def without_added(data: bytes) -> bytes:
+    """An entry of the first format as the first version would have written it."""
+    record = json.loads(data.splitlines()[0])
+    for task in record["tasks"].values():
+        for name in ("delivered", "floor"):
+            del task[name]
+        for run in task["runs"]:
+            del run["half"]
+        for channel in task["channels"].values():
+            del channel["before"]
+    return sealed(record)
+
+
+def values_of(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """All plain values within a value, with the way to them."""
+    if is_dataclass(value):
+        steps = [(each.name, getattr(value, each.name)) for each in fields(value)]
+    elif isinstance(value, Mapping):
+        steps = list(value.items())
+    elif isinstance(value, tuple | list):
+        steps = list(enumerate(value))
+    else:
+        yield at, value
+        return
+    for step, inner in steps:
+        yield from values_of(inner, (*at, step))
+
+
+def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
+    """The value with another one at the end of a way."""
+    if not at:
+        return new
+    step, *rest = at
+    if is_dataclass(value):
+        return replace(value, **{step: replaced(getattr(value, step), tuple(rest), new)})
+    if isinstance(value, Mapping):
+        return {**value, step: replaced(value[step], tuple(rest), new)}
+    return type(value)(replaced(each, tuple(rest), new) if i == step else each for i, each in enumerate(value))
+
+
+def another(value: Any) -> Any:
+    return not value if isinstance(value, bool) else 17 if value is None else value + type(value)(1)
+
+
 class TestEntries:
     def test_the_bytes_of_an_entry_never_change(self) -> None:
-        assert entries.to_bytes(FULL) == GOLDEN.read_bytes()
-        assert entries.from_bytes(GOLDEN.read_bytes(), "golden") == FULL
+        assert codec.to_bytes(FULL) == GOLDEN.read_bytes()
+        assert codec.from_bytes(GOLDEN.read_bytes(), "golden") == FULL
+
+    def test_an_entry_of_the_first_format_is_read_as_it_was_meant(self) -> None:
+        assert codec.from_bytes(GOLDEN_1.read_bytes(), "golden") == FULL
+        # The first version had none of the fields that were added.
+        oldest = without_added(GOLDEN_1.read_bytes())
+        entry = codec.from_bytes(oldest, "oldest")
+        task = entry.tasks["totals"]
+        assert (task.delivered, task.floor, task.planned) == ({}, BEGINNING, {})
+        assert [run.half for run in task.runs] == [None, None]
+        assert [channel.before for channel in task.channels.values()] == [None, None]
+        wanted = FULL.tasks["totals"]
+        runs = tuple(replace(run, half=None) for run in wanted.runs)
+        assert task == replace(wanted, delivered={}, floor=BEGINNING, runs=runs)
 
     @settings(max_examples=60)
     @given(ENTRIES)
     def test_an_entry_comes_back_as_it_was(self, entry: Entry) -> None:
-        data = entries.to_bytes(entry)
-        back = entries.from_bytes(data, "entry")
+        data = codec.to_bytes(entry)
+        back = codec.from_bytes(data, "entry")
         assert back == entry
-        assert entries.to_bytes(back) == data
-        assert back.seal == entry.seal
+        assert codec.to_bytes(back) == data
+
+    def test_an_entry_carries_the_checksum_of_the_bytes_that_it_was_read_from(self) -> None:
+        for data in (GOLDEN.read_bytes(), GOLDEN_1.read_bytes(), without_added(GOLDEN_1.read_bytes())):
+            entry = codec.from_bytes(data, "golden")
+            assert entry.checksum == hashlib.sha256(data).hexdigest()
+            follower = entry.follower(5)
+            assert (follower.previous, follower.checksum) == (entry.checksum, "")
+            assert entry.with_task("gone", entry.tasks["totals"]).checksum == ""
+
+    def test_no_attribute_is_forgotten(self) -> None:
+        """Every value of an entry, if it is another, makes other bytes, so no field of it is left out."""
+        for at, value in values_of(FULL):
+            other = replaced(FULL, at, another(value))
+            if at != ("checksum",):
+                assert codec.to_bytes(other) != codec.to_bytes(FULL), at
+                assert codec.from_bytes(codec.to_bytes(other), "entry") == other, at
+
+    def test_an_added_field_is_written_only_where_it_is_not_as_before(self) -> None:
+        task = json.loads(GOLDEN.read_bytes().splitlines()[0])["tasks"]["gone"]
+        assert not codec.ADDED["task"].keys() & task.keys()
+        task = replace(FULL.tasks["gone"], planned={"a": 7})
+        assert json.loads(codec.to_bytes(FULL.with_task("gone", task)).splitlines()[0])["tasks"]["gone"]["planned"]
+
+    @pytest.mark.parametrize(
+        ("place", "told"),
+        [
+            ((), "lives in a log entry"),
+            (("tasks", "totals"), "lives in a task"),
+            (("tasks", "totals", "runs", 0), "lives in a run"),
+            (("tasks", "totals", "channels", "a"), "lives in a channel"),
+            (("tasks", "totals", "positions", "events/1.csv"), "lives in a position"),
+            (("tasks", "totals", "sides", 0), "lives in a file of late and bad rows"),
+        ],
+    )
+    def test_a_field_of_a_later_version_is_refused_with_what_to_do(self, place: Sequence[Any], told: str) -> None:
+        record = json.loads(GOLDEN.read_bytes().splitlines()[0])
+        at = record
+        for step in place:
+            at = at[step]
+        at["lives"] = 3
+        with pytest.raises(Damaged, match=f"^log entry app/log/7 has {told}, which a later version wrote; upgrade"):
+            codec.from_bytes(sealed(record), "app/log/7")
 
     def test_one_flipped_bit_anywhere_is_found(self) -> None:
-        data = entries.to_bytes(FULL)
+        data = codec.to_bytes(FULL)
         for i in range(len(data)):
             for bit in (0, 5):
                 broken = bytearray(data)
                 broken[i] ^= 1 << bit
                 with pytest.raises(Damaged, match="log entry app/log/7 is damaged"):
-                    entries.from_bytes(bytes(broken), "app/log/7")
+                    codec.from_bytes(bytes(broken), "app/log/7")
 
     def test_an_entry_that_is_torn_or_has_more_is_found(self) -> None:
-        data = entries.to_bytes(FULL)
+        data = codec.to_bytes(FULL)
         for broken in (*(data[:length] for length in range(0, len(data), 13)), data[:-1], data + b"\n", data + data):
             with pytest.raises(Damaged):
-                entries.from_bytes(broken, "entry")
+                codec.from_bytes(broken, "entry")
 
     def test_a_later_format_is_refused_with_what_to_do(self) -> None:
-        with mock.patch.object(entries, "FORMAT", 2):
-            data = entries.to_bytes(FULL)
-        with pytest.raises(Damaged, match="has a format later than 1; upgrade persistent-state"):
-            entries.from_bytes(data, "entry")
+        with mock.patch.object(codec, "FORMAT", 3):
+            data = codec.to_bytes(FULL)
+        with pytest.raises(Damaged, match="has a format later than 2; upgrade persistent-state"):
+            codec.from_bytes(data, "entry")
 
 
 class Faulty(MemoryFiles):
@@ -219,7 +324,7 @@ def log_of(*written: Entry, creations: Sequence[str] = (), hidden: Sequence[str]
     url = core.memory().url
     log = Log(open_files(url), "app")
     for entry in written:
-        log.files.create(log.path(entry.number), entries.to_bytes(entry))
+        log.files.create(log.path(entry.number), codec.to_bytes(entry))
     return Log(Faulty(url, creations, hidden), "app")
 
 
@@ -262,7 +367,9 @@ class TestAppending:
 
     def test_an_entry_that_others_of_the_same_driver_went_on_from_is_committed(self) -> None:
         # Ours was written, its answer lost, and another task's follows it.
-        log = log_of(entry_of(1), entry_of(2), replace(entry_of(3), previous=entry_of(2).seal))
+        log = log_of(
+            entry_of(1), entry_of(2), replace(entry_of(3), previous=codec.checksum(codec.to_bytes(entry_of(2))))
+        )
         log.append(entry_of(2))
         assert log.numbers() == [1, 2, 3]
 
@@ -287,13 +394,13 @@ class TestReading:
 
     def test_a_damaged_newest_entry_is_not_replaced_by_an_older_truth(self) -> None:
         log = log_of(entry_of(1))
-        log.files.create(log.path(2), entries.to_bytes(entry_of(2))[:-9])
+        log.files.create(log.path(2), codec.to_bytes(entry_of(2))[:-9])
         with pytest.raises(Damaged, match=r"log entry app/log/0{19}2\.json is damaged"):
             log.newest()
 
     def test_an_entry_under_the_number_of_another_is_damage(self) -> None:
         log = log_of(entry_of(1))
-        log.files.create(log.path(2), entries.to_bytes(entry_of(1)))
+        log.files.create(log.path(2), codec.to_bytes(entry_of(1)))
         with pytest.raises(Damaged, match="says it is number 1; a file was moved, restore it"):
             log.newest()
 
@@ -321,7 +428,7 @@ class TestPages:
                 known = pages.append(files, known, items, lambda: f"app/{core.new_id()}")
                 assert len(known.tail) <= 4
         assert pages.read(files, known) == [item for items in added for item in items]
-        assert entries.from_bytes(entries.to_bytes(with_journal(known)), "e") == with_journal(known)
+        assert codec.from_bytes(codec.to_bytes(with_journal(known)), "e") == with_journal(known)
 
     def test_a_damaged_page_is_named(self) -> None:
         files = core.memory()
@@ -392,7 +499,7 @@ class TestSides:
             assert side is not None
             assert [tuple(row.values()) for row in sides.read(files, side).to_pylist()] == rows
             assert side.reasons == {reason: sum(row[0] == reason for row in rows) for reason in {r[0] for r in rows}}
-            assert entries.side_from_json(json.loads(sides.to_json(side))) == side
+            assert codec.side_from_json(codec.side_to_json(side)) == side
 
 
 class Totals(PersistentTask):
@@ -438,7 +545,7 @@ class TestApplications:
         chain = [fresh.read(number) for number in fresh.numbers()]
         assert [entry.number for entry in chain] == list(range(1, len(chain) + 1))
         assert [entry.epoch for entry in chain] == [1, 1, 1, 1, 2, 2, 2]
-        assert [entry.previous for entry in chain] == ["", *(entry.seal for entry in chain[:-1])]
+        assert [entry.previous for entry in chain] == ["", *(entry.checksum for entry in chain[:-1])]
 
     def test_late_rows_are_kept_once_when_they_are_many_and_starts_come_between(self, files: Files) -> None:
         with mock.patch.object(sides, "MANY", 2), mock.patch.object(pages, "TAIL", 3):

@@ -1,0 +1,339 @@
+"""Log entries as bytes: one line of JSON, written and read field by field, and one line with its SHA-256.
+
+`docs/format.md` describes the bytes. A field that is added to the format later is named in `ADDED` with its default, which must
+mean "as before": an entry that lacks the field has the default, and where it has the default it is not written. So an older
+library reads what makes no use of the field, and refuses what does. `FORMAT` rises when what an older library knows changes its
+meaning. The names in the JSON are the format's: they stay when an attribute is renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from persistent_state.clock import BEGINNING, Channel, Coarse, Position
+from persistent_state.errors import Damaged
+from persistent_state.store.entry import Cut, Entry, Pages, Run, SideFile, Stored, TaskState
+
+Json: TypeAlias = dict[str, Any]
+
+FORMAT = 2
+READABLE = (1, 2)
+
+ADDED: dict[str, Json] = {
+    "channel": {"before": None},
+    "run": {"half": None},
+    "task": {"delivered": {}, "floor": BEGINNING, "planned": {}},
+}
+"""Fields that are younger than the first log, with what an entry has that lacks them."""
+
+_REWRITTEN: tuple[dict[str, tuple[str, ...]], ...] = (
+    {"channel": ("before",)},
+    {"channel": ("before",), "run": ("half",), "task": ("delivered", "floor")},
+)
+"""Which of them the versions of format 1 knew and always wrote, for those that knew more than the first."""
+
+
+def to_bytes(entry: Entry) -> bytes:
+    """The entry as it stands in the log."""
+    return _sealed(
+        {
+            "format": FORMAT,
+            "number": entry.number,
+            "epoch": entry.epoch,
+            "writer": entry.writer,
+            "time": entry.time,
+            "previous": entry.previous,
+            "interval": entry.interval,
+            "shards": entry.shards,
+            "clock": entry.clock,
+            "retained": entry.retained,
+            "tasks": {name: _task_record(task) for name, task in entry.tasks.items()},
+        }
+    )
+
+
+def from_bytes(data: bytes, name: str) -> Entry:
+    """The entry of these bytes, with their checksum.
+
+    Raises:
+        Damaged: they are not what was written, or a later version wrote them.
+    """
+    body, newline, seal = data.partition(b"\n")
+    if not newline or seal != _seal(body + newline):
+        raise Damaged(
+            f"log entry {name} is damaged; bring back the file from a copy of the store; nothing was changed."
+        )
+    record = json.loads(body)
+    if record.pop("format") not in READABLE:
+        raise Damaged(f"log entry {name} has a format later than {FORMAT}; upgrade persistent-state.")
+    try:
+        return _entry(record, checksum(data))
+    except _UnknownField as error:
+        raise Damaged(f"log entry {name} has {error}, which a later version wrote; upgrade persistent-state.") from None
+
+
+def checksum(data: bytes) -> str:
+    """The SHA-256 of a whole entry, as the next one names it."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def rewritten(before: bytes, after: bytes) -> set[str]:
+    """The checksums that an entry of format 1 may name of the one before it, when another version had written that.
+
+    When a version of format 1 started an application, its first entry named not the checksum of the bytes of the newest entry,
+    but that of the entry as it would have written it: with all fields that it knew.
+    """
+    record, follower = (json.loads(data.partition(b"\n")[0]) for data in (before, after))
+    if record["format"] != 1 or follower["format"] != 1:
+        return set()
+    return {checksum(_sealed(_as_written(record, fields))) for fields in _REWRITTEN}
+
+
+def run_to_json(run: Run) -> str:
+    return _dumped(_run_record(run))
+
+
+def run_from_json(text: str) -> Run:
+    return _run(json.loads(text))
+
+
+def side_to_json(side: SideFile) -> str:
+    return _dumped(_side_record(side))
+
+
+def side_from_json(text: str) -> SideFile:
+    return _side(json.loads(text))
+
+
+class _UnknownField(Exception):
+    """A field that this version does not know."""
+
+
+def _sealed(record: Json) -> bytes:
+    body = _dumped(record).encode() + b"\n"
+    return body + _seal(body)
+
+
+def _seal(body: bytes) -> bytes:
+    return b"sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n"
+
+
+def _dumped(record: Json) -> str:
+    return json.dumps(record, sort_keys=True, separators=(",", ":"))
+
+
+def _as_written(body: Json, fields: Mapping[str, tuple[str, ...]]) -> Json:
+    """The record of an entry with these fields in it."""
+
+    def filled(kind: str, record: Json) -> Json:
+        return {**{name: ADDED[kind][name] for name in fields.get(kind, ())}, **record}
+
+    tasks = {
+        name: {
+            **filled("task", task),
+            "channels": {name: filled("channel", channel) for name, channel in task["channels"].items()},
+            "runs": [filled("run", run) for run in task["runs"]],
+        }
+        for name, task in body["tasks"].items()
+    }
+    return {**body, "tasks": tasks}
+
+
+def _lean(kind: str, record: Json) -> Json:
+    """The record without added fields that have their defaults."""
+    added = ADDED[kind]
+    return {name: value for name, value in record.items() if name not in added or value != added[name]}
+
+
+def _full(kind: str, record: Json) -> Json:
+    """The record with the defaults of the added fields that it lacks."""
+    return {**ADDED[kind], **record}
+
+
+def _all_read(kind: str, record: Json) -> None:
+    """Refuse a record that has more fields than were taken out of it."""
+    if record:
+        raise _UnknownField(f"{', '.join(sorted(record))} in a {kind}")
+
+
+def _entry(record: Json, checksum: str) -> Entry:
+    entry = Entry(
+        number=record.pop("number"),
+        epoch=record.pop("epoch"),
+        writer=record.pop("writer"),
+        time=record.pop("time"),
+        previous=record.pop("previous"),
+        interval=record.pop("interval"),
+        shards=record.pop("shards"),
+        clock=record.pop("clock"),
+        retained=tuple(record.pop("retained")),
+        tasks={name: _task(task) for name, task in record.pop("tasks").items()},
+        checksum=checksum,
+    )
+    _all_read("log entry", record)
+    return entry
+
+
+def _task_record(task: TaskState) -> Json:
+    return _lean(
+        "task",
+        {
+            "identity": task.identity,
+            "clock": task.clock,
+            "born": task.born,
+            "cuts": task.cuts,
+            "coarse": [{"low": each.low, "high": each.high, "step": each.step} for each in task.coarse],
+            "runs": [_run_record(run) for run in task.runs],
+            "channels": {name: _channel_record(channel) for name, channel in task.channels.items()},
+            "positions": {strand: _position_record(position) for strand, position in task.positions.items()},
+            "journal": _pages_record(task.journal),
+            "sides": [_side_record(side) for side in task.sides],
+            "settled": _pages_record(task.settled),
+            "settled_counts": dict(task.settled_counts),
+            "batch": task.batch,
+            "holds": task.holds,
+            "active": task.active,
+            "delivered": dict(task.delivered),
+            "floor": task.floor,
+            "planned": dict(task.planned),
+        },
+    )
+
+
+def _task(record: Json) -> TaskState:
+    record = _full("task", record)
+    task = TaskState(
+        identity=record.pop("identity"),
+        clock=record.pop("clock"),
+        born=record.pop("born"),
+        cuts=tuple(record.pop("cuts")),
+        coarse=tuple(Coarse(each["low"], each["high"], each["step"]) for each in record.pop("coarse")),
+        runs=tuple(_run(run) for run in record.pop("runs")),
+        channels={name: _channel(channel) for name, channel in record.pop("channels").items()},
+        positions={strand: _position(position) for strand, position in record.pop("positions").items()},
+        journal=_pages(record.pop("journal")),
+        sides=tuple(_side(side) for side in record.pop("sides")),
+        settled=_pages(record.pop("settled")),
+        settled_counts=record.pop("settled_counts"),
+        batch=record.pop("batch"),
+        holds=record.pop("holds"),
+        active=record.pop("active"),
+        delivered=dict(record.pop("delivered")),
+        floor=record.pop("floor"),
+        planned=dict(record.pop("planned")),
+    )
+    _all_read("task", record)
+    return task
+
+
+def _run_record(run: Run) -> Json:
+    return _lean(
+        "run",
+        {
+            "file": _stored_record(run.file),
+            "rows": run.rows,
+            "low": run.low,
+            "high": run.high,
+            "first": run.first,
+            "last": run.last,
+            "below": run.below,
+            "half": run.half,
+        },
+    )
+
+
+def _run(record: Json) -> Run:
+    record = _full("run", record)
+    run = Run(
+        file=_stored(record.pop("file")),
+        rows=record.pop("rows"),
+        low=record.pop("low"),
+        high=record.pop("high"),
+        first=record.pop("first"),
+        last=record.pop("last"),
+        below=record.pop("below"),
+        half=record.pop("half"),
+    )
+    _all_read("run", record)
+    return run
+
+
+def _channel_record(channel: Channel) -> Json:
+    return _lean(
+        "channel",
+        {
+            "newest": channel.newest,
+            "active": channel.active,
+            "ended": channel.ended,
+            "beyond": channel.beyond,
+            "before": channel.before,
+        },
+    )
+
+
+def _channel(record: Json) -> Channel:
+    record = _full("channel", record)
+    channel = Channel(
+        newest=record.pop("newest"),
+        active=record.pop("active"),
+        ended=record.pop("ended"),
+        beyond=record.pop("beyond"),
+        before=record.pop("before"),
+    )
+    _all_read("channel", record)
+    return channel
+
+
+def _position_record(position: Position) -> Json:
+    return {"next": position.next, "accounted": position.accounted, "spans": position.spans}
+
+
+def _position(record: Json) -> Position:
+    position = Position(
+        next=record.pop("next"),
+        accounted=tuple((before, below) for before, below in record.pop("accounted")),
+        spans=tuple((first, newest) for first, newest in record.pop("spans")),
+    )
+    _all_read("position", record)
+    return position
+
+
+def _side_record(side: SideFile) -> Json:
+    return {
+        "file": _stored_record(side.file),
+        "reasons": dict(side.reasons),
+        "newest": side.newest,
+        "ends": dict(side.ends),
+        "cuts": [{"clock": cut.clock, "positions": dict(cut.positions)} for cut in side.cuts],
+    }
+
+
+def _side(record: Json) -> SideFile:
+    side = SideFile(
+        file=_stored(record.pop("file")),
+        reasons=record.pop("reasons"),
+        newest=record.pop("newest"),
+        ends=record.pop("ends"),
+        cuts=tuple(Cut(cut["clock"], cut["positions"]) for cut in record.pop("cuts")),
+    )
+    _all_read("file of late and bad rows", record)
+    return side
+
+
+def _pages_record(pages: Pages) -> Json:
+    return {"files": [_stored_record(file) for file in pages.files], "tail": pages.tail}
+
+
+def _pages(record: Json) -> Pages:
+    return Pages(tuple(_stored(file) for file in record["files"]), tuple(record["tail"]))
+
+
+def _stored_record(stored: Stored) -> Json:
+    return {"path": stored.path, "length": stored.length, "checksum": stored.checksum}
+
+
+def _stored(record: Json) -> Stored:
+    return Stored(record["path"], record["length"], record["checksum"])

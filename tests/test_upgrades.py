@@ -1,0 +1,192 @@
+"""A store that earlier versions wrote is sound for this one, which goes on from it whatever kills it.
+
+The stores in `fixtures` were written by the commits in their names, one after the other, so that each also holds what a version
+wrote over the store of an older one. The first commit made two starts with 40 of the sales of `write_store`, with late and bad
+rows in lists, each further commit one start with 10 more. Where a version knew outputs and plans, its newest entry has some.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persistent_state import clocks, driver, read_late_rows, read_state
+from persistent_state.clock import Settings
+from persistent_state.store.base import BytesLike, Files
+from persistent_state.store.files import MemoryFiles
+from persistent_state.store.log import Log
+from persistent_state.verify import verify
+from tests import core
+from tests.fixtures.write_store import APPLICATION, SCHEMA, Notes, Totals, batch, rows
+from tests.test_format import LATE, WITHOUT_TIMESTAMP, expected_notes, expected_totals
+
+FIXTURES = Path(__file__).parent / "fixtures"
+STORES = sorted(path.name for path in FIXTURES.glob("store-*"))
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Mortal(MemoryFiles):
+    """Files of a process that dies at its n-th change of the store, before it or after it."""
+
+    def __init__(self, url: str, changes: int, after: bool) -> None:
+        super().__init__(url)
+        object.__setattr__(self, "left", changes)
+        object.__setattr__(self, "after", after)
+
+    left: int
+    after: bool
+
+    def create(self, path: str, data: BytesLike) -> None:
+        self._changing(lambda: super(Mortal, self).create(path, data))
+
+    def delete(self, path: str) -> None:
+        self._changing(lambda: super(Mortal, self).delete(path))
+
+    def _changing(self, change: Callable[[], None]) -> None:
+        object.__setattr__(self, "left", self.left - 1)
+        if self.left <= 0 and not (self.left == 0 and self.after):
+            raise Killed
+        change()
+        if self.left <= 0:
+            raise Killed
+
+
+def unpacked(name: str) -> Files:
+    """The store of this name, in memory."""
+    files, place = core.memory(), FIXTURES / name
+    if place.is_dir():
+        content = {str(file.relative_to(place)): file.read_bytes() for file in place.rglob("*") if file.is_file()}
+    else:
+        with tarfile.open(place) as tar:
+            content = {each.name: tar.extractfile(each).read() for each in tar if each.isfile()}
+    for path, data in content.items():
+        files.create(path, data)
+    return files
+
+
+def go_on(files: Files) -> None:
+    """Start the application, and read the sales to their end; what is replaced is kept, as it is verified."""
+    log = Log(files, APPLICATION)
+    newest = log.newest()
+    assert newest is not None
+    settings = Settings(interval=20, delay=10, ahead=2**62)
+    tasks = [task for task in (Totals(), Notes()) if type(task).__name__ in newest.tasks]
+    plans = [core.plan_of(task, SCHEMA, files=files, settings=settings, shards=3) for task in tasks]
+    plans = [replace(plan, outputs=tuple(newest.tasks[plan.name].delivered)) for plan in plans]
+    entry = core.start(log, plans)
+    keeping = driver.Keeping(clocks=3, grace=10**15)
+    for plan in plans:
+        while (at := (log.newest() or entry).tasks[plan.name].positions[""].next) < 60:
+            entry = core.play(log, plan, batch(rows()[at : at + 10]), parts=2, keeping=keeping)
+    driver.collect(log, entry.epoch, now=0, keeping=keeping)
+
+
+def check(files: Files) -> None:
+    """The store is sound, and each sale is in it once."""
+    assert verify(files.url).problems == ()
+    newest = Log(files, APPLICATION).newest()
+    assert newest is not None
+    for clock in clocks(files.url, APPLICATION):
+        totals = read_state(files.url, APPLICATION, Totals(), clock).to_pylist()
+        assert {(row["shop"], row["item"]): row["value"] for row in totals} == expected_totals(clock)
+        if "Notes" in newest.tasks:
+            notes = read_state(files.url, APPLICATION, Notes(), clock).to_pylist()
+            assert {row["shop"]: row["value"] for row in notes} == expected_notes(clock)
+    for task in newest.tasks:
+        late = [row for table in read_late_rows(files.url, APPLICATION, task) for row in table.to_pylist()]
+        assert sorted(row["position"] for row in late) == sorted(LATE | WITHOUT_TIMESTAMP)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_an_earlier_version_s_store_is_sound_before_and_after_this_one_goes_on_from_it(name: str) -> None:
+    files = unpacked(name)
+    assert verify(files.url).problems == ()
+    last = max(Log(files, APPLICATION).numbers())
+    go_on(files)
+    check(files)
+    log = Log(files, APPLICATION)
+    before = bytes(files.read(log.path(last)))
+    for number in log.numbers()[log.numbers().index(last) + 1 :]:
+        assert log.read(number).previous == hashlib.sha256(before).hexdigest()
+        before = bytes(files.read(log.path(number)))
+    go_on(files)
+    check(files)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("name", STORES)
+def test_whatever_kills_an_upgrade_the_next_start_goes_on(name: str, after: bool) -> None:
+    files, lives = unpacked(name), 0
+    while True:
+        lives += 1
+        try:
+            go_on(Mortal(files.url, lives, after))
+        except Killed:
+            assert verify(files.url).problems == ()
+        else:
+            break
+    assert lives > 4
+    check(files)
+
+
+def resealed(files: Files, number: int, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change what an entry says, with a checksum of its own that fits."""
+    path = Log(files, APPLICATION).path(number)
+    record = json.loads(bytes(files.read(path)).splitlines()[0])
+    change(record)
+    body = json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    files.delete(path)
+    files.create(path, body + b"sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n")
+
+
+UPGRADED = "store-f1d0879-50f4224.tar.xz"
+AT = 13
+"""The first entry of that store that the second of its versions wrote."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.update(writer="another"),
+        lambda record: record["tasks"]["Totals"].update(floor=0),
+        lambda record: record["tasks"]["Totals"].update(delivered={"sink": 3}),
+        lambda record: record["tasks"]["Totals"]["channels"][""].update(before=7),
+        lambda record: record.update(format=2),
+    ],
+    ids=["writer", "floor", "delivered", "before", "format"],
+)
+def test_what_an_upgrade_within_the_first_format_explains_is_that_fields_came_to_it_and_nothing_else(
+    change: Callable[[dict[str, Any]], None],
+) -> None:
+    files = unpacked(UPGRADED)
+    resealed(files, AT - 1, change)
+    told = [(problem.path[-7:], problem.what) for problem in verify(files.url).problems]
+    assert (f"{AT:02d}.json", f"it does not go on from entry {AT - 1} as that is now") in told
+    assert len(told) == 1
+
+
+def test_what_an_upgrade_explains_it_explains_of_a_start_of_the_first_format_only() -> None:
+    for change in (lambda record: record.update(format=2), lambda record: record.update(epoch=2)):
+        files = unpacked(UPGRADED)
+        resealed(files, AT, change)
+        told = [problem.what for problem in verify(files.url).problems]
+        assert f"it does not go on from entry {AT - 1} as that is now" in told
+
+
+def test_the_stores_hold_what_an_upgrade_is_about() -> None:
+    """Or going on from them would prove little."""
+    entry = Log(unpacked(UPGRADED), APPLICATION).newest()
+    assert entry is not None
+    assert entry.tasks["Totals"].planned
+    assert entry.tasks["Totals"].delivered["sink"] in entry.retained
+    assert all(task.settled.files and task.sides for task in entry.tasks.values())
