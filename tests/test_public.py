@@ -138,7 +138,7 @@ LAYERS = [
     {"steps.combine"},
     {"guarantee", "steps.shard"},
     {"driver", "reader"},
-    {"delivery"},
+    {"delivery", "notices"},
     {"application", "frames", "summary", "verify"},
     {"local", "engine", "show"},
     {"cli", "sinks.console"},

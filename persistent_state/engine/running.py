@@ -24,6 +24,7 @@ from persistent_state.engine import arrow_source, deliveries, kafka, query, rows
 from persistent_state.engine.causes import as_own_error
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.query import Progress
+from persistent_state.engine.telling import Listener, Telling
 from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, TaskFailed
 from persistent_state.labels import shard_labels
 from persistent_state.outputs import Outputs
@@ -114,6 +115,7 @@ class Running:
         self._setup = setup
         self._log = log
         self._deliveries = deliveries
+        self._telling = Telling(setup.writer, [part.plan for part in setup.parts], entry, setup.to_the_end)
         self._scratch = sessions.Scratch(setup.spark, setup.scratch)
         self._queries: list[StreamingQuery] = []
         self._error: StateError | None = None
@@ -131,6 +133,11 @@ class Running:
     @property
     def is_active(self) -> bool:
         return self._watcher.is_alive()
+
+    @property
+    def progress(self) -> Mapping[str, Progress]:
+        """The newest progress of each task that has committed since this start."""
+        return dict(self._telling.newest)
 
     def await_end(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended; whether it has. SIGINT and SIGTERM end it cleanly.
@@ -197,7 +204,8 @@ class Running:
             by_spark = part.is_by_spark
             usual = sessions.for_sinks(blobs.sparkSession)
             running = part.outputs.running
-            commit = query.Commit(plan, self.entry.epoch, setup.keeping, running, setup.on_progress, by_spark, usual)
+            listener = Listener(setup.writer, setup.on_progress)
+            commit = query.Commit(plan, self.entry.epoch, setup.keeping, running, listener, by_spark, usual)
             writer = query.control_rows(blobs, plan, labels).writeStream.outputMode("update").foreachBatch(commit)
             writer = writer.option("checkpointLocation", f"{scratch}/{plan.name}").queryName(
                 f"{setup.application} {plan.name} {self.entry.epoch}"
@@ -222,6 +230,7 @@ class Running:
                         self._close()
                     self._deliveries.end(self._asked)
             self._collect()
+            self._telling.end(self._newest(), is_whole=self._setup.to_the_end and not self._asked.is_set())
         except StateError as error:
             self._error = error
         except BaseException as error:
@@ -284,10 +293,14 @@ class Running:
 
     def _global_clock(self, known: int) -> int:
         """The global clock; `known` if the store does not tell."""
+        newest = self._newest()
+        return known if newest is None else newest.clock
+
+    def _newest(self) -> Entry | None:
+        """The newest entry; None if the store does not tell."""
         with suppress(StateError):
-            newest = self._log.newest()
-            return known if newest is None else newest.clock
-        return known
+            return self._log.newest()
+        return None
 
     def _cause(self, task: str, error: StreamingQueryException) -> StateError:
         """Fenced if a newer driver owns the application, in whatever way its work was in the way; else what failed."""
@@ -306,7 +319,7 @@ class Running:
             self._queries.pop().stop()
 
     def _end(self) -> None:
-        for end in (self._stop_queries, self._deliveries.stop, self._scratch.remove):
+        for end in (self._stop_queries, self._deliveries.stop, self._scratch.remove, self._telling.close):
             # Nothing can be stopped or removed through a JVM that is gone.
             with suppress(Py4JError, ConnectionError):
                 end()

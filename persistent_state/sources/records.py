@@ -30,6 +30,8 @@ FORMATS = (PARQUET, CSV, JSON)
 UNDECODABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError)
 """What pyarrow raises for content that is not what it should be."""
 
+NO_FORMAT = "its ending tells no format"
+
 _PIECE_ROWS = 1 << 18
 _PIECE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 24
@@ -57,7 +59,7 @@ def read_pieces(file: io.RawIOBase, format: str | None, codec: Codec | None, sch
         if format == PARQUET:
             yield from _parquet_pieces(stored, schema)
         elif format is None:
-            raise pa.ArrowInvalid("its ending tells no format")
+            raise pa.ArrowInvalid(NO_FORMAT)
         else:
             text = pa.CompressedInputStream(stored, codec) if codec else stored
             yield from _text_pieces(_line_blocks(text), format, schema)

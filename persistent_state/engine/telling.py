@@ -1,0 +1,60 @@
+"""Tells people how the tasks of a run fare, on the logger `persistent_state`, and programs by their function."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from persistent_state.engine.query import Progress
+from persistent_state.notices import EVERY, Notices
+from persistent_state.plan import Plan
+from persistent_state.store.entry import Entry
+
+_logger = logging.getLogger("persistent_state")
+_runs: dict[str, Telling] = {}
+
+
+class Telling:
+    """What the run of this id has to tell; `newest` is the newest progress of each task."""
+
+    def __init__(self, run: str, plans: Sequence[Plan], entry: Entry, is_to_the_end: bool) -> None:
+        # A run that ends by itself tells all then.
+        first = time.monotonic() + (EVERY if is_to_the_end else 0.0)
+        self._run = run
+        self._notices = {plan.name: Notices(plan, entry, first) for plan in plans}
+        self.newest: dict[str, Progress] = {}
+        _runs[run] = self
+
+    def hear(self, progress: Progress) -> None:
+        self.newest[progress.task] = progress
+        notices = self._notices[progress.task]
+        if warning := notices.note(progress.messages - progress.replayed, progress.reasons, time.monotonic()):
+            _logger.warning("%s", warning)
+
+    def end(self, entry: Entry | None, is_whole: bool) -> None:
+        """Tell how each task ended, by the newest entry, if the store gives one."""
+        if entry is None:
+            return
+        for notices in self._notices.values():
+            level, line = notices.end(entry, is_whole)
+            _logger.log(level, "%s", line)
+
+    def close(self) -> None:
+        """Hear no more."""
+        _runs.pop(self._run, None)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Called with each progress, perhaps in another process: lets the run know, if it is in this one, and the user."""
+
+    run: str
+    on_progress: Callable[[Progress], None] | None
+
+    def __call__(self, progress: Progress) -> None:
+        if self.run in _runs:
+            _runs[self.run].hear(progress)
+        if self.on_progress is not None:
+            self.on_progress(progress)

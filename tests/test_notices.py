@@ -1,0 +1,177 @@
+"""What a run says of its tasks on the terminal: nothing that did not count is passed over, and nothing told over and over."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from monoids import Sum
+from persistent_state import FileSource, Message, NonWindowState, PersistentState, PersistentTask, driver
+from persistent_state.clock import BEGINNING
+from persistent_state.driver import Keeping
+from persistent_state.notices import EVERY, Notices
+from persistent_state.steps.combine import combine
+from persistent_state.steps.shard import merge_shard
+from persistent_state.store.entry import Entry
+from persistent_state.store.files import Files
+from persistent_state.store.log import Log
+from tests import core
+
+SCHEMA = pa.schema([("ts", pa.int64()), ("word", pa.string())])
+SEE = "See read_late_rows(store, 'app', {!r})"
+STOP = ", or stop at the first with on_bad_row='fail'."
+
+
+class Words(PersistentTask):
+    key = "word"
+
+    def __init__(self, name: str = "Words", update: object = 1) -> None:
+        self.name = name
+        self._update = update
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+    def process_message(self, state: PersistentState[int], message: Message) -> None:
+        state.update(message.timestamp, self._update)  # type: ignore[arg-type]
+
+
+@dataclass
+class Run:
+    """One run of a task over a folder, from start to end, without Spark. The interval of checkpoints is 10."""
+
+    folder: Path
+    task: Words
+    files: Files = field(default_factory=core.memory)
+
+    def __post_init__(self) -> None:
+        self.source = FileSource(self.folder, timestamp="ts", schema=SCHEMA)
+        self.plan = core.plan_of(self.task, SCHEMA, files=self.files)
+        self.log = Log(self.files, self.plan.application)
+        self.entry = core.start(self.log, [self.plan])
+        self.source.open([], {})
+        self.notices = Notices(self.plan, self.entry, first=0)
+
+    def read(self, now: float = 0) -> str | None:
+        """Read what there is to read in one micro-batch; what is said of it."""
+        known = self.entry.tasks[self.plan.name].positions
+        start = {strand: position.next for strand, position in known.items()}
+        reach = self.source.reach(start, everything=True)
+        basis = driver.plan_batch(driver.wake(self.log, self.entry.epoch, self.plan.name, 0), self.plan.name, reach, 0)
+        chunks = (chunk for split in self.source.splits(start, reach.ends, 1) for chunk in self.source.read(split))
+        descriptor = merge_shard(self.plan, 0, combine(self.plan, basis, 0, 1, chunks), None, core.new_id)
+        self.entry = core.commit(self.log, [descriptor])
+        messages = descriptor.advance.counts.get("messages", 0)
+        return self.notices.note(messages, self.entry.tasks[self.plan.name].counts(), now)
+
+    def close(self) -> Entry:
+        self.entry = driver.close(self.log, self.entry.epoch, now=0, keeping=Keeping())
+        return self.entry
+
+
+def write(folder: Path, name: str, *times: int | None) -> Path:
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"ts": times, "word": ["a"] * len(times)}, SCHEMA), folder / name)
+    return folder
+
+
+def test_a_run_that_has_all_in_a_checkpoint_has_nothing_to_warn_of(tmp_path: Path) -> None:
+    run = Run(write(tmp_path, "0.parquet", 1, 2, 12), Words())
+    assert run.read() is None
+    assert run.notices.end(run.close(), is_whole=True) == (
+        logging.INFO,
+        "task=Words: 3 messages read. The newest checkpoint is at clock=1970-01-01T00:00:00.000020Z (20).",
+    )
+
+
+def test_a_run_says_what_lies_above_its_clock_and_how_to_get_it(tmp_path: Path) -> None:
+    run = Run(write(tmp_path, "0.parquet", 1, 12), Words())
+    run.read()
+    above = ": messages up to 1970-01-01T00:00:00.000012Z wait above it for newer ones; run(close=True) checkpoints them now."
+    assert run.notices.end(run.entry, is_whole=True) == (
+        logging.WARNING,
+        f"task=Words: 2 messages read. The newest checkpoint is at clock=1970-01-01T00:00:00.000010Z (10){above}",
+    )
+    # Another task of the application holds the clock.
+    level, line = run.notices.end(replace(run.entry, clock=BEGINNING), is_whole=True)
+    assert (level, line) == (logging.WARNING, f"task=Words: 2 messages read. There is no checkpoint yet{above}")
+    # One that is stopped, or goes on for ever, has always something there.
+    assert run.notices.end(run.entry, is_whole=False)[0] == logging.INFO
+
+
+def test_values_that_do_not_fit_are_told_with_what_fits(tmp_path: Path) -> None:
+    run = Run(write(tmp_path, "0.parquet", *range(60)), Words("Msg", "x"))
+    said = f"60 of 60 rows did not count: 60 'value does not fit' (Sum holds int64). {SEE.format('Msg')}{STOP}"
+    assert run.read() == f"task=Msg: {said}"
+    level, line = run.notices.end(run.close(), is_whole=True)
+    assert (level, line.endswith(f"(60). {said}")) == (logging.WARNING, True)
+
+
+def test_a_csv_file_without_a_header_is_told(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text("1,a\n2,b\n")
+    assert Run(tmp_path, Words()).read() == (
+        "task=Words: 1 of 1 rows did not count: 1 'no timestamp' (column 'ts' is null or missing; the first line of a CSV file "
+        f"must name the columns). {SEE.format('Words')}{STOP}"
+    )
+
+
+def test_files_that_can_not_be_read_are_told(tmp_path: Path) -> None:
+    (write(tmp_path, "0.parquet", 1) / "1.log").write_text("x")
+    (tmp_path / "2.parquet").write_text("x")
+    said = Run(tmp_path, Words()).read() or ""
+    assert said.startswith("task=Words: 2 of 3 rows did not count: 1 'unreadable file: ")
+    assert "1 'unreadable file: its ending tells no format' (give the source format=)" in said
+
+
+def test_a_task_with_another_name_is_told_what_it_was_called(tmp_path: Path) -> None:
+    before = Run(write(tmp_path, "0.parquet", 1, 2, 12), Words("Old"))
+    before.read()
+    before.close()
+    run = Run(tmp_path, Words("New"), before.files)
+    assert run.read() == (
+        "task=New: 3 of 3 rows did not count: 3 'late' (the task is new to the application and begins at its clock, "
+        "1970-01-01T00:00:00.000020Z; if it is task=Old under another name, give it name='Old'). "
+        f"{SEE.format('New')}."
+    )
+
+
+def test_late_rows_of_a_task_that_goes_on_are_told_as_late(tmp_path: Path) -> None:
+    run = Run(write(tmp_path, "0.parquet", 1, 25), Words())
+    assert run.read() is None
+    write(tmp_path, "1.parquet", 3, 26)
+    assert run.read() == (
+        "task=Words: 1 of 4 rows did not count: 1 'late' (they came after the clock had passed them; allowed_delay waits for "
+        f"longer). {SEE.format('Words')}."
+    )
+
+
+def test_warnings_come_when_there_is_more_to_tell_and_not_too_often(tmp_path: Path) -> None:
+    run = Run(write(tmp_path, "0.parquet", 1, None), Words())
+    assert "1 of 2 rows" in (run.read(now=100) or "")
+    assert run.read(now=100 + 2 * EVERY) is None
+    write(tmp_path, "1.parquet", None)
+    assert "2 of 3 rows" in (run.read(now=100 + 2 * EVERY) or "")
+    write(tmp_path, "2.parquet", None)
+    assert run.read(now=100 + 2 * EVERY + 1) is None
+    # What was not said yet is said at the end, and once.
+    assert run.notices.end(run.entry, is_whole=False)[0] == logging.WARNING
+    assert run.notices.end(run.entry, is_whole=False)[0] == logging.INFO
+    # A run tells all at its end, whatever it said before.
+    assert run.notices.end(run.close(), is_whole=True)[0] == logging.WARNING
+
+
+def test_rows_of_runs_before_are_not_told_again(tmp_path: Path) -> None:
+    before = Run(write(tmp_path, "0.parquet", 1, None), Words())
+    before.read()
+    before.close()
+    run = Run(tmp_path, Words(), before.files)
+    assert run.notices.end(run.entry, is_whole=True)[0] == logging.INFO
+
+
+def test_only_the_reasons_of_most_rows_are_named(tmp_path: Path) -> None:
+    run = Run(write(tmp_path, "0.parquet", 1), Words())
+    assert "4 'd', 3 'c', 2 'b', and 1 more reason." in (run.notices.note(0, {"a": 1, "b": 2, "c": 3, "d": 4}, 0) or "")
