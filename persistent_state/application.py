@@ -138,7 +138,9 @@ class Application:
     ) -> Running:
         """Run to the end of what the sources hold now, and with `close` give every task one clock above all of it.
 
-        SIGINT and SIGTERM stop it cleanly before the end. A failure starts again as in `start`.
+        Without `close` the newest messages stay above every checkpoint, since older ones may still come. The logger
+        `persistent_state` tells of each task at the end what was read, what waits there, and which rows did not count; where
+        some do, as a warning. SIGINT and SIGTERM stop it cleanly before the end. A failure starts again as in `start`.
 
         Raises:
             InvalidInput: the set-up can't work; nothing was changed.

@@ -105,7 +105,7 @@ class Running:
 
     A query that fails is started again with all others, from the global clock; that the driver is fenced, the set-up is
     wrong, user code raised or the store is damaged ends the run. `entry` is the log entry that the newest start began with,
-    `restarts` how many there were; `was_asked_to_stop` says that a signal ended it.
+    `restarts` how many there were, `progress` the newest of each task; `was_asked_to_stop` says that a signal ended it.
     """
 
     def __init__(self, setup: Setup, log: Log, entry: Entry, deliveries: Deliveries) -> None:

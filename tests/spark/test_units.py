@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from monoids import Sum
 from persistent_state import (
     Application,
     DataFrameSource,
     FileSource,
-    InvalidInput,
     NonWindowState,
     PersistentTask,
     clocks,
@@ -64,10 +62,3 @@ def test_a_unit_is_that_of_rows_from_spark_and_of_those_that_go_through_it(spark
         assert read_state(app.store, app.name, task).to_pylist() == [{"k": "a", "value": 3}]
         (late,) = read_late_rows(app.store, app.name, task.task_name)
         assert late["reason"].to_pylist() == ["no timestamp"]
-
-
-def test_a_start_that_meets_another_unit_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    app = Application("units", str(tmp_path / "store"), "10 seconds", shards=1)
-    app.add(ByValue(), FileSource(write(tmp_path / "in", 1), timestamp="ts"))
-    with pytest.raises(InvalidInput, match=r"in seconds it would be 2026-01-01T00:00:00Z. Say timestamp_unit='s'"):
-        app.run(spark)

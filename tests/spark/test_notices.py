@@ -1,0 +1,121 @@
+"""What a newcomer sees of rows that did not count, on a terminal where nobody has set up any logging."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from monoids import Sum
+from persistent_state import (
+    Application,
+    FileSource,
+    InvalidInput,
+    Message,
+    NonWindowState,
+    PersistentState,
+    PersistentTask,
+    read_state,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from persistent_state.engine.running import Running
+
+SECOND = 1_000_000
+SCHEMA = pa.schema([("ts", pa.int64()), ("word", pa.string())])
+
+
+class Words(PersistentTask):
+    key = "word"
+
+    def __init__(self, name: str = "Words", update: object = 1) -> None:
+        self.name = name
+        self._update = update
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+    def process_message(self, state: PersistentState[int], message: Message) -> None:
+        state.update(message.timestamp, self._update)  # type: ignore[arg-type]
+
+
+def ran(spark: SparkSession, folder: Path, *tasks: Words, close: bool = False) -> Running:
+    app = Application("words", str(folder / "store"), "10 seconds", "1 minute", shards=1)
+    for task in tasks:
+        app.add(task, FileSource(folder / "in", timestamp="ts", schema=SCHEMA))
+    return app.run(spark, close=close)
+
+
+def test_a_run_tells_at_its_end_what_did_not_count_and_what_waits(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "in").mkdir()
+    rows = pa.table({"ts": [second * SECOND for second in range(6)], "word": ["a"] * 6}, SCHEMA)
+    pq.write_table(rows, tmp_path / "in" / "0.parquet")
+
+    def told(*tasks: Words, close: bool = False) -> tuple[Running, list[str]]:
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "persistent_state"):
+            running = ran(spark, tmp_path, *tasks, close=close)
+        return running, [
+            f"{record.levelname} {record.getMessage()}"
+            for record in caplog.records
+            if record.name == "persistent_state"
+        ]
+
+    running, lines = told(Words(), Words("Texts", "x"))
+    waits = (
+        "6 messages read. The newest checkpoint is at clock=1969-12-31T23:59:00Z (-60000000): messages up to "
+        "1970-01-01T00:00:05Z wait above it for newer ones; run(close=True) checkpoints them now."
+    )
+    unfit = "6 of 6 rows did not count: 6 'value does not fit' (Sum holds int64)."
+    assert lines[0] == f"WARNING task=Words: {waits}"
+    assert lines[1].startswith(f"WARNING task=Texts: {waits} {unfit} See read_late_rows(store, 'words', 'Texts')")
+    assert len(lines) == 2
+    assert {name: (told.messages, told.bad) for name, told in running.progress.items()} == {
+        "Words": (6, 0),
+        "Texts": (6, 6),
+    }
+    _, lines = told(Words(), close=True)
+    assert lines == [
+        "INFO task=Words: 0 messages read. The newest checkpoint is at clock=1970-01-01T00:00:10Z (10000000)."
+    ]
+    assert read_state(str(tmp_path / "store"), "words", Words()).to_pylist() == [{"word": "a", "value": 6}]
+    _, (line,) = told(Words("Renamed"))
+    assert line.startswith("WARNING task=Renamed: 6 messages read.")
+    assert "6 of 6 rows did not count: 6 'late' (the task is new to the application and begins at its clock" in line
+    assert "name='Words'" in line
+
+
+def test_a_start_tells_at_once(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.csv").write_text("1,a\n2,b\n")
+    app = Application("words", str(tmp_path / "store"), "10 seconds", shards=1)
+    app.add(Words(), FileSource(tmp_path / "in", timestamp="ts", schema=SCHEMA))
+    called: list[str] = []
+    running = app.start(spark, on_progress=lambda progress: called.append(progress.task))
+    while not any("no timestamp" in record.getMessage() for record in caplog.records):
+        assert running.is_active
+        running.await_end(0.05)
+    running.stop()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text[: len("task=Words: 1 of 1 rows did not count")] for text in warnings] == [
+        "task=Words: 1 of 1 rows did not count"
+    ]
+    assert called == ["Words"]
+
+
+def test_a_run_that_is_refused_leaves_nobody_who_listens(spark: SparkSession, tmp_path: Path) -> None:
+    from persistent_state.engine import telling
+
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"ts": [1_767_225_600], "word": ["a"]}, SCHEMA), tmp_path / "in" / "0.parquet")
+    with pytest.raises(InvalidInput, match="timestamp_unit='s'"):
+        ran(spark, tmp_path, Words())
+    assert telling._runs == {}
