@@ -6,6 +6,8 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
+import pyarrow as pa
+
 from persistent_state import clock as clocks
 from persistent_state.clock import BEGINNING
 from persistent_state.plain import show_clock
@@ -107,6 +109,9 @@ class Notices:
             hint = "give the source format="
         else:
             return ""
+        is_unsaid = pa.types.is_int64(plan.schema.field(plan.timestamp).type) and plan.timestamp_unit is None
+        if reason in (LATE, AHEAD) and is_unsaid and self._aside[reason] >= self._messages:
+            hint += "; an int64 is microseconds, unless timestamp_unit says another unit"
         return f" ({hint})"
 
 

@@ -1,7 +1,9 @@
-"""README and docs lead nowhere that is not there: links to files and to their sections, and paths of this repository."""
+"""README and docs lead nowhere that is not there: links to files and to their sections, paths of this repository, and names."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from collections import Counter
 from pathlib import Path
@@ -9,7 +11,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from persistent_state import durations
+import monoids
+import persistent_state
+from persistent_state import Application, durations
 
 ROOT = Path(durations.__file__).parent.parent
 PAGES = sorted(
@@ -65,3 +69,40 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     )
     assert anchors_of(page) == {"one-two", "over-here"}
     assert dead_links(page, tmp_path) == ["#there", "no.md", "docs/no.md"]
+
+
+def wrong_names(code: str) -> list[str]:
+    """What Python code takes from this package, or gives to what is public, that is not there."""
+    public = {name: getattr(package, name) for package in (persistent_state, monoids) for name in package.__all__}
+    wrong = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module in ("persistent_state", "monoids"):
+            wrong += [alias.name for alias in node.names if alias.name not in public]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "monoids":
+            wrong += [node.attr] * (node.attr not in public)
+        elif isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "app":
+                taken = getattr(Application, called.attr, None)
+            else:
+                name = getattr(called, "id", getattr(called, "attr", ""))
+                taken = public.get(name)
+                if taken is None:
+                    continue
+            known = inspect.signature(taken).parameters if taken else {}
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+                wrong += [f"{ast.unparse(called)}({word.arg}=)" for word in node.keywords if word.arg not in known]
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_names_what_is_there(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        assert wrong_names(block) == []
+
+
+def test_a_wrong_name_is_found() -> None:
+    code = (
+        "from monoids import Sum, Summe\napp.add(Task(), sinks=[])\nmonoids.Maximum()\nSqlTable('url', table=1, at=2)"
+    )
+    assert sorted(wrong_names(code)) == ["Maximum", "SqlTable(at=)", "Summe", "app.add(sinks=)"]

@@ -149,6 +149,18 @@ def test_late_rows_of_a_task_that_goes_on_are_told_as_late(tmp_path: Path) -> No
     )
 
 
+def test_timestamps_of_another_unit_in_a_running_application_are_told_with_what_they_may_be(tmp_path: Path) -> None:
+    before = Run(write(tmp_path, "0.parquet", 1_767_225_600_000_000), Words())
+    before.read()
+    before.close()
+    run = Run(write(tmp_path, "1.parquet", 1_767_225_601), Words(), before.files)
+    run.plan = replace(run.plan, timestamp_unit=None)
+    run.notices = Notices(run.plan, run.entry, first=0)
+    said = run.read() or ""
+    assert "1 of 1 rows did not count: 1 'late' (" in said
+    assert "; an int64 is microseconds, unless timestamp_unit says another unit)." in said
+
+
 def test_warnings_come_when_there_is_more_to_tell_and_not_too_often(tmp_path: Path) -> None:
     run = Run(write(tmp_path, "0.parquet", 1, None), Words())
     assert "1 of 2 rows" in (run.read(now=100) or "")
