@@ -42,8 +42,9 @@ def late_rows_frame(spark: SparkSession, store: str, application: str, task: str
     """The late and bad rows of a task as a DataFrame, each once, as the newest log entry knows them now.
 
     The columns are always `reason`, `timestamp` (microseconds UTC, as a bigint: a bad one may be beyond what Spark shows),
-    `strand`, `channel`, `position`, `record` (the text of what could not be made a row), and `row`: the source's own columns
-    as JSON text, since they may differ from version to version of the source. `from_json` makes a struct of it.
+    `strand`, `channel`, `position`, `record` (the bytes as they came, where the source has them), `origin` (where the record
+    stood, such as its file and line) and `row`: the source's own columns. These two are JSON text, since they may differ from
+    version to version of the source, and bytes are base64 in it; `from_json` makes structs of them.
 
     Raises:
         InvalidInput: there is no such application or task, or the executors can't reach the store.

@@ -201,9 +201,12 @@ def _checked_monoid(task: PersistentTask, identity: Mapping[str, Any]) -> Monoid
 
 
 def read_late_rows(store: str, application: str, task: str, **storage_options: Any) -> list[pa.Table]:
-    """The late and bad rows of a task, each once, with `reason`, `timestamp`, `strand`, `channel`, `position` and `row`.
+    """The late and bad rows of a task, each once.
 
-    There is a table per file; tables of different versions of the source may have different rows.
+    Columns are `reason`, `timestamp`, `strand`, `channel`, `position`, `record` (the bytes as they came, where the source has
+    them), `origin` (a struct of where the record stood, such as its file and line; not there if the source tells nothing) and
+    `row` (a struct of the source's own columns; null for a record that could not be decoded). There is a table per file;
+    tables of different versions of the source may have different columns.
     """
     files = open_files(store, **storage_options)
     return [read_side(files, side) for side in find_sides(files, application, task)]

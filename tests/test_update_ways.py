@@ -366,7 +366,7 @@ def ended(task: PerMessage, rows: pa.RecordBatch) -> tuple[dict[Any, Any], list[
         source: Any = SimpleNamespace(read=lambda split: chunks)
         reader = RowReader(plan, source, entry.epoch, 1, [0])
         _, *sent = reader.read(InputPartition((basis, 0, 1, "all")))
-        chunks = [chunk for batch in sent for chunk in _replaced(said_by_spark(batch), plan)]
+        chunks = list(_replaced(map(said_by_spark, sent), plan))
     (blob,) = combine(plan, basis, 0, 1, chunks)
     entry = core.commit(log, [shard.merge_shard(plan, 0, [blob], None, core.new_id)])
     aside = sides.read_all(plan.files, entry.tasks[plan.name])

@@ -23,7 +23,10 @@ from persistent_state.store.base import Files
 from persistent_state.store.entry import SideFile
 from persistent_state.windows import FINAL
 
-LATE_ROWS = "reason string, timestamp bigint, strand string, channel string, position bigint, record string, row string"
+LATE_ROWS = (
+    "reason string, timestamp bigint, strand string, channel string, position bigint, record binary, "
+    "origin string, row string"
+)
 
 NO_SINK = "leave the sink out"
 
@@ -139,7 +142,7 @@ def _of_parts(
 
 
 def of_late_rows(spark: SparkSession, files: Files, found: Sequence[SideFile]) -> DataFrame:
-    """Late and bad rows; `row` is JSON."""
+    """Late and bad rows; `origin` and `row` are JSON."""
     parts = max(1, min(len(found), _parallelism(spark, files)))
 
     def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -153,8 +156,12 @@ def of_late_rows(spark: SparkSession, files: Files, found: Sequence[SideFile]) -
 
 def _late_rows(files: Files, side: SideFile) -> pa.Table:
     table = read_side(files, side)
-    rows = pa.array([to_json(plain(row)) for row in table["row"]], pa.string())
-    return table.set_column(table.schema.get_field_index("row"), "row", rows)
+    if "origin" not in table.column_names:
+        table = table.add_column(table.num_columns - 1, "origin", pa.nulls(len(table)))
+    for name in ("origin", "row"):
+        shown = [to_json(plain(value)) if value.is_valid else None for value in table[name]]
+        table = table.set_column(table.schema.get_field_index(name), name, pa.array(shown, pa.string()))
+    return table.set_column(table.schema.get_field_index("record"), "record", table["record"].cast(pa.binary()))
 
 
 def _parallelism(spark: SparkSession, files: Files) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from py4j.java_gateway import JavaObject
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
@@ -22,22 +23,24 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegralType
 
 from persistent_state import driver
+from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
 from persistent_state.engine.arrow_source import SCHEMA, ArrowReader, blob_batch, load, now_us
 from persistent_state.errors import InvalidInput, StateError, TaskFailed
 from persistent_state.plan import COLUMN, Plan
 from persistent_state.raised import places, raised
-from persistent_state.sources.base import NO_POSITION, BadRecord, Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.base import NO_POSITION, BadRecord, Chunk, Originals, Reach, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource, Opener
-from persistent_state.steps.combine import combine
+from persistent_state.sources.records import one_batch
+from persistent_state.steps.combine import combine, to_ipc
 from persistent_state.steps.lift import microseconds, unfit_keys
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
 
-_NOW, _HEADER, _STRAND, _POSITION, _REPLAY, _UNFIT, _REASON, _RECORD = (
+_NOW, _HEADER, _STRAND, _POSITION, _REPLAY, _UNFIT, _REASON, _ORIGINALS = (
     f"_persistent_state_{name}"
-    for name in ("now", "header", "strand", "position", "replay", "unfit", "reason", "record")
+    for name in ("now", "header", "strand", "position", "replay", "unfit", "reason", "originals")
 )
 _BESIDE = pa.schema(
     [
@@ -47,10 +50,13 @@ _BESIDE = pa.schema(
         (_REPLAY, pa.int64()),
         (_UNFIT, pa.bool_()),
         (_REASON, pa.string()),
-        (_RECORD, pa.string()),
+        (_ORIGINALS, pa.binary()),
     ]
 )
-"""What goes through Spark beside the rows of a source: what the part starts from, and each row's place."""
+"""What goes through Spark beside the rows of a source: what the part starts from, and each row's place.
+
+A row of its own holds, before those of a chunk, such of its records as they came as are known to be put aside.
+"""
 
 DAY = 86_400_000_000
 
@@ -303,13 +309,14 @@ def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
     rows = load(session, reader, from_arrow_schema(pa.schema([*plan.schema, *_BESIDE])))
     said = _said(plan.task, rows.select(*(_quoted(name) for name in plan.schema.names)))
     # Null for the rows that are none of the source's.
-    update = F.when(F.col(_HEADER).isNull() & F.col(_REASON).isNull(), said)
+    is_row = F.coalesce(*(F.col(name) for name in (_HEADER, _REASON, _ORIGINALS))).isNull()
+    update = F.when(is_row, said)
 
     def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         full = (batch for batch in batches if batch.num_rows)
         first = next(full)
         basis, part, parts = pickle.loads(first.column(_HEADER)[0].as_py())
-        chunks = (chunk for batch in _all(first.slice(1), full) for chunk in _replaced(batch, plan))
+        chunks = _replaced(_all(first.slice(1), full), plan)
         yield blob_batch(combine(plan, basis, part, parts, chunks), reader.labels)
 
     return _mapped(rows.select("*", update.alias(COLUMN)), step)
@@ -319,24 +326,40 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _replaced(batch: pa.RecordBatch, plan: Plan) -> Iterator[Chunk]:
+def _replaced(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Chunk]:
     """The chunks that a reader has sent through Spark as rows."""
-    bad = batch.column(_REASON).is_valid().to_numpy(zero_copy_only=False)
-    strands = pc.dictionary_encode(batch.column(_STRAND))
-    replays = batch.column(_REPLAY).fill_null(0).to_numpy()
-    place = np.stack([bad, strands.indices.to_numpy(), replays])
-    begins = np.flatnonzero(np.any(place[:, 1:] != place[:, :-1], axis=0)) + 1
-    rows, positions = _rows(batch, plan), batch.column(_POSITION).to_numpy()
-    unfit = batch.column(_UNFIT).fill_null(False).to_numpy(zero_copy_only=False)
-    for begin, end in pairwise([0, *begins.tolist(), batch.num_rows] if batch.num_rows else []):
-        strand, at = batch.column(_STRAND)[begin].as_py(), positions[begin:end]
-        if bad[begin]:
-            told = (batch.column(name).slice(begin, end - begin).to_pylist() for name in (_REASON, _RECORD))
-            records = tuple(BadRecord(*record) for record in zip(at.tolist(), *told, strict=True))
-            yield Chunk(strand, int(at[0]), rows.slice(0, 0), records, at=at[:0])
-        else:
-            some, replay = rows.slice(begin, end - begin), int(replays[begin])
-            yield Chunk(strand, int(at[0]), some, replay=replay, at=at, unfit=unfit[begin:end])
+    originals: dict[str, Originals] = {}
+    for batch in batches:
+        kind = np.stack([_is_valid(batch, _REASON), _is_valid(batch, _ORIGINALS)])
+        strands = pc.dictionary_encode(batch.column(_STRAND))
+        replays = batch.column(_REPLAY).fill_null(0).to_numpy()
+        place = np.stack([*kind, strands.indices.to_numpy(), replays])
+        begins = np.flatnonzero(np.any(place[:, 1:] != place[:, :-1], axis=0)) + 1
+        unfit = batch.column(_UNFIT).fill_null(False).to_numpy(zero_copy_only=False)
+        rows, positions = _rows(batch, plan), batch.column(_POSITION).fill_null(0).to_numpy()
+        for begin, end in pairwise([0, *begins.tolist(), batch.num_rows] if batch.num_rows else []):
+            strand, at = batch.column(_STRAND)[begin].as_py(), positions[begin:end]
+            is_bad, are_originals = kind[:, begin]
+            if are_originals:
+                known = pa.ipc.open_stream(batch.column(_ORIGINALS)[end - 1].as_buffer()).read_all()
+                originals = {strand: partial(_looked_up, known)}
+            elif is_bad:
+                reasons = batch.column(_REASON).slice(begin, end - begin).to_pylist()
+                records = tuple(BadRecord(*record) for record in zip(at.tolist(), reasons, strict=True))
+                yield Chunk(strand, int(at[0]), rows.slice(0, 0), records, at=at[:0], originals=originals.get(strand))
+            else:
+                some, replay = rows.slice(begin, end - begin), int(replays[begin])
+                came = originals.get(strand)
+                yield Chunk(strand, int(at[0]), some, replay=replay, at=at, unfit=unfit[begin:end], originals=came)
+
+
+def _is_valid(batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
+    return np.asarray(batch.column(column).is_valid())
+
+
+def _looked_up(known: pa.Table, positions: NDArray[np.int64]) -> pa.RecordBatch:
+    """The known records at these positions, nulls for others."""
+    return one_batch(known.take(pc.index_in(positions, value_set=known["position"])).to_batches(), known.schema)
 
 
 class RowReader(ArrowReader):
@@ -350,6 +373,11 @@ class RowReader(ArrowReader):
         for chunk in self.source.read(split) if split is not None else ():
             replay = chunk.first if chunk.replay is None else chunk.replay
             count, bad = chunk.rows.num_rows, chunk.bad
+            # Of what Spark has had this can't be seen any more.
+            unfit = unfit_keys(self.plan, chunk.rows)
+            if (originals := self._originals(chunk, basis, unfit)) is not None:
+                strand = pa.array([chunk.strand], pa.string())
+                yield _record_batch(schema, 1, {_STRAND: strand, _ORIGINALS: pa.array([originals], pa.binary())})
             yield _record_batch(
                 schema,
                 count,
@@ -358,7 +386,7 @@ class RowReader(ArrowReader):
                     _STRAND: pa.repeat(pa.scalar(chunk.strand, pa.string()), count),
                     _POSITION: pa.array(chunk.positions),
                     _REPLAY: pa.repeat(pa.scalar(replay, pa.int64()), count),
-                    **self._unfit(chunk.rows),
+                    _UNFIT: pa.array(unfit),
                 },
             )
             if bad:
@@ -369,15 +397,20 @@ class RowReader(ArrowReader):
                         _STRAND: pa.repeat(pa.scalar(chunk.strand, pa.string()), len(bad)),
                         _POSITION: pa.array([record.position for record in bad], pa.int64()),
                         _REASON: pa.array([record.reason for record in bad], pa.string()),
-                        _RECORD: pa.array([record.record for record in bad], pa.string()),
                     },
                 )
 
-    def _unfit(self, rows: pa.RecordBatch) -> dict[str, pa.Array]:
-        """Which rows have a key that does not fit, where that can't be seen any more once Spark has had it."""
-        if all(rows.column(field.name).type == field.type for field in self.plan.schema):
-            return {}
-        return {_UNFIT: pa.array(unfit_keys(self.plan, rows))}
+    def _originals(self, chunk: Chunk, basis: Basis, unfit: NDArray[np.bool_]) -> bytes | None:
+        """The records that a chunk will put aside whatever their updates are, with their positions, if it has any."""
+        if chunk.originals is None:
+            return None
+        stamps, valid = microseconds(chunk.rows.column(self.plan.timestamp), self.plan.timestamp_unit)
+        aside = chunk.positions[~valid | (stamps < basis.clock) | unfit]
+        aside = np.union1d(aside, np.array([record.position for record in chunk.bad], np.int64))
+        if len(aside) == 0:
+            return None
+        table = pa.Table.from_batches([chunk.originals(aside)])
+        return to_ipc(table.append_column("position", pa.array(aside)))
 
     def _column(self, rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
         column = rows.column(field.name)

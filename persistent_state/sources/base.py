@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +14,18 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A record that could not be made a row: where it stood, why, and as much of it as is known."""
+    """A record that could not be made a row: where it stood, and why."""
 
     position: int
     reason: str
-    record: str
+
+
+Originals: TypeAlias = "Callable[[NDArray[np.int64]], pa.RecordBatch]"
+"""Gives the records at these positions as they came.
+
+A row for each: `record` (large_binary: its bytes, null where its row has all of it) and `origin` (a struct of where it
+stood, such as file and line, always of one type).
+"""
 
 
 NO_POSITION = 2**63 - 1
@@ -31,7 +38,7 @@ class Chunk:
 
     The rows have the positions `at`, by default those from `first` on that no record of `bad` has. A replay that needs the
     chunk starts at position `replay`; None is `first`. `unfit` are those whose key had no place in the columns as they are
-    (None: all had).
+    (None: all had). `originals` gives the records themselves, of rows and of bad ones, where the source has them.
     """
 
     strand: str
@@ -41,6 +48,7 @@ class Chunk:
     replay: int | None = None
     at: NDArray[np.int64] | None = None
     unfit: NDArray[np.bool_] | None = None
+    originals: Originals | None = field(default=None, compare=False)
 
     @property
     def positions(self) -> NDArray[np.int64]:

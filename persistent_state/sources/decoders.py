@@ -11,8 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInput
-from persistent_state.sources.base import BadRecord
-from persistent_state.sources.records import JSON, RECORD_LENGTH, Piece, check_text, json_piece, one_batch, sift
+from persistent_state.sources.records import JSON, Piece, Unfit, bad_records, check_text, json_piece, one_batch, sift
 
 Values: TypeAlias = "Sequence[bytes | None]"
 
@@ -55,7 +54,7 @@ class Raw:
             try:
                 return pa.record_batch([column.slice(first, end - first).cast(self.type)], self.schema)
             except pa.ArrowInvalid:
-                raise pa.ArrowInvalid("not UTF-8") from None
+                raise Unfit("not UTF-8") from None
 
         return _sifted(values, read, self.schema)
 
@@ -64,10 +63,12 @@ class Raw:
 class Json:
     """One JSON object, whose members are the columns of `schema`: what it lacks is null, what else it has is left out.
 
-    Timestamps are ISO 8601, in UTC if they tell no zone, or int64 in microseconds.
+    Timestamps are ISO 8601, in UTC if they tell no zone, or int64 in microseconds. `skip` bytes stand before it: 5 where a
+    schema registry's clients wrote it.
     """
 
     columns: pa.Schema
+    skip: int = 0
 
     @property
     def schema(self) -> pa.Schema:
@@ -76,7 +77,7 @@ class Json:
 
     def decode(self, values: Values) -> Piece:
         # An object without members is a row of nulls.
-        return json_piece([b"{}" if value is None else value for value in values], self.columns)
+        return json_piece([b"{}" if value is None else value[self.skip :] for value in values], self.columns)
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,14 @@ class Avro:
                     raise ValueError("longer than its schema says")
                 rows.append(row)
             # Of bytes that are none of its records fastavro raises whatever it comes upon.
-            except Exception as error:
-                bad[i] = f"no Avro record of its schema: {type(error).__name__}"
+            except Exception:
+                bad[i] = "no Avro record of its schema"
 
         def read(first: int, end: int) -> pa.RecordBatch:
             try:
                 return pa.RecordBatch.from_pylist(rows[first:end], schema)
             except (OverflowError, ValueError):
-                raise pa.ArrowInvalid("a field does not fit its column") from None
+                raise Unfit("a field does not fit its column") from None
 
         good = [value for i, value in enumerate(values) if i not in bad]
         found = _sifted(good, read, schema)
@@ -130,7 +131,7 @@ class Avro:
             return found
         places = [i for i in range(len(values)) if i not in bad]
         unfit = {places[record.position]: record.reason for record in found.bad}
-        return Piece(found.rows, len(values), _bad_records({**bad, **unfit}, values))
+        return Piece(found.rows, len(values), bad_records({**bad, **unfit}))
 
     def _parsed(self) -> Any:
         try:
@@ -199,19 +200,10 @@ def _arrow_type(avro: Any, named: dict[str, pa.DataType]) -> pa.DataType:
 def _sifted(values: Values, read: Callable[[int, int], pa.RecordBatch], schema: pa.Schema) -> Piece:
     bad: dict[int, str] = {}
     good = sift(len(values), read, bad)
-    return Piece(good[0] if len(good) == 1 else one_batch(good, schema), len(values), _bad_records(bad, values))
+    return Piece(good[0] if len(good) == 1 else one_batch(good, schema), len(values), bad_records(bad))
 
 
-def _bad_records(bad: Mapping[int, str], values: Values) -> tuple[BadRecord, ...]:
-    return tuple(BadRecord(i, bad[i], shown(values[i])) for i in sorted(bad))
-
-
-def shown(value: bytes | None) -> str:
-    """As much of a record as is kept of a bad one."""
-    return "" if value is None else value[:RECORD_LENGTH].decode(errors="backslashreplace")
-
-
-def side_by_side(pieces: Iterable[Piece], values: Values) -> Piece:
+def side_by_side(pieces: Iterable[Piece]) -> Piece:
     """The columns that several decoders made of the same records; one that any of them could not decode is bad."""
     pieces = list(pieces)
     bad = {record.position: record.reason for piece in reversed(pieces) for record in piece.bad}
@@ -223,4 +215,4 @@ def side_by_side(pieces: Iterable[Piece], values: Values) -> Piece:
             places = (i for i in range(piece.count) if i not in own)
             rows = rows.take(pa.array([row for row, place in enumerate(places) if place not in bad], pa.int64()))
         columns.update(zip(rows.schema.names, rows.columns, strict=True))
-    return Piece(pa.record_batch(columns), len(values), _bad_records(bad, values))
+    return Piece(pa.record_batch(columns), pieces[0].count, bad_records(bad))

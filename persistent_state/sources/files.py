@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
 from persistent_state.raised import raised
@@ -26,6 +29,7 @@ Split: TypeAlias = "tuple[tuple[int, str, int], ...]"  # (ordinal, path, size) o
 
 STRAND = ""
 ROW_BITS = 32
+ORIGIN = pa.struct([("file", pa.string()), ("line", pa.int64())])
 
 _FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}
 _CODECS: dict[str, records.Codec] = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
@@ -175,12 +179,10 @@ class FileSource(TimeReplayableSource):
                         piece = self._transformed_piece(piece, path)
                     if position + piece.count > start + (1 << ROW_BITS):
                         raise InvalidInput(f"file={path!r} of {self!r} has more than 2**32 rows; cut it up.")
-                    bad = [
-                        replace(record, position=position + record.position, record=record.record or path)
-                        for record in piece.bad
-                    ]
+                    bad = tuple(replace(record, position=position + record.position) for record in piece.bad)
                     if piece.count:
-                        yield Chunk(STRAND, position, piece.rows, tuple(bad), replay=start)
+                        originals = partial(_originals, path, position, piece.original)
+                        yield Chunk(STRAND, position, piece.rows, bad, start, originals=originals)
                     position += piece.count
 
     @property
@@ -242,8 +244,14 @@ class FileSource(TimeReplayableSource):
                 f"and ({_columns(self.schema)}) of a batch without rows; make them alike."
             )
         # What was made of a row can't be told, so the bad records stand behind all rows.
-        bad = (replace(record, position=rows.num_rows + i) for i, record in enumerate(piece.bad))
-        return records.Piece(rows, rows.num_rows + len(piece.bad), tuple(bad))
+        bad = tuple(replace(record, position=rows.num_rows + i) for i, record in enumerate(piece.bad))
+
+        def original(place: int) -> records.Original:
+            if place < rows.num_rows:
+                return records.Original()
+            return piece.original(piece.bad[place - rows.num_rows].position)
+
+        return records.Piece(rows, rows.num_rows + len(bad), bad, original)
 
     def _kind(self, path: str) -> tuple[str | None, records.Codec | None]:
         """Format and compression of a file."""
@@ -317,6 +325,16 @@ class _Opened:
     paths: set[str]
     present: dict[str, int] = field(default_factory=dict)
     is_frozen: bool = False
+
+
+def _originals(
+    path: str, first: int, original: Callable[[int], records.Original], positions: NDArray[np.int64]
+) -> pa.RecordBatch:
+    """The records of a file at these positions, of which the `first` is where `original` begins to count."""
+    found = [original(place) for place in (positions - first).tolist()]
+    origins = [{"file": path, "line": each.line} for each in found]
+    record = pa.array([each.record for each in found], pa.large_binary())
+    return pa.record_batch({"record": record, "origin": pa.array(origins, ORIGIN)})
 
 
 class _StoredFile(io.RawIOBase):

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
+from persistent_state.errors import InvalidInput, TaskFailed
 from persistent_state.kafka import asking, client_options, library
 from persistent_state.plain import show_clock
 from persistent_state.raised import raised
-from persistent_state.sources import decoders, topics
+from persistent_state.sources import consumer, decoders, topics
 from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.consumer import Part
 from persistent_state.sources.decoders import Decoder, Raw
 from persistent_state.sources.records import Transform, one_batch, transformed
 from persistent_state.sources.topics import Noted, Place
@@ -37,29 +37,7 @@ GAP = "gap"
 LOST, ANEW = "offsets were deleted before they were read", "the topic was made anew before it was read to its end"
 TOPIC, PARTITION, OFFSET, TIME = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
 
-PATIENCE = 60.0
-"""Seconds until a broker that sends nothing of what it has is said not to answer."""
-
 _ROWS_PER_CHUNK = 1 << 16
-_ROWS_PER_CALL = 10_000
-_WAIT = 0.01
-"""Seconds for which a call waits until it has that many."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Offsets of a partition, from `begin` up to `end`, to be read by one worker; `first` is the first that there is.
-
-    `gap` is what is lost before that, if so, and is told once.
-    """
-
-    strand: str
-    topic: str
-    partition: int
-    begin: int
-    end: int
-    first: int
-    gap: Mapping[str, Any] | None
 
 
 @dataclass
@@ -243,10 +221,11 @@ class KafkaSource(TimeReplayableSource):
     def read(self, split: Sequence[Part]) -> Iterator[Chunk]:
         for part in split:
             if part.gap is not None:
-                lost = BadRecord(part.begin, LOST if "first" in part.gap else ANEW, json.dumps(part.gap))
-                yield Chunk(part.strand, part.begin, one_batch([], self.schema), (lost,))
+                lost = BadRecord(part.begin, LOST if "first" in part.gap else ANEW)
+                yield Chunk(part.strand, part.begin, one_batch([], self.schema), (lost,), originals=part.told)
         waiting: dict[str, list[Any]] = defaultdict(list)
-        for part, messages in self._records({(part.topic, part.partition): part for part in split}):
+        left = {(part.topic, part.partition): part for part in split}
+        for part, messages in consumer.records(repr(self), self._asking, self._consumer_options(), left):
             held = waiting[part.strand]
             held += messages
             if len(held) >= _ROWS_PER_CHUNK:
@@ -254,52 +233,6 @@ class KafkaSource(TimeReplayableSource):
         for part in split:
             if part.strand in waiting:
                 yield self._chunk(part, waiting.pop(part.strand))
-
-    def _records(self, left: dict[tuple[str, int], Part]) -> Iterator[tuple[Part, Sequence[Any]]]:
-        """The records of these partitions, as they come, each partition's in its order."""
-        kafka = library()
-        left = {place: part for place, part in left.items() if part.first < part.end}
-        if not left:
-            return
-        with self._asking():
-            consumer = kafka.Consumer(self._consumer_options())
-        try:
-            with self._asking():
-                consumer.assign(
-                    [kafka.TopicPartition(*place, max(part.begin, part.first)) for place, part in left.items()]
-                )
-            heard, only = time.monotonic(), next(iter(left)) if len(left) == 1 else None
-            while left:
-                with self._asking():
-                    messages = consumer.consume(_ROWS_PER_CALL, timeout=_WAIT)
-                if time.monotonic() - heard > PATIENCE and not messages:
-                    raise StoreUnavailable(
-                        f"{self!r} sent nothing of {sorted(left)} for {PATIENCE:g} s; mend it, then try again."
-                    )
-                heard = time.monotonic() if messages else heard
-                for place, some in _runs([message for message in messages if message.error() is None], only):
-                    if (part := left.get(place)) is None:
-                        continue
-                    if some[-1].offset() >= part.end - 1:
-                        some = [message for message in some if message.offset() < part.end]
-                        del left[place]
-                        with self._asking():
-                            consumer.pause([kafka.TopicPartition(*place)])
-                    if some:
-                        yield part, some
-                for message in messages:
-                    if (error := message.error()) is None:
-                        continue
-                    place = message.topic(), message.partition()
-                    if error.code() == kafka.KafkaError._PARTITION_EOF:
-                        # What lies before the end and never came was no record, but a mark of a transaction or compacted.
-                        if place in left and message.offset() >= left[place].end:
-                            del left[place]
-                    elif not error.retriable() and error.code() != kafka.KafkaError._ALL_BROKERS_DOWN:
-                        with self._asking():
-                            raise kafka.KafkaException(error)
-        finally:
-            consumer.close()
 
     def _chunk(self, part: Part, messages: Sequence[Any]) -> Chunk:
         first, last = messages[0].offset(), messages[-1].offset()
@@ -315,10 +248,11 @@ class KafkaSource(TimeReplayableSource):
         except Exception as error:
             where = f"topic={part.topic!r} partition={part.partition} from offset {first}"
             raise TaskFailed(f"a decoder of {self!r} raised {raised(error)}, for records of {where}.") from error
-        piece = decoded[0] if len(decoded) == 1 else decoders.side_by_side(decoded, values)
+        piece = decoded[0] if len(decoded) == 1 else decoders.side_by_side(decoded)
         bad = tuple(replace(record, position=int(at[record.position])) for record in piece.bad)
         good = np.ones(len(at), np.bool_)
         good[[record.position for record in piece.bad]] = False
+        originals = partial(consumer.originals, at, messages)
         at = at[good]
         record = [
             pa.repeat(pa.scalar(part.topic), len(at)),
@@ -335,7 +269,7 @@ class KafkaSource(TimeReplayableSource):
         if self._transform is not None:
             rows = self._transformed_rows(rows, part)
             at = rows.column(OFFSET).to_numpy()
-        return Chunk(part.strand, first, rows, bad, at=at)
+        return Chunk(part.strand, first, rows, bad, at=at, originals=originals)
 
     def _transformed_rows(self, rows: pa.RecordBatch, part: Part) -> pa.RecordBatch:
         where = f"topic={part.topic!r} partition={part.partition} from offset {rows.column(OFFSET)[0]}"
@@ -477,15 +411,3 @@ class KafkaSource(TimeReplayableSource):
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
         }
-
-
-def _runs(messages: Sequence[Any], only: tuple[str, int] | None) -> Iterator[tuple[tuple[str, int], Sequence[Any]]]:
-    """Messages by their partition, in their order; all are of the `only` one if there is no other."""
-    if only is not None:
-        if messages:
-            yield only, messages
-        return
-    found: dict[tuple[str, int], list[Any]] = defaultdict(list)
-    for message in messages:
-        found[message.topic(), message.partition()].append(message)
-    yield from found.items()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import codecs
 import io
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from persistent_state.errors import InvalidInput
+from persistent_state.plain import plain, to_json
 from persistent_state.sources.base import BadRecord
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
@@ -35,17 +37,32 @@ NO_FORMAT = "its ending tells no format"
 _PIECE_ROWS = 1 << 18
 _PIECE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 24
-RECORD_LENGTH = 10_000
 _ZONE = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
+
+
+class Unfit(pa.ArrowInvalid):  # type: ignore[misc]
+    """Why a record can't be decoded, in the same words for all that are alike: reasons are counted."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """A record as it came: its bytes, unless its row has all of it, and its line in a text or row in a file, from 1 on."""
+
+    record: bytes | None = None
+    line: int | None = None
 
 
 @dataclass(frozen=True)
 class Piece:
-    """`count` records that follow each other: the good ones as rows, the bad ones with their places among all."""
+    """`count` records that follow each other: the good ones as rows, the bad ones with their places among all.
+
+    `original` gives the record at a place.
+    """
 
     rows: pa.RecordBatch
     count: int
     bad: tuple[BadRecord, ...] = ()
+    original: Callable[[int], Original] = lambda place: Original()
 
 
 def read_pieces(file: io.RawIOBase, format: str | None, codec: Codec | None, schema: pa.Schema) -> Iterator[Piece]:
@@ -59,12 +76,13 @@ def read_pieces(file: io.RawIOBase, format: str | None, codec: Codec | None, sch
         if format == PARQUET:
             yield from _parquet_pieces(stored, schema)
         elif format is None:
-            raise pa.ArrowInvalid(NO_FORMAT)
+            raise Unfit(NO_FORMAT)
         else:
             text = pa.CompressedInputStream(stored, codec) if codec else stored
             yield from _text_pieces(_line_blocks(text), format, schema)
     except UNDECODABLE as error:
-        yield Piece(one_batch([], schema), 1, (BadRecord(0, f"unreadable file: {_reason(error)}", ""),))
+        why = str(error) if isinstance(error, Unfit) else f"damaged, or not {format}"
+        yield Piece(one_batch([], schema), 1, (BadRecord(0, f"unreadable file: {why}"),))
 
 
 def check_text(format: str, schema: pa.Schema) -> None:
@@ -104,11 +122,13 @@ def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         try:
             columns.append(_cast(rows.column(found), field.type) if found >= 0 else pa.nulls(rows.num_rows, field.type))
         except pa.ArrowInvalid as error:
-            raise pa.ArrowInvalid(f"column {field.name} is not {field.type}") from error
-    fitted = pa.RecordBatch.from_arrays(columns, schema=schema)
-    # Parquet does not promise that text is UTF-8; what is not would fail much later, in the user's code.
-    fitted.validate(full=True)
-    return fitted
+            raise Unfit(f"column {field.name} is not {field.type}") from error
+        try:
+            # Parquet does not promise that text is UTF-8; what is not would fail much later, in the user's code.
+            columns[-1].validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise Unfit(f"column {field.name} is not UTF-8") from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
@@ -136,7 +156,10 @@ def _parse(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
 
 
 def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int, str]) -> list[pa.RecordBatch]:
-    """What `decode` makes of records, from place to place. Where it can't, halves are tried, down to one bad record."""
+    """What `decode` makes of records, from place to place. Where it can't, halves are tried, down to one bad record.
+
+    It says why by `Unfit`.
+    """
     good = []
     parts = [(0, count)] if count else []
     while parts:
@@ -145,7 +168,7 @@ def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int
             good.append(decode(first, end))
         except pa.ArrowInvalid as error:
             if end - first == 1:
-                bad[first] = _reason(error)
+                bad[first] = str(error)
             else:
                 middle = (first + end) // 2
                 parts += [(middle, end), (first, middle)]
@@ -153,7 +176,7 @@ def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int
 
 
 def _piece(
-    raw: pa.RecordBatch, schema: pa.Schema, bad: dict[int, str], count: int, record: Callable[[int], str]
+    raw: pa.RecordBatch, schema: pa.Schema, bad: dict[int, str], count: int, original: Callable[[int], Original]
 ) -> Piece:
     """Records that were read as `raw`, but for some `bad` ones, in this schema."""
     unfit: dict[int, str] = {}
@@ -161,19 +184,18 @@ def _piece(
     if unfit:
         places = np.delete(np.arange(count), list(bad)).tolist()
         bad = {**bad, **{places[row]: reason for row, reason in unfit.items()}}
-    records = (BadRecord(i, bad[i], record(i)[:RECORD_LENGTH]) for i in sorted(bad))
-    return Piece(good[0] if len(good) == 1 else one_batch(good, schema), count, tuple(records))
+    rows = good[0] if len(good) == 1 else one_batch(good, schema)
+    return Piece(rows, count, bad_records(bad), original)
 
 
-def _reason(error: Exception) -> str:
-    """What is wrong, without the value: reasons are counted."""
-    text = re.split(r": invalid value|, couldn't parse", str(error))[0]
-    return re.sub(r"'[^']*'|Row #\d+: | in row \d+", "", text)[:200]
+def bad_records(bad: Mapping[int, str]) -> tuple[BadRecord, ...]:
+    """Those at these places, for these reasons."""
+    return tuple(BadRecord(i, bad[i]) for i in sorted(bad))
 
 
 def _check_once(names: list[str]) -> None:
     if len(set(names)) < len(names):
-        raise pa.ArrowInvalid("a column stands twice in it")
+        raise Unfit("a column stands twice in it")
 
 
 def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
@@ -181,20 +203,31 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
     fields = [field for field in parquet.schema_arrow if field.name in schema.names]
     names = [field.name for field in fields]
     _check_once(names)
-    # A type that can never be cast is the fault of the file, not of each of its rows.
-    _fit(one_batch([], pa.schema(fields)), schema)
+    for field in fields:
+        try:
+            _cast(pa.nulls(0, field.type), schema.field(field.name).type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            # The fault of the file, not of each of its rows.
+            raise Unfit(f"column {field.name} is {field.type}, not {schema.field(field.name).type}") from error
     meta = parquet.metadata
     total_bytes = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
     piece_rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES * meta.num_rows // max(1, total_bytes)))
+    first = 1
     for batch in parquet.iter_batches(piece_rows, columns=names):
-        yield _piece(batch, schema, {}, batch.num_rows, partial(_parquet_record, batch))
+        piece = _piece(batch, schema, {}, batch.num_rows, lambda place: Original())
+        bad = {record.position for record in piece.bad}
+        yield replace(piece, original=partial(_parquet_original, batch, bad, first))
+        first += batch.num_rows
 
 
-def _parquet_record(batch: pa.RecordBatch, i: int) -> str:
-    try:
-        return str(batch.slice(i, 1).to_pylist()[0])
-    except (ValueError, OverflowError):
-        return ""  # Text that is not UTF-8, a time that Python can't tell.
+def _parquet_original(batch: pa.RecordBatch, bad: Container[int], first: int, place: int) -> Original:
+    """A row of a Parquet file: where it stood and, if it is none of the task's, its columns as JSON."""
+    record = None
+    if place in bad:
+        # What is text that is not UTF-8 can't be told.
+        with suppress(ValueError):
+            record = to_json(plain(batch.slice(place, 1).to_struct_array()[0])).encode()
+    return Original(record, first + place)
 
 
 def _line_blocks(file: pa.NativeFile) -> Iterator[bytes]:
@@ -213,39 +246,53 @@ def _line_blocks(file: pa.NativeFile) -> Iterator[bytes]:
 
 def _text_pieces(blocks: Iterable[bytes], format: str, schema: pa.Schema) -> Iterator[Piece]:
     parse = _json_parser(schema) if format == JSON else None
+    line = 1
     for block in blocks:
+        end = line + block.count(b"\n")
         if parse is None:
             header, _, block = block.lstrip(b"\r\n").partition(b"\n")
-            if not header:
-                continue
-            parse = _csv_parser(header, schema)
-        yield _text_piece(block, schema, parse)
+            if header:
+                parse = _csv_parser(header, schema)
+        if parse is not None:
+            yield _text_piece(block, end - block.count(b"\n"), schema, parse)
+        line = end
 
 
-def _text_piece(block: bytes, schema: pa.Schema, parse: Parser) -> Piece:
+def _text_piece(block: bytes, line: int, schema: pa.Schema, parse: Parser) -> Piece:
+    """The records of whole lines, of which the first is this one of its file."""
     codes = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(codes == ord("\n")) + 1
     starts = np.concatenate([[0], ends])[:-1]
     # Empty lines are no records.
     lengths = ends - starts - (codes[np.maximum(ends - 2, starts)] == ord("\r"))
-    return _parsed_piece(block, starts[lengths > 1], ends[lengths > 1], schema, parse)
+    records = np.flatnonzero(lengths > 1)
+    return _parsed_piece(block, starts[records], ends[records], line + records, schema, parse)
 
 
 def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
     """The records of JSON objects, one in each of these values."""
     lines = b"\n".join(values) + b"\n"
+    if codecs.BOM_UTF8 in lines:
+        values = [value.removeprefix(codecs.BOM_UTF8) for value in values]
+        lines = b"\n".join(values) + b"\n"
     if lines.count(b"\n") > len(values) or lines.startswith(b"{") + lines.count(b"\n{") < len(values):
         # Between the parts of an object a line end is a space, and within a text there can't be one.
         values = [value.replace(b"\n", b" ").strip() for value in values]
         lines = b"\n".join(values) + b"\n"
     ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)) + 1)
-    return _parsed_piece(lines, np.concatenate([[0], ends])[:-1], ends, schema, _json_parser(schema))
+    starts = np.concatenate([[0], ends])[:-1]
+    return _parsed_piece(lines, starts, ends, np.arange(len(values)), schema, _json_parser(schema))
 
 
 def _parsed_piece(
-    block: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], schema: pa.Schema, parse: Parser
+    block: bytes,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    lines: NDArray[np.int64],
+    schema: pa.Schema,
+    parse: Parser,
 ) -> Piece:
-    """The records of lines that begin and end at these places."""
+    """The records of lines that begin and end at these places, and have these numbers."""
     bad: dict[int, str] = {}
 
     def decode(first: int, end: int) -> pa.RecordBatch:
@@ -254,20 +301,20 @@ def _parsed_piece(
         try:
             text.decode()
         except UnicodeDecodeError:
-            raise pa.ArrowInvalid("not UTF-8") from None
+            raise Unfit("not UTF-8") from None
         table, odd = parse(text, starts[first:end] - offset, ends[first:end] - offset)
         # As many as there are lines is one of each: no CSV line makes two rows, no JSON line less than one.
         if len(table) + len(odd) != end - first:
-            raise pa.ArrowInvalid("not one record in one line")
+            raise Unfit("not one record in one line")
         bad.update({first + i: "not as many fields as in the header" for i in odd})
         return one_batch(table.to_batches(), table.schema)
 
-    def record(i: int) -> str:
-        return block[starts[i] : ends[i]].decode(errors="backslashreplace").rstrip("\r\n")
+    def original(i: int) -> Original:
+        return Original(block[starts[i] : ends[i]].rstrip(b"\r\n"), int(lines[i]))
 
     good = sift(len(starts), decode, bad)
     raw = one_batch(good, good[0].schema if good else schema)
-    return _piece(raw, schema, bad, len(starts), record)
+    return _piece(raw, schema, bad, len(starts), original)
 
 
 def _csv_parser(header: bytes, schema: pa.Schema) -> Parser:
@@ -289,7 +336,7 @@ def _csv_parser(header: bytes, schema: pa.Schema) -> Parser:
     def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, list[int]]:
         # Elsewhere a carriage return ends a line too, so that one line might make two rows.
         if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
-            raise pa.ArrowInvalid("a carriage return within a line")
+            raise Unfit("a carriage return within a line")
         odd: list[int] = []
 
         def skip(row: pa_csv.InvalidRow) -> Literal["skip"]:
@@ -300,9 +347,12 @@ def _csv_parser(header: bytes, schema: pa.Schema) -> Parser:
         source: Any = pa.BufferReader(text)
         read = pa_csv.ReadOptions(column_names=names, block_size=len(text), use_threads=False)
         rules = pa_csv.ParseOptions(invalid_row_handler=skip)
-        table = pa_csv.read_csv(source, read_options=read, parse_options=rules, convert_options=convert)
+        try:
+            table = pa_csv.read_csv(source, read_options=read, parse_options=rules, convert_options=convert)
+        except pa.ArrowInvalid as error:
+            raise Unfit("not a CSV record") from error
         if not odd:
-            raise pa.ArrowInvalid("a quote is not closed")
+            raise Unfit("a quote is not closed")
         return table, odd[:-1]
 
     return parse
@@ -322,9 +372,35 @@ def _json_parser(schema: pa.Schema) -> Parser:
         # pyarrow takes objects wherever their lines end, and crashes on a null. But a line end between "}" and "{" can
         # only be one between two objects, so that no object lies in two lines and each line makes a row or more.
         if (codes[starts] != ord("{")).any() or (last != ord("}")).any():
-            raise pa.ArrowInvalid("not a JSON object")
+            raise Unfit("not a JSON object")
         source: Any = pa.BufferReader(text)
         read = pa_json.ReadOptions(block_size=len(text), use_threads=False)
-        return pa_json.read_json(source, read_options=read, parse_options=rules), []
+        try:
+            return pa_json.read_json(source, read_options=read, parse_options=rules), []
+        except pa.ArrowInvalid as error:
+            raise Unfit(_unfit_json(text, fields, schema) if len(starts) == 1 else "") from error
 
     return parse
+
+
+def _unfit_json(text: bytes, fields: Iterable[pa.Field], schema: pa.Schema) -> str:
+    """Why a line is none of these fields, in words that don't depend on the library's."""
+    is_twice = False
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal is_twice
+        is_twice = is_twice or len(dict(pairs)) < len(pairs)
+        return dict(pairs)
+
+    try:
+        found = json.loads(text, object_pairs_hook=members)
+    except (ValueError, RecursionError):
+        return "not a JSON object"
+    if is_twice:
+        return "a member stands twice"
+    for field in fields:
+        try:
+            pa.array([found.get(field.name)], field.type)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            return f"column {field.name} is not {schema.field(field.name).type}"
+    return "not a record of the schema"

@@ -21,7 +21,7 @@ from persistent_state.errors import InvalidInput, TaskFailed
 from persistent_state.merge import ID
 from persistent_state.plan import COLUMN, FAIL, Plan
 from persistent_state.raised import raised
-from persistent_state.sources.base import NO_POSITION, Chunk
+from persistent_state.sources.base import NO_POSITION, BadRecord, Chunk, Originals
 from persistent_state.steps.recorder import Recorder
 from persistent_state.steps.units import check_unit
 from persistent_state.task import Message
@@ -43,8 +43,9 @@ SIDE_COLUMNS = {
     "strand": pa.string(),
     "channel": pa.string(),
     "position": pa.int64(),
-    "record": pa.string(),
+    "record": pa.large_binary(),
 }
+"""What stands in a side file before `row`; `origin` stands between, where the source tells where a record stood."""
 
 
 @dataclass
@@ -97,10 +98,18 @@ def side_table(rows: pa.RecordBatch, where: NDArray[np.bool_], reason: str, plac
         "strand": pa.array([place.strand] * count, pa.string()),
         "channel": place.channels.take(picked),
         "position": pa.array(place.positions, mask=place.positions == NO_POSITION).take(picked),
-        "record": pa.nulls(count, pa.string()),
+        **_as_they_came(place.originals, place.positions[where]),
     }
     row = rows.take(picked)
     return pa.table({**columns, "row": pa.StructArray.from_arrays(row.columns, fields=list(row.schema))})
+
+
+def _as_they_came(originals: Originals | None, positions: NDArray[np.int64]) -> dict[str, pa.Array]:
+    """The columns of a side table that hold the records themselves."""
+    if originals is None:
+        return {"record": pa.nulls(len(positions), SIDE_COLUMNS["record"])}
+    came = originals(positions)
+    return {"record": came.column("record"), "origin": came.column("origin")}
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,7 @@ class Place:
     positions: NDArray[np.int64]
     timestamps: NDArray[np.int64]
     valid: NDArray[np.bool_]
+    originals: Originals | None = None
 
     @property
     def channels(self) -> pa.Array:
@@ -128,6 +138,7 @@ class Place:
             self.positions[picked],
             self.timestamps[picked],
             self.valid[picked],
+            self.originals,
         )
 
 
@@ -148,7 +159,7 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         lifted.ends[chunk.strand] = max(end, lifted.ends.get(chunk.strand, 0))
     bad_records = [r for r in chunk.bad if r.position >= position.next]
     if bad_records:
-        _side(plan, lifted, _bad_records(plan, chunk.strand, bad_records), "undecodable record")
+        _side(plan, lifted, _bad_records(plan, chunk, bad_records), "undecodable record")
     # A row without a timestamp was taken back with the clock if it can be delivered again, so only its position counts.
     stamps = place.timestamps if place.valid.all() else np.where(place.valid, place.timestamps, np.iinfo(np.int64).max)
     fresh = ~clocks.is_accounted(position, place.positions, stamps)
@@ -343,7 +354,7 @@ class _RowMessage(Message):
 def _place(plan: Plan, chunk: Chunk) -> Place:
     timestamps, valid = microseconds(chunk.rows.column(plan.timestamp), plan.timestamp_unit)
     named = None if plan.channel is None else chunk.rows.column(plan.channel).cast(pa.string()).fill_null("")
-    return Place(chunk.strand, named, chunk.positions, timestamps, valid)
+    return Place(chunk.strand, named, chunk.positions, timestamps, valid, chunk.originals)
 
 
 def unfit_keys(plan: Plan, rows: pa.RecordBatch) -> NDArray[np.bool_]:
@@ -408,21 +419,22 @@ def _by_channel(plan: Plan, place: Place, accepted: NDArray[np.bool_]) -> Iterat
         yield name, accepted & (index == code)
 
 
-def _bad_records(plan: Plan, strand: str, records: Sequence[Any]) -> pa.Table:
+def _bad_records(plan: Plan, chunk: Chunk, records: Sequence[BadRecord]) -> pa.Table:
     count = len(records)
-    channel = strand if plan.channel is None else ""
+    channel = chunk.strand if plan.channel is None else ""
+    positions = np.array([record.position for record in records], np.int64)
     row = pa.StructArray.from_arrays(
         [pa.nulls(count, f.type) for f in plan.schema], fields=list(plan.schema), mask=pa.array([True] * count)
     )
-    columns = [
-        pa.array([r.reason for r in records], pa.string()),
-        pa.nulls(count, pa.int64()),
-        pa.array([strand] * count, pa.string()),
-        pa.array([channel] * count, pa.string()),
-        pa.array([r.position for r in records], pa.int64()),
-        pa.array([r.record for r in records], pa.string()),
-    ]
-    return pa.table([*columns, row], names=[*SIDE_COLUMNS, "row"])
+    columns = {
+        "reason": pa.array([record.reason for record in records], pa.string()),
+        "timestamp": pa.nulls(count, pa.int64()),
+        "strand": pa.array([chunk.strand] * count, pa.string()),
+        "channel": pa.array([channel] * count, pa.string()),
+        "position": pa.array(positions),
+        **_as_they_came(chunk.originals, positions),
+    }
+    return pa.table({**columns, "row": row})
 
 
 def _side(plan: Plan, lifted: Lifted, table: pa.Table, reason: str) -> None:

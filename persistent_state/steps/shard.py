@@ -36,7 +36,7 @@ from persistent_state.store.codec import run_to_json
 from persistent_state.store.entry import Run, SideFile, Stored
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
-from persistent_state.store.sides import side_file
+from persistent_state.store.sides import joined, side_file
 
 LAZY, EAGER = (1.25, 4), (2.5, 2)
 """(growth, least): levels are merged with newer ones that hold 1 / growth of their rows, and at least so many at a time.
@@ -329,5 +329,5 @@ def read_values(files: Files, values: Stored | bytes) -> pa.Table:
 def _write_side(plan: Plan, path: str, sides: Sequence[pa.Table]) -> SideFile | None:
     if not sides:
         return None
-    table = pa.concat_tables(sides)
+    table = joined(sides)
     return side_file(runs_io.write_table(plan.files, path, table), table)

@@ -26,7 +26,16 @@ LARGE = 16 << 20
 
 def read(files: Files, side: SideFile) -> pa.Table:
     """The rows of a file that were not taken back."""
-    return left(run.read_table(files, side.file), side)
+    table = left(run.read_table(files, side.file), side)
+    # Older versions kept text.
+    fields = (field.with_type(pa.large_binary()) if field.name == "record" else field for field in table.schema)
+    return table.cast(pa.schema(fields))
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of several tables; `origin` is null where only others tell it."""
+    table = pa.concat_tables(tables, promote_options="default")
+    return table.select([*(name for name in table.column_names if name != "row"), "row"])
 
 
 def left(table: pa.Table, side: SideFile) -> pa.Table:
@@ -95,7 +104,7 @@ def fewer(files: Files, listed: Sequence[SideFile], alike: Sequence[SideFile], p
     small = sorted(alike, key=lambda side: side.file.length)[: MANY // 2 + 1]
     try:
         with run.named_by_newest():
-            table = pa.concat_tables([read(files, side) for side in listed if side in small])
+            table = joined([read(files, side) for side in listed if side in small])
     except Damaged:
         return tuple(listed)
     one = side_file(run.write_table(files, path, table), table)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -83,6 +84,15 @@ def places(chunks: Sequence[Chunk]) -> Counter[tuple[str, int]]:
 
 def bad(chunks: Sequence[Chunk]) -> list[tuple[str, int, str]]:
     return [(chunk.strand, record.position, record.reason) for chunk in chunks for record in chunk.bad]
+
+
+def originals(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
+    """The bad records as they came."""
+    found = []
+    for chunk in chunks:
+        assert chunk.originals is not None
+        found += chunk.originals(np.array([record.position for record in chunk.bad], np.int64)).to_pylist()
+    return found
 
 
 def source(broker: Broker, topics: Any, **options: Any) -> KafkaSource:
@@ -262,8 +272,8 @@ def test_a_topic_made_anew_stops_it_or_is_another_one(broker: Broker) -> None:
     assert bad(chunks) == [(f"{topic}-0#1", 0, ANEW)]
     assert agreed.channels == {f"{topic}-0#1": False}
     assert numbers(agreed.start(back={f"{topic}-0": 30, f"{topic}-0#1": 10}).all()) == list(range(110, 150))
-    (told,) = (json.loads(record.record) for chunk in chunks for record in chunk.bad)
-    assert told == {"topic": topic, "partition": 0, "of the old topic from": 30}
+    (told,) = (original["record"] for original in originals(chunks))
+    assert json.loads(told) == {"topic": topic, "partition": 0, "of the old topic from": 30}
     grow(broker, topic, 2)
     produce(broker, topic, [150], 1, first=1)
     chunks = agreed.start().all()
@@ -318,8 +328,39 @@ def test_records_that_can_not_be_decoded_are_bad_and_tombstones_are_nulls(broker
         {"k": "k", "n": None, "kafka_offset": 2},
     ]
     assert [(at, reason[:14]) for _, at, reason in bad(chunks)] == [
-        (1, "not a JSON obj"), (3, "not a JSON obj"), (4, "JSON parse err"), (5, "not UTF-8"),
+        (1, "not a JSON obj"), (3, "not a JSON obj"), (4, "column n is no"), (5, "not UTF-8"),
     ]  # fmt: skip
+
+
+def test_a_record_is_kept_as_it_came_with_its_key_headers_and_time(broker: Broker) -> None:
+    topic = new_topic(broker, 1)
+    writer = producer(broker)
+    sent: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
+        (b'{"n": "' + b"x" * 20_000 + b'"}', b"\x00k", [("trace", b"\xff"), ("trace", None)]),
+        (b"\xff\xfe", None, []),
+        (b'\xef\xbb\xbf{"n": 1}', b"marked", []),
+        (None, b"gone", []),
+        (b"{", b"", [("a", b"")]),
+    ]
+    for i, (value, key, headers) in enumerate(sent):
+        writer.produce(topic, value, key=key, headers=headers, timestamp=1_700_000_000_000 + i)
+    writer.flush()
+    chunks = Reader(source(broker, topic), parts=1).start().all()
+    assert numbers(chunks) == [1, None]
+    assert [reason for _, _, reason in bad(chunks)] == ["column n is not int64", "not UTF-8", "not a JSON object"]
+    (chunk,) = chunks
+    assert chunk.originals is not None
+    for i, original in enumerate(chunk.originals(np.arange(len(sent))).to_pylist()):
+        value, key, headers = sent[i]
+        assert original["record"] == value
+        assert original["origin"] == {
+            "topic": topic,
+            "partition": 0,
+            "offset": i,
+            "time": datetime(2023, 11, 14, 22, 13, 20, i * 1000, tzinfo=timezone.utc),
+            "key": key,
+            "headers": [{"name": name, "value": held} for name, held in headers],
+        }
 
 
 def test_a_row_tells_its_record(broker: Broker) -> None:

@@ -178,7 +178,7 @@ def chunks(strand: str, sent: Sequence[Sent], most: int) -> Iterator[Chunk]:
             if len(rows) < most:
                 continue
         first = rows[0].position if rows else message.position
-        bad = () if message.broken is None else (BadRecord(message.position, message.broken, "?"),)
+        bad = () if message.broken is None else (BadRecord(message.position, message.broken),)
         yield Chunk(strand, first, batch_of(rows), bad)
         rows = []
     if rows:

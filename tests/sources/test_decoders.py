@@ -144,7 +144,7 @@ def test_raw_is_bytes_or_text() -> None:
 def test_a_record_is_bad_if_its_key_or_its_value_is(records: list[tuple[bytes | None, bytes | None]]) -> None:
     keys, values = [key for key, _ in records], [value for _, value in records]
     decoded = [Raw("k", pa.string()).decode(keys), Json(pa.schema([("n", pa.int64())])).decode(values)]
-    piece = side_by_side(decoded, values)
+    piece = side_by_side(decoded)
     wanted = {b"a": "a", None: None}, {b'{"n": 1}': 1, None: None}
     good = [i for i, (key, value) in enumerate(records) if key in wanted[0] and value in wanted[1]]
     assert piece.rows.to_pylist() == [{"k": wanted[0][keys[i]], "n": wanted[1][values[i]]} for i in good]

@@ -116,8 +116,17 @@ def at(chunks: Sequence[Chunk]) -> list[int]:
     return [position for chunk in chunks for position in chunk.positions.tolist()]
 
 
-def bad(chunks: Sequence[Chunk]) -> list[tuple[int, str, str]]:
-    return [(record.position, record.reason, record.record) for chunk in chunks for record in chunk.bad]
+def bad(chunks: Sequence[Chunk]) -> list[tuple[int, str, str | None]]:
+    """Place, reason and text of each bad record; the name of its file where it has no text."""
+    found = []
+    for chunk in chunks:
+        assert chunk.originals is not None
+        came = chunk.originals(np.array([record.position for record in chunk.bad], np.int64)).to_pylist()
+        for record, original in zip(chunk.bad, came, strict=True):
+            text = original["record"]
+            shown = original["origin"]["file"] if text is None else text.decode(errors="backslashreplace")
+            found.append((record.position, record.reason, shown))
+    return found
 
 
 def read_all(folder: Path | str, **options: Any) -> list[Chunk]:

@@ -188,7 +188,8 @@ def test_late_and_bad_rows_are_a_frame_whose_columns_do_not_depend_on_the_source
     store = str(tmp_path)
     found = late_rows_frame(spark, store, "app", "Totals")
     assert found.schema.simpleString() == (
-        "struct<reason:string,timestamp:bigint,strand:string,channel:string,position:bigint,record:string,row:string>"
+        "struct<reason:string,timestamp:bigint,strand:string,channel:string,position:bigint,"
+        "record:binary,origin:string,row:string>"
     )
     wanted = [row for table in read_late_rows(store, "app", "Totals") for row in table.to_pylist()]
     assert len(wanted) == 3

@@ -1,0 +1,168 @@
+"""What is put aside keeps the record as it came, and tells where it stood, whoever reads it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.datasource import InputPartition
+
+from monoids import Sum
+from persistent_state import FileSource, NonWindowState, PersistentTask, driver
+from persistent_state.batch import Basis
+from persistent_state.engine.rows import RowReader, _replaced
+from persistent_state.plan import COLUMN, Plan
+from persistent_state.sources import records
+from persistent_state.sources.base import Chunk, TimeReplayableSource
+from persistent_state.steps.combine import combine
+from persistent_state.store import sides
+from persistent_state.store.log import Log
+from persistent_state.store.run import write_table
+from tests.core import memory, plan_of, start
+
+SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("n", pa.int64())])
+CLOCK = 1_700_000_000_000_000
+EARLY, ON_TIME = "2001-01-01T00:00:00Z", "2024-01-01T00:00:00Z"
+
+JSON_LINES = {
+    json.dumps({"ts": ON_TIME, "n": 1}): None,
+    json.dumps({"ts": EARLY, "n": 1, "é": "more"}, ensure_ascii=False): "late",
+    json.dumps({"time": ON_TIME, "amount": "x" * 20_000}): "no timestamp",
+    json.dumps({"ts": ON_TIME, "n": "1"}): "column n is not int64",
+    json.dumps({"ts": "soon"}): "column ts is not timestamp[us, tz=UTC]",
+    '{"n": 1, "n": 1}': "a member stands twice",
+    "{]}": "not a JSON object",
+}
+CSV_LINES = {
+    f"{ON_TIME},1": None,
+    f"{EARLY},2": "late",
+    ",3": "no timestamp",
+    f"{ON_TIME},x": "column n is not int64",
+    f"{ON_TIME},4,5": "not as many fields as in the header",
+}
+
+
+class Total(PersistentTask):
+    value = "n"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+
+class Said(PersistentTask):
+    """Its updates are computed by Spark, here by the test."""
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+    def process_column(self, rows: Any) -> Any:
+        raise AssertionError("nobody asks Spark here")
+
+
+def aside(source: TimeReplayableSource, task: PersistentTask) -> pa.Table:
+    """What a first micro-batch of all there is puts aside, with the clock at `CLOCK`."""
+    plan = plan_of(task, source.schema)
+    log = Log(plan.files, plan.application)
+    entry = start(log, [plan])
+    source.open([], {})
+    reach = source.reach({}, everything=True)
+    basis = replace(driver.plan_batch(entry, plan.name, reach, 0), clock=CLOCK, now=2 * CLOCK)
+    tables: list[pa.Table] = []
+    for split in source.splits({}, reach.ends, 2):
+        chunks = source.read(split) if isinstance(task, Total) else through_spark(plan, source, basis, split)
+        tables += combine(plan, basis, 0, 1, chunks)[0].sides
+    return sides.joined(tables)
+
+
+def through_spark(plan: Plan, source: TimeReplayableSource, basis: Basis, split: Any) -> Iterator[Chunk]:
+    """The chunks of a split after Spark was handed their rows, and has cut them up elsewhere."""
+    batches = RowReader(plan, source, 1, 1, [0]).read(InputPartition((basis, 0, 1, split)))
+    next(batches)
+    cut = [batch.slice(first, 3) for batch in batches for first in range(0, batch.num_rows, 3)]
+    return _replaced((batch.append_column(COLUMN, batch.column("n")) for batch in cut), plan)
+
+
+@settings(max_examples=40)
+@given(st.data(), st.sampled_from(["a.json", "a.csv", "a.json.gz"]), st.sampled_from([b"\n", b"\r\n"]))
+def test_a_line_that_is_put_aside_is_kept_as_it_came_with_its_number(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, name: str, end: bytes
+) -> None:
+    folder, known = tmp_path_factory.mktemp("lines"), CSV_LINES if ".csv" in name else JSON_LINES
+    lines = ["ts,n"] * (".csv" in name) + data.draw(st.lists(st.sampled_from([*known, ""]), max_size=12))
+    content = data.draw(st.sampled_from([b"", b"\xef\xbb\xbf"])) + end.join(line.encode() for line in lines)
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    wanted = [(i, line, known[line]) for i, line in enumerate(lines, 1) if known.get(line)]
+    task = data.draw(st.sampled_from([Total(), Said()]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "_BLOCK_BYTES", data.draw(st.sampled_from([10, 100, 10_000])))
+        found = aside(FileSource(folder, timestamp="ts", schema=SCHEMA), task).to_pylist() if wanted else []
+    assert sorted((row["origin"]["line"], row["record"].decode(), row["reason"]) for row in found) == wanted
+    assert {row["origin"]["file"] for row in found} <= {name}
+
+
+@pytest.mark.parametrize("task", [Total(), Said()])
+def test_a_row_of_parquet_keeps_its_columns_and_a_damaged_file_its_name(tmp_path: Path, task: PersistentTask) -> None:
+    rows = pa.table({"ts": [EARLY, ON_TIME, "soon", None], "n": [1, 2, 3, 4]})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes(b"?")
+    found = aside(FileSource(tmp_path, timestamp="ts", schema=SCHEMA), task).to_pylist()
+    told = [(row["reason"], row["origin"], row["record"], row["row"] and row["row"]["n"]) for row in found]
+    assert sorted(told, key=str) == [
+        ("column ts is not timestamp[us, tz=UTC]", {"file": "a.parquet", "line": 3}, b'{"ts":"soon","n":3}', None),
+        ("late", {"file": "a.parquet", "line": 1}, None, 1),
+        ("no timestamp", {"file": "a.parquet", "line": 4}, None, 4),
+        ("unreadable file: damaged, or not parquet", {"file": "b.parquet", "line": None}, None, None),
+    ]
+
+
+def test_of_what_a_transform_has_made_only_the_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("\n".join(["{", json.dumps({"ts": EARLY, "n": 1}), "}"]))
+    source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA, transform=lambda rows: rows)
+    found = aside(source, Total()).sort_by("reason").select(["record", "origin"]).to_pylist()
+    assert found == [
+        {"record": None, "origin": {"file": "a.json", "line": None}},
+        {"record": b"{", "origin": {"file": "a.json", "line": 1}},
+        {"record": b"}", "origin": {"file": "a.json", "line": 3}},
+    ]
+
+
+def test_files_of_older_versions_whose_records_are_text_are_read_beside_new_ones_and_joined_with_them() -> None:
+    files = memory()
+    chance = random.Random(1)
+    row = pa.array([{"n": 1}])
+    listed = []
+    for n in range(40):
+        columns: dict[str, Any] = {
+            "reason": ["late"],
+            "timestamp": [n],
+            "strand": [""],
+            "channel": [""],
+            "position": [n],
+        }
+        text = chance.choice(["é", None])
+        if n % 3 == 0:
+            columns |= {"record": pa.array([text])}
+        else:
+            columns |= {"record": pa.array([text and text.encode()], pa.large_binary())}
+        if n % 3 == 2:
+            columns |= {"origin": pa.array([{"file": "a", "line": n}])}
+        table = pa.table({**columns, "row": row})
+        listed.append(sides.side_file(write_table(files, f"app/runs/T/{n}", table), table))
+    before = [each for side in listed for each in sides.read(files, side).to_pylist()]
+    assert {type(each["record"]) for each in before} == {bytes, type(None)}
+    fewer = sides.fewer(files, listed, listed, "app/runs/T/joined")
+    assert len(fewer) < len(listed)
+    after = [each for side in fewer for each in sides.read(files, side).to_pylist()]
+    assert sorted(str({"origin": None, **each}) for each in before) == sorted(
+        str({"origin": None, **each}) for each in after
+    )
