@@ -62,18 +62,23 @@ class Notices:
 
         Where the run is `is_whole` it has read its source to the end, and the line says what is missing in the checkpoint.
         """
-        newest = clocks.newest_read(entry.tasks[self._plan.name].positions.values())
+        task = entry.tasks[self._plan.name]
+        newest = clocks.newest_read(task.positions.values())
         is_above = is_whole and newest is not None and newest >= entry.clock
         is_news = bool(self._aside) and (is_whole or self._aside.total() > self._told)
+        is_empty = is_whole and not self._messages and entry.clock == BEGINNING
         at = "There is no checkpoint yet"
         if entry.clock != BEGINNING:
             at = f"The newest checkpoint is at clock={show_clock(entry.clock)} ({entry.clock})"
         if is_above:
             at += f": messages up to {show_clock(newest)} wait above it for newer ones; run(close=True) checkpoints them now"
+            silent = sorted(name for name, one in task.channels.items() if one.newest is None and not one.ended)
+            if self._plan.settings.idle_after is None and 0 < len(silent) < len(task.channels):
+                at += f". {_count(len(silent), 'channel')}, such as {silent[0]!r}, delivered nothing: idle_after lets it go"
         sentences = [f"task={self._plan.name}: {_count(self._messages, 'message')} read.", f"{at}."]
         if self._aside:
             sentences.append(self._of_aside())
-        return logging.WARNING if is_above or is_news else logging.INFO, " ".join(sentences)
+        return logging.WARNING if is_above or is_news or is_empty else logging.INFO, " ".join(sentences)
 
     def _of_aside(self) -> str:
         """How many rows did not count, why, and where they are."""

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from monoids import Sum
 from persistent_state import FileSource, Message, NonWindowState, PersistentState, PersistentTask, driver
-from persistent_state.clock import BEGINNING
+from persistent_state.clock import BEGINNING, Settings
 from persistent_state.driver import Keeping
 from persistent_state.notices import EVERY, Notices
 from persistent_state.steps.combine import combine
@@ -103,6 +104,27 @@ def test_a_run_says_what_lies_above_its_clock_and_how_to_get_it(tmp_path: Path) 
     assert run.notices.end(run.entry, is_whole=False)[0] == logging.INFO
 
 
+def test_a_run_that_found_nothing_at_all_says_so(tmp_path: Path) -> None:
+    run = Run(tmp_path, Words())
+    assert run.notices.end(run.entry, is_whole=True) == (
+        logging.WARNING,
+        "task=Words: 0 messages read. There is no checkpoint yet.",
+    )
+    assert run.notices.end(run.entry, is_whole=False)[0] == logging.INFO
+
+
+@pytest.mark.parametrize("idle_after", [None, 5])
+def test_a_silent_channel_that_holds_the_clock_is_named(idle_after: int | None) -> None:
+    settings = Settings(10, ahead=2**62, idle_after=idle_after)
+    plan = core.plan_of(Words(), SCHEMA, channel="word", settings=settings)
+    log = Log(plan.files, plan.application)
+    notices = Notices(plan, core.start(log, [plan]), first=0)
+    rows = pa.RecordBatch.from_pylist([{"ts": 5, "word": "a"}], SCHEMA)
+    entry = core.play(log, plan, rows, channels={"a": False, "b": False, "c": True})
+    said = "1 channel, such as 'b', delivered nothing: idle_after lets it go." in notices.end(entry, is_whole=True)[1]
+    assert said == (idle_after is None)
+
+
 def test_values_that_do_not_fit_are_told_with_what_fits(tmp_path: Path) -> None:
     run = Run(write(tmp_path, "0.parquet", *range(60)), Words("Msg", "x"))
     said = f"60 of 60 rows did not count: 60 'value does not fit' (Sum holds int64). {SEE.format('Msg')}{STOP}"
@@ -136,6 +158,21 @@ def test_a_task_with_another_name_is_told_what_it_was_called(tmp_path: Path) -> 
         "task=New: 3 of 3 rows did not count: 3 'late' (the task is new to the application and begins at its clock, "
         "1970-01-01T00:00:00.000020Z; if it is task=Old under another name, give it name='Old'). "
         f"{SEE.format('New')}."
+    )
+    # Once it is there it is no more new than any other.
+    run = Run(write(tmp_path, "1.parquet", 3), Words("New"), before.files)
+    assert "'late' (they came after the clock had passed them" in (run.read() or "")
+
+
+def test_a_task_of_another_state_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
+    class Texts(Words):
+        key = None
+
+    before = Run(write(tmp_path, "0.parquet", 1, 2, 12), Texts("Old"))
+    before.read()
+    before.close()
+    assert "begins at its clock, 1970-01-01T00:00:00.000020Z)." in (
+        Run(tmp_path, Words("New"), before.files).read() or ""
     )
 
 
@@ -180,8 +217,9 @@ def test_rows_of_runs_before_are_not_told_again(tmp_path: Path) -> None:
     before = Run(write(tmp_path, "0.parquet", 1, None), Words())
     before.read()
     before.close()
-    run = Run(tmp_path, Words(), before.files)
-    assert run.notices.end(run.entry, is_whole=True)[0] == logging.INFO
+    run = Run(write(tmp_path, "1.parquet", 12), Words(), before.files)
+    assert run.read() is None
+    assert run.notices.end(run.close(), is_whole=True)[0] == logging.INFO
 
 
 def test_only_the_reasons_of_most_rows_are_named(tmp_path: Path) -> None:

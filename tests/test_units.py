@@ -18,9 +18,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monoids import Sum
-from persistent_state import FileSource, InvalidInput, KafkaSource, Message, NonWindowState, PersistentTask, run_local
+from persistent_state import (
+    Chunk,
+    FileSource,
+    InvalidInput,
+    KafkaSource,
+    Message,
+    NonWindowState,
+    PersistentState,
+    PersistentTask,
+    Reach,
+    driver,
+    run_local,
+)
 from persistent_state.clock import BEGINNING, Settings
 from persistent_state.engine import kafka
+from persistent_state.steps.combine import combine
 from persistent_state.steps.lift import MOST, microseconds
 from persistent_state.store.log import Log
 from tests import core
@@ -46,6 +59,24 @@ def stamps(unit: str, *seconds: int) -> list[int]:
 
 def told(*timestamps: int) -> list[Message]:
     return [Message(timestamp, {"k": "a", "n": 1}) for timestamp in timestamps]
+
+
+@pytest.mark.parametrize("unit", PER_SECOND)
+def test_a_task_that_reads_its_state_sees_microseconds(unit: str) -> None:
+    seen: list[int] = []
+
+    class Reading(PersistentTask):
+        key, reads_state = "k", True
+
+        def persistent_state(self) -> NonWindowState[int]:
+            return NonWindowState(Sum())
+
+        def process_message(self, state: PersistentState[int], message: Message) -> None:
+            seen.append(message.timestamp)
+            state.update(message.timestamp, message["n"])
+
+    assert run_local(Reading(), told(*stamps(unit, 0, 61)), timestamp_unit=unit).state == {"a": 2}
+    assert seen == stamps("us", 0, 61)
 
 
 @pytest.mark.parametrize("unit", PER_SECOND)
@@ -102,6 +133,38 @@ def test_a_task_that_has_heard_a_channel_is_not_stopped_by_another_though_it_has
     assert play("b", "s") == {("a",): 1, ("b",): 1}
     core.start(log, [plan])
     assert play("b", "s") == {("b",): 1}
+
+
+def test_a_task_that_is_new_to_a_running_application_is_not_stopped() -> None:
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
+
+    class Other(Rows):
+        pass
+
+    plans = [core.plan_of(task, schema, files=core.memory(), timestamp_unit=None) for task in (Rows(), Other())]
+    plans[1] = replace(plans[1], files=plans[0].files)
+    log = Log(plans[0].files, plans[0].application)
+    core.start(log, plans[:1])
+    first = pa.RecordBatch.from_pylist([{"ts": stamps("us", 0)[0], "k": "a", "n": 1}], schema)
+    core.play(log, plans[0], first)
+    core.start(log, plans)
+    entry = core.play(log, plans[1], pa.RecordBatch.from_pylist([{"ts": stamps("ms", 0)[0], "k": "a", "n": 1}], schema))
+    assert entry.tasks["Other"].counts() == {"late": 1}
+
+
+def test_what_follows_in_the_first_micro_batch_stops_nobody() -> None:
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
+    plan = core.plan_of(Rows(), schema, timestamp_unit=None)
+    log = Log(plan.files, plan.application)
+    basis = driver.plan_batch(core.start(log, [plan]), plan.name, Reach({"": 2}), 0)
+    chunks = [
+        Chunk("", place, pa.RecordBatch.from_pylist([{"ts": stamps(unit, 0)[0], "k": "a", "n": 1}], schema))
+        for place, unit in enumerate(("us", "ms"))
+    ]
+    (blob,) = combine(plan, basis, 0, 1, chunks)
+    assert blob.report.counts["messages"] == 2
+    with pytest.raises(InvalidInput, match="timestamp_unit='ms'"):
+        combine(plan, basis, 0, 1, chunks[::-1])
 
 
 COLUMNS = pa.schema([("ts", pa.int64()), ("k", pa.string())])
