@@ -49,7 +49,7 @@ def asking(what: str, options: Mapping[str, Any]) -> Iterator[None]:
         code = error.args[0]
         told = without_secrets(Exception(code.str() or code.name()), dict(options)).removeprefix("Exception: ")
         # Not chained: the client's own error may show an option.
-        if code.code() in _refused(kafka):
+        if is_refusal(code):
             raise InvalidInput(f"{what}: {told}. Mend the set-up or what the user may do there.") from None
         raise StoreUnavailable(f"{what}: {told}. Mend it, then try again.") from None
 
@@ -67,9 +67,10 @@ def answer(future: Future[Any], seconds: float) -> Any:
         raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TIMED_OUT)) from None
 
 
-def _refused(kafka: Any) -> set[int]:
-    error = kafka.KafkaError
-    return {
+def is_refusal(told: Any) -> bool:
+    """Whether it is no use to ask again after this KafkaError."""
+    error = library().KafkaError
+    return told.code() in {
         error._AUTHENTICATION,
         error._INVALID_ARG,
         error._SSL,

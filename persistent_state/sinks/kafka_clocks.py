@@ -4,21 +4,40 @@ A clock is written in parts, which are ranges of the key hash, each by a writer 
 How far that has come stands in another topic, compacted and of one partition, as JSON by key:
 
     <application>/<task>/<topic>/<bookkeeping>          {"format": 1, "begun": ..., "clock": ..., "previous": ..., "parts": ...}
-    <application>/<task>/<topic>/<bookkeeping>/<part>   {"begun": ..., "through": ..., "rows": ..., "done": ...}
+    <application>/<task>/<topic>/<bookkeeping>/<part>   {"begun": ..., "clock": ..., "through": ..., "rows": ..., "done": ...}
 
-The first says which clock was begun last and as which in order, after which one that was whole, and in how many parts; the
-second, up to which key hash (16 hexadecimal digits) a part's rows of what was begun then are written, and whether that is all.
+The record of the application says which clock was begun last, after which clock that was whole, and in how many parts.
+`begun` is a number that no other beginning has. The record of a part says up to which key hash (16 hexadecimal digits) the
+part's rows of that beginning are written, and whether these are all. (A part's record of an older version has no `clock`.)
 What keeps each row to one time:
 
-1. A record's key is also the `transactional.id` by which it is written. A writer first takes that over (`init_transactions`),
-   which settles what was pending and fences whoever had it, and only then reads the records, up to the topic's very end: what
-   it finds under its own key is the last that was or ever will be written by others before it.
-2. A part's rows and the record of them are one transaction, and all rows of one hash are in one.
-3. A clock is recorded before any of its rows is written. It is finished in the parts that it was begun in, so that a
+1. A record's key is also the `transactional.id` by which the record is written. A writer first takes that id over
+   (`init_transactions`): what was pending under the id is settled, and whoever had it can write nothing more.
+2. Only then does a writer read the records, and each reading is proved to be current. The writer writes a mark to the
+   bookkeeping topic in a transaction of its own, waits until the brokers tell the mark's offset, and aborts the transaction.
+   It then reads what is committed below the mark, all of it, and nothing less will do. So what it finds under its own key is
+   the last that others wrote there before it, or ever will.
+3. The offset of the mark is `begun`, if the writer begins a clock. No offset is given twice.
+4. A part's rows and the record of them are one transaction, and all rows of one hash are in one.
+5. A clock is recorded before any of its rows is written. It is finished in the parts that it was begun in, so that a
    writer is fenced by who goes on with its rows, also where that one would have begun it in more or fewer.
-4. The next clock is begun when all parts are done. Or the last is no more to be had, as when its checkpoint was collected, or
+6. A part's record counts for a clock if both `begun` and the clock agree.
+7. The next clock is begun when all parts are done. Or the last is no more to be had, as when its checkpoint was collected, or
    it was given at least once, above the global clock, and a lower one comes first: then the next has the same number of
    parts, for the sake of those who may still be writing the last. Who finds that another was begun since stops.
+
+Why the mark, and why it holds with several brokers: a broker that is cut off from the controller may have been deposed as the
+leader of the bookkeeping topic without knowing. It still answers those who ask it, from its old log, and says that this log
+ends where it does. Such a broker can't hide anything here. The mark's offset is told when all replicas in sync have the mark
+(`acks=all`), which a deposed leader never gets, as the others do not follow it any more. A broker hands out only what all
+replicas in sync have, so a broker that hands out the log up to the mark hands out the log that the mark is in. A deposed leader
+ends before the mark: the reader waits there in vain, asks other brokers by new clients, and at last gives up without having
+decided anything. That the coordinator of transactions is the right one is Kafka's own: it answers only when all replicas in
+sync of its own log have what it did. What all this asks of the brokers is that no acknowledged record is lost: no unclean
+elections, and as many replicas in sync (`min.insync.replicas`) as are to outlive the loss of one.
+
+The mark is aborted so that it is never among the records: nobody reads it, and compaction removes it. It is written and
+aborted before the reading, not kept pending meanwhile, as nobody can read what is committed behind what is pending.
 """
 
 from __future__ import annotations
@@ -26,7 +45,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -35,7 +54,7 @@ import pyarrow as pa
 
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, InvalidInput, StoreUnavailable
-from persistent_state.kafka import answer, asking, client_options, library
+from persistent_state.kafka import answer, asking, client_options, is_refusal, library
 from persistent_state.keys import Hashes
 from persistent_state.raised import raised
 
@@ -43,6 +62,9 @@ FORMAT = 1
 
 PATIENCE = 20.0
 """Seconds for which an answer of the brokers is waited for."""
+
+ASKS = 1.0
+"""Seconds without news after which another client asks, which may get to another broker; later ones wait longer."""
 
 STEP = 10_000
 """Rows after which it is looked whether the transaction's time is running out."""
@@ -55,14 +77,14 @@ Encode: TypeAlias = Callable[[pa.RecordBatch], tuple[Sequence[Data], Sequence[Da
 
 
 class Records(NamedTuple):
-    """What is committed to the bookkeeping topic below an offset."""
+    """What is committed to the bookkeeping topic below an offset: all of it."""
 
     offset: int
     found: Mapping[str, Mapping[str, Any]]
 
 
 class Begun(NamedTuple):
-    """A clock that is being delivered, begun as the `begun`-th, in so many parts; the records are as they were then."""
+    """A clock that is being delivered, in so many parts; the records are of when it was begun."""
 
     begun: int
     clock: int
@@ -117,8 +139,8 @@ class Clocks:
 
     def last(self, parts: int) -> int:
         """The last clock that is written whole; a driver that is to write next would do so in so many `parts`."""
-        with self._asking(), self._producing(self.owner):
-            records = self._read(Records(0, {}), parts)
+        with self._asking(), self._producing(self.owner) as producer:
+            records = self._read(producer, Records(0, {}), parts)
         last = self._begun(records)
         found: int = last["clock" if self._is_done(records) else "previous"]
         return found
@@ -130,7 +152,7 @@ class Clocks:
             StoreUnavailable: the brokers do not answer now, or another driver has taken over.
         """
         with self._asking(), self._producing(self.owner) as producer:
-            records = self._read(known, parts)
+            records = self._read(producer, known, parts)
             last = self._begun(records)
             is_done = self._is_done(records)
             previous = last["clock"] if is_done else last["previous"]
@@ -138,7 +160,7 @@ class Clocks:
                 return None
             if clock == last["clock"]:
                 return Begun(last["begun"], clock, last["parts"], records)
-            begun = Begun(last["begun"] + 1, clock, parts if is_done else last["parts"], records)
+            begun = Begun(records.offset, clock, parts if is_done else last["parts"], records)
             with self._transaction(producer):
                 record = {
                     "format": FORMAT,
@@ -161,15 +183,15 @@ class Clocks:
         order = np.argsort(hashes, kind="stable")
         hashes, rows = hashes[order], rows.take(pa.array(order))
         with self._asking(), self._producing(owner) as producer:
-            records = self._read(begun.records)
-            if (since := self._begun(records)["begun"]) != begun.begun:
+            records = self._read(producer, begun.records)
+            last = self._begun(records)
+            if (last["begun"], last["clock"]) != (begun.begun, begun.clock):
                 raise StoreUnavailable(
-                    f"{self.name}: another driver has gone on to begun={since} from {begun.begun}, clock={begun.clock}; ask for"
-                    " that clock again."
+                    f"{self.name}: another driver has gone on to begun={last['begun']}, clock={last['clock']} from"
+                    f" begun={begun.begun}, clock={begun.clock}; ask for that clock again."
                 )
-            own = records.found.get(owner, {"begun": 0})
             start, count, is_done = 0, 0, False
-            if own["begun"] == begun.begun:
+            if own := self._part(records, part):
                 if own["done"]:
                     return
                 start = int(np.searchsorted(hashes, np.uint64(int(own["through"], 16)), "right"))
@@ -183,71 +205,114 @@ class Clocks:
                     count, is_done = count + end - start, end == len(hashes)
                     through = f"{int(hashes[end - 1]) if end else 0:016x}"
                     # Last and alone: as long as it is pending, nobody can read the records behind it.
-                    told = {"begun": begun.begun, "through": through, "rows": count, "done": is_done}
+                    told = {
+                        "begun": begun.begun,
+                        "clock": begun.clock,
+                        "through": through,
+                        "rows": count,
+                        "done": is_done,
+                    }
                     self._record(producer, owner, told)
                     start = end
 
     def _begun(self, records: Records) -> Mapping[str, Any]:
         """The record of the clock that was begun last."""
-        nothing = {"format": FORMAT, "begun": 0, "clock": BEGINNING, "previous": BEGINNING, "parts": 0}
+        nothing = {"format": FORMAT, "begun": -1, "clock": BEGINNING, "previous": BEGINNING, "parts": 0}
         found = records.found.get(self.owner, nothing)
         if found.get("format") != FORMAT:
             raise InvalidInput(f"topic={self.bookkeeping!r} has format={found.get('format')}, not {FORMAT}; upgrade.")
         return found
 
-    def _is_done(self, records: Records) -> bool:
-        begun = self._begun(records)
-        nothing = {"begun": 0, "done": False}
-        of_parts = (records.found.get(f"{self.owner}/{part}", nothing) for part in range(begun["parts"]))
-        return all(part["begun"] == begun["begun"] and part["done"] for part in of_parts)
+    def _part(self, records: Records, part: int) -> Mapping[str, Any] | None:
+        """The record of a part of the clock that was begun last, if it has one."""
+        last, found = self._begun(records), records.found.get(f"{self.owner}/{part}")
+        is_of_it = found and (found["begun"], found.get("clock", last["clock"])) == (last["begun"], last["clock"])
+        return found if is_of_it else None
 
-    def _read(self, known: Records, parts: int | None = None) -> Records:
-        """All records as they are now; who tells its `parts` may settle what others have left pending in them."""
-        kafka = library()
-        place = kafka.TopicPartition(self.bookkeeping, 0, known.offset)
-        # To one that reads what is committed, the end would be where the first transaction is pending.
-        looking = self._consumer({"isolation.level": "read_uncommitted"})
-        try:
-            _, end = looking.get_watermark_offsets(place, timeout=PATIENCE)
-        finally:
-            looking.close()
-        offset, found = known.offset, dict(known.found)
-        if offset > end:
-            raise Damaged(
-                f"topic={self.bookkeeping!r} ends at offset={end}, and did so at {offset} before; restore it, or start again."
+    def _is_done(self, records: Records) -> bool:
+        of_parts = (self._part(records, part) for part in range(self._begun(records)["parts"]))
+        return all(part and part["done"] for part in of_parts)
+
+    def _read(self, producer: Any, known: Records, parts: int | None = None) -> Records:
+        """All records as they are now, to a producer that has taken its name over.
+
+        Who tells its `parts` may settle what others have left pending in them.
+
+        Raises:
+            StoreUnavailable: the records can't be had now, or not with the proof that they are all.
+        """
+        end, deadline = self._mark(producer), time.monotonic() + PATIENCE
+        if end < known.offset:
+            raise StoreUnavailable(
+                f"{self.name}: topic={self.bookkeeping!r} ends at offset={end}, and did so at {known.offset} before. If it"
+                " stays so, the brokers have lost records, or the topic is another: start again."
             )
-        if offset == end:
-            return known
-        consumer = self._consumer({"isolation.level": "read_committed"})
-        try:
-            consumer.assign([place])
-            deadline, settled = time.monotonic() + PATIENCE, 0
-            while offset < end:
-                message = consumer.poll(0.2)
-                if message is None:
-                    if time.monotonic() > deadline:
-                        raise StoreUnavailable(
-                            f"{self.name}: a transaction of others is pending in topic={self.bookkeeping!r}. It ends with its"
-                            " time, then try again."
-                        )
-                    # Somebody was killed between a record and its commit. The last clock that is to be seen may
-                    # not be the last, but whoever stands in the way of seeing more wrote a part of one that is.
-                    most = 0 if parts is None else max(parts, self._begun(Records(offset, found))["parts"])
-                    for part in range(settled, most):
-                        with self._producing(f"{self.owner}/{part}"):
-                            settled = part + 1
-                elif message.error() is None:
-                    key, value = message.key().decode(), message.value()
-                    if key == self.owner or key.startswith(f"{self.owner}/"):
-                        found[key] = self._parsed(key, value)
-                    offset = message.offset() + 1
-                elif message.error().code() == kafka.KafkaError._PARTITION_EOF:
-                    offset = message.offset()
-                else:
-                    raise kafka.KafkaException(message.error())
-        finally:
-            consumer.close()
+        records, settled, wait = known, 0, ASKS
+        while records.offset < end:
+            if (left := deadline - time.monotonic()) < 0:
+                raise StoreUnavailable(
+                    f"{self.name}: a transaction of others is pending in topic={self.bookkeeping!r}, or a broker that is cut"
+                    f" off leads it: it can be read up to offset={records.offset} of {end}. That ends with its time, then try"
+                    " again."
+                )
+            # A client that has found its way to a broker that is cut off stays there: each try has one of its own.
+            with closing(self._consumer()) as consumer:
+                records, wait = self._read_on(consumer, records, end, min(wait, left)), 2 * wait
+            if records.offset < end and parts is not None:
+                # Somebody was killed between a record and its commit. The last clock that is to be seen may
+                # not be the last, but whoever stands in the way of seeing more wrote a part of one that is.
+                most = max(parts, self._begun(records)["parts"])
+                for part in range(settled, most):
+                    with self._producing(f"{self.owner}/{part}"):
+                        settled = part + 1
+        return records
+
+    def _read_on(self, consumer: Any, known: Records, end: int, seconds: float) -> Records:
+        """The records below `end`, or those of them that come until no more has come for so many seconds."""
+        kafka = library()
+        offset, found = known.offset, dict(known.found)
+        consumer.assign([kafka.TopicPartition(self.bookkeeping, 0, offset)])
+        deadline = time.monotonic() + seconds
+        while offset < end and time.monotonic() < deadline:
+            message = consumer.poll(0.1)
+            if message is None:
+                continue
+            now, error = message.offset(), message.error()
+            if error is None:
+                if now < end and f"{(key := message.key().decode())}/".startswith(f"{self.owner}/"):
+                    found[key] = self._parsed(key, message.value())
+                now += 1
+            elif is_refusal(error):
+                raise kafka.KafkaException(error)
+            elif error.code() != kafka.KafkaError._PARTITION_EOF:
+                # The broker that was asked may not be the right one any more.
+                continue
+            if now > offset:
+                offset, deadline = min(now, end), time.monotonic() + seconds
         return Records(offset, found)
+
+    def _mark(self, producer: Any) -> int:
+        """The offset of a record that is written now, which nobody is to read: below it is all that others wrote before.
+
+        Raises:
+            StoreUnavailable: the brokers do not take it, or do not say where it stands.
+        """
+        told: list[Any] = []
+        with self._transaction(producer, is_kept=False):
+            producer.produce(
+                self.bookkeeping, None, "mark", partition=0, on_delivery=lambda *answer: told.append(answer)
+            )
+            producer.flush(PATIENCE)
+            error, message = told[0] if told else (None, None)
+            if error is not None:
+                raise library().KafkaException(error)
+            if message is None or message.offset() < 0:
+                raise StoreUnavailable(
+                    f"{self.name}: topic={self.bookkeeping!r} did not take a record within {PATIENCE:g} s. Mend it, then try"
+                    " again."
+                )
+        offset: int = message.offset()
+        return offset
 
     def _parsed(self, key: str, value: bytes) -> Mapping[str, Any]:
         try:
@@ -310,14 +375,14 @@ class Clocks:
         yield producer
 
     @contextmanager
-    def _transaction(self, producer: Any) -> Iterator[Callable[[], bool]]:
-        """What is produced in here is seen as a whole or never; gives whether half of its time is over."""
+    def _transaction(self, producer: Any, is_kept: bool = True) -> Iterator[Callable[[], bool]]:
+        """What is produced in here is seen as a whole, if it is kept, or never; gives whether half of its time is over."""
         exception = library().KafkaException
         began = time.monotonic()
         producer.begin_transaction()
         try:
             yield lambda: time.monotonic() - began > self._seconds / 2
-            producer.commit_transaction(PATIENCE)
+            (producer.commit_transaction if is_kept else producer.abort_transaction)(PATIENCE)
         except BaseException as error:
             # If this fails too, who comes next under its name does it, or the brokers do in time.
             with suppress(exception):
@@ -334,7 +399,7 @@ class Clocks:
         """How long a transaction may take."""
         return float(self.options.get(TIMEOUT, 60_000)) / 1000
 
-    def _consumer(self, more: Mapping[str, Any]) -> Any:
+    def _consumer(self) -> Any:
         return library().Consumer(
             {
                 # Of a group in name only: nothing is ever committed to it.
@@ -344,7 +409,7 @@ class Clocks:
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",
-                **more,
+                "isolation.level": "read_committed",
             }
         )
 

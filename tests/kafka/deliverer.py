@@ -18,7 +18,7 @@ from typing import Any
 import confluent_kafka
 import pyarrow as pa
 
-from examples.broker import Broker
+from examples.broker import Topics
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import StoreUnavailable
 from persistent_state.keys import hash_keys, normalise
@@ -50,7 +50,7 @@ def write_part(clocks: Clocks, begun: Begun, rows: pa.Table, part: int, encode: 
     clocks.write(begun, part, rows.filter(pa.array(own)), hashes[own], encode or partial(as_json, 1))
 
 
-def deliver(clocks: Clocks, parts: int, wanted: Sequence[int], writers: int = 1) -> None:
+def deliver(clocks: Clocks, parts: int, wanted: Iterable[int], writers: int = 1) -> None:
     """What one driver does: those of the wanted clocks that are above the last."""
     clocks.prepare()
     last, known = clocks.last(parts), Records(0, {})
@@ -101,7 +101,7 @@ def run_on(address: str, topic: str, parts: int, wanted: Sequence[int]) -> None:
             time.sleep(0.1)
 
 
-def consume(broker: Broker, topic: str, **options: str) -> list[Any]:
+def consume(broker: Topics, topic: str, **options: str) -> list[Any]:
     """The messages of a topic, as a consumer with read_committed sees them: one partition after the other.
 
     It reads up to what was written last, for which it waits until nothing is pending any more.
@@ -130,7 +130,7 @@ def consume(broker: Broker, topic: str, **options: str) -> list[Any]:
     return sorted(found, key=lambda message: message.partition())
 
 
-def seen(broker: Broker, topic: str) -> list[Value]:
+def seen(broker: Topics, topic: str) -> list[Value]:
     """The values of a topic that a consumer with read_committed sees."""
     found = []
     for message in consume(broker, topic):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
 import random
 import signal
@@ -117,7 +118,7 @@ class Pause:
             assert self.goes_on.wait(60)
 
 
-@pytest.mark.parametrize("step", range(2, 33, 3))
+@pytest.mark.parametrize("step", range(2, 54, 5))
 def test_a_driver_that_was_paused_changes_nothing_when_another_has_gone_on(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
@@ -222,7 +223,7 @@ def test_a_clock_that_is_no_more_to_be_had_is_passed_by(broker: Broker, topic: s
     deliver(clocks, 2, [30, 40])
     before = seen(broker, topic)
     said = problem(lambda: write_part(clocks, begun, rows_of(20), 1), StoreUnavailable)
-    assert "another driver has gone on to begun=4 from 2, clock=20; ask for that clock again." in said
+    assert f"clock=40 from begun={begun.begun}, clock=20; ask for that clock again." in said
     assert seen(broker, topic) == before
     check([value for value in before if value["clock"] != 20], [10, 30, 40])
 
@@ -253,6 +254,62 @@ def test_a_clock_at_or_below_the_last_changes_nothing(broker: Broker, topic: str
     for clock in (10, 0, -10, BEGINNING):
         assert clocks.begin(clock, 2, NONE) is None
     check(seen(broker, topic), [-10, 0, 10])
+
+
+# The bookkeeping
+
+
+def bookkeep(broker: Broker, topic: str, key: str, record: dict[str, Any]) -> None:
+    """Write a record of the bookkeeping, as another might."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": broker.address, "log_level": 0})
+    producer.produce(f"{topic}.clocks", json.dumps(record), key, partition=0)
+    assert producer.flush(20) == 0
+
+
+def test_a_clock_that_an_older_version_has_begun_is_finished(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = clocks_of(broker.address, topic, rows=100)
+    clocks.prepare()
+    beginnings = itertools.count(1)
+
+    def record_as_then(producer: Any, key: str, record: dict[str, Any]) -> None:
+        then = {name: value for name, value in record.items() if key == clocks.owner or name != "clock"}
+        then["begun"] = next(beginnings) if key == clocks.owner else begun.begun
+        producer.produce(clocks.bookkeeping, json.dumps(then), key, partition=0)
+
+    with monkeypatch.context() as then:
+        then.setattr(Clocks, "_record", staticmethod(record_as_then))
+        for number, clock, parts in ((1, 10, (0, 1)), (2, 20, (1,))):
+            begun = clocks.begin(clock, 2, NONE)
+            assert begun is not None
+            begun = begun._replace(begun=number)
+            for part in parts:
+                write_part(clocks, begun, rows_of(clock), part)
+    assert clocks.last(1) == 10
+    deliver(clocks, 3, [20, 30])
+    check(seen(broker, topic), [10, 20, 30])
+
+
+def test_the_record_of_a_part_counts_for_no_other_clock(broker: Broker, topic: str) -> None:
+    clocks = clocks_of(broker.address, topic)
+    deliver(clocks, 1, [10])
+    begun = clocks.begin(20, 1, NONE)
+    assert begun is not None
+    other = {"begun": begun.begun, "clock": 10, "through": "f" * 16, "rows": 8, "done": True}
+    bookkeep(broker, topic, f"{clocks.owner}/0", other)
+    assert clocks.last(1) == 10
+    write_part(clocks, begun, rows_of(20), 0)
+    assert clocks.last(1) == 20
+    check(seen(broker, topic), [10, 20])
+
+
+def test_records_that_are_no_more_there_are_asked_for_again(broker: Broker, topic: str) -> None:
+    clocks = clocks_of(broker.address, topic)
+    deliver(clocks, 1, [10])
+    said = problem(lambda: clocks.begin(20, 1, Records(10_000, {})), StoreUnavailable)
+    assert "and did so at 10000 before" in said
+    assert "start again" in said
 
 
 # Time
