@@ -21,13 +21,16 @@ from numpy.typing import NDArray
 
 from monoids import Monoid, MonoidError
 from persistent_state import clock as clocks
-from persistent_state import keys
+from persistent_state import keys, sizes
 from persistent_state.errors import TaskFailed
 from persistent_state.raised import raised
 from persistent_state.windows import Window, Windowing, window_columns
 
 SLICE = 1 << 20
 """About how many rows are folded at a time, and are a run: what a process needs of memory does not grow with the state."""
+
+SLICE_BYTES = 256 << 20
+"""About how many bytes they are at the most: Arrow's texts, lists and maps hold no more than 2 GiB at a time."""
 
 CURRENT = "current"
 """A column that runs may have, of the monoid's type: see `persistent_state.steps.current`."""
@@ -129,7 +132,10 @@ def as_numpy(table: pa.Table | pa.RecordBatch, name: str) -> NDArray[Any]:
 def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([*column.chunks, pa.array([], column.type)])
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    with sizes.within_arrow():
+        return pa.concat_arrays([*column.chunks, pa.array([], column.type)])
 
 
 def sort(table: pa.Table, layout: Layout) -> tuple[NDArray[np.intp] | None, NDArray[np.bool_]]:
@@ -189,7 +195,10 @@ def _same_keys(table: pa.Table, order: NDArray[np.intp] | None, layout: Layout) 
 
 def taken(column: pa.Array, order: NDArray[np.intp] | None) -> pa.Array:
     """A column in another order, None as it is."""
-    return column if order is None else column.take(pa.array(order))
+    if order is None:
+        return column
+    with sizes.within_arrow():
+        return column.take(pa.array(order))
 
 
 def order_by_hash(hashes: NDArray[np.uint64], starts: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -374,7 +383,10 @@ def sums(values: pa.Array, begins: NDArray[np.intp], layout: Layout) -> pa.Array
         TaskFailed: a sum is no value of the monoid any more, or the monoid raised.
     """
     try:
-        return layout.monoid.reduce(values, begins)
+        with sizes.within_arrow():
+            return layout.monoid.reduce(values, begins)
+    except TaskFailed:
+        raise
     except MonoidError as error:
         raise TaskFailed(str(error)) from error
     except Exception as error:
@@ -384,12 +396,32 @@ def sums(values: pa.Array, begins: NDArray[np.intp], layout: Layout) -> pa.Array
 
 
 def slices(
-    tables: Sequence[pa.Table], low: int = 0, high: int = 1 << 64, rows: int | None = None
+    tables: Sequence[pa.Table],
+    low: int = 0,
+    high: int = 1 << 64,
+    share: int = 1,
+    asked: Sequence[pa.Table] = (),
+    levels: Sequence[pa.Table] = (),
 ) -> list[tuple[int, int]]:
-    """Ranges of the hash from `low` to `high` that hold about so many rows (default: SLICE) of these sorted tables each."""
-    count = -(-sum(map(len, tables)) // (rows or SLICE))
-    some = np.sort(np.concatenate([as_numpy(table, "hash")[:: max(1, SLICE // 64)] for table in tables]))
-    bounds = {int(some[len(some) * i // count]) for i in range(1, count)}
+    """Ranges of the hash from `low` to `high` that hold few of the rows of these sorted tables each.
+
+    About SLICE of them, or SLICE_BYTES where that is less, or a `share` of both. What `levels` hold of the hashes that are
+    `asked` for counts as bytes too.
+    """
+    most, size = max(1, SLICE // share), max(1, SLICE_BYTES // share)
+    pieces = []
+    if sum(map(len, tables)) > most or sum(table.nbytes for table in tables) > size:
+        pieces += [sizes.pieces(batch, most, size) for table in tables for batch in table.to_batches() if len(batch)]
+    if sum(level.nbytes for level in levels if len(asked)) > size:
+        pieces += [(hashes, touched / size) for hashes, touched in (sizes.touched(table, levels) for table in asked)]
+    if not pieces:
+        return [(low, high)]
+    hashes, weights = (np.concatenate(some) for some in zip(*pieces, strict=True))
+    order = np.argsort(hashes, kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]
+    count = int(np.ceil(weights.sum()))
+    found = np.searchsorted(before, weights.sum() * np.arange(1, count) / max(1, count))
+    bounds = {int(hash) for hash in hashes[order[found[found < len(order)]]]}
     return list(pairwise([low, *sorted(bounds - {low}), high]))
 
 

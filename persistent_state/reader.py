@@ -118,8 +118,7 @@ def seen_below(
         tables += [merge.below(runs_io.read_run_with_sums(files, run), clock) for run in runs]
     parts = []
     # A row that is in many windows makes many rows.
-    most = max(1, merge.SLICE // view.windows_per_row(layout, clock, since, floor))
-    for low, high in merge.slices(tables, rows=most):
+    for low, high in merge.slices(tables, share=view.windows_per_row(layout, clock, since, floor)):
         levels = [merge.between(table, low, high) for table in tables]
         if since is None:
             parts.append(view.state(levels, layout, clock))

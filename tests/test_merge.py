@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import ClassVar
 from unittest import mock
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monoids import Sum
-from persistent_state import merge
+from monoids import List, Sum
+from persistent_state import TaskFailed, merge, sizes
 from persistent_state.merge import Layout
 
 LAYOUT = Layout((pa.int64(),), Sum())
@@ -66,3 +68,77 @@ def test_slices_hold_each_row_once_and_few_at_a_time(of_tables: list[list[int]],
     assert sum(part.num_rows for parts in held for part in parts) == sum(map(len, of_tables))
     distinct = [len({hash for part in parts for hash in part["hash"].to_pylist()}) for parts in held]
     assert max(distinct) <= 2 * 16
+
+
+class TestBytes:
+    COLUMNS: ClassVar = {
+        "text": pa.array(["a", None, "long" * 50, "", "b"]),
+        "bytes": pa.array([b"", b"ab" * 99, None, b"c", b""]),
+        "numbers": pa.array([1, 2, None, 4, 5]),
+        "lists": pa.array([[1, 2], [], None, list(range(99)), [3]]),
+        "lists of text": pa.array([["a" * 99], [], None, ["b", "c"], []]),
+        "maps": pa.array([[("a", 1)], [], None, [("b" * 99, 2), ("c", 3)], []], pa.map_(pa.string(), pa.int64())),
+        "structs": pa.array(
+            [{"n": 1, "t": "a" * 300}, None, {"n": 2, "t": ""}, {"n": 3, "t": "b"}, {"n": 4, "t": "c"}]
+        ),
+        "flags": pa.array([True, False, None, True, True]),
+    }
+
+    @given(st.sampled_from(sorted(COLUMNS)), st.integers(0, 4), st.integers(0, 5), st.integers(0, 5))
+    def test_the_bytes_of_rows_are_known_from_their_offsets(self, name: str, first: int, low: int, high: int) -> None:
+        column = self.COLUMNS[name].slice(first)
+        low, high = sorted((min(low, len(column)), min(high, len(column))))
+        batch = pa.record_batch({"column": column})
+        (found,) = sizes.of_ranges(batch, np.array([low]), np.array([high])).tolist()
+        # Arrow counts the bits of nulls and flags, and one offset more.
+        assert abs(found - batch.slice(low, high - low).nbytes) <= 8 * (high - low) + 24
+
+    @given(
+        st.lists(st.tuples(st.integers(0, 2**64 - 1), st.sampled_from([0, 10, 3000])), min_size=1, max_size=60),
+        st.integers(1, 3),
+        st.sampled_from([1, 4]),
+    )
+    def test_slices_hold_few_bytes_however_they_are_spread(
+        self, rows: list[tuple[int, int]], levels: int, share: int
+    ) -> None:
+        layout = Layout((), List(pa.int64()))
+        tables = [
+            pa.table({"hash": pa.array(hashes, pa.uint64()), "start": pa.array([0] * len(some)), "value": values})
+            for i in range(levels)
+            for some in [sorted(rows[i::levels])]
+            for hashes, values in [([h for h, _ in some], layout.monoid.to_arrow([[1] * (n // 8) for _, n in some]))]
+        ]
+        with mock.patch.object(merge, "SLICE_BYTES", 8000):
+            slices = merge.slices(tables, share=share)
+        assert [low for low, _ in slices[1:]] == [high for _, high in slices[:-1]]
+        held = [[row for row in rows if low <= row[0] < high] for low, high in slices]
+        assert sum(map(len, held)) == len(rows)
+        for some in held:
+            of_hashes = Counter[int]()
+            for hash, size in some:
+                of_hashes[hash] += size + 20
+            # One hash is never cut, and a slice may be that much larger.
+            assert sum(of_hashes.values()) <= 8000 / share + 2 * max(of_hashes.values(), default=0)
+
+    def test_what_is_stored_of_the_keys_that_are_asked_for_counts_too(self) -> None:
+        layout = Layout((), List(pa.int64()))
+        stored = pa.table(
+            {
+                "hash": pa.array(range(100), pa.uint64()),
+                "start": pa.array([0] * 100),
+                "value": layout.monoid.to_arrow([[1] * (200 if hash % 10 == 0 else 1) for hash in range(100)]),
+            }
+        )
+        few, large = (stored.select(["hash"]).filter(pa.array(np.arange(100) % 10 == i)) for i in (1, 0))
+        with mock.patch.object(merge, "SLICE_BYTES", 4000):
+            assert len(merge.slices([few], asked=[few], levels=[stored])) == 1
+            assert len(merge.slices([large], asked=[large], levels=[stored])) >= 3
+
+    def test_more_than_arrow_holds_is_refused_with_a_sentence(self) -> None:
+        overflow = pa.ArrowInvalid("offset overflow while concatenating arrays, consider casting input")
+        column = pa.chunked_array([["a"], ["b"]])
+        with (
+            mock.patch.object(merge.pa, "concat_arrays", side_effect=overflow),
+            pytest.raises(TaskFailed, match="the values of one key hold more than 2 GiB"),
+        ):
+            merge.one_chunk(column)

@@ -119,7 +119,7 @@ PUBLIC_MONOIDS = [
 
 LAYERS = [
     {"errors", "labels", "raised", "secrets"},
-    {"clock", "durations", "kafka", "keys", "store.base", "store.cache", "sinks.base"},
+    {"clock", "durations", "kafka", "keys", "store.base", "sizes", "store.cache", "sinks.base"},
     {"plain", "windows", "sinks.kafka_clocks"},
     {"state"},
     {"store.local", "store.memory", "store.remote", "sinks.function"},

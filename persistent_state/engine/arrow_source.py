@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +18,15 @@ from persistent_state import driver
 from persistent_state.engine.workers import settle
 from persistent_state.plan import AT_MOST_ONCE, Plan
 from persistent_state.sources.base import Reach, TimeReplayableSource
-from persistent_state.steps.combine import Blob, combine
+from persistent_state.steps.combine import Blob, combine_in_pieces
 from persistent_state.store import pages
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
 SCHEMA = "label int, blob binary"
+
+BATCH_BYTES = 64 << 20
+"""From how many bytes on blobs go to Spark, while others are still to be made."""
 
 
 def load(session: SparkSession, reader: ArrowReader, schema: StructType | str = SCHEMA) -> DataFrame:
@@ -45,12 +48,24 @@ def load(session: SparkSession, reader: ArrowReader, schema: StructType | str = 
     return session.readStream.format(ArrowSource.name()).load()
 
 
-def blob_batch(blobs: Sequence[Blob], labels: Sequence[int]) -> pa.RecordBatch:
-    """Blobs as the rows that are shuffled: one per shard."""
+def blob_batches(blobs: Iterable[tuple[int, Blob]], labels: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Blobs, each with its shard, as the rows that are shuffled; a batch of them holds no more than a few."""
+    some, size = list[tuple[int, bytes]](), 0
+    for shard, blob in blobs:
+        data = blob.to_bytes()
+        if some and size + len(data) > BATCH_BYTES:
+            yield _batch(some)
+            some, size = [], 0
+        some.append((labels[shard], data))
+        size += len(data)
     settle()
-    return pa.record_batch(
-        {"label": pa.array(labels, pa.int32()), "blob": pa.array([blob.to_bytes() for blob in blobs], pa.binary())}
-    )
+    if some:
+        yield _batch(some)
+
+
+def _batch(blobs: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
+    found, data = zip(*blobs, strict=True)
+    return pa.record_batch({"label": pa.array(found, pa.int32()), "blob": pa.array(data, pa.binary())})
 
 
 class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -107,7 +122,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         basis, part, parts, split = partition.value
         chunks = self.source.read(split) if split is not None else ()
-        yield blob_batch(combine(self.plan, basis, part, parts, chunks), self.labels)
+        yield from blob_batches(combine_in_pieces(self.plan, basis, part, parts, chunks), self.labels)
 
     def _entry(self) -> Entry:
         entry = self._log.newest()

@@ -34,7 +34,10 @@ ROWS_OF_A_PART = 50_000
 """How many rows of an output are worth a Spark task more."""
 
 ROWS = 10_000
-"""How many rows an Arrow batch that Spark is handed has at the most."""
+"""How many rows an Arrow batch that Spark is handed has at the most; fewer where they are large."""
+
+BYTES = 64 << 20
+"""About how many bytes such a batch has at the most."""
 
 
 def of_state(spark: SparkSession, state: StateAt) -> DataFrame:
@@ -61,7 +64,9 @@ def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
 
 def shown(plan: Plan, table: pa.Table) -> pa.Table:
     """A table whose last column is `value`, with what outputs show of its values."""
-    values = plan.present(merge.one_chunk(table[VALUE]))
+    # Piece by piece: all of it may be more than Arrow holds in one.
+    pieces = table[VALUE].chunks or [merge.one_chunk(table[VALUE])]
+    values = pa.chunked_array([plan.present(piece) for piece in pieces])
     return table.set_column(table.num_columns - 1, VALUE, values)
 
 
@@ -136,7 +141,8 @@ def _of_parts(
     def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield from show(state.part(number, parts).read()).cast(handed_on).to_batches(ROWS)
+                table = show(state.part(number, parts).read()).cast(handed_on)
+                yield from table.to_batches(max(1, min(ROWS, BYTES * len(table) // max(1, table.nbytes))))
 
     return spark.range(0, parts, 1, parts).mapInArrow(read, types)
 

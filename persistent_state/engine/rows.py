@@ -25,14 +25,14 @@ from pyspark.sql.types import IntegralType
 from persistent_state import driver
 from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
-from persistent_state.engine.arrow_source import SCHEMA, ArrowReader, blob_batch, load, now_us
+from persistent_state.engine.arrow_source import SCHEMA, ArrowReader, blob_batches, load, now_us
 from persistent_state.errors import InvalidInput, StateError, TaskFailed
 from persistent_state.plan import COLUMN, Plan
 from persistent_state.raised import places, raised
 from persistent_state.sources.base import NO_POSITION, BadRecord, Chunk, Originals, Reach, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource, Opener
 from persistent_state.sources.records import one_batch
-from persistent_state.steps.combine import combine, to_ipc
+from persistent_state.steps.combine import combine_in_pieces, to_ipc
 from persistent_state.steps.lift import microseconds, unfit_keys
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
@@ -240,9 +240,9 @@ def blobs_of_dataframe(
             chunks = (chunk for batch in _all(first, full) for chunk in _placed(batch, plan, *place))
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
-        blobs = combine(plan, at_time, context.partitionId(), None, chunks)
+        blobs = combine_in_pieces(plan, at_time, context.partitionId(), None, chunks)
         # A part without rows is not told the time, and all must say the same: a shard knows it.
-        yield blob_batch([replace(blob, basis=basis) for blob in blobs], labels)
+        yield from blob_batches(((shard, replace(blob, basis=basis)) for shard, blob in blobs), labels)
 
     return _mapped(rows.select("*", *beside), step)
 
@@ -317,7 +317,7 @@ def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
         first = next(full)
         basis, part, parts = pickle.loads(first.column(_HEADER)[0].as_py())
         chunks = _replaced(_all(first.slice(1), full), plan)
-        yield blob_batch(combine(plan, basis, part, parts, chunks), reader.labels)
+        yield from blob_batches(combine_in_pieces(plan, basis, part, parts, chunks), reader.labels)
 
     return _mapped(rows.select("*", update.alias(COLUMN)), step)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,30 +15,54 @@ import pyarrow as pa
 from persistent_state import clock as clocks
 from persistent_state import keys, merge
 from persistent_state.batch import Basis, Report
+from persistent_state.errors import Disagreement
 from persistent_state.plan import Plan
 from persistent_state.sources.base import Chunk
 from persistent_state.steps.lift import Lifted, lift_chunk
 
+PIECE_BYTES = 32 << 20
+"""About how many bytes of tables a blob has at the most: each is a value in a row of Spark's."""
+
 
 @dataclass(frozen=True)
 class Blob:
-    """What a part sends to one shard. `table` holds partial sums, or messages for a task that reads its state."""
+    """What a part sends to one shard, or one piece of it. `tables` hold partial sums, or messages where a task reads its state.
+
+    Pieces are numbered. Only the last one's report tells what the part saw.
+    """
 
     basis: Basis
     report: Report
-    table: pa.Table | None
+    tables: tuple[pa.Table, ...] = ()
     sides: tuple[pa.Table, ...] = ()
+    number: int = 0
+    is_last: bool = True
 
     def to_bytes(self) -> bytes:
-        streams = [to_ipc(table) for table in [*([_slim(self.table)] if self.table is not None else []), *self.sides]]
-        return pickle.dumps((self.basis, self.report, self.table is not None, streams), protocol=5)
+        tables, sides = [to_ipc(_slim(table)) for table in self.tables], [to_ipc(side) for side in self.sides]
+        return pickle.dumps((self.basis, self.report, tables, sides, self.number, self.is_last), protocol=5)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Blob:
-        basis, report, has_table, streams = pickle.loads(data)
-        tables = [pa.ipc.open_stream(stream).read_all() for stream in streams]
-        table = _whole(tables.pop(0)) if has_table else None
-        return cls(basis, report, table, tuple(tables))
+        basis, report, tables, sides, number, is_last = pickle.loads(data)
+        tables, sides = ([pa.ipc.open_stream(stream).read_all() for stream in some] for some in (tables, sides))
+        return cls(basis, report, tuple(map(_whole, tables)), tuple(sides), number, is_last)
+
+
+def reports(basis: Basis, blobs: Sequence[Blob]) -> list[Report]:
+    """What each part saw whose blobs, all pieces of them, came to a shard.
+
+    Raises:
+        Disagreement: a piece is missing or came twice.
+    """
+    lasts = [blob for blob in blobs if blob.is_last]
+    wanted = Counter((last.report.part, number) for last in lasts for number in range(last.number + 1))
+    if wanted != Counter((blob.report.part, blob.number) for blob in blobs):
+        raise Disagreement(
+            f"task={basis.task} batch={basis.batch}: not all of what a part sent came to a shard, or some came twice; "
+            "start it again."
+        )
+    return [last.report for last in lasts]
 
 
 def _slim(table: pa.Table) -> pa.Table:
@@ -71,10 +96,69 @@ def combine(plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iter
     Raises:
         TaskFailed: user code raised, or a row is bad and bad rows are to fail.
     """
-    lifted = Lifted()
+    pieces: list[list[Blob]] = [[] for _ in range(plan.shards)]
+    for shard, blob in combine_in_pieces(plan, basis, part, parts, chunks):
+        pieces[shard].append(blob)
+    return [
+        replace(
+            some[-1],
+            tables=tuple(table for blob in some for table in blob.tables),
+            sides=tuple(side for blob in some for side in blob.sides),
+            number=0,
+        )
+        for some in pieces
+    ]
+
+
+def combine_in_pieces(
+    plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iterable[Chunk]
+) -> Iterator[tuple[int, Blob]]:
+    """The same as (shard, blob), of each shard several where it is much: memory does not grow with the part.
+
+    Raises:
+        TaskFailed: user code raised, or a row is bad and bad rows are to fail.
+    """
+    lifted, kept, size = Lifted(), list[pa.Table](), 0
+    lows, coarse = list[int](), list[clocks.Coarse]()
+    numbers, before = [0] * plan.shards, Report(part, parts)
+
+    def sums(tables: Sequence[pa.Table]) -> list[pa.Table]:
+        # No clock comes between the rows of what was folded: the beginning of their interval tells as much as their times.
+        timed = [table if "time" in table.column_names else table.rename_columns({"start": "time"}) for table in tables]
+        table, low, step = _partial_sums(plan, basis, timed, _horizon(plan, basis, lifted))
+        lows.extend([] if low is None else [low])
+        coarse.extend([] if step is None else [step])
+        return [] if table is None else [table]
+
+    def sent(tables: Sequence[pa.Table], report: Report | None = None) -> Iterator[tuple[int, Blob]]:
+        sides, lifted.sides = lifted.sides, []
+        for shard, of_shard in enumerate(_by_shard(plan, tables)):
+            # Late and bad rows go to one shard, so that they are written and counted once.
+            lots = _lots(of_shard, sides if shard == part % plan.shards else ())
+            for i, (some, aside) in enumerate(lots):
+                is_last = report is not None and i == len(lots) - 1
+                if some or aside or is_last:
+                    said = report if report is not None and is_last else before
+                    yield shard, Blob(basis, said, tuple(some), tuple(aside), numbers[shard], is_last)
+                    numbers[shard] += 1
+
     for chunk in chunks:
+        known = len(lifted.tables), len(lifted.sides)
         lift_chunk(plan, basis, chunk, lifted)
-    table, low, coarse = _partial_sums(plan, basis, lifted)
+        size += sum(table.nbytes for table in (*lifted.tables[known[0] :], *lifted.sides[known[1] :]))
+        if size <= merge.SLICE_BYTES // 4:
+            continue
+        kept += sums(lifted.tables)
+        lifted.tables, size = [], 0
+        much = merge.SLICE_BYTES // 2 if _may_fold(plan) else 0
+        if _bytes([*kept, *lifted.sides]) <= much:
+            continue
+        kept = sums(kept) if _may_fold(plan) else kept
+        # What folding does not make much less is not worth waiting for more.
+        if _bytes([*kept, *lifted.sides]) > much // 2:
+            yield from sent(kept)
+            kept = []
+    kept = sums([*kept, *lifted.tables])
     report = Report(
         part=part,
         parts=parts,
@@ -82,37 +166,75 @@ def combine(plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iter
         spans=tuple(lifted.spans),
         ends=tuple(lifted.ends.items()),
         replaying=tuple(sorted(lifted.replaying)),
-        low=low,
-        coarse=coarse,
+        low=min(lows, default=None),
+        coarse=_joined(coarse),
         counts=dict(lifted.counts),
     )
-    pieces: list[pa.Table | None] = [None] * plan.shards
-    if table is not None and table.num_rows:
+    yield from sent(kept, report)
+
+
+def _bytes(tables: Sequence[pa.Table]) -> int:
+    return sum(table.nbytes for table in tables)
+
+
+def _joined(coarse: Sequence[clocks.Coarse]) -> clocks.Coarse | None:
+    """How coarse intervals are at the most; one step is a multiple of the other."""
+    if not coarse:
+        return None
+    return clocks.Coarse(min(c.low for c in coarse), max(c.high for c in coarse), max(c.step for c in coarse))
+
+
+def _may_fold(plan: Plan) -> bool:
+    """Whether rows of a part may be folded before those of the other parts are there."""
+    return not (plan.task.reads_state or plan.layout.is_ordered or plan.layout.once is not None)
+
+
+def _by_shard(plan: Plan, tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
+    """What each shard is sent of sorted tables."""
+    of_shards: list[list[pa.Table]] = [[] for _ in range(plan.shards)]
+    for table in tables:
         bounds = keys.shard_bounds(merge.as_numpy(table, "hash"), plan.shards).tolist()
-        pieces = [table.slice(low, high - low) for low, high in pairwise(bounds)]
-    # Late and bad rows go to one shard, so that they are written and counted once.
-    sides = tuple(lifted.sides)
-    return [
-        Blob(
-            basis,
-            report,
-            piece if piece is not None and piece.num_rows else None,
-            sides if i == part % plan.shards else (),
-        )
-        for i, piece in enumerate(pieces)
-    ]
+        for shard, (low, high) in enumerate(pairwise(bounds)):
+            of_shards[shard] += [table.slice(low, high - low)] if low < high else []
+    return of_shards
 
 
-def _partial_sums(plan: Plan, basis: Basis, lifted: Lifted) -> tuple[pa.Table | None, int | None, clocks.Coarse | None]:
-    if not any(table.num_rows for table in lifted.tables):
+def _lots(tables: Sequence[pa.Table], sides: Sequence[pa.Table]) -> list[tuple[list[pa.Table], list[pa.Table]]]:
+    """Tables and side rows, as many at a time as a blob may have."""
+    lots: list[tuple[list[pa.Table], list[pa.Table]]] = [([], [])]
+    size = 0
+    for is_side, some in ((False, tables), (True, sides)):
+        for piece in (piece for table in some for piece in _cut(table)):
+            if size and size + piece.nbytes > PIECE_BYTES:
+                lots.append(([], []))
+                size = 0
+            lots[-1][is_side].append(piece)
+            size += piece.nbytes
+    return lots
+
+
+def _cut(table: pa.Table) -> list[pa.Table]:
+    rows = -(-len(table) // max(1, -(-table.nbytes // PIECE_BYTES)))
+    return [table.slice(first, rows) for first in range(0, len(table), max(1, rows))]
+
+
+def _partial_sums(
+    plan: Plan, basis: Basis, tables: Sequence[pa.Table], horizon: int
+) -> tuple[pa.Table | None, int | None, clocks.Coarse | None]:
+    """Tables of updates or messages as one, sorted by hash and folded where that may be, if the clock can move to `horizon`.
+
+    With it come the lowest start of an interval, and how coarse intervals below the horizon had to be.
+    """
+    if not any(table.num_rows for table in tables):
         return None, None, None
-    table = pa.concat_tables(lifted.tables).combine_chunks()
+    columns = tables[0].column_names if plan.task.reads_state else _columns(plan)
+    table = pa.concat_tables([table.select(columns) for table in tables]).combine_chunks()
     times, panes = merge.as_numpy(table, "time"), plan.layout.panes
     if panes and panes.step > panes.size and not (is_met := panes.is_met(times)).all():
         table, times = table.filter(pa.array(is_met)), times[is_met]
         if len(times) == 0:
             return None, None, None
-    starts, coarse = clocks.split_intervals(times, basis.clock, _horizon(plan, basis, lifted), plan.settings.interval)
+    starts, coarse = clocks.split_intervals(times, basis.clock, horizon, plan.settings.interval)
     if basis.is_behind:
         # The clocks that it passes while it catches up are retained, and need not be on today's grid.
         starts = clocks.begin_apart(starts, times, basis.apart)
@@ -123,10 +245,15 @@ def _partial_sums(plan: Plan, basis: Basis, lifted: Lifted) -> tuple[pa.Table | 
     if plan.task.reads_state:
         return table.take(pa.array(np.argsort(merge.as_numpy(table, "hash"), kind="stable"))), low, coarse
     table = table.select(plan.layout.schema.names)
-    if plan.layout.is_ordered or plan.layout.once is not None:
+    if not _may_fold(plan):
         order, _ = merge.sort(table, plan.layout)
         return (table if order is None else table.take(pa.array(order))), low, coarse
     return merge.fold([table], plan.layout), low, coarse
+
+
+def _columns(plan: Plan) -> list[str]:
+    """The columns of updates."""
+    return [name for name in plan.layout.schema.names if name not in ("start", "time")] + ["time"]
 
 
 def _horizon(plan: Plan, basis: Basis, lifted: Lifted) -> int:

@@ -17,7 +17,7 @@ from persistent_state.clock import BEGINNING
 from persistent_state.errors import Disagreement
 from persistent_state.merge import Layout
 from persistent_state.plan import Plan
-from persistent_state.steps.combine import Blob, to_ipc
+from persistent_state.steps.combine import Blob, reports, to_ipc
 from persistent_state.steps.current import add_current, current
 from persistent_state.steps.lift import (
     UNFIT,
@@ -114,33 +114,41 @@ def merge_shard(
         raise Disagreement(
             f"task={plan.name} batch={basis.batch}: parts were planned from different entries; start again."
         )
-    after = advance(basis, [blob.report for blob in blobs], plan.settings)
+    after = advance(basis, reports(basis, blobs), plan.settings)
     held = _held_runs(plan, basis, shard, cached)
 
     def new_path(what: str = "") -> str:
         name = f"{basis.epoch:06d}-{basis.batch:09d}-{shard:04d}-{new_id()}{what}.arrow"
         return f"{plan.application}/runs/{plan.name}/{name}"
 
-    tables = [blob.table for blob in blobs if blob.table is not None]
+    tables = [table for blob in blobs for table in blob.tables]
     sides = [side for blob in blobs for side in blob.sides]
     once, copies = plan.layout.once, 0
-    older = _open(plan, held) if tables and (plan.emits or plan.task.reads_state or once) else None
-    if once is not None and older is not None:
-        table, copies = without_copies(tables, older, plan.layout)
-        tables = [table] if len(table) else []
-    if plan.task.reads_state and tables and older is not None:
-        tables, unfit = _process(plan, tables, older)
-        sides += unfit
+    bounds = keys.shard_range(shard, plan.shards)
+    looks_up = plan.emits or plan.task.reads_state
+    older = _open(plan, held) if tables and (looks_up or once) else None
     cuts = cuts_to_keep([blob.basis for blob in blobs], after)
     apart = BEGINNING if plan.layout.is_ordered else None
     floor = min(blob.basis.floor for blob in blobs)
     # No later message is below it, so none has a copy that is further below.
     ids_from = None if once is None else max(BEGINNING, floor - once.horizon)
-    fresh = merge.fold(tables, plan.layout, cuts, after.clock, apart, ids_from=ids_from)
+    parts = []
+    for low, high in merge.slices(tables, *bounds, asked=tables, levels=older or ()):
+        some = [part for table in tables if len(part := merge.between(table, low, high))]
+        levels = [merge.between(table, low, high) for table in older or ()]
+        if once is not None and some:
+            table, found = without_copies(some, levels, plan.layout)
+            some, copies = [table] if len(table) else [], copies + found
+        if plan.task.reads_state and some:
+            some, unfit = _process(plan, some, levels)
+            sides += unfit
+        parts.append(merge.fold(some, plan.layout, cuts, after.clock, apart, ids_from=ids_from))
+    fresh = pa.concat_tables(parts)
     keep = _keep(held, fresh.num_rows, fresh.nbytes, floor)
     opened, kept = (_open(plan, held[keep:]), 0) if older is None else (older, keep)
     runs, values = [], []
-    for low, high in merge.slices([*opened[kept:], fresh], *keys.shard_range(shard, plan.shards)):
+    asked, known = ([fresh], opened) if looks_up else ([], [])
+    for low, high in merge.slices([*opened[kept:], fresh], *bounds, asked=asked, levels=known):
         new = merge.between(fresh, low, high)
         levels = [merge.between(table, low, high) for table in opened]
         if plan.keeps_current and new.num_rows:

@@ -408,8 +408,8 @@ BUGS = (
     bug(
         "side rows in every shard",
         "Every shard writes the late and bad rows.",
-        combine.combine,
-        ("sides if i == part % plan.shards else ()", "sides"),
+        combine.combine_in_pieces,
+        ("sides if shard == part % plan.shards else ()", "sides"),
     ),
     bug(
         "settled too early",

@@ -286,6 +286,7 @@ class World:
             mock.patch.object(shard_step, "LAZY", (self.growth, 3)),
             mock.patch.object(shard_step, "MANY", 4),
             mock.patch.object(merge, "SLICE", 5),
+            mock.patch.object(merge, "SLICE_BYTES", 400),
             mock.patch.object(merge, "WIDE", self.wide),
             mock.patch.object(shard_step, "INLINE", 300),
             mock.patch.object(driver, "LEFTOVER_AGE", LEFTOVER_AGE),

@@ -1,0 +1,126 @@
+"""A part of a micro-batch goes out in pieces where it is much: the shards make the same of it."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from monoids import List, Monoid, Sum
+from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, merge
+from persistent_state.batch import Basis
+from persistent_state.clock import Settings
+from persistent_state.driver import plan_batch
+from persistent_state.errors import Disagreement
+from persistent_state.plan import Plan
+from persistent_state.sources.base import Chunk, Reach
+from persistent_state.steps import combine as combining
+from persistent_state.steps.combine import Blob, combine_in_pieces
+from persistent_state.steps.shard import merge_shard
+from persistent_state.store import sides
+from persistent_state.store.log import Log
+from tests import core
+
+SCHEMA = pa.schema([("ts", pa.int64()), ("key", pa.string()), ("value", pa.int64())])
+ROWS = 4000
+
+
+class Sums(PersistentTask):
+    key = "key"
+    value = "value"
+    monoid: Monoid[Any] = Sum()
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(self.monoid)
+
+
+class Once(Sums):
+    message_id = "value"
+    horizon = "1 second"
+
+
+class Lists(Sums):
+    monoid = List(pa.int64())
+    value = None
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.array([[value] for value in batch.column("value").to_pylist()], pa.list_(pa.int64()))
+
+
+class Reads(Sums):
+    reads_state = True
+    value = None
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, message["value"] + (state.get() > 0))
+
+
+def chunks(keys: int) -> list[Chunk]:
+    """Messages in order; the first half is far behind the second, and now and then one has no timestamp."""
+    numbers = np.arange(ROWS)
+    stamps = pa.array(numbers + 10_000 * (numbers > ROWS // 2), mask=numbers % 500 == 3)
+    rows = pa.record_batch([stamps, pa.array([f"key-{n % keys}" for n in numbers]), pa.array(numbers)], schema=SCHEMA)
+    return [Chunk("", first, rows.slice(first, 100)) for first in range(0, ROWS, 100)]
+
+
+def planned(task: PersistentTask) -> tuple[Log, Plan, Basis]:
+    plan = core.plan_of(task, SCHEMA, settings=Settings(10, ahead=2**62), shards=3)
+    log = Log(plan.files, "app")
+    return log, plan, plan_batch(core.start(log, [plan]), plan.name, Reach({"": ROWS}), 0)
+
+
+def committed(task: PersistentTask, keys: int) -> tuple[Any, int]:
+    """The state at every clock that is kept and the bad rows of a micro-batch, and in how many blobs it came."""
+    log, plan, basis = planned(task)
+    blobs = [(shard, blob.to_bytes()) for shard, blob in combine_in_pieces(plan, basis, 0, 1, chunks(keys))]
+    some = [[Blob.from_bytes(data) for number, data in blobs if number == shard] for shard in range(plan.shards)]
+    made = [merge_shard(plan, shard, of_shard[::-1], None, core.new_id) for shard, of_shard in enumerate(some)]
+    entry = core.commit(log, made)
+    aside = [
+        row for table in sides.read_all(plan.files, entry.tasks[plan.name]) for row in table["position"].to_pylist()
+    ]
+    assert made[0].advance.counts["messages"] == ROWS
+    return ([core.state_at(entry, plan, clock) for clock in (*entry.retained, None)], sorted(aside)), len(blobs)
+
+
+@pytest.mark.parametrize("keys", [5, ROWS])
+@pytest.mark.parametrize("task", [Sums(), Once(), Lists(), Reads()], ids=lambda task: task.task_name)
+def test_a_part_in_pieces_comes_to_the_same(task: PersistentTask, keys: int) -> None:
+    whole, few = committed(task, keys)
+    with mock.patch.object(merge, "SLICE_BYTES", 20_000), mock.patch.object(combining, "PIECE_BYTES", 3_000):
+        in_pieces, many = committed(task, keys)
+    assert in_pieces == whole
+    assert few == 3
+    # Where keys are few they are folded instead.
+    assert many > 30 or (keys == 5 and isinstance(task, Sums) and many == 3)
+
+
+def test_no_more_than_a_few_rows_wait_for_the_end_of_a_part() -> None:
+    _, plan, basis = planned(Sums())
+    read, waiting = 0, 0
+
+    def told() -> Any:
+        nonlocal read
+        for chunk in chunks(ROWS):
+            read += chunk.rows.num_rows
+            yield chunk
+
+    with mock.patch.object(merge, "SLICE_BYTES", 20_000):
+        sent = 0
+        for _, blob in combine_in_pieces(plan, basis, 0, 1, told()):
+            waiting = max(waiting, read - sent)
+            sent += sum(len(table) for table in blob.tables)
+    assert waiting < ROWS / 4
+
+
+def test_a_piece_that_is_missing_or_came_twice_is_noticed() -> None:
+    _, plan, basis = planned(Sums())
+    with mock.patch.object(merge, "SLICE_BYTES", 20_000):
+        blobs = [blob for shard, blob in combine_in_pieces(plan, basis, 0, 1, chunks(ROWS)) if shard == 0]
+    assert len(blobs) > 2
+    for wrong in (blobs[1:], [*blobs, blobs[0]], [*blobs, blobs[-1]], blobs[:-1]):
+        with pytest.raises(Disagreement):
+            merge_shard(plan, 0, wrong, None, core.new_id)
