@@ -167,7 +167,8 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
     unknown = fresh & (place.positions == NO_POSITION) & (stamps < basis.restored)
     lifted.counts[REPLAYED_OR_LATE] += int(unknown.sum())
     fresh &= ~unknown
-    check_unit(plan, basis, lifted.newest, place.timestamps[fresh & place.valid])
+    if basis.clock == clocks.BEGINNING:
+        check_unit(plan, basis, lifted.newest, place.timestamps[fresh & place.valid])
     if not fresh.all():
         lifted.replaying.update(pc.unique(place.channels.filter(pa.array(~fresh))).to_pylist())
     # No interval begins below the clock, so what is taken in all the same is part of the first one above it.
