@@ -19,7 +19,8 @@ class Basis:
     `is_listed` whether the source says which channels there are, `is_behind` whether the task has yet to catch up with
     the global clock. `ends` says where each strand will have been read to (one that is not named, as far as its rows
     go), `journal` what the source wants remembered with that, `digests` what runs each shard starts from. Below `restored`,
-    the clock that a start restored, rows without a position may be replayed or late: nobody can tell.
+    the clock that a start restored, rows without a position may be replayed or late: nobody can tell. From `again` on rows that
+    earlier starts have accounted for count once more.
 
     `apart` are the clocks that folding must keep apart. Parts may be planned from different entries, as other tasks
     commit meanwhile; nothing else of a task can differ between those but the `floor`, the clock by which what has expired may
@@ -43,6 +44,7 @@ class Basis:
     apart: tuple[int, ...] = field(compare=False)
     restored: int = clocks.BEGINNING
     floor: int = field(default=clocks.BEGINNING, compare=False)
+    again: int = clocks.END
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Timestamps and clocks are microseconds UTC, as Python integers. Ranges are half-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 BEGINNING = -(2**63)
 """The clock before every message."""
+
+END = 2**63 - 1
+"""The clock above every message."""
 
 MOST_CUTS = 8
 """How many clocks a task that is ahead of the global clock keeps apart."""
@@ -81,7 +84,7 @@ class Position:
     Everything before `next` is accounted for. So is a message before `position` and below `clock` for each pair of
     `accounted`: earlier starts had read up to `position` when they were cut back to `clock`. `spans` are pairs (first
     position, newest timestamp) of what was delivered; both rise, so the first span that reaches a clock is where its
-    replay may start.
+    replay may start. At least once a start cuts nothing back, and its pair has the clock `END`.
     """
 
     next: int = 0
@@ -92,6 +95,11 @@ class Position:
     def known(self) -> int:
         """The first position that no start of the application has ever committed."""
         return max([self.next, *(position for position, _ in self.accounted)])
+
+    @property
+    def taken(self) -> int:
+        """The position before which nothing has been cut back."""
+        return max([self.next, *(position for position, below in self.accounted if below == END)])
 
 
 def checkpoint_clock(upstream_min: int, interval: int) -> int:
@@ -200,11 +208,16 @@ def fold_starts(starts: NDArray[np.int64], cuts: Sequence[int], clock: int) -> N
     return np.where(starts < clock, folded, starts)
 
 
-def is_accounted(position: Position, positions: NDArray[np.int64], timestamps: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which messages an earlier batch or start has accounted for: in the state, or counted as late or bad."""
+def is_accounted(
+    position: Position, positions: NDArray[np.int64], timestamps: NDArray[np.int64], again: int = END
+) -> NDArray[np.bool_]:
+    """Which messages an earlier batch or start has accounted for: in the state, or counted as late or bad.
+
+    From the clock `again` on what earlier starts have accounted for counts once more.
+    """
     done = positions < position.next
     for before, below in position.accounted:
-        done |= (positions < before) & (timestamps < below)
+        done |= (positions < before) & (timestamps < min(below, again))
     return done
 
 
@@ -214,15 +227,27 @@ def replay_from(position: Position, clock: int) -> int:
 
 
 def rewind_position(position: Position, clock: int) -> Position:
-    """The position of a start that cuts its task back to `clock`."""
+    """The position of a start that cuts its task back to `clock`: nothing at or above that is in the state any more."""
     first = replay_from(position, clock)
-    pairs = sorted({*position.accounted, (position.next, clock)})
-    accounted = tuple(
+    pairs = {(before, min(below, clock)) for before, below in position.accounted}
+    return Position(first, _needed(first, {*pairs, (position.next, clock)}))
+
+
+def reread_position(position: Position, clock: int) -> Position:
+    """The position of a start that reads again from `clock` on, though the state keeps all that was read."""
+    first = replay_from(position, clock)
+    # The spans stay, as does what they tell of.
+    spans = forget_spans(position, clock).spans
+    return Position(first, _needed(first, {*position.accounted, (position.next, END)}), spans)
+
+
+def _needed(first: int, pairs: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The pairs (position, clock) that say something which neither `first` nor another pair does."""
+    return tuple(
         (before, below)
-        for before, below in pairs
+        for before, below in sorted(pairs)
         if before > first and not any(b >= before and c >= below and (b, c) != (before, below) for b, c in pairs)
     )
-    return Position(first, accounted)
 
 
 def move_position(position: Position, end: int, spans: Iterable[tuple[int, int]]) -> Position:

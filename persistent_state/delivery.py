@@ -1,7 +1,7 @@
 """Which checkpoint a sink is to be given next, and the record of how far each has them; free of Spark.
 
 A checkpoint stays retained until every output has it, and the last that an output has stays too: between the two stands
-what changed. Where that is not so, as for an output that is new, the sink is given every key.
+what changed. Where that is not so, as for an output that is new or voided, the sink is given every key.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | No
 
     `at_once` it need not wait for the global clock: the task's own clocks will do.
     """
-    last = entry.tasks[task].delivered[output]
-    own = entry.tasks[task].cuts if at_once else ()
+    known = entry.tasks[task]
+    last = min(known.delivered[output], known.voided.get(output, known.delivered[output]))
+    own = known.cuts if at_once else ()
     waiting = _waiting(entry, task, output, own)
     if not waiting:
         return None
-    recent = last if last in (*entry.retained, *own) else BEGINNING
-    return Due(waiting[0], last if "window" in entry.tasks[task].identity else recent, recent)
+    recent = last if output not in known.voided and last in (*entry.retained, *own) else BEGINNING
+    return Due(waiting[0], last if "window" in known.identity else recent, recent)
 
 
 def behind(entry: Entry, task: str) -> Mapping[str, int]:
@@ -81,7 +82,25 @@ def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -
     """
 
     def change(known: TaskState) -> TaskState:
-        return replace(known, delivered={**known.delivered, output: clock})
+        voided = {name: last for name, last in known.voided.items() if name != output}
+        return replace(known, delivered={**known.delivered, output: clock}, voided=voided)
+
+    return amend(log, epoch, task, change, now)
+
+
+def believe(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -> Entry:
+    """Write down how far an output's sink has come by its own record, which is the truth.
+
+    Raises:
+        Fenced: a newer driver owns the application.
+    """
+
+    def change(known: TaskState) -> TaskState:
+        voided = dict(known.voided)
+        if clock > known.clock:
+            # It was given that before a start cut the task back, and died before the log said so.
+            voided.setdefault(output, min(known.delivered[output], known.clock))
+        return replace(known, delivered={**known.delivered, output: clock}, voided=voided)
 
     return amend(log, epoch, task, change, now)
 
@@ -129,8 +148,7 @@ class Giver:
             self.open()
         entry = own(self.log, epoch)
         if self._applied is not None:
-            # Where a sink has a record of its own, that is the truth.
-            entry = record(self.log, epoch, self.task, self.output, self._applied, self.now())
+            entry = believe(self.log, epoch, self.task, self.output, self._applied, self.now())
             self._applied = None
         found = due(entry, self.task, self.output, self.delivery == AT_LEAST_ONCE)
         if found is None:
@@ -149,5 +167,5 @@ class Giver:
     def _furthest(self, newest: Entry | None) -> int:
         """The last clock that the sink can have been given: at least once it may be above the global one."""
         task = newest.tasks.get(self.task) if newest else None
-        own = (task.clock, task.delivered.get(self.output, BEGINNING)) if task else ()
+        own = (task.clock, task.furthest, task.delivered.get(self.output, BEGINNING)) if task else ()
         return max(newest.clock if newest else BEGINNING, *own, BEGINNING)

@@ -22,7 +22,7 @@ from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, Disagreement, Exists, Fenced, InvalidInput, StoreUnavailable
 from persistent_state.plain import full_clock
-from persistent_state.plan import AT_LEAST_ONCE, Plan
+from persistent_state.plan import Plan
 from persistent_state.sources.base import Reach
 from persistent_state.steps.shard import Descriptor, digest, runs_by_shard
 from persistent_state.store import pages, sides
@@ -106,14 +106,15 @@ def _taken_over(
         # What is to start anew is not looked at: it may be damaged.
         if task.active and name not in anew and name not in going_on:
             task = replace(guarantee.cut_back(files, task, clock, shards, now), active=False)
-            if any(plan.delivery == AT_LEAST_ONCE for plan in plans):
-                task = guarantee.to_be_read_again(task)
         tasks[name] = task
     for plan in plans:
         known = tasks.get(plan.name)
         if known is None or plan.name in anew:
             delivered = dict.fromkeys(plan.outputs, BEGINNING)
-            tasks[plan.name] = TaskState(plan.identity, clock, born=clock, cuts=(clock,), delivered=delivered)
+            furthest = max(known.furthest, known.clock) if known else BEGINNING
+            tasks[plan.name] = TaskState(
+                plan.identity, clock, born=clock, cuts=(clock,), delivered=delivered, furthest=furthest
+            )
             continue
         _check_identity(plan, known)
         # What it missed since, its source delivers again; but not all that it once read is kept in mind for ever.
@@ -125,7 +126,8 @@ def _taken_over(
         delivered = {output: known.delivered.get(output, BEGINNING) for output in plan.outputs}
         intervals = (newest.interval if newest else interval, interval)
         back = guarantee.restored(files, known, plan, clock, intervals, shards, now)
-        tasks[plan.name] = replace(back, active=True, delivered=delivered)
+        voided = {output: last for output, last in back.voided.items() if output in delivered}
+        tasks[plan.name] = replace(back, active=True, delivered=delivered, voided=voided)
     return Entry(
         number=newest.number + 1 if newest else 1,
         epoch=newest.epoch + 1 if newest else 1,
@@ -232,6 +234,7 @@ def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
         digests=shard_digests(entry, task),
         apart=(*entry.retained, *task.cuts),
         floor=task.floor,
+        again=task.again,
     )
 
 
@@ -357,7 +360,7 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
     retained = newest.retained if clock == newest.clock else _retained(entry, clock, keeping)
     for name, task in tasks.items():
         if task.active and retained:
-            floor = min([retained[0], task.clock, *task.delivered.values()])
+            floor = min([retained[0], task.clock, *task.delivered.values(), *task.voided.values()])
             tasks[name] = replace(task, floor=max(task.floor, floor))
     return newest.follower(now, clock=clock, retained=retained, tasks=tasks)
 

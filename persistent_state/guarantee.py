@@ -1,4 +1,12 @@
-"""What a start goes on from: the global clock, or the newest committed state, by the delivery that is asked for."""
+"""What a start goes on from: the global clock, or the newest committed state, by the delivery that is asked for.
+
+Invariants, before and after every start, whatever the deliveries were:
+- Positions say what is in the runs or aside, and nothing else: how much of it this start takes in again is `again`. So a cut
+  leaves no pair above its clock. All before a position's `taken` is there; at most once none of it is read again. Only what a
+  delivery may lose is missing: what was in flight (at most once), what came late and was cut away (at least once).
+- What a sink was given up to the clock `delivered` is what the checkpoints were, unless its output is `voided`: then so much
+  is right as stands there, and with the next clock it is given everything.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +16,7 @@ from dataclasses import replace
 
 from persistent_state import clock as clocks
 from persistent_state import keys
-from persistent_state.clock import Channel, Coarse, Position
+from persistent_state.clock import BEGINNING, END, Channel, Coarse, Position
 from persistent_state.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
 from persistent_state.store import sides
 from persistent_state.store.entry import Run, TaskState
@@ -28,13 +36,14 @@ def positions(task: TaskState, plan: Plan, clock: int) -> dict[str, Position]:
     """From where a start at the global `clock` reads on."""
     if plan.delivery == AT_MOST_ONCE and goes_on(plan):
         return {
-            strand: clocks.move_position(known, max(known.next, task.planned.get(strand, 0)), ())
+            strand: clocks.move_position(known, max(known.taken, task.planned.get(strand, 0)), ())
             for strand in {**task.positions, **task.planned}
             for known in [task.positions.get(strand, Position())]
         }
     replay = min(clock, task.clock)
-    below = _accounted_below(task, plan, replay) if goes_on(plan) else replay
-    return {strand: _rewound(known, replay, below) for strand, known in task.positions.items()}
+    if not goes_on(plan):
+        return {strand: clocks.rewind_position(known, replay) for strand, known in task.positions.items()}
+    return {strand: clocks.reread_position(known, replay) for strand, known in task.positions.items()}
 
 
 def restored(
@@ -51,27 +60,26 @@ def restored(
         planned={},
         batch=0,
         holds=True,
+        again=END,
     )
     if plan.delivery == AT_MOST_ONCE:
         return replace(kept, channels=_heard(task))
     replay = min(clock, task.clock)
     replays = {strand: position.next for strand, position in kept.positions.items()}
     left = (sides.take_back(files, side, _accounted_below(task, plan, replay), replays) for side in task.sides)
-    return replace(kept, channels=_channels(task, replay, now), sides=tuple(side for side in left if side is not None))
+    return replace(
+        kept,
+        channels=_channels(task, replay, now),
+        sides=tuple(side for side in left if side is not None),
+        # What a task that was away had taken in late was cut away with the clock that it was taken for.
+        again=_accounted_below(task, plan, replay) if task.active or not plan.takes_late else BEGINNING,
+    )
 
 
 def _accounted_below(task: TaskState, plan: Plan, replay: int) -> int:
     """The clock below which nothing that was read is needed again, at least once."""
     # What takes nothing in below its clock would hold it for late.
     return replay if plan.takes_late else task.clock
-
-
-def _rewound(position: Position, clock: int, below: int) -> Position:
-    """A position that is replayed from a clock, when what was read is kept, and accounted for below another one."""
-    rewound = clocks.rewind_position(position, clock)
-    more = ((position.next, below),) if clock < below and rewound.next < position.next else ()
-    # The spans stay, as does what they tell of.
-    return replace(rewound, accounted=(*rewound.accounted, *more), spans=clocks.forget_spans(position, clock).spans)
 
 
 def _coarse(task: TaskState, before: int, interval: int) -> tuple[Coarse, ...]:
@@ -85,13 +93,6 @@ def _coarse(task: TaskState, before: int, interval: int) -> tuple[Coarse, ...]:
     fine = Coarse(task.clock, clocks.next_multiple(last, before), before)
     segments = (*task.coarse, *([fine] if last >= task.clock and task.runs else []))
     return tuple(replace(segment, step=math.lcm(segment.step, interval)) for segment in segments)
-
-
-def to_be_read_again(task: TaskState) -> TaskState:
-    """A task that leaves, all of which is taken in again when it is back: what it took in late is not below its clock."""
-    if {"window", "message_id"} & task.identity.keys():
-        return task
-    return replace(task, positions={strand: Position(known.next) for strand, known in task.positions.items()})
 
 
 def cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) -> TaskState:
@@ -112,6 +113,9 @@ def cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) -
         planned={},
         batch=0,
         holds=True,
+        again=END,
+        voided={**dict.fromkeys((o for o, last in task.delivered.items() if last > clock), clock), **task.voided},
+        furthest=max(task.furthest, task.clock) if task.clock > clock else task.furthest,
     )
 
 

@@ -27,7 +27,7 @@ _OF_ROWS = {LATE, AHEAD, JUMP, NO_TIMESTAMP, UNFIT, UNFIT_KEY}
 
 
 class Notices:
-    """The warnings and the last line of one task in one run, which began with `entry`. Times are seconds of any one clock.
+    """Of one task in one run, since the entry that the run began with. The times are seconds of any one clock.
 
     The first warning comes no earlier than at `first`, and from then on at most one in `EVERY` seconds, when there is more to
     tell.
@@ -46,7 +46,7 @@ class Notices:
         self._left = max(left, key=lambda name: entry.tasks[name].clock, default=None)
 
     def note(self, messages: int, reasons: Mapping[str, int], now: float) -> str | None:
-        """Take in a micro-batch of so many new messages, and return the warning that is due after it, if one is.
+        """Take in a micro-batch of so many new messages; the warning that is due after it, if one is.
 
         `reasons` counts all late and bad rows that the store has of the task.
         """
@@ -58,9 +58,9 @@ class Notices:
         return f"task={self._plan.name}: {self._of_aside()}"
 
     def end(self, entry: Entry, is_whole: bool) -> tuple[int, str]:
-        """Return the level and the text of the last line, by the newest entry.
+        """The line at the end of the run and its level, by the newest entry.
 
-        A run that `is_whole` has read its source to the end: the line says what its checkpoint lacks.
+        Where the run is `is_whole` it has read its source to the end, and the line says what is missing in the checkpoint.
         """
         task = entry.tasks[self._plan.name]
         newest = clocks.newest_read(task.positions.values())
@@ -81,7 +81,7 @@ class Notices:
         return logging.WARNING if is_above or is_news or is_empty else logging.INFO, " ".join(sentences)
 
     def _of_aside(self) -> str:
-        """Say how many rows did not count, why, and where they are."""
+        """How many rows did not count, why, and where they are."""
         self._told = self._aside.total()
         bad = self._told - self._aside[LATE]
         rows = self._messages + sum(n for reason, n in self._aside.items() if reason not in _OF_ROWS)
@@ -96,7 +96,7 @@ class Notices:
         )
 
     def _hint(self, reason: str) -> str:
-        """Say in parentheses what a reason usually comes from."""
+        """What a reason usually comes from, in parentheses."""
         plan = self._plan
         if reason == LATE and self._born is not None and self._aside[LATE] >= self._messages:
             hint = f"the task is new to the application and begins at its clock, {show_clock(self._born)}"

@@ -226,6 +226,98 @@ def test_the_delivery_may_change_at_any_start() -> None:
     assert state(entry, plan) == [1, 2, 2, 3]
 
 
+def test_a_cut_takes_back_what_a_start_at_least_once_had_accounted_for() -> None:
+    """What is below a task's own clock is not read again at least once where late is late; after a cut below it, it is."""
+    plan, slow = planned(Remembered(), AT_LEAST_ONCE), planned(Times(), AT_LEAST_ONCE)
+    slow = replace(slow, files=plan.files)
+    log = Log(plan.files, "app")
+    core.start(log, [plan, slow])
+    core.play(log, slow, rows((21, 1)))
+    sent = (22, 1), (31, 2), (42, 3), (57, 4)
+    core.play(log, plan, rows(*sent))
+    assert (newest(log).clock, newest(log).tasks["remembered"].clock) == (20, 50)
+    core.start(log, [plan, slow])
+    # It is killed before it has read anything again, is left out, and comes back; or exactly once follows.
+    core.start(log, [slow])
+    core.start(log, [replace(each, delivery=EXACTLY_ONCE) for each in (plan, slow)])
+    entry = core.play(log, replace(plan, delivery=EXACTLY_ONCE), rows(*sent))
+    assert (state(entry, plan), entry.tasks["remembered"].counts()) == (22 + 31 + 42 + 57, {})
+
+
+def test_at_most_once_nothing_is_taken_in_that_a_start_at_least_once_was_about_to_read_again() -> None:
+    plan, slow = planned(Ids(), AT_LEAST_ONCE), planned(Times(), AT_LEAST_ONCE)
+    slow = replace(slow, files=plan.files)
+    log = Log(plan.files, "app")
+    core.start(log, [plan, slow])
+    core.play(log, slow, rows((21, 1)))
+    core.play(log, plan, rows((5, 1), (22, 2), (47, 3)))
+    assert core.start(log, [plan, slow]).tasks["ids"].positions[""].next < 3
+    task = core.start(log, [replace(each, delivery=AT_MOST_ONCE) for each in (plan, slow)]).tasks["ids"]
+    assert task.positions[""].next == 3
+
+
+def test_at_most_once_what_a_start_exactly_once_was_about_to_read_again_is_not_lost() -> None:
+    plan = planned(Ids(), EXACTLY_ONCE)
+    log = started(plan)
+    core.play(log, plan, rows((5, 1), (12, 2), (14, 3)))
+    core.start(log, [plan])
+    plan = replace(plan, delivery=AT_MOST_ONCE)
+    core.start(log, [plan])
+    entry = core.play(log, plan, rows((5, 1), (12, 2), (14, 3)))
+    assert (state(entry, plan), entry.tasks["ids"].counts()) == ([1, 2, 3], {})
+
+
+def given_above_the_global_clock() -> tuple[Log, list[Plan], list[Due]]:
+    """A log in which a sink has been given values at clocks that the global one has not reached."""
+    plan, slow = planned(Ids(), AT_LEAST_ONCE), planned(Times(), AT_LEAST_ONCE)
+    plan, slow = replace(plan, outputs=("out",)), replace(slow, files=plan.files)
+    log = Log(plan.files, "app")
+    core.start(log, [plan, slow])
+    core.play(log, slow, rows((21, 1)))
+    core.play(log, plan, rows((5, 1), (22, 2), (35, 3), (57, 4)))
+    given: list[Due] = []
+    giver = Giver(log, "ids", "out", lambda: None, lambda _, due: given.append(due), lambda: 0, AT_LEAST_ONCE)
+    while giver.give_next(1):
+        pass
+    assert (newest(log).clock, given[-1].clock) == (20, 50)
+    return log, [plan, slow], given
+
+
+def test_a_sink_that_was_given_what_a_start_has_cut_away_is_given_everything_with_the_next_clock() -> None:
+    log, plans, _ = given_above_the_global_clock()
+    plan, slow = (replace(plan, delivery=EXACTLY_ONCE) for plan in plans)
+    entry = core.start(log, [plan, slow])
+    assert (entry.tasks["ids"].delivered, entry.tasks["ids"].voided) == ({"out": 50}, {"out": 20})
+    core.play(log, plan, rows((5, 1), (22, 2), (35, 3), (57, 4), (78, 5)))
+    entry = core.play(log, slow, rows((61, 2), (83, 3)))
+    given: list[Due] = []
+    giver = Giver(log, "ids", "out", lambda: 50, lambda _, due: given.append(due), lambda: 0)
+    while giver.give_next(entry.epoch):
+        pass
+    assert (50 in entry.retained, given) == (False, [Due(70, BEGINNING, BEGINNING)])
+    assert newest(log).tasks["ids"].voided == {}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_sink_is_believed_to_have_what_a_start_has_cut_away(recorded: bool) -> None:
+    log, plans, _ = given_above_the_global_clock()
+    plan, slow = (replace(plan, delivery=EXACTLY_ONCE) for plan in plans)
+    if not recorded:
+        # The driver died after the sink had it.
+        found = newest(log).tasks["ids"]
+        driver.amend(log, 1, "ids", lambda task: replace(task, delivered={"out": 10}), 0)
+        assert found != newest(log).tasks["ids"]
+    core.start(log, [slow])
+    entry = core.start(log, [plan, slow])
+    giver = Giver(log, "ids", "out", lambda: 50, lambda _, due: None, lambda: 0)
+    giver.open()
+    assert not giver.give_next(entry.epoch)
+    task = newest(log).tasks["ids"]
+    assert (task.delivered["out"], task.voided["out"] <= 20) == (50, True)
+    with pytest.raises(InvalidInput, match="to which application=app has never come"):
+        Giver(log, "ids", "out", lambda: 60, lambda _, due: None, lambda: 0).open()
+
+
 def test_an_entry_says_nothing_of_plans_where_there_are_none() -> None:
     entry = entry_of((10, 20), 10)
     data = codec.to_bytes(entry)

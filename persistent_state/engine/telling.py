@@ -17,7 +17,7 @@ _runs: dict[str, Telling] = {}
 
 
 class Telling:
-    """The teller of the run of this id: it hears of each commit. `newest` is the newest progress of each task."""
+    """What the run of this id has to tell; `newest` is the newest progress of each task."""
 
     def __init__(self, run: str, plans: Sequence[Plan], entry: Entry, is_to_the_end: bool) -> None:
         # A run that ends by itself tells all then.
@@ -28,7 +28,6 @@ class Telling:
         _runs[run] = self
 
     def hear(self, progress: Progress) -> None:
-        """Take in a commit, and warn where that is due."""
         self.newest[progress.task] = progress
         notices = self._notices[progress.task]
         if warning := notices.note(progress.messages - progress.replayed, progress.reasons, time.monotonic()):
@@ -49,13 +48,13 @@ class Telling:
 
 @dataclass(frozen=True)
 class Listener:
-    """A function of progress that can be pickled: it tells the run of this id, if that is in this process, and the user."""
+    """Called with each progress, perhaps in another process: lets the run know, if it is in this one, and the user."""
 
     run: str
     on_progress: Callable[[Progress], None] | None
 
     def __call__(self, progress: Progress) -> None:
-        if (run := _runs.get(self.run)) is not None:
-            run.hear(progress)
+        if self.run in _runs:
+            _runs[self.run].hear(progress)
         if self.on_progress is not None:
             self.on_progress(progress)

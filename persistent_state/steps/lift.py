@@ -162,13 +162,12 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         _side(plan, lifted, _bad_records(plan, chunk, bad_records), "undecodable record")
     # A row without a timestamp was taken back with the clock if it can be delivered again, so only its position counts.
     stamps = place.timestamps if place.valid.all() else np.where(place.valid, place.timestamps, np.iinfo(np.int64).max)
-    fresh = ~clocks.is_accounted(position, place.positions, stamps)
+    fresh = ~clocks.is_accounted(position, place.positions, stamps, basis.again)
     lifted.counts["skipped"] += int((~fresh).sum())
     unknown = fresh & (place.positions == NO_POSITION) & (stamps < basis.restored)
     lifted.counts[REPLAYED_OR_LATE] += int(unknown.sum())
     fresh &= ~unknown
-    if basis.clock == clocks.BEGINNING:
-        check_unit(plan, basis, lifted.newest, place.timestamps[fresh & place.valid])
+    check_unit(plan, basis, lifted.newest, place.timestamps[fresh & place.valid])
     if not fresh.all():
         lifted.replaying.update(pc.unique(place.channels.filter(pa.array(~fresh))).to_pylist())
     # No interval begins below the clock, so what is taken in all the same is part of the first one above it.

@@ -1,4 +1,4 @@
-"""The unit of timestamps that are integers: first ones that look like another unit than microseconds are refused."""
+"""The unit of timestamps that are integers: refused at the beginning where they look like another than they are taken for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.batch import Basis
+from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput
 from persistent_state.plain import show_clock
 from persistent_state.plan import Plan
@@ -21,14 +22,14 @@ _OTHERS = {"s": ("seconds", 1), "ms": ("milliseconds", 1_000), "ns": ("nanosecon
 
 
 def check_unit(plan: Plan, basis: Basis, believed: Collection[str], timestamps: NDArray[np.int64]) -> None:
-    """Refuse the first timestamps of a task without a clock if most of them are usual ones in another unit than microseconds.
+    """Refuse the first timestamps of a task if most of them are usual ones in another unit than microseconds.
 
-    Where any channel was `believed` before, nobody is stopped: one broken clock poisons nothing.
+    A task that has a clock, or in which any channel was `believed` before, is never stopped: one broken clock poisons nothing.
 
     Raises:
         InvalidInput: they are, and nobody has said their unit.
     """
-    if plan.timestamp_unit is not None or believed:
+    if plan.timestamp_unit is not None or basis.clock != BEGINNING or believed:
         return
     if not pa.types.is_int64(plan.schema.field(plan.timestamp).type):
         return

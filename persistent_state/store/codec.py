@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from persistent_state.clock import BEGINNING, Channel, Coarse, Position
+from persistent_state.clock import BEGINNING, END, Channel, Coarse, Position
 from persistent_state.errors import Damaged
 from persistent_state.store.entry import Cut, Entry, Pages, Run, SideFile, Stored, TaskState
 
@@ -25,7 +25,14 @@ READABLE = (1, 2)
 ADDED: dict[str, Json] = {
     "channel": {"before": None},
     "run": {"half": None},
-    "task": {"delivered": {}, "floor": BEGINNING, "planned": {}},
+    "task": {
+        "delivered": {},
+        "floor": BEGINNING,
+        "planned": {},
+        "voided": {},
+        "furthest": BEGINNING,
+        "again": END,
+    },
 }
 """Fields that are younger than the first log, with what an entry has that lacks them."""
 
@@ -199,6 +206,9 @@ def _task_record(task: TaskState) -> Json:
             "delivered": dict(task.delivered),
             "floor": task.floor,
             "planned": dict(task.planned),
+            "voided": dict(task.voided),
+            "furthest": task.furthest,
+            "again": task.again,
         },
     )
 
@@ -224,6 +234,9 @@ def _task(record: Json) -> TaskState:
         delivered=dict(record.pop("delivered")),
         floor=record.pop("floor"),
         planned=dict(record.pop("planned")),
+        voided=dict(record.pop("voided")),
+        furthest=record.pop("furthest"),
+        again=record.pop("again"),
     )
     _all_read("task", record)
     return task

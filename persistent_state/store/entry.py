@@ -82,7 +82,9 @@ class TaskState:
     late and bad rows; those that nothing can take back any more move into `settled`, counted in `settled_counts`.
     `delivered` says of each output up to which clock its sink has it (`BEGINNING`: none yet). What expired by the clock `floor`
     may be gone: nobody can ask for it any more. `planned` says how far the micro-batch that is under way reads in each strand,
-    where that is to be known (at most once).
+    where that is to be known (at most once). `voided` names the outputs whose sinks were given clocks that a start has cut away
+    since: what each has is right up to the clock that stands there. No sink was given a clock above both the task's own and
+    `furthest`. From the clock `again` on this start takes in again what others have (at least once).
     """
 
     identity: Mapping[str, Any]
@@ -103,6 +105,9 @@ class TaskState:
     delivered: Mapping[str, int] = field(default_factory=dict)
     floor: int = clocks.BEGINNING
     planned: Mapping[str, int] = field(default_factory=dict)
+    voided: Mapping[str, int] = field(default_factory=dict)
+    furthest: int = clocks.BEGINNING
+    again: int = clocks.END
 
     def counts(self) -> dict[str, int]:
         """Late and bad rows by reason."""

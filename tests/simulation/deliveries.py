@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from random import Random
 from typing import Any
 from unittest import mock
@@ -26,19 +27,20 @@ from persistent_state.store import run as runs_io
 from persistent_state.store.codec import from_bytes
 from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.log import Log
-from persistent_state.view import Since
+from persistent_state.view import LAST, Since
 from persistent_state.windows import SessionWindow, TimeToLive, Window
 from tests.core import us
 from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.messages import SCHEMA, Job, Sent
+from tests.simulation.oracle import Place as At
 from tests.simulation.oracle import as_dict, must
 from tests.simulation.source import Strands, WorldSource
 
 APPLICATION = "app"
 DELAY = 30
 MIXED = "mixed"
-"""A world in which each start has another delivery."""
+"""A world in which each start may have another delivery, and starts follow each other quickly."""
 
 
 class Killed(BaseException):
@@ -98,6 +100,15 @@ class DeliveryWorld:
     def __init__(self, seed: int, delivery: str) -> None:
         self.rng = rng = Random(f"{delivery} {seed}")
         self.delivery = delivery
+        self.deliveries: tuple[str, ...] = (delivery,)
+        self.lives = [5, 30, 80, 160]
+        self.haste, self.keys = 1, 3
+        """How often tasks read, but for the first, which all wait for."""
+        if delivery == MIXED:
+            self.haste, self.keys = rng.choice([1, 5, 10]), rng.choice([3, 9])
+            pairs = [*combinations(DELIVERIES, 2)]
+            self.deliveries = rng.choice([DELIVERIES, *pairs, pairs[0]])
+            self.lives = [5, 40, 160, 400]
         self.disk = Disk()
         self.files = PlainFiles("sim://", disk=self.disk)
         self.disk.watch = self._made
@@ -121,10 +132,14 @@ class DeliveryWorld:
             known=tuple(sent),
         )
         self.strands.visible = dict.fromkeys(self.strands.messages, 0)
-        self.jobs = [self._job(i) for i in range(rng.randint(1, 3))]
+        self.jobs = [self._job(i) for i in range(rng.randint(2 if self.haste > 1 else 1, 3))]
         self.places = {job.name: Place(keeps_record=rng.random() < 0.4) for job in self.jobs}
         self.layouts = {job.name: self._plan(job, EXACTLY_ONCE, self.files, 10, 1).layout for job in self.jobs}
-        self.starts = rng.randint(2, 6)
+        self.starts = rng.randint(4, 8) if delivery == MIXED else rng.randint(2, 6)
+        self.playing = ""
+        """The delivery of the newest start."""
+        self.given_up: dict[str, set[At]] = {job.name: set() for job in self.jobs}
+        """What starts at most once do not read, since it was in flight."""
         self.was: dict[tuple[str, int, int], Any] = {}
         self.newest: Entry | None = None
         self.happened: Counter[str] = Counter()
@@ -143,8 +158,10 @@ class DeliveryWorld:
             elif lot < 0.12:
                 timestamp, broken = None, "no message"
             self.ids += 1
-            value = rng.randint(1, 9)
-            sent.append(Sent(strand, position, timestamp, rng.randint(0, 3), "a", strand, value, broken, id=self.ids))
+            value = rng.randint(1, 9) if self.delivery != MIXED else self.ids
+            sent.append(
+                Sent(strand, position, timestamp, rng.randint(0, self.keys), "a", strand, value, broken, id=self.ids)
+            )
         return sent
 
     def _job(self, number: int) -> Job:
@@ -155,6 +172,8 @@ class DeliveryWorld:
         horizon = rng.choice([None, None, None, 50])
         if way == "reads" or kind == "list":
             windowing = None
+        elif self.delivery == MIXED and rng.random() < 0.3:
+            windowing = rng.choice([Window(40), Window(20), SessionWindow(25)])
         return Job(f"t{number}", "s", kind, way, ("k0",), True, windowing, horizon)
 
     def _plan(self, job: Job, delivery: str, files: PlainFiles, interval: int, shards: int) -> Plan:
@@ -202,8 +221,8 @@ class DeliveryWorld:
     def _play(self) -> None:
         for number in range(self.starts):
             is_last = number + 1 == self.starts
-            delivery = self.rng.choice(DELIVERIES) if self.delivery == MIXED else self.delivery
-            life = Life(None if is_last else self.rng.choice([5, 30, 80, 160]), self.rng.random() < 0.5)
+            delivery = self.rng.choice(self.deliveries) if self.delivery == MIXED else self.delivery
+            life = Life(None if is_last else self.rng.choice(self.lives), self.rng.random() < 0.5)
             if life.left is not None:
                 life.left = self.rng.randint(1, life.left)
             try:
@@ -224,6 +243,7 @@ class DeliveryWorld:
         for giver in givers.values():
             giver.open()
         self.now += 1000
+        self.playing = delivery
         entry = driver.start(
             log, list(plans.values()), interval=interval, shards=shards, writer=str(number), now=self.now
         )
@@ -239,7 +259,7 @@ class DeliveryWorld:
             sources[name].open(journal, known)
         while not is_last or not self._is_read(plans):
             self.strands.grow(rng, self.most_rows)
-            name = rng.choice(list(plans))
+            name = rng.choice([name for name in plans for _ in range(1 if name == self.jobs[0].name else self.haste)])
             if rng.random() < 0.7:
                 self._batch(log, entry.epoch, plans[name], sources[name])
             if rng.random() < 0.4:
@@ -308,10 +328,24 @@ class DeliveryWorld:
         if due.clock <= last:
             self.happened["given again"] += 1
         place.given.append(due.clock)
+        if due.since == BEGINNING:
+            # It is given every key, in place of what it has.
+            place.mirror.clear()
         place.mirror.update(values)
-        if due.clock >= last and plan.layout.windowing is None and self.delivery in (EXACTLY_ONCE, AT_LEAST_ONCE):
-            state = self._state(plan.name, entry, due.clock)
-            must(place.mirror == state, "a sink that was given all changes has it all", state=state, **facts)
+        if due.clock < last or AT_MOST_ONCE in self.deliveries:
+            return
+        state, found = self._state(plan.name, entry, due.clock), place.mirror
+        if plan.layout.windowing is not None:
+            state = self._closed(plan, entry, due.clock)
+            found = {key: value for key, value in found.items() if key in state}
+        if not isinstance(plan.layout.windowing, TimeToLive):
+            must(found == state, "a sink that was given all changes has it all", state=state, found=found, **facts)
+
+    def _closed(self, plan: Plan, entry: Entry, clock: int) -> Any:
+        """By key and window, what has closed at a clock and can still be told."""
+        since = Since(BEGINNING, False, False, BEGINNING)
+        table = state_at(self.files, APPLICATION, entry, plan.name, plan.layout, clock, since)
+        return as_dict(table.read(), plan.layout)
 
     # What must be true
 
@@ -322,6 +356,9 @@ class DeliveryWorld:
         entry = self.newest
         must(before is None or entry.clock >= before.clock, "the global clock never goes back")
         for name, task in entry.tasks.items():
+            self.happened["voided"] += bool(
+                task.voided and (before is None or task.voided != before.tasks[name].voided)
+            )
             if self.delivery != MIXED:
                 must(self.delivery == AT_MOST_ONCE or not task.planned, "only at most once needs a plan", task=name)
             if self.delivery == AT_MOST_ONCE and before is not None and name in before.tasks and not self.leaves:
@@ -329,6 +366,8 @@ class DeliveryWorld:
                 must(
                     all(end <= now[s] for s, end in was.items()), "at most once nothing is read again", was=was, now=now
                 )
+            if self.delivery == MIXED and before is not None and name in before.tasks:
+                self._read_once(name, before, entry)
             kept = {clock for clock in entry.retained if clock <= min(entry.clock, task.clock)}
             if self.delivery not in (EXACTLY_ONCE, MIXED) and task.active and not self.leaves:
                 # Nothing is ever voided.
@@ -341,13 +380,29 @@ class DeliveryWorld:
                 was = self.was.setdefault((name, task.born, clock), state)
                 must(state == was, "a checkpoint stays what it is", task=name, clock=clock, was=was, state=state)
 
+    def _read_once(self, name: str, before: Entry, entry: Entry) -> None:
+        """What is in the state is taken in again by none but a start at least once, and nothing else may be left out."""
+        was, now = before.tasks[name], entry.tasks[name]
+        job = next(job for job in self.jobs if job.name == name)
+        if entry.epoch != before.epoch and now.active and self.playing == AT_MOST_ONCE:
+            # All others are to be found in the state, or below its clock, at the end.
+            for strand, end in was.planned.items():
+                read = was.positions.get(strand, Position()).next
+                self.given_up[name] |= {(strand, position) for position in range(read, end)}
+        elif self.playing != AT_LEAST_ONCE and job.kind == "list" and was.runs != now.runs:
+            had, has = (self._state(name, each, LAST) for each in (before, entry))
+            known = Counter(value for values in had.values() for value in values)
+            added = Counter(value for values in has.values() for value in values) - known
+            twice = {value for value in added if value in known or added[value] > 1}
+            must(not twice, "what is in the state is not taken in again", task=name, twice=twice, known=known)
+
     def _check_below(self, name: str, state: Any, clock: int) -> None:
         """Nothing is in a checkpoint that is not below its clock, nor twice where that may not be."""
         job = next(job for job in self.jobs if job.name == name)
         sent = [m for messages in self.strands.messages.values() for m in messages if m.timestamp is not None]
         below = job.fold(m for m in sent if m.timestamp < clock)
         facts = {"task": job, "clock": clock, "state": state, "below": below}
-        if job.windowing is None and self.delivery in (EXACTLY_ONCE, AT_MOST_ONCE):
+        if job.windowing is None and AT_LEAST_ONCE not in self.deliveries:
             must(is_below(state, below), "a checkpoint holds messages below its clock, once", **facts)
         elif job.kind == "list":
             must(
