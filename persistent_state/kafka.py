@@ -54,6 +54,24 @@ def asking(what: str, options: Mapping[str, Any]) -> Iterator[None]:
         raise StoreUnavailable(f"{what}: {told}. Mend it, then try again.") from None
 
 
+@contextmanager
+def needing(what: str, operation: str, resource: str) -> Iterator[None]:
+    """Name the operation and the resource if the brokers do not permit what a client asks in here.
+
+    Raises:
+        InvalidInput: the user of the client lacks the permission.
+    """
+    kafka = library()
+    try:
+        yield
+    except kafka.KafkaException as error:
+        if error.args[0].code() not in _forbidden():
+            raise
+        raise InvalidInput(
+            f"{what}: the user lacks {operation} on {resource}. Allow that; docs/kafka.md lists all that is needed."
+        ) from None
+
+
 def answer(future: Future[Any], seconds: float) -> Any:
     """What an admin client answers. It has been seen not to give up by itself, whatever it was told.
 
@@ -70,18 +88,28 @@ def answer(future: Future[Any], seconds: float) -> Any:
 def is_refusal(told: Any) -> bool:
     """Whether it is no use to ask again after this KafkaError."""
     error = library().KafkaError
-    return told.code() in {
-        error._AUTHENTICATION,
-        error._INVALID_ARG,
-        error._SSL,
+    return (
+        told.code()
+        in {
+            error._AUTHENTICATION,
+            error._INVALID_ARG,
+            error._SSL,
+            error.INVALID_RECORD,
+            error.INVALID_TIMESTAMP,
+            error.INVALID_TRANSACTION_TIMEOUT,
+            error.MSG_SIZE_TOO_LARGE,
+            error.SASL_AUTHENTICATION_FAILED,
+            error.UNSUPPORTED_SASL_MECHANISM,
+        }
+        | _forbidden()
+    )
+
+
+def _forbidden() -> set[int]:
+    error = library().KafkaError
+    return {
         error.CLUSTER_AUTHORIZATION_FAILED,
         error.GROUP_AUTHORIZATION_FAILED,
-        error.INVALID_RECORD,
-        error.INVALID_TIMESTAMP,
-        error.INVALID_TRANSACTION_TIMEOUT,
-        error.MSG_SIZE_TOO_LARGE,
-        error.SASL_AUTHENTICATION_FAILED,
         error.TOPIC_AUTHORIZATION_FAILED,
         error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        error.UNSUPPORTED_SASL_MECHANISM,
     }

@@ -54,7 +54,7 @@ import pyarrow as pa
 
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, InvalidInput, StoreUnavailable
-from persistent_state.kafka import answer, asking, client_options, is_refusal, library
+from persistent_state.kafka import answer, asking, client_options, is_refusal, library, needing
 from persistent_state.keys import Hashes
 from persistent_state.raised import raised
 
@@ -123,6 +123,18 @@ class Clocks:
             StoreUnavailable: the brokers do not answer now.
         """
         with self._asking():
+            deadline = time.monotonic() + PATIENCE
+            while (policy := self._prepared_policy(deadline)) is None:
+                time.sleep(0.2)
+        if policy != "compact":
+            raise InvalidInput(
+                f"topic={self.bookkeeping!r} has cleanup.policy={policy}, and would forget what was delivered; make that"
+                " compact, or name another for bookkeeping."
+            )
+
+    def _prepared_policy(self, deadline: float) -> str | None:
+        """The policy of the bookkeeping, once the topics are there; None: the brokers are to be asked again."""
+        try:
             admin = self._admin()
             if not self._exists(admin, self.topic):
                 raise InvalidInput(
@@ -130,12 +142,12 @@ class Clocks:
                 )
             if not self._exists(admin, self.bookkeeping):
                 self._make(admin)
-            policy = self._policy(admin)
-        if policy != "compact":
-            raise InvalidInput(
-                f"topic={self.bookkeeping!r} has cleanup.policy={policy}, and would forget what was delivered; make that"
-                " compact, or name another for bookkeeping."
-            )
+            return self._policy(admin)
+        except library().KafkaException as error:
+            # Brokers that have just failed over may answer so for a moment.
+            if is_refusal(error.args[0]) or time.monotonic() > deadline:
+                raise
+            return None
 
     def last(self, parts: int) -> int:
         """The last clock that is written whole; a driver that is to write next would do so in so many `parts`."""
@@ -282,10 +294,11 @@ class Clocks:
                 if now < end and f"{(key := message.key().decode())}/".startswith(f"{self.owner}/"):
                     found[key] = self._parsed(key, message.value())
                 now += 1
-            elif is_refusal(error):
-                raise kafka.KafkaException(error)
+            elif is_refusal(error) and error.code() != kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
+                with self._needing("READ", self.bookkeeping):
+                    raise kafka.KafkaException(error)
             elif error.code() != kafka.KafkaError._PARTITION_EOF:
-                # The broker that was asked may not be the right one any more.
+                # The broker that was asked may not be the right one any more; and the group is one in name only.
                 continue
             if now > offset:
                 offset, deadline = min(now, end), time.monotonic() + seconds
@@ -305,7 +318,7 @@ class Clocks:
             producer.flush(PATIENCE)
             error, message = told[0] if told else (None, None)
             if error is not None:
-                raise library().KafkaException(error)
+                self._fail(producer, self.bookkeeping, error)
             if message is None or message.offset() < 0:
                 raise StoreUnavailable(
                     f"{self.name}: topic={self.bookkeeping!r} did not take a record within {PATIENCE:g} s. Mend it, then try"
@@ -333,19 +346,21 @@ class Clocks:
             raise InvalidInput(
                 f"{self.name}: encode gave {len(keys)} keys and {len(values)} values for rows={len(rows)}; give one each."
             )
-        failed: list[Any] = []
+        failed: list[tuple[Any, Data, Data]] = []
 
         def note(error: Any, message: Any) -> None:
             if error is not None:
-                failed.append(error)
+                failed.append((error, message.key(), message.value()))
 
         for key, value in zip(keys, values, strict=True):
-            while True:
+            while not failed:
                 try:
                     producer.produce(self.topic, value, key, on_delivery=note)
                     break
                 except BufferError:
                     producer.poll(0.1)
+                except library().KafkaException as error:
+                    failed.append((error.args[0], key, value))
                 except TypeError:
                     raise InvalidInput(
                         f"{self.name}: encode gave key={type(key).__name__} and value={type(value).__name__}; give text, bytes "
@@ -353,8 +368,25 @@ class Clocks:
                     ) from None
         producer.flush(self._seconds)
         if failed:
+            too_large = [(key, value) for error, key, value in failed if error.code() == error.MSG_SIZE_TOO_LARGE]
+            if too_large:
+                key, value = max(too_large, key=_size)
+                raise InvalidInput(
+                    f"{self.name}: the record of key={key!r:.200} has size={_size((key, value))} bytes, and it or the batch"
+                    f" that it was in is too large. Give topic={self.topic!r} a greater max.message.bytes, and the sink"
+                    " options={'message.max.bytes': ...} that are not greater (1000000 by default); or make less of it by"
+                    " encode."
+                )
             # To the transaction each failure is the same.
-            raise library().KafkaException(failed[0])
+            self._fail(producer, self.topic, failed[0][0])
+
+    def _fail(self, producer: Any, topic: str, error: Any) -> None:
+        """Raise what a record was not written for."""
+        with self._needing("WRITE", topic):
+            if error.code() in (error._PURGE_QUEUE, error._PURGE_INFLIGHT):
+                # It was not sent, as the transaction has failed before, and that tells by what.
+                producer.commit_transaction(PATIENCE)
+            raise library().KafkaException(error)
 
     def _record(self, producer: Any, key: str, record: Mapping[str, Any]) -> None:
         producer.produce(self.bookkeeping, json.dumps(record), key, partition=0)
@@ -371,7 +403,8 @@ class Clocks:
             "transactional.id": owner,
         }
         producer = library().Producer(options)
-        producer.init_transactions(PATIENCE)
+        with needing(self.name, "WRITE", f"transactional.id={owner!r}"):
+            producer.init_transactions(PATIENCE)
         yield producer
 
     @contextmanager
@@ -420,7 +453,8 @@ class Clocks:
         kafka = library()
         try:
             asked = admin.describe_topics(kafka.TopicCollection([topic]), request_timeout=PATIENCE)
-            answer(asked[topic], 2 * PATIENCE)
+            with self._needing("DESCRIBE", topic):
+                answer(asked[topic], 2 * PATIENCE)
         except kafka.KafkaException as error:
             if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return False
@@ -432,10 +466,10 @@ class Clocks:
         # What is not yet compacted is read at each start.
         config = {"cleanup.policy": "compact", "segment.bytes": str(1 << 24)}
         topic = kafka.admin.NewTopic(self.bookkeeping, 1, -1, config=config)
+        asked = admin.create_topics([topic], operation_timeout=PATIENCE, request_timeout=PATIENCE)
         try:
-            admin.create_topics([topic], operation_timeout=PATIENCE, request_timeout=PATIENCE)[
-                self.bookkeeping
-            ].result()
+            with self._needing("CREATE", self.bookkeeping):
+                asked[self.bookkeeping].result()
         except kafka.KafkaException as error:
             if error.args[0].code() != kafka.KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
@@ -446,12 +480,21 @@ class Clocks:
     def _policy(self, admin: Any) -> str:
         kafka = library()
         resource = kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, self.bookkeeping)
-        found = answer(admin.describe_configs([resource], request_timeout=PATIENCE)[resource], 2 * PATIENCE)
+        asked = admin.describe_configs([resource], request_timeout=PATIENCE)
+        with self._needing("DESCRIBE_CONFIGS", self.bookkeeping):
+            found = answer(asked[resource], 2 * PATIENCE)
         policy: str = found["cleanup.policy"].value
         return policy
 
+    def _needing(self, operation: str, topic: str) -> Any:
+        return needing(self.name, operation, f"topic={topic!r}")
+
     def _asking(self) -> Any:
         return asking(self.name, self.options)
+
+
+def _size(record: tuple[Data, Data]) -> int:
+    return sum(len(data.encode() if isinstance(data, str) else data or b"") for data in record)
 
 
 def _end_of(hashes: Hashes, start: int, rows: int) -> int:

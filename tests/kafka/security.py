@@ -7,6 +7,7 @@ import ipaddress
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -15,6 +16,8 @@ from examples.broker import Broker, free_ports
 from tests.processes import start_guarded
 
 USER = "shop"
+GUEST = "guest"
+"""Another user with the same password, who may do nothing but what it is allowed."""
 
 
 def secured_broker(folder: Path, password: str) -> Broker:
@@ -31,17 +34,32 @@ def secured_broker(folder: Path, password: str) -> Broker:
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(folder / "server.pem"),
         "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_ssl.plain.sasl.jaas.config": f'{login} required user_{USER}="{password}";',
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": (
+            f'{login} required user_{USER}="{password}" user_{GUEST}="{password}";'
+        ),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": f"User:ANONYMOUS;User:{USER}",
     }
     return Broker(folder, settings, start_guarded, ports)
 
 
-def client_options(folder: Path, password: str) -> dict[str, Any]:
+def allow(broker: Broker, operation: str, resource: str, name: str) -> None:
+    """Allow the guest an operation on a topic or a group of this name, or on all transactional ids that begin with it."""
+    pattern = ResourcePatternType.PREFIXED if resource == "transactional.id" else ResourcePatternType.LITERAL
+    kind = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP, "transactional.id": ResourceType.TRANSACTIONAL_ID}
+    permission = AclPermissionType.ALLOW
+    binding = AclBinding(kind[resource], name, pattern, f"User:{GUEST}", "*", AclOperation[operation], permission)
+    admin = broker.admin()
+    for done in admin.create_acls([binding]).values():
+        done.result()
+
+
+def client_options(folder: Path, password: str, user: str = USER) -> dict[str, Any]:
     """What a client of this broker has to say."""
     return {
         "security.protocol": "sasl_ssl",
         "sasl.mechanism": "PLAIN",
-        "sasl.username": USER,
+        "sasl.username": user,
         "sasl.password": password,
         "ssl.ca.location": str(folder / "ca.pem"),
     }

@@ -6,13 +6,13 @@ import itertools
 import json
 import multiprocessing
 import random
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import confluent_kafka
@@ -22,13 +22,13 @@ import pytest
 
 from examples.broker import Broker
 from persistent_state.clock import BEGINNING
-from persistent_state.errors import StateError, StoreUnavailable
+from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
 from persistent_state.sinks import kafka_clocks
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.kafka import KafkaSink, as_json
 from persistent_state.sinks.kafka_clocks import Clocks, Records
 from tests.kafka.deliverer import check, clocks_of, deliver, rows_of, run_on, run_until, seen, watch, write_part
-from tests.kafka.security import client_options, secured_broker
+from tests.kafka.security import GUEST, allow, client_options, secured_broker
 from tests.sentences import problem
 from tests.store.servers import needed
 
@@ -435,8 +435,10 @@ def test_what_the_brokers_or_clients_can_not_take_is_said(broker: Broker, topic:
             lambda: write_part(clocks, begun, rows_of(10), 0, lambda rows: ([key] * len(rows), [value] * len(rows)))
         )
 
-    assert "size" in encoded(b"k", bytes(5000))
-    assert "size" in encoded(b"k", bytes(5_000_000))
+    for size in (5_000, 5_000_000):
+        said = encoded(b"k", bytes(size))
+        assert f"the record of key=b'k' has size={size + 1} bytes" in said
+        assert f"Give topic={small!r} a greater max.message.bytes" in said
     assert "encode gave key=int and value=bytes; give text, bytes or None" in encoded(1, b"")
     write_part(clocks, begun, rows_of(10), 0)
     check(seen(broker, small), [10])
@@ -446,6 +448,23 @@ def test_a_broker_that_does_not_answer_is_asked_again_later(monkeypatch: pytest.
     monkeypatch.setattr(kafka_clocks, "PATIENCE", 0.5)
     said = problem(lambda: KafkaSink("t", "127.0.0.1:9").open(ORIGIN), StoreUnavailable)
     assert said.startswith("kafka 127.0.0.1:9 t: ")
+
+
+def test_brokers_that_fail_over_are_asked_again_at_once(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = confluent_kafka.KafkaError
+    codes = [error.LEADER_NOT_AVAILABLE, error.NOT_LEADER_FOR_PARTITION, error.FENCED_LEADER_EPOCH]
+    ask = Clocks._policy
+
+    def fail_first(self: Clocks, admin: Any) -> str:
+        if codes:
+            raise confluent_kafka.KafkaException(error(codes.pop()))
+        return ask(self, admin)
+
+    monkeypatch.setattr(Clocks, "_policy", fail_first)
+    assert KafkaSink(topic, broker.address).open(ORIGIN) == BEGINNING
+    assert not codes
 
 
 def test_options_are_in_no_text(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -461,26 +480,65 @@ def test_options_are_in_no_text(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
     assert "hunter22" not in "".join(capfd.readouterr())
 
 
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that wants TLS and a password, and knows who may do what."""
+    with needed(), secured_broker(tmp_path_factory.mktemp("secured") / "broker", "hunter22") as broker:
+        yield broker
+
+
 def test_tls_and_sasl_reach_every_client_and_their_secrets_no_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    secured: Broker, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "broker"
-    with needed(), secured_broker(folder, "hunter22") as broker:
-        options = client_options(folder, "hunter22")
-        broker.make("values", 2)
-        servers = f"127.0.0.1:{broker.ports[2]}"
-        deliver(clocks_of(servers, "values", options=options), 2, [10, 20])
-        check(seen(broker, "values"), [10, 20])
-        monkeypatch.setattr(kafka_clocks, "PATIENCE", 3.0)
-        for wrong in (
-            {"sasl.password": "hunter23"},
-            {"ssl.ca.location": "/hunter2/none"},
-            {"security.protocol": "PLAINTEXT"},
-        ):
-            with pytest.raises(StateError) as caught:
-                KafkaSink("values", servers, options={**options, **wrong}).open(ORIGIN)
-            assert "hunter2" not in str(caught.getrepr(style="native"))
+    options = client_options(secured.folder, "hunter22")
+    secured.make("values", 2)
+    servers = f"127.0.0.1:{secured.ports[2]}"
+    deliver(clocks_of(servers, "values", options=options), 2, [10, 20])
+    check(seen(secured, "values"), [10, 20])
+    monkeypatch.setattr(kafka_clocks, "PATIENCE", 3.0)
+    for wrong in (
+        {"sasl.password": "hunter23"},
+        {"ssl.ca.location": "/hunter2/none"},
+        {"security.protocol": "PLAINTEXT"},
+    ):
+        with pytest.raises(StateError) as caught:
+            KafkaSink("values", servers, options={**options, **wrong}).open(ORIGIN)
+        assert "hunter2" not in str(caught.getrepr(style="native"))
     assert "hunter2" not in "".join(capfd.readouterr())
+
+
+def test_who_allows_what_each_error_names_has_allowed_all_that_is_needed(secured: Broker) -> None:
+    secured.make("guarded", 2)
+    options = client_options(secured.folder, "hunter22", GUEST)
+    clocks = clocks_of(f"127.0.0.1:{secured.ports[2]}", "guarded", options=options)
+    allowed, end = [], time.monotonic() + 60
+
+    def refusal() -> str | None:
+        try:
+            deliver(clocks, 2, [10])
+        except InvalidInput as error:
+            return str(error)
+        return None
+
+    while said := refusal():
+        found = re.search(r"the user lacks (\w+) on ([\w.]+)='(.*?)'", said)
+        assert found, said
+        # The broker may not have heard yet of what was allowed.
+        assert time.monotonic() < end, said
+        if found.groups() not in allowed:
+            allowed.append(found.groups())
+            allow(secured, *found.groups())
+    assert allowed == [
+        ("DESCRIBE", "topic", "guarded"),
+        ("DESCRIBE", "topic", "guarded.clocks"),
+        ("CREATE", "topic", "guarded.clocks"),
+        ("DESCRIBE_CONFIGS", "topic", "guarded.clocks"),
+        ("WRITE", "transactional.id", "shop/Totals/guarded/guarded.clocks"),
+        ("WRITE", "topic", "guarded.clocks"),
+        ("READ", "topic", "guarded.clocks"),
+        ("WRITE", "topic", "guarded"),
+    ]
+    check(seen(secured, "guarded"), [10])
 
 
 @pytest.fixture(autouse=True, scope="module")
