@@ -120,8 +120,8 @@ PUBLIC_MONOIDS = [
 LAYERS = [
     {"errors", "labels", "raised", "secrets"},
     {"clock", "durations", "kafka", "keys", "store.base", "sizes", "store.cache", "sinks.base"},
-    {"plain", "windows", "sinks.kafka_clocks"},
-    {"state"},
+    {"plain", "windows", "sinks.kafka_topics"},
+    {"state", "sinks.kafka_clocks"},
     {"store.local", "store.memory", "store.remote", "sinks.function"},
     {"store.hdfs", "store.objects"},
     {"store.files", "outputs"},

@@ -54,9 +54,10 @@ import pyarrow as pa
 
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, InvalidInput, StoreUnavailable
-from persistent_state.kafka import answer, asking, client_options, is_refusal, library, needing
+from persistent_state.kafka import asking, client_options, is_refusal, library, needing
 from persistent_state.keys import Hashes
 from persistent_state.raised import raised
+from persistent_state.sinks.kafka_topics import prepare
 
 FORMAT = 1
 
@@ -123,31 +124,7 @@ class Clocks:
             StoreUnavailable: the brokers do not answer now.
         """
         with self._asking():
-            deadline = time.monotonic() + PATIENCE
-            while (policy := self._prepared_policy(deadline)) is None:
-                time.sleep(0.2)
-        if policy != "compact":
-            raise InvalidInput(
-                f"topic={self.bookkeeping!r} has cleanup.policy={policy}, and would forget what was delivered; make that"
-                " compact, or name another for bookkeeping."
-            )
-
-    def _prepared_policy(self, deadline: float) -> str | None:
-        """The policy of the bookkeeping, once the topics are there; None: the brokers are to be asked again."""
-        try:
-            admin = self._admin()
-            if not self._exists(admin, self.topic):
-                raise InvalidInput(
-                    f"topic={self.topic!r} is not at servers={self.servers!r}; make it, or name another."
-                )
-            if not self._exists(admin, self.bookkeeping):
-                self._make(admin)
-            return self._policy(admin)
-        except library().KafkaException as error:
-            # Brokers that have just failed over may answer so for a moment.
-            if is_refusal(error.args[0]) or time.monotonic() > deadline:
-                raise
-            return None
+            prepare(self.name, self.topic, self.bookkeeping, self.servers, self.options, PATIENCE)
 
     def last(self, parts: int) -> int:
         """The last clock that is written whole; a driver that is to write next would do so in so many `parts`."""
@@ -445,46 +422,6 @@ class Clocks:
                 "isolation.level": "read_committed",
             }
         )
-
-    def _admin(self) -> Any:
-        return library().admin.AdminClient(client_options(self.servers, self.options))
-
-    def _exists(self, admin: Any, topic: str) -> bool:
-        kafka = library()
-        try:
-            asked = admin.describe_topics(kafka.TopicCollection([topic]), request_timeout=PATIENCE)
-            with self._needing("DESCRIBE", topic):
-                answer(asked[topic], 2 * PATIENCE)
-        except kafka.KafkaException as error:
-            if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return False
-            raise
-        return True
-
-    def _make(self, admin: Any) -> None:
-        kafka = library()
-        # What is not yet compacted is read at each start.
-        config = {"cleanup.policy": "compact", "segment.bytes": str(1 << 24)}
-        topic = kafka.admin.NewTopic(self.bookkeeping, 1, -1, config=config)
-        asked = admin.create_topics([topic], operation_timeout=PATIENCE, request_timeout=PATIENCE)
-        try:
-            with self._needing("CREATE", self.bookkeeping):
-                asked[self.bookkeeping].result()
-        except kafka.KafkaException as error:
-            if error.args[0].code() != kafka.KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
-        deadline = time.monotonic() + PATIENCE
-        while not self._exists(admin, self.bookkeeping) and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-    def _policy(self, admin: Any) -> str:
-        kafka = library()
-        resource = kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, self.bookkeeping)
-        asked = admin.describe_configs([resource], request_timeout=PATIENCE)
-        with self._needing("DESCRIBE_CONFIGS", self.bookkeeping):
-            found = answer(asked[resource], 2 * PATIENCE)
-        policy: str = found["cleanup.policy"].value
-        return policy
 
     def _needing(self, operation: str, topic: str) -> Any:
         return needing(self.name, operation, f"topic={topic!r}")

@@ -23,7 +23,7 @@ import pytest
 from examples.broker import Broker
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
-from persistent_state.sinks import kafka_clocks
+from persistent_state.sinks import kafka_clocks, kafka_topics
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.kafka import KafkaSink, as_json
 from persistent_state.sinks.kafka_clocks import Clocks, Records
@@ -455,14 +455,14 @@ def test_brokers_that_fail_over_are_asked_again_at_once(
 ) -> None:
     error = confluent_kafka.KafkaError
     codes = [error.LEADER_NOT_AVAILABLE, error.NOT_LEADER_FOR_PARTITION, error.FENCED_LEADER_EPOCH]
-    ask = Clocks._policy
+    ask = kafka_topics.policy_of
 
-    def fail_first(self: Clocks, admin: Any) -> str:
+    def fail_first(*arguments: Any) -> str:
         if codes:
             raise confluent_kafka.KafkaException(error(codes.pop()))
-        return ask(self, admin)
+        return ask(*arguments)
 
-    monkeypatch.setattr(Clocks, "_policy", fail_first)
+    monkeypatch.setattr(kafka_topics, "policy_of", fail_first)
     assert KafkaSink(topic, broker.address).open(ORIGIN) == BEGINNING
     assert not codes
 
