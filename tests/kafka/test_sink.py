@@ -27,7 +27,18 @@ from persistent_state.sinks import kafka_clocks, kafka_topics
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.kafka import KafkaSink, as_json
 from persistent_state.sinks.kafka_clocks import Clocks, Records
-from tests.kafka.deliverer import check, clocks_of, deliver, rows_of, run_on, run_until, seen, watch, write_part
+from tests.kafka.deliverer import (
+    check,
+    clocks_of,
+    consume,
+    deliver,
+    rows_of,
+    run_on,
+    run_until,
+    seen,
+    watch,
+    write_part,
+)
 from tests.kafka.security import GUEST, allow, client_options, secured_broker
 from tests.sentences import problem
 from tests.store.servers import needed
@@ -191,6 +202,22 @@ def test_a_part_goes_on_behind_the_last_key_that_was_written(broker: Broker, top
     found = seen(broker, topic)
     assert len({value["key"] for value in found}) == len(found)
     assert {value["key"] for value in found} >= {row["key"] for row in rows_of(10, range(0, 8, 2)).to_pylist()}
+
+
+def test_a_key_whose_value_is_encoded_as_none_gets_a_tombstone(broker: Broker, topic: str) -> None:
+    clocks, rows = clocks_of(broker.address, topic), rows_of(10, range(4))
+    clocks.prepare()
+    begun = clocks.begin(10, 1, NONE)
+    assert begun is not None
+
+    def encode(rows: pa.RecordBatch) -> Any:
+        keys, values = as_json(1, rows)
+        return keys, [None if row["value"] % 2 else value for row, value in zip(rows.to_pylist(), values, strict=True)]
+
+    write_part(clocks, begun, rows, 0, encode)
+    found = {json.loads(message.key())["key"]: message.value() for message in consume(broker, topic)}
+    assert {key for key, value in found.items() if value is None} == {"key 1", "key 3"}
+    assert len(found) == 4
 
 
 def test_the_rows_of_one_hash_are_in_one_transaction(broker: Broker, topic: str) -> None:
