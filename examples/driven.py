@@ -80,10 +80,17 @@ def last_words(folder: Path) -> str:
 def windows_in(table: ParquetTable) -> dict[Key, list[Any]]:
     """The values that a table has of each key and window: one, if each window was given once."""
     values = defaultdict[Key, list[Any]](list)
-    for row in table.dataset().to_table().to_pylist():
+    for row in in_microseconds(table.dataset().to_table()).to_pylist():
         key, start, end, _, value = row.values()
         values[key, start, end].append(value)
     return values
+
+
+def in_microseconds(rows: pa.Table) -> pa.Table:
+    """Rows with the times of their windows, which are the second and the third column, as numbers to reckon with."""
+    for place in (1, 2):
+        rows = rows.set_column(place, rows.field(place).name, rows.column(place).cast(pa.int64()))
+    return rows
 
 
 def differences(found: Mapping[Key, list[Any]], wanted: Mapping[Key, Any]) -> list[str]:

@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 from examples.driven import driver, folder_for, last_words, local_spark, write_stream
 from monoids import Sum
 from persistent_state import Application, FileSource, NonWindowState, PersistentTask, SqlTable
-from persistent_state.plain import show_clock
+from persistent_state.plain import read_clock, show_clock
 
 
 class Balance(PersistentTask):
@@ -135,7 +135,7 @@ class Books:
             ((clock,),) = self.ask("SELECT max(clock) FROM balances")
         except sqlite3.OperationalError:  # the first driver has yet to make file and table
             return None
-        return None if clock is None else int(clock)
+        return None if clock is None else read_clock(clock)
 
     def balances(self) -> dict[str, Decimal]:
         return {account: Decimal(value) for account, value in self.ask("SELECT account, value FROM balances")}

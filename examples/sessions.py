@@ -25,7 +25,17 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from examples.driven import Key, differences, driver, folder_for, last_words, local_spark, windows_in, write_stream
+from examples.driven import (
+    Key,
+    differences,
+    driver,
+    folder_for,
+    in_microseconds,
+    last_words,
+    local_spark,
+    windows_in,
+    write_stream,
+)
 from monoids import Count, First, Last, Set, Struct
 from persistent_state import (
     Application,
@@ -168,7 +178,8 @@ def check(folder: Path, clicks: list[Click], late: list[Click]) -> tuple[dict[Ke
     problems = differences(
         windows_in(ParquetTable(folder / "sessions")), {key: sessions[key] for key in sessions if key[2] <= last}
     )
-    state = {tuple(row.values())[:3]: row["value"] for row in read_state(store, "sessions", Sessions()).to_pylist()}
+    rows = in_microseconds(read_state(store, "sessions", Sessions())).to_pylist()
+    state = {tuple(row.values())[:3]: row["value"] for row in rows}
     if state != {key: sessions[key] for key in sessions if key[2] > last}:
         problems.append("the open sessions in the state are not those of plain Python")
     aside = [row for rows in read_late_rows(store, "sessions", "Sessions") for row in rows.to_pylist()]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from monoids import Monoid
+from monoids import Aggregator, Monoid
 from persistent_state import show
 from persistent_state.errors import InvalidInput, StateError
 from persistent_state.plain import plain, read_clock, to_json
@@ -83,7 +83,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODULE:NAME",
         action="append",
         default=[],
-        help="a monoid of your own, or its class, that the task was written with; its module is imported",
+        help="a monoid of your own, or its class, that the task was written with, or an Aggregator of one; its module is "
+        "imported",
+    )
+    state.add_argument(
+        "--present",
+        action="store_true",
+        help="the values as outputs show them: what a summary says, or what an Aggregator given as --monoid makes of them",
     )
     state.set_defaults(run=_state)
 
@@ -133,6 +139,7 @@ def _state(arguments: argparse.Namespace) -> int:
         arguments.task,
         None if arguments.clock is None else read_clock(arguments.clock),
         [_monoid(name) for name in arguments.monoid],
+        arguments.present,
     )
     with _progress() as tell:
         tell(f"reading {sum(run.rows for run in state.runs):,} rows of {len(state.runs):,} runs")
@@ -161,8 +168,8 @@ def _rows(table: pa.Table) -> Iterator[tuple[pa.Scalar, ...]]:
     return zip(*table.columns, strict=True)
 
 
-def _monoid(name: str) -> Monoid[Any]:
-    """A monoid that the user names, as an instance or a class that takes no arguments."""
+def _monoid(name: str) -> Monoid[Any] | Aggregator[Any, Any, Any]:
+    """A monoid or an Aggregator that the user names, as an instance or a class that takes no arguments."""
     module, _, attribute = name.partition(":")
     try:
         # As with `python -m`, what is in the working folder can be imported.
@@ -173,8 +180,8 @@ def _monoid(name: str) -> Monoid[Any]:
         raise InvalidInput(f"monoid={name}: {error!r}; name it as module:name, of an instance or a class.") from error
     finally:
         sys.path.remove(os.getcwd())
-    if not isinstance(found, Monoid):
-        raise InvalidInput(f"monoid={name} is {found!r}; name an instance of Monoid, or its class.")
+    if not isinstance(found, (Monoid, Aggregator)):
+        raise InvalidInput(f"monoid={name} is {found!r}; name an instance of Monoid, or its class, or an Aggregator.")
     return found
 
 

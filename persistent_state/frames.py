@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from monoids import Monoid
+from monoids import Aggregator, Monoid
 from persistent_state.reader import find_sides, find_state
 from persistent_state.store.files import open_files
 from persistent_state.task import PersistentTask
@@ -21,10 +21,11 @@ def state_frame(
     task: PersistentTask | str,
     clock: int | None = None,
     *,
-    monoids: Sequence[Monoid[Any]] = (),
+    monoids: Sequence[Monoid[Any] | Aggregator[Any, Any, Any]] = (),
+    presented: bool = False,
     **storage_options: Any,
 ) -> DataFrame:
-    """What `read_state` gives, as a DataFrame: the key columns and `value`, one row per key.
+    """What `read_state` gives, as a DataFrame: the key columns and `value`, one row per key; `presented` means the same.
 
     The clock is settled now; the executors read the store when the DataFrame is used, each some ranges of the keys' hash.
     When the clock is no longer retained by then, Spark's error says so. Key columns are of their stored types: integers are
@@ -35,7 +36,8 @@ def state_frame(
     """
     from persistent_state.engine import frame
 
-    return frame.of_state(spark, find_state(open_files(store, **storage_options), application, task, clock, monoids))
+    files = open_files(store, **storage_options)
+    return frame.of_state(spark, find_state(files, application, task, clock, monoids, presented))
 
 
 def late_rows_frame(spark: SparkSession, store: str, application: str, task: str, **storage_options: Any) -> DataFrame:

@@ -36,8 +36,8 @@ class LocalRun:
 
     `states` holds the state at each checkpoint clock, `outputs` what is presented at it of the keys that changed since the
     clock before; `late` holds the late and bad rows, each with its `reason`, `timestamp` and `row`. Of a `WindowState` the keys
-    are tuples that end with the window's start and end, the states those of the open windows, and the outputs those of the
-    windows that have closed.
+    are tuples that end with the window's start and end in microseconds, the states those of the open windows, and the outputs
+    those of the windows that have closed.
     """
 
     states: Mapping[int, Mapping[Any, Any]]

@@ -24,7 +24,7 @@ from persistent_state import clock as clocks
 from persistent_state import keys, sizes
 from persistent_state.errors import TaskFailed
 from persistent_state.raised import raised
-from persistent_state.windows import Window, Windowing, window_columns
+from persistent_state.windows import TIME, Window, Windowing, window_columns
 
 SLICE = 1 << 20
 """About how many rows are folded at a time, and are a run: what a process needs of memory does not grow with the state."""
@@ -91,8 +91,8 @@ class Layout:
 
     @property
     def window_fields(self) -> list[pa.Field]:
-        """The columns that say which window a value is of, if there are windows."""
-        return [pa.field(name, pa.int64()) for name in window_columns(self.windowing)]
+        """The columns that tell users which window a value is of, if there are windows."""
+        return [pa.field(name, TIME) for name in window_columns(self.windowing)]
 
     @property
     def key_names(self) -> list[str]:

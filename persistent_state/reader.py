@@ -8,13 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from monoids import Monoid, MonoidError, from_identity
+from monoids import Aggregator, Monoid, MonoidError, from_identity
 from monoids.types import parse_type
 from persistent_state import keys, merge, view, windows
 from persistent_state.clock import BEGINNING
-from persistent_state.errors import InvalidInput, StoreUnavailable
+from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
 from persistent_state.merge import Layout
 from persistent_state.plain import full_clock
+from persistent_state.raised import raised
+from persistent_state.state import KeptState, NonWindowState
 from persistent_state.store import run as runs_io
 from persistent_state.store import sides
 from persistent_state.store.base import Files
@@ -30,7 +32,7 @@ from persistent_state.windows import FINAL
 class StateAt:
     """A task's state at a clock, or the part of it with low <= hash < high: the runs that hold it. Can be pickled.
 
-    With `since` it is what an output is given at the clock instead.
+    With `since` it is what an output is given at the clock instead. With `presents` its values are what that presents.
     """
 
     files: Files
@@ -46,11 +48,14 @@ class StateAt:
     since: Since | None = None
     low: int = 0
     high: int = 1 << 64
+    presents: KeptState[Any] | None = None
 
     @property
     def schema(self) -> pa.Schema:
         """The key columns, those of the window if there are windows, and `value`."""
         value = self.layout.schema.field("value")
+        if self.presents is not None:
+            value = pa.field("value", self.presents.presented)
         final = [pa.field(FINAL, pa.bool_())] if self.since is not None and self.since.early else []
         keys = map(pa.field, self.key_columns, self.layout.key_types)
         return pa.schema([*keys, *self.layout.window_fields, *final, value])
@@ -73,9 +78,10 @@ class StateAt:
         """One row per key.
 
         Raises:
-            InvalidInput: the clock is no longer retained.
+            InvalidInput: the clock is no longer retained, or the type of what is presented is not known.
             Damaged: a file is not what was written.
         """
+        schema = self.schema
         try:
             table = self._folded()
         except FileNotFoundError as error:
@@ -89,7 +95,10 @@ class StateAt:
                     f"clock={full_clock(self.clock)} of {self.application} is no longer retained; open a newer one."
                 ) from error
             return newest.read()
-        return table.drop_columns(["hash"]).rename_columns(self.schema.names)
+        if self.presents is not None:
+            table = table.set_column(table.num_columns - 1, "value", self._presented(merge.one_chunk(table["value"])))
+        # Windows are told as whole numbers until here.
+        return table.drop_columns(["hash"]).rename_columns(schema.names).cast(schema)
 
     def _is_known_since(self, entry: Entry, task: TaskState) -> bool:
         """Whether what changed is still stored apart."""
@@ -99,6 +108,15 @@ class StateAt:
             return self.since.clock in _apart(entry, task)
         is_kept = task.floor <= max(self.since.clock, self.floor)
         return is_kept and self.since.recent in _apart(entry, task)
+
+    def _presented(self, column: pa.Array) -> pa.Array:
+        assert self.presents is not None
+        try:
+            return self.presents.present(column)
+        except Exception as error:
+            raise TaskFailed(
+                f"task={self.task}: what presents its values raised {raised(error)}; mend it, or its type."
+            ) from error
 
     def _folded(self) -> pa.Table:
         return seen_below(self.files, self.runs, self.layout, self.clock, self.since, self.floor)
@@ -133,23 +151,29 @@ def read_state(
     task: PersistentTask | str,
     clock: int | None = None,
     *,
-    monoids: Sequence[Monoid[Any]] = (),
+    monoids: Sequence[Monoid[Any] | Aggregator[Any, Any, Any]] = (),
+    presented: bool = False,
     **storage_options: Any,
 ) -> pa.Table:
     """A task's state at a clock, by default the newest global one: its key columns and `value`, one row per key.
 
     Of a `WindowState` there is a row for each key and window that is open at the clock and holds a message: between the key
-    columns and `value` stand `window_start` and `window_end` (int64, microseconds UTC).
+    columns and `value` stand `window_start` and `window_end`, timestamps in UTC.
 
     `clock` is microseconds UTC and must be one of `clocks`. The rows are in no particular order. Nothing of the store is
     executed: the monoid is that of `task`, and must be the one that the store was written with. Of a task that is only
     named, it is one of the `monoids` package or of your own `monoids`: the one with the identity that the log holds.
 
+    With `presented`, `value` is what outputs show: what a Summary says, or what an Aggregator makes of it, which is known of
+    a `task`, and of a name if the Aggregator is among `monoids`.
+
     Raises:
-        InvalidInput: there is no such application or task, the clock is not retained, or the monoid is not known.
+        InvalidInput: there is no such application or task, the clock is not retained, or the monoid is not known, or not the
+            type of what is presented.
         Damaged: a file is not what was written.
+        TaskFailed: what presents the values raised.
     """
-    return find_state(open_files(store, **storage_options), application, task, clock, monoids).read()
+    return find_state(open_files(store, **storage_options), application, task, clock, monoids, presented).read()
 
 
 def find_state(
@@ -157,7 +181,8 @@ def find_state(
     application: str,
     task: PersistentTask | str,
     clock: int | None = None,
-    monoids: Sequence[Monoid[Any]] = (),
+    monoids: Sequence[Monoid[Any] | Aggregator[Any, Any, Any]] = (),
+    presented: bool = False,
 ) -> StateAt:
     """What `read_state` reads."""
     entry = newest_entry(files, application)
@@ -165,16 +190,14 @@ def find_state(
     found = find_task(entry, application, name)
     at = check_clock(entry, found, name, clock)
     try:
-        if isinstance(task, str):
-            monoid = from_identity(found.identity["monoid"], monoids)
-        else:
-            monoid = _checked_monoid(task, found.identity)
+        kept = _named(found.identity, monoids) if isinstance(task, str) else _checked(task, found.identity)
         columns = found.identity["key"]
         types = tuple(parse_type(column["type"]) for column in columns)
-        layout = Layout(types, monoid, windows.from_identity(found.identity))
+        layout = Layout(types, kept.monoid, windows.from_identity(found.identity))
     except MonoidError as error:
         raise InvalidInput(f"task={name}: {error}") from error
-    return state_at(files, application, entry, name, layout, at)
+    state = state_at(files, application, entry, name, layout, at)
+    return replace(state, presents=kept) if presented and kept.aggregator is not None else state
 
 
 def state_at(
@@ -188,15 +211,23 @@ def state_at(
     )
 
 
-def _checked_monoid(task: PersistentTask, identity: Mapping[str, Any]) -> Monoid[Any]:
-    own = task.persistent_state().identity()
+def _named(identity: Mapping[str, Any], given: Sequence[Monoid[Any] | Aggregator[Any, Any, Any]]) -> KeptState[Any]:
+    """A state with the monoid of this identity, and with the Aggregator of it that is given, if one is."""
+    own = [each.monoid if isinstance(each, Aggregator) else each for each in given]
+    monoid = from_identity(identity["monoid"], own)
+    return NonWindowState(next((each for each, other in zip(given, own, strict=True) if other is monoid), monoid))
+
+
+def _checked(task: PersistentTask, identity: Mapping[str, Any]) -> KeptState[Any]:
+    kept = task.persistent_state()
+    own = kept.identity()
     for what in sorted({*own, *identity} - {"key", "message_id"}):
         if identity.get(what) != own.get(what):
             raise InvalidInput(
                 f"task={task.task_name}: the store was written with {what}={identity.get(what)}, not {own.get(what)}; "
                 "open it with the task that wrote it."
             )
-    return task.persistent_state().monoid
+    return kept
 
 
 def read_late_rows(store: str, application: str, task: str, **storage_options: Any) -> list[pa.Table]:

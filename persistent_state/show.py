@@ -13,7 +13,6 @@ import pyarrow as pa
 from persistent_state.durations import show_duration
 from persistent_state.plain import full_clock, plain, show_clock, to_json
 from persistent_state.verify import Verified
-from persistent_state.windows import WINDOW
 
 WIDEST = 60
 """How wide a column of a table of states may be."""
@@ -116,14 +115,7 @@ def state(found: pa.Table, rows: Sequence[Sequence[pa.Scalar]], keys: int, clock
     """The rows of a state, of which there are `keys`, and what they are."""
     numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     right = {i for i, field in enumerate(found.schema) if any(is_one(field.type) for is_one in numbers)}
-    times = {i for i, field in enumerate(found.schema) if field.name in WINDOW and field.type == pa.int64()}
-    shown = [
-        [
-            "null" if not value.is_valid else show_clock(value.as_py()) if i in times else _cut(_printable(cell(value)))
-            for i, value in enumerate(row)
-        ]
-        for row in rows
-    ]
+    shown = [[_cut(_printable(cell(value))) if value.is_valid else "null" for value in row] for row in rows]
     yield from table(found.column_names, shown, right)
     yield ""
     count = f"{keys:,} {'key' if keys == 1 else 'keys'}"

@@ -57,6 +57,11 @@ class KeptState(PersistentState[T]):
             raise InvalidInput(
                 f"{type(self).__name__}({monoid!r}) is given no monoid; give an instance, such as monoids.Sum()."
             )
+        if aggregator is None and hasattr(own, "present") and not isinstance(own, Summary):
+            raise InvalidInput(
+                f"{type(self).__name__}({monoid!r}): the present of {type(own).__name__} would never be called, as it is no "
+                "Summary; make it a subclass of Summary, or give the state an Aggregator with this present."
+            )
         self._monoid = own
         self.windowing = windowing
         self._prepare = None if aggregator is None else aggregator.prepare

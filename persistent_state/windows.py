@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.durations import Duration, positive, show_duration
@@ -20,7 +21,10 @@ LONGEST = 2**61
 """The longest window, gap, time to live or horizon in microseconds: what is computed with them stays within 64 bits."""
 
 WINDOW = ("window_start", "window_end")
-"""The columns that say which window a value is of: int64, microseconds UTC."""
+"""The columns that say which window a value is of: to users timestamps in UTC, within the library int64, microseconds."""
+
+TIME = pa.timestamp("us", "UTC")
+"""The Arrow type of clocks and of windows' times in what users read."""
 
 FINAL = "final"
 """The column that says whether a window's value is final: bool."""

@@ -15,6 +15,7 @@ from persistent_state.clock import Position, Settings
 from persistent_state.driver import Keeping
 from persistent_state.plan import Plan
 from persistent_state.reader import seen_below
+from persistent_state.sinks.base import CLOCK
 from persistent_state.sources.base import NO_POSITION, Chunk, Reach
 from persistent_state.steps.combine import Blob, combine
 from persistent_state.steps.shard import Descriptor, merge_shard
@@ -23,6 +24,7 @@ from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
 from persistent_state.view import LAST
+from persistent_state.windows import WINDOW
 
 ids = map(str, itertools.count())
 
@@ -35,6 +37,14 @@ def memory() -> Files:
 def us(count: int) -> timedelta:
     """So many microseconds."""
     return timedelta(microseconds=count)
+
+
+def whole_times(table: pa.Table) -> pa.Table:
+    """A table for users with its clocks and the times of its windows as microseconds."""
+    for place, name in enumerate(table.column_names):
+        if name in (CLOCK, *WINDOW):
+            table = table.set_column(place, name, table[name].cast(pa.int64()))
+    return table
 
 
 def new_id() -> str:

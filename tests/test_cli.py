@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from monoids import Max, Monoid, Struct
+from monoids import Average, Max, Monoid, Struct, Sum
 from persistent_state import NonWindowState, PersistentTask, Window, WindowState, read_state
 from persistent_state.cli import main
 from persistent_state.durations import show_duration
@@ -296,6 +296,29 @@ def test_a_monoid_of_the_user_is_imported_only_because_the_user_names_it(tmp_pat
         assert (done.returncode, done.stdout) == (0, '{"value":{"p":15}}\n'), done.stderr
 
 
+def test_presented_values_are_shown_where_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import pyarrow as pa\nfrom monoids import Aggregator, Sum\n"
+        "doubled = Aggregator(abs, Sum(), lambda total: 2.0 * total, pa.float64())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    rows = pa.RecordBatch.from_pydict({"ts": [1, 2, 99], "n": [3, 4, 5]})
+    write(tmp_path / "means", Kept(None, "n", Average(pa.int64())), rows)
+    write(tmp_path / "sums", Kept(None, "n", Sum()), rows)
+    for arguments, value in (
+        (["means"], {"n": 2, "sum": 7}),
+        (["means", "--present"], 3.5),
+        (["sums", "--present"], 7),
+        (["sums", "--present", "--monoid", "mine:doubled"], 14.0),
+        (["sums", "--monoid", "mine:doubled"], 7),
+    ):
+        store, *more = arguments
+        assert main(["state", store, "app", "Kept", "--json", *more]) == 0
+        assert json.loads(capsys.readouterr().out) == {"value": value}
+
+
 def test_keys_of_every_type_are_shown_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys: dict[str, tuple[pa.DataType, list[Any], list[str]]] = {
         "text": (pa.string(), ["b\n\x1b[31m", "東京", "b"], ["b", '"b\\n\\u001b[31m"', "東京"]),
@@ -341,7 +364,12 @@ def test_windows_are_shown_by_their_times(tmp_path: Path, capsys: pytest.Capture
         "a", "1970-01-01T00:00:00.000080Z", "1970-01-01T00:00:00.000100Z", "85",
     ]  # fmt: skip
     assert main(["state", str(tmp_path / "store"), "app", "Windowed", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"k": "a", "window_start": 80, "window_end": 100, "value": 85}
+    assert json.loads(capsys.readouterr().out) == {
+        "k": "a",
+        "window_start": "1970-01-01T00:00:00.000080Z",
+        "window_end": "1970-01-01T00:00:00.000100Z",
+        "value": 85,
+    }
 
 
 @pytest.mark.parametrize(

@@ -119,9 +119,9 @@ PUBLIC_MONOIDS = [
 
 LAYERS = [
     {"errors", "labels", "raised", "secrets"},
-    {"clock", "durations", "kafka", "keys", "store.base", "sizes", "store.cache", "sinks.base"},
+    {"clock", "durations", "kafka", "keys", "store.base", "sizes", "store.cache"},
     {"plain", "windows", "sinks.kafka_topics"},
-    {"state", "sinks.kafka_clocks"},
+    {"sinks.base", "sinks.kafka_clocks", "state"},
     {"store.local", "store.memory", "store.remote", "sinks.function"},
     {"store.hdfs", "store.objects"},
     {"store.files", "outputs"},

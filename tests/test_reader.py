@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from monoids import Map, Monoid
-from persistent_state import InvalidInput, clocks, read_late_rows, read_state
+from monoids import Aggregator, Average, Map, Monoid, Sum
+from persistent_state import (
+    InvalidInput,
+    NonWindowState,
+    PersistentTask,
+    TaskFailed,
+    clocks,
+    read_late_rows,
+    read_state,
+)
 from persistent_state.reader import find_applications, find_state
 from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
 from tests import core
 from tests.fixtures.write_store import APPLICATION, Notes, Totals
 
@@ -71,3 +81,70 @@ def test_the_applications_of_a_store_are_its_folders_that_have_a_log(tmp_path: P
     assert find_applications(open_files(str(store))) == ["another", APPLICATION]
     assert find_applications(core.memory()) == []
     assert find_applications(open_files(str(tmp_path / "nothing"))) == []
+
+
+class Means(PersistentTask):
+    """Keeps a Summary, or what the test says."""
+
+    key, value = "key", "n"
+
+    def __init__(self, monoid: Any = None) -> None:
+        self.monoid = Average(pa.int64()) if monoid is None else monoid
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(self.monoid)
+
+
+def store_of(task: PersistentTask, folder: Path) -> str:
+    rows = pa.RecordBatch.from_pydict({"ts": [1, 2, 3, 99], "key": ["a", "a", "b", "b"], "n": [3, 4, 10, 0]})
+    plan = core.plan_of(task, rows.schema, files=open_files(str(folder)))
+    log = Log(plan.files, "app")
+    core.start(log, [plan])
+    core.play(log, plan, rows)
+    return str(folder)
+
+
+def presented(store: str, task: PersistentTask | str, *monoids: Any) -> dict[str, Any]:
+    table = read_state(store, "app", task, presented=True, monoids=monoids)
+    return dict(zip(*(table[name].to_pylist() for name in ("key", "value")), strict=True))
+
+
+def test_presented_values_are_what_outputs_show(tmp_path: Path) -> None:
+    store = store_of(Means(), tmp_path)
+    raw = read_state(store, "app", "Means")
+    assert sorted(row["value"]["n"] for row in raw.to_pylist()) == [1, 2]
+    # Of a Summary it is known by the task's name alone.
+    assert presented(store, "Means") == presented(store, Means()) == {"a": 3.5, "b": 10.0}
+    plan = core.plan_of(Means(), pa.schema([("ts", pa.int64()), ("key", pa.string()), ("n", pa.int64())]))
+    assert read_state(store, "app", "Means", presented=True)["value"].type == plan.state.presented
+
+
+def test_what_an_aggregator_presents_is_known_of_the_task_or_of_the_aggregator(tmp_path: Path) -> None:
+    doubled = Aggregator(abs, Sum(), lambda total: f"{total} in all", pa.string())
+    store = store_of(Means(doubled), tmp_path)
+    wanted = {"a": "7 in all", "b": "10 in all"}
+    assert presented(store, Means(doubled)) == presented(store, "Means", doubled) == wanted
+    # By its name alone a sum is shown as it is.
+    assert presented(store, "Means") == {"a": 7, "b": 10}
+    untyped = Aggregator(abs, Sum(), str)
+    with pytest.raises(InvalidInput, match="the Arrow type of what is presented is not known"):
+        presented(store, Means(untyped))
+    wrong = Aggregator(abs, Sum(), lambda total: 1 // 0, pa.int64())
+    with pytest.raises(TaskFailed, match=r"task=Means: what presents its values raised ZeroDivisionError"):
+        presented(store, Means(wrong))
+
+
+def test_a_present_that_nobody_would_call_is_refused() -> None:
+    class Doubled(Monoid[int]):
+        type = pa.int64()
+        zero = 0
+
+        def plus(self, a: int, b: int) -> int:
+            return a + b
+
+        def present(self, value: int) -> int:
+            return 2 * value
+
+    with pytest.raises(InvalidInput, match="the present of Doubled would never be called, as it is no Summary"):
+        NonWindowState(Doubled())
+    assert NonWindowState(Aggregator(abs, Doubled(), Doubled().present, pa.int64())).presented == pa.int64()

@@ -231,7 +231,7 @@ class Ran:
             yield from runs_io.read_run(self.plan.files, run).to_pylist()
 
     def state(self, clock: int | None = None) -> dict[Any, int]:
-        table = read_state(self.plan.files.url, "app", self.plan.task, clock)
+        table = core.whole_times(read_state(self.plan.files.url, "app", self.plan.task, clock))
         columns = [table[name].to_pylist() for name in table.column_names]
         found = {key[0] if len(key) == 1 else tuple(key): value for *key, value in zip(*columns, strict=True)}
         assert len(found) == table.num_rows
@@ -1121,3 +1121,4 @@ class TestRefused:
                 assert ran.state(clock) == state_of(windowing, kept, clock)
                 windows = [] if isinstance(windowing, TimeToLive) else ["window_start", "window_end"]
                 assert named.column_names == ["key", *windows, "value"]
+                assert all(named[name].type == pa.timestamp("us", "UTC") for name in windows)

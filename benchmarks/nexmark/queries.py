@@ -147,8 +147,10 @@ def application(
 
 
 def results(table: ParquetTable) -> pa.Table:
-    """All windows of a table, without the clocks at which they came."""
-    return table.dataset().to_table().drop_columns("clock")
+    """All windows of a table, in microseconds, without the clocks at which they came."""
+    rows = table.dataset().to_table().drop_columns("clock")
+    whole = [field.with_type(pa.int64()) if pa.types.is_timestamp(field.type) else field for field in rows.schema]
+    return rows.cast(pa.schema(whole))
 
 
 def differences(name: str, events: Path, found: pa.Table, clock: int) -> list[tuple[Any, ...]]:

@@ -21,7 +21,7 @@ from persistent_state.reader import StateAt, read_side
 from persistent_state.sinks.base import CLOCK, VALUE, Origin
 from persistent_state.store.base import Files
 from persistent_state.store.entry import SideFile
-from persistent_state.windows import FINAL
+from persistent_state.windows import FINAL, TIME
 
 LATE_ROWS = (
     "reason string, timestamp bigint, strand string, channel string, position bigint, record binary, "
@@ -52,7 +52,7 @@ def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
     schema = output_schema(plan, state.since is not None and state.since.early)
 
     def show(table: pa.Table) -> pa.Table:
-        clock = pa.array(np.full(table.num_rows, state.clock))
+        clock = pa.array(np.full(table.num_rows, state.clock)).cast(TIME)
         return shown(plan, table).add_column(schema.get_field_index(CLOCK), CLOCK, clock)
 
     since = state.since.clock if state.since is not None and plan.layout.windowing is None else BEGINNING
@@ -77,12 +77,12 @@ def values_schema(plan: Plan) -> pa.Schema:
 
 
 def output_schema(plan: Plan, early: bool = False) -> pa.Schema:
-    """The columns of values at a clock: those of running values, and before `value` the clock (int64, microseconds UTC).
+    """The columns of values at a clock: those of running values, and before `value` the clock.
 
     With `early` values there is also `final` (bool).
     """
     schema = values_schema(plan)
-    more = [pa.field(CLOCK, pa.int64()), *([pa.field(FINAL, pa.bool_())] if early else [])]
+    more = [pa.field(CLOCK, TIME), *([pa.field(FINAL, pa.bool_())] if early else [])]
     return pa.schema([*list(schema)[:-1], *more, schema.field(VALUE)])
 
 

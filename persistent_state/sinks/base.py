@@ -5,32 +5,48 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+
+from persistent_state.windows import WINDOW
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 CLOCK, VALUE = "clock", "value"
-"""The columns beside the key's: the clock in microseconds UTC (int64), and the value as the state presents it."""
+"""The columns beside the key's: the clock, a timestamp in UTC, and the value as the state presents it."""
 
 _BATCH = "batch"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Whose values a sink is given: `schema` has the key columns, `clock` (int64, microseconds UTC) and `value`.
+    """Whose values a sink is given: `schema` has the key columns, `clock` (a timestamp in UTC) and `value`.
 
-    Of windows, their start and end are key columns too.
+    Of windows, their start and end are key columns too, and timestamps in UTC.
     """
 
     application: str
     task: str
     key_columns: tuple[str, ...]
     schema: pa.Schema
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """The columns that are the library's own times: the clock, and the start and the end of a window."""
+        return (CLOCK, *(WINDOW if self.key_columns[-2:] == WINDOW else ()))
+
+    def with_whole(self, columns: Container[str]) -> Origin:
+        """The same, with those of its times that are named here as int64, microseconds UTC.
+
+        So are those of a table that was made before times were timestamps, or as its owner wants them: it keeps its columns.
+        """
+        whole = {name for name in self.times if name in columns}
+        fields = [field.with_type(pa.int64()) if field.name in whole else field for field in self.schema]
+        return replace(self, schema=pa.schema(fields))
 
 
 class Sink(ABC):

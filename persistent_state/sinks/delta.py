@@ -26,7 +26,7 @@ OWNER = "persistent-state.task"
 
 
 class DeltaTable(Sink):
-    """A Delta Lake table to which each clock adds its values: the key columns, `clock` (microseconds UTC) and `value`.
+    """A Delta Lake table to which each clock adds its values: the key columns, `clock` (a timestamp) and `value`.
 
     `url` is a local path or what the package deltalake takes, such as `s3://bucket/table`, and the options are deltalake's.
     The table is made if it is missing. One of your own, such as one with partitions, has just these columns. A table is of
@@ -69,7 +69,6 @@ class DeltaTable(Sink):
                 f"package='deltalake' is missing for {self.name}; pip install 'persistent-state[delta]'."
             ) from None
         _check_columns(origin)
-        self._origin = origin
         mark = {OWNER: _owner(origin)}
         with self._asking():
             table = DeltaTable.create(
@@ -82,6 +81,7 @@ class DeltaTable(Sink):
                 commit_properties=CommitProperties(max_commit_retries=0),
                 raise_if_key_not_exists=False,
             )
+            origin = self._origin = origin.with_whole(_whole(table))
             if OWNER not in table.metadata().configuration:
                 self._check_table(table, origin)
                 table.alter.set_table_properties(mark, raise_if_not_exists=False)
@@ -154,6 +154,11 @@ class DeltaTable(Sink):
 
 def _owner(origin: Origin) -> str:
     return f"{origin.application}/{origin.task}"
+
+
+def _whole(table: deltalake.DeltaTable) -> set[str]:
+    """The columns of a table that hold whole numbers."""
+    return {field.name for field in pa.schema(table.schema()) if field.type == pa.int64()}
 
 
 def _said(schema: pa.Schema) -> dict[str, str]:

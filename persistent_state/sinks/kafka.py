@@ -90,7 +90,8 @@ class KafkaSink(Sink):
         return frozenset((server.strip(), self.bookkeeping, self.topic, task) for server in self.servers.split(","))
 
     def open(self, origin: Origin) -> int:
-        self._origin, self._known = origin, Records(0, {})
+        # A topic has no columns that say what its consumers know, and its keys are what it is compacted by.
+        self._origin, self._known = origin.with_whole(origin.times), Records(0, {})
         clocks = self._clocks()
         clocks.prepare()
         return clocks.last(self.partitions)

@@ -16,6 +16,7 @@ import hashlib
 import json
 import pickle
 import re
+import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -44,13 +45,16 @@ FORMAT = 1
 GROUP_ROWS = 1 << 17
 """Rows of a row group, which a reader's thread takes as one."""
 
+LEFTOVER_AGE = 3600.0
+"""Seconds after which a temporary file has no writer any more."""
+
 _TABLE = "_table.json"
 _MARKERS = "_clocks"
 _AT_ONCE = 16  # markers read at the same time
 
 
 class ParquetTable(Sink):
-    """A folder of Parquet files to which each clock adds its values: the key columns, `clock` (microseconds UTC) and `value`.
+    """A folder of Parquet files to which each clock adds its values: the key columns, `clock` (a timestamp) and `value`.
 
     A table is of one task. `url` and `storage_options` are as a store's. A clock is written as at most so many `files`, each
     by one Spark task that holds its rows in memory and sorts them by key; the number may change at any start.
@@ -100,12 +104,14 @@ class ParquetTable(Sink):
             self.place.create(_TABLE, _json({"format": FORMAT, **described, "schema": schema}))
         except Exists:
             found = self._table()
-            for what, wanted in described.items():
+            origin = origin.with_whole([name for name, kind in found["columns"].items() if kind == "int64"])
+            for what, wanted in _described(origin).items():
                 if found[what] != wanted:
                     raise InvalidInput(
                         f"table={self.place.url!r} has {what}={found[what]!r}, not {wanted!r}; write to a table of its own."
                     ) from None
         self._origin = origin
+        self._collect()
         self._last = max(self.clocks(), default=BEGINNING)
         return self._last
 
@@ -204,6 +210,15 @@ class ParquetTable(Sink):
         is_last = np.ones(len(rows), np.bool_)
         is_last[order[:-1]] = ~same[1:]
         return rows.filter(pa.array(is_last))
+
+    def _collect(self) -> None:
+        """Delete the temporary files of drivers and workers that were killed; what can't be deleted now is deleted later."""
+        with suppress(StateError):
+            for folder in ("", _MARKERS):
+                # The age of a file is by the wall clock.
+                for name, age in self.place.leftovers(folder, time.time_ns() // 1000):  # noqa: TID251
+                    if age > LEFTOVER_AGE:
+                        self.place.delete(f"{folder}/{name}" if folder else name)
 
     def _data_files(self, clocks: Sequence[int] | None) -> list[str]:
         wanted = self.clocks() if clocks is None else clocks

@@ -46,7 +46,7 @@ class SqlTable(Sink):
     """A table with the newest value of each key, or with `history` the values of each key at every clock.
 
     `url` is SQLAlchemy's, such as `postgresql://user:password@host/database`, or the path of a SQLite file. The table is made
-    if it is missing: the key columns, `clock` (microseconds UTC) and `value`. One of your own may have other columns too, and
+    if it is missing: the key columns, `clock` (a timestamp) and `value`. One of your own may have other columns too, and
     types and indexes that suit you. A clock is written as a whole or not at all, and once, whoever writes it.
 
     Every value is kept exactly, but for NaN in SQLite, which makes it null. SQLite has no decimals and no zones: there decimals
@@ -56,6 +56,7 @@ class SqlTable(Sink):
     url: str
     table: str
     history: bool = field(default=False, kw_only=True)
+    _whole: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if "://" not in self.url:
@@ -105,7 +106,7 @@ class SqlTable(Sink):
             if self._record(connection, clock):
                 for batch in arrow_batches(values):
                     if batch.num_rows:
-                        self._put(connection, batch)
+                        self._put(connection, self._with_whole(batch))
 
     def _engine(self) -> Engine:
         """Connections that live for one transaction: one kept for the next could be dead by then."""
@@ -151,7 +152,10 @@ class SqlTable(Sink):
             inspector = inspect(connection)
             found = inspector.get_columns(self.table) if inspector.has_table(self.table) else None
             if found is not None:
+                whole = {column["name"] for column in found if _kind(column["type"])[0] is int}
+                columns = _columns(origin.with_whole(whole), engine.dialect.name)
                 self._check_columns(found, columns)
+                object.__setattr__(self, "_whole", frozenset(whole.intersection(origin.times)))
             clocks.create(connection, checkfirst=True)
             record = connection.execute(select(clocks).where(self._is_ours(clocks))).one_or_none()
             if record is not None:
@@ -200,6 +204,12 @@ class SqlTable(Sink):
         if connection.execute(select(clocks.c.clock).where(ours)).one_or_none() is None:
             raise InvalidInput(f"{self.name} has lost its row of {CLOCKS}; start the application again.")
         return False
+
+    def _with_whole(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows with whole numbers for the times that the table has as such."""
+        for name in self._whole:
+            batch = batch.set_column(batch.schema.get_field_index(name), name, batch[name].cast(pa.int64()))
+        return batch
 
     def _put(self, connection: Connection, batch: pa.RecordBatch) -> None:
         """Write rows, in the place of those of the same keys."""

@@ -26,7 +26,7 @@ from persistent_state.store.codec import checksum, from_bytes, side_from_json, t
 from persistent_state.store.entry import Entry, Stored, TaskState, task_files
 from persistent_state.view import LAST
 from persistent_state.windows import SessionWindow
-from tests.core import us
+from tests.core import us, whole_times
 from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.messages import MONOIDS, Job, Sent
@@ -744,6 +744,7 @@ def handful(low: int, high: int, interval: int, most: int) -> int:
 
 
 def as_dict(table: Any, layout: merge.Layout) -> dict[tuple[Any, ...], Any]:
+    table = whole_times(table)
     keys = [table[name].to_pylist() for name in table.column_names if name not in ("hash", "value")]
     values = layout.monoid.from_arrow(merge.one_chunk(table["value"]))
     return dict(zip(zip(*keys, strict=True) if keys else [()] * len(values), values, strict=True))

@@ -20,8 +20,10 @@ from typing import Any
 import pytest
 
 from persistent_state import ParquetTable, clocks, read_state
+from persistent_state.plain import read_clock
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+from tests.core import whole_times
 from tests.spark.conftest import Launch
 from tests.spark.sessions import Jvm
 from tests.spark.teller import (
@@ -151,13 +153,14 @@ class Chain:
         if kind == "parquet":
             if not (self.folder / "tables" / task / "_table.json").exists():
                 return []
-            rows = sink_of(kind, self.folder, self.postgresql, task).dataset().to_table().to_pylist()
+            rows = whole_times(sink_of(kind, self.folder, self.postgresql, task).dataset().to_table()).to_pylist()
             return [tuple(row[name] for name in names) for row in rows]
         import psycopg
 
         with psycopg.connect(self.postgresql.replace("+psycopg", "")) as connection:
             exists = connection.execute("SELECT to_regclass(%s)", [task.lower()]).fetchall()[0][0]
-            return connection.execute(f"SELECT {', '.join(names)} FROM {task.lower()}").fetchall() if exists else []
+            rows = connection.execute(f"SELECT {', '.join(names)} FROM {task.lower()}").fetchall() if exists else []
+            return [(key, *(read_clock(str(time)) for time in times), value) for key, *times, value in rows]
 
     def check_newest(self) -> None:
         """The table of the newest values is the state at the clock that it says."""
@@ -232,7 +235,9 @@ class Chain:
             table: ParquetTable = sink_of(kind, self.folder, self.postgresql, task)
             if not (self.folder / "tables" / task / "_table.json").exists():
                 return {}
-            return by_clock((r["key"], r["clock"], r["value"]) for r in table.dataset().to_table().to_pylist())
+            return by_clock(
+                (r["key"], r["clock"], r["value"]) for r in whole_times(table.dataset().to_table()).to_pylist()
+            )
         query = f"SELECT key, clock, value FROM {task.lower()}"
         if kind == "sqlite":
             with sqlite3.connect(self.folder / "out.db") as database:
@@ -245,9 +250,10 @@ class Chain:
             return by_clock(connection.execute(query).fetchall() if exists else [])
 
 
-def by_clock(rows: Iterable[tuple[int, int, Any]]) -> Found:
+def by_clock(rows: Iterable[tuple[int, Any, Any]]) -> Found:
     found: Found = defaultdict(dict)
-    for key, clock, value in rows:
+    for key, time, value in rows:
+        clock = time if isinstance(time, int) else read_clock(str(time))
         assert key not in found[clock], f"key={key} is given twice at clock={clock}"
         found[clock][key] = value
     return dict(found)

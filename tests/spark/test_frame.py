@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from monoids import Count, List, Map, Max, Min, Monoid, Struct, Sum, Tuple
+from monoids import Aggregator, Count, List, Map, Max, Min, Monoid, Struct, Sum, Tuple
 from persistent_state import (
     InvalidInput,
     NonWindowState,
@@ -132,6 +132,14 @@ def test_the_frame_of_a_state_is_what_is_read_without_spark(spark: SparkSession,
         assert found.column_names == wanted.column_names
         assert wanted.num_rows > 0
         assert by_key(found.cast(wanted.schema)) == by_key(wanted)
+
+
+def test_the_frame_of_a_state_presents_what_read_state_presents(spark: SparkSession, store: str) -> None:
+    told = Aggregator(abs, Sum(), lambda total: f"{total} in all", pa.string())
+    wanted = read_state(store, "app", "Number", monoids=[told], presented=True)
+    assert wanted["value"].type == pa.string()
+    found = state_frame(spark, store, "app", "Number", monoids=[told], presented=True)
+    assert by_key(found.toArrow().cast(wanted.schema)) == by_key(wanted)
 
 
 def test_each_part_is_read_by_a_task_of_its_own_and_no_key_by_two(spark: SparkSession, store: str) -> None:

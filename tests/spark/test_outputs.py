@@ -108,8 +108,8 @@ class Given:
 
     def __call__(self, values: DataFrame, clock: int) -> None:
         self.problem(clock)
-        rows = values.collect()
-        assert {row["clock"] for row in rows} <= {clock}
+        rows = values.selectExpr("*", "unix_micros(clock) AS at").collect()
+        assert {row["at"] for row in rows} <= {clock}
         assert len({row["key"] for row in rows}) == len(rows)
         self.types = values.dtypes
         self.calls.append((clock, {row["key"]: row["value"] for row in rows}))
@@ -175,10 +175,12 @@ def test_sinks_are_given_each_clock_in_order_what_changed_or_all_and_what_the_st
     assert changes.calls == list(expected(5, means).items())
     assert everything.calls == list(expected(5, means, all=True).items())
     assert place.values == expected(5, means)
-    assert changes.types == [("key", "string"), ("clock", "bigint"), ("value", "double")]
+    assert changes.types == [("key", "string"), ("clock", "timestamp"), ("value", "double")]
     (origin,) = place.origins
     assert (origin.application, origin.task, origin.key_columns) == ("told", "Means", ("key",))
-    assert origin.schema == pa.schema([("key", pa.string()), ("clock", pa.int64()), ("value", pa.float64())])
+    assert origin.schema == pa.schema(
+        [("key", pa.string()), ("clock", pa.timestamp("us", "UTC")), ("value", pa.float64())]
+    )
     # Running values are presented too, and of the keys of the micro-batch.
     assert so_far == [
         {key: means([r for f in range(file + 1) for r in rows_of(f)])[key] for key in means(rows_of(file))}
