@@ -116,7 +116,7 @@ class Running:
         self._log = log
         self._deliveries = deliveries
         self._telling = Telling(setup.writer, [part.plan for part in setup.parts], entry, setup.to_the_end)
-        self._scratch = sessions.Scratch(setup.spark, setup.scratch)
+        self._scratch = sessions.Scratch(setup.spark, setup.scratch, arrow_source.now_us())
         self._queries: list[StreamingQuery] = []
         self._error: StateError | None = None
         self._had_finished = False

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import shutil
 import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from pyspark.sql import SparkSession
 
@@ -120,13 +122,26 @@ def _is_local(spark: SparkSession) -> bool:
 
 
 class Scratch:
-    """Where Spark keeps its own checkpoints: a fresh folder for each start, below `parent` or this machine's own."""
+    """Where Spark keeps its own checkpoints: a fresh folder for each start, below `parent` or this machine's own.
 
-    def __init__(self, spark: SparkSession, parent: str | None) -> None:
+    A folder of this machine is locked as long as this process lives, so that a later start can tell what a killed one has left.
+    """
+
+    def __init__(self, spark: SparkSession, parent: str | None, now_us: int) -> None:
         self._spark = spark
         name = f"persistent-state-{uuid.uuid4().hex}"
         self.is_local = parent is None
-        self._root = os.path.join(tempfile.gettempdir(), name) if parent is None else f"{parent.rstrip('/')}/{name}"
+        self._lock: int | None = None
+        if parent is not None:
+            self._root = f"{parent.rstrip('/')}/{name}"
+            return
+        collect_scratch(tempfile.gettempdir(), now_us)
+        self._root = os.path.join(tempfile.gettempdir(), name)
+        os.mkdir(self._root, 0o700)
+        self._lock = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+        # Where folders can't be locked, their age tells.
+        with suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def folder(self, epoch: int) -> str:
         return f"{self._root}/{epoch}"
@@ -135,8 +150,41 @@ class Scratch:
         """Delete all of it, as far as that can be done."""
         if self.is_local:
             shutil.rmtree(self._root, ignore_errors=True)
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
             return
         jvm, context = self._spark.sparkContext._jvm, self._spark.sparkContext._jsc
         assert jvm is not None
         path = jvm.org.apache.hadoop.fs.Path(self._root)
         path.getFileSystem(context.hadoopConfiguration()).delete(path, True)
+
+
+SCRATCH_KEPT = 24 * 3600.0
+"""Seconds without a change after which the scratch space of a killed driver is taken away."""
+
+
+def collect_scratch(folder: str, now_us: int) -> None:
+    """Delete the scratch space in a folder of drivers of this user that were killed a while ago."""
+    found: list[str] = []
+    with suppress(OSError):
+        found = [name for name in os.listdir(folder) if re.fullmatch("persistent-state-[0-9a-f]{32}", name)]
+    for name in found:
+        # Another start may collect at the same time.
+        with suppress(OSError):
+            _collect(os.path.join(folder, name), now_us)
+
+
+def _collect(root: str, now_us: int) -> None:
+    """Delete scratch space that nobody locks and that is old; raise an OSError if a driver lives that does."""
+    # A link that somebody has put there is not followed.
+    file = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(file).st_uid != os.getuid():
+            return
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        newest_ns = max(os.stat(place).st_mtime_ns for place, _, _ in os.walk(root))
+        if now_us - newest_ns // 1000 > SCRATCH_KEPT * 1e6:
+            shutil.rmtree(root, ignore_errors=True)
+    finally:
+        os.close(file)
