@@ -443,3 +443,14 @@ class TestMessages:
         messages = [Message(1, {"word": "a", "n": 1, "tags": [{"x": 1}], "none": None})]
         assert run_local(Words(), messages).state == {"a": 1}
         assert set(fsspec.filesystem("memory").find("/")) == before
+
+
+def test_clocks_that_a_micro_batch_jumps_over_are_not_given_and_all_are_where_it_spans_an_interval_at_most() -> None:
+    messages = [Message(second * 1_000_000, {"word": "a"}) for second in range(0, 200, 10)]
+    clocks, totals = {}, {}
+    for size in (100, 3, 1):
+        run = run_local(Words(), messages, checkpoint_interval="30 seconds", batch_size=size)
+        clocks[size] = [clock // 1_000_000 for clock in run.clocks]
+        totals[size] = run.state
+    assert clocks == {100: [180, 210], 3: list(range(0, 211, 30)), 1: list(range(0, 211, 30))}
+    assert list(totals.values()) == [{"a": 20}] * 3
