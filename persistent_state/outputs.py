@@ -33,8 +33,9 @@ class ValuesAtClock:
 
     `sink` is a `Sink`, or a function of (values, clock). It is given one clock after the other, each until it has been
     written down that it has it; what fails is tried again, and neither the state nor another sink waits for it. A
-    checkpoint stays retained until then. Values are of the keys that changed since the clock before, with `all` of every
-    key; the first ones that a sink is given are of every key. A key whose state has outlived its `ttl` has the zero.
+    checkpoint stays retained until then. Multiples of the interval that a commit jumps over, as in a backlog, are no
+    checkpoints. Values are of the keys that changed since the clock before, with `all` of every key; the first ones that a
+    sink is given are of every key. A key whose state has outlived its `ttl` has the zero.
 
     Of a `WindowState` they are those of the windows that have closed since the clock before, each once and final. With
     `early` there are also those of open windows that have changed, and a column `final` says which are which: the final value

@@ -246,7 +246,8 @@ class SqlTable(Sink):
             columns = [_python_values(column, dialect) for column in batch.columns]
         except (OverflowError, ValueError) as error:
             raise InvalidInput(
-                f"{self.name} takes no times beyond the years 1 to 9999: {error}; present them as whole numbers."
+                f"{self.name} takes no times beyond the years 1 to 9999: {error}; present them as whole numbers,"
+                " and make columns of clocks and windows bigint."
             ) from error
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
