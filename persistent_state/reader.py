@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,7 +96,7 @@ class StateAt:
                 ) from error
             return newest.read()
         if self.presents is not None:
-            table = table.set_column(table.num_columns - 1, "value", self._presented(merge.one_chunk(table["value"])))
+            table = with_presented(table, self._presented)
         # Windows are told as whole numbers until here.
         return table.drop_columns(["hash"]).rename_columns(schema.names).cast(schema)
 
@@ -120,6 +120,13 @@ class StateAt:
 
     def _folded(self) -> pa.Table:
         return seen_below(self.files, self.runs, self.layout, self.clock, self.since, self.floor)
+
+
+def with_presented(table: pa.Table, present: Callable[[pa.Array], pa.Array]) -> pa.Table:
+    """A table whose last column is `value`, with what is presented of its values."""
+    # Piece by piece: all of it may be more than Arrow holds in one.
+    pieces = table["value"].chunks or [merge.one_chunk(table["value"])]
+    return table.set_column(table.num_columns - 1, "value", pa.chunked_array([present(piece) for piece in pieces]))
 
 
 def _apart(entry: Entry, task: TaskState) -> tuple[int, ...]:

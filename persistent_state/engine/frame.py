@@ -10,14 +10,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from persistent_state import merge
 from persistent_state.clock import BEGINNING
 from persistent_state.engine.sessions import check_store, use_this_python
 from persistent_state.errors import InvalidInput
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.plain import plain, to_json
 from persistent_state.plan import Plan
-from persistent_state.reader import StateAt, read_side
+from persistent_state.reader import StateAt, read_side, with_presented
 from persistent_state.sinks.base import CLOCK, VALUE, Origin
 from persistent_state.store.base import Files
 from persistent_state.store.entry import SideFile
@@ -64,10 +63,7 @@ def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
 
 def shown(plan: Plan, table: pa.Table) -> pa.Table:
     """A table whose last column is `value`, with what outputs show of its values."""
-    # Piece by piece: all of it may be more than Arrow holds in one.
-    pieces = table[VALUE].chunks or [merge.one_chunk(table[VALUE])]
-    values = pa.chunked_array([plan.present(piece) for piece in pieces])
-    return table.set_column(table.num_columns - 1, VALUE, values)
+    return with_presented(table, plan.present)
 
 
 def values_schema(plan: Plan) -> pa.Schema:
