@@ -1,10 +1,9 @@
-"""A driver's part, free of Spark: start an application, plan its micro-batches, commit them, close it, collect garbage.
+"""A driver's part, free of Spark: start an application, plan its micro-batches, commit them, close it.
 
 Invariants:
 - An entry's global clock is at or above that of the entry before it, and every active task's clock is at or above it, but
   for one that was away: it holds the global clock until it has caught up.
 - No stored interval straddles a cut that the newest entry names for a task, or a retained clock.
-- A run is deleted only when no kept entry names it and no commit can name it any more.
 """
 
 from __future__ import annotations
@@ -14,25 +13,22 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby
 
 from persistent_state import clock as clocks
 from persistent_state import guarantee
 from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
-from persistent_state.errors import Damaged, Disagreement, Exists, Fenced, InvalidInput, StoreUnavailable
+from persistent_state.errors import Disagreement, Exists, Fenced, InvalidInput, StoreUnavailable
 from persistent_state.plain import full_clock
 from persistent_state.plan import Plan
 from persistent_state.sources.base import Reach
 from persistent_state.steps.shard import Descriptor, digest, runs_by_shard
 from persistent_state.store import pages, sides
 from persistent_state.store.codec import side_to_json
-from persistent_state.store.entry import Entry, TaskState, global_clock
+from persistent_state.store.entry import Entry, SideFile, TaskState, global_clock
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
-
-LEFTOVER_AGE = 3600.0
-"""Seconds after which a temporary file has no writer any more."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +174,12 @@ def announce(log: Log, epoch: int, name: str, reach: Reach, now: int, new_id: Ca
         return replace(task, holds=True, planned=ahead, journal=journal)
 
     return amend(log, epoch, name, plan, now)
+
+
+def written(path: str) -> tuple[int, int]:
+    """The epoch and the micro-batch that a file of `runs` was written in; (-1, -1) if it is none of ours."""
+    name = re.match(r"(\d+)-(\d+)-", path.rpartition("/")[2])
+    return (int(name[1]), int(name[2])) if name else (-1, -1)
 
 
 def _path(log: Log, task: str, epoch: int, batch: int, what: str, new_id: Callable[[], str]) -> str:
@@ -334,11 +336,9 @@ def _with_batch(
     restart = min(entry.clock, moved.clock)
     # What a start may have to read again must never grow, as it would where spans on both sides of its clock are joined.
     positions = {strand: clocks.forget_spans(p, restart) for strand, p in moved.positions.items()}
-    moved = _settle(log.files, replace(moved, positions=positions), restart, page)
-    # Those of one epoch have the same columns.
-    alike = [side for side in moved.sides if _written(side.file.path)[0] == entry.epoch]
-    joined = _path(log, first.task, newest.epoch, first.batch, "sides", new_id)
-    return entry.with_task(first.task, replace(moved, sides=sides.fewer(log.files, moved.sides, alike, joined)))
+    joined = partial(_path, log, first.task, newest.epoch, first.batch, "sides", new_id)
+    moved = replace(moved, positions=positions)
+    return entry.with_task(first.task, _with_few_sides(log.files, moved, entry.epoch, restart, page, joined))
 
 
 def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
@@ -376,18 +376,36 @@ def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
     return tuple(clock for clock in kept if clock >= oldest)
 
 
-def _settle(files: Files, task: TaskState, clock: int, page: Callable[[], str]) -> TaskState:
-    """Move files of late and bad rows that nothing can take back any more out of the entry, when they are many."""
+def _with_few_sides(
+    files: Files, task: TaskState, epoch: int, clock: int, page: Callable[[], str], path: Callable[[], str]
+) -> TaskState:
+    """The task with few files of late and bad rows in its entry, if they were many.
+
+    Those of this epoch become fewer. An older one, or a large one, leaves the entry once nothing can take back any of it.
+    """
     if len(task.sides) <= sides.MANY:
         return task
     replays = {strand: clocks.replay_from(position, clock) for strand, position in task.positions.items()}
-    settled = [side for side in task.sides if side.is_settled(clock, replays)]
+
+    def epoch_of(side: SideFile) -> int:
+        return written(side.file.path)[0]
+
+    settled = tuple(
+        side
+        for side in task.sides
+        if (epoch_of(side) < epoch or side.file.length >= sides.LARGE) and side.is_settled(clock, replays)
+    )
     counts = Counter(task.settled_counts)
     for side in settled:
         counts.update(side.reasons)
+    left = tuple(side for side in task.sides if side not in settled)
+    for _, alike in groupby([side for side in settled if side.file.length < sides.LARGE], epoch_of):
+        settled = sides.join(files, settled, list(alike), path)
+    # Those of one epoch have the same columns.
+    left = sides.fewer(files, left, [side for side in left if epoch_of(side) == epoch], path)
     return replace(
         task,
-        sides=tuple(side for side in task.sides if side not in settled),
+        sides=left,
         settled=pages.append(files, task.settled, [side_to_json(side) for side in settled], page),
         settled_counts=dict(counts),
     )
@@ -421,60 +439,3 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
         except Exists:
             continue
         return entry
-
-
-def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
-    """Delete what no reader and no commit can ask for any more; the paths that went.
-
-    Entries go `keeping.grace` after a newer one was written, except the newest two: those let a driver that slept find its
-    number taken. A run goes when no kept entry names it and its micro-batch can't be committed any more.
-    """
-    newest = log.newest()
-    if newest is None or newest.epoch != epoch:
-        return []
-    numbers = log.numbers()
-    entries = {number: entry for number in numbers if (entry := _read_or_none(log, number)) is not None}
-    gone = []
-    for number, follower in list(pairwise(numbers))[:-1]:
-        if follower in entries and entries[follower].time > now - keeping.grace:
-            break
-        if follower in entries:
-            log.files.delete(log.path(number))
-            entries.pop(number, None)
-            gone.append(log.path(number))
-    if not entries.keys() >= set(log.numbers()):
-        # What an entry names that can't be read is not known: its files stay until it goes itself.
-        return gone
-    named = {path for entry in entries.values() for path in entry.files()}
-    # Of every entry: a driver that slept through a takeover holds an old one for the newest.
-    lists = {task.settled: task for entry in entries.values() for task in entry.tasks.values()}
-    try:
-        named.update(side.file.path for task in lists.values() for side in sides.settled(log.files, task))
-    except (Damaged, FileNotFoundError):
-        return gone
-    for name, task in newest.tasks.items():
-        folder = f"{log.application}/runs/{name}"
-        for file in log.files.list(folder):
-            if f"{folder}/{file}" not in named and (-1, 0) < _written(file) < (newest.epoch, task.batch):
-                log.files.delete(f"{folder}/{file}")
-                gone.append(f"{folder}/{file}")
-    for folder in (f"{log.application}/log", *(f"{log.application}/runs/{name}" for name in newest.tasks)):
-        for file, age in log.files.leftovers(folder, now):
-            if age > LEFTOVER_AGE:
-                log.files.delete(f"{folder}/{file}")
-                gone.append(f"{folder}/{file}")
-    return gone
-
-
-def _written(path: str) -> tuple[int, int]:
-    """The epoch and the micro-batch that a file of `runs` was written in; (-1, -1) if it is none of ours."""
-    name = re.match(r"(\d+)-(\d+)-", path.rpartition("/")[2])
-    return (int(name[1]), int(name[2])) if name else (-1, -1)
-
-
-def _read_or_none(log: Log, number: int) -> Entry | None:
-    """An entry, unless it is gone or damaged: an old one that is damaged stops nobody's work."""
-    try:
-        return log.read(number)
-    except (FileNotFoundError, Damaged):
-        return None

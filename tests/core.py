@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from persistent_state import driver
 from persistent_state.clock import Position, Settings
+from persistent_state.collection import Collector
 from persistent_state.driver import Keeping
 from persistent_state.plan import Plan
 from persistent_state.reader import seen_below
@@ -141,6 +142,11 @@ def play(
     """One micro-batch of the task from its planning to its commit."""
     made = descriptors(log, plan, rows, parts=parts, now=now, channels=channels, placed=placed)
     return commit(log, made, now=now, keeping=keeping)
+
+
+def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
+    """What goes at the first collection of a process."""
+    return Collector(log).collect(epoch, now=now, keeping=keeping)
 
 
 def state_at(entry: Entry, plan: Plan, clock: int | None) -> dict[Any, Any]:

@@ -138,7 +138,7 @@ LAYERS = [
     {"steps.combine"},
     {"guarantee", "steps.shard"},
     {"driver", "reader"},
-    {"delivery", "notices"},
+    {"collection", "delivery", "notices"},
     {"application", "frames", "summary", "verify"},
     {"local", "engine", "show"},
     {"cli", "sinks.console"},

@@ -88,7 +88,7 @@ def go_on(files: Files) -> None:
     for plan in plans:
         while (at := (log.newest() or entry).tasks[plan.name].positions[""].next) < 60:
             entry = core.play(log, plan, batch(rows()[at : at + 10]), parts=2, keeping=keeping)
-    driver.collect(log, entry.epoch, now=0, keeping=keeping)
+    core.collect(log, entry.epoch, now=0, keeping=keeping)
 
 
 def check(files: Files) -> None:

@@ -21,7 +21,6 @@ from persistent_state.driver import Keeping
 from persistent_state.engine import deliveries, frame, sessions
 from persistent_state.engine.arrow_source import new_id, now_us
 from persistent_state.engine.workers import settle
-from persistent_state.errors import StateError
 from persistent_state.outputs import RunningValues
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob
@@ -35,8 +34,6 @@ _logger = logging.getLogger("persistent_state")
 _progress = logging.getLogger("persistent_state.progress")
 _telling = threading.Lock()
 _here = threading.local()
-COLLECT_EVERY = 16
-"""Micro-batches between two collections of what is no longer needed."""
 
 
 @dataclass(frozen=True)
@@ -147,16 +144,6 @@ class Commit:
             with sessions.settings(values.sparkSession, self._for_sinks):
                 for output in self._running:
                     output.function(values, batch)
-        if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
-            collect(self._log, self._epoch, self._keeping)
-
-
-def collect(log: Log, epoch: int, keeping: Keeping) -> None:
-    """Delete what nobody needs any more; what can't be deleted now is deleted later."""
-    try:
-        driver.collect(log, epoch, now=now_us(), keeping=keeping)
-    except StateError as error:
-        _logger.warning("nothing more is collected now: %s", error)
 
 
 def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:

@@ -22,6 +22,7 @@ from persistent_state.clock import BEGINNING
 from persistent_state.driver import Keeping
 from persistent_state.engine import arrow_source, deliveries, kafka, query, rows, sessions
 from persistent_state.engine.causes import as_own_error
+from persistent_state.engine.collecting import Collecting
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.query import Progress
 from persistent_state.engine.telling import Listener, Telling
@@ -117,6 +118,7 @@ class Running:
         self._deliveries = deliveries
         self._telling = Telling(setup.writer, [part.plan for part in setup.parts], entry, setup.to_the_end)
         self._scratch = sessions.Scratch(setup.spark, setup.scratch, arrow_source.now_us())
+        self._collecting = Collecting(setup.files, setup.application, setup.keeping)
         self._queries: list[StreamingQuery] = []
         self._error: StateError | None = None
         self._had_finished = False
@@ -127,6 +129,7 @@ class Running:
             self._end()
             raise
         self._deliveries.start(lambda: self.entry.epoch)
+        self._collecting.start(lambda: self.entry.epoch)
         self._watcher = threading.Thread(target=self._watch, name=f"persistent-state {setup.application}", daemon=True)
         self._watcher.start()
 
@@ -229,7 +232,7 @@ class Running:
                     if self._setup.closes:
                         self._close()
                     self._deliveries.end(self._asked)
-            self._collect()
+            self._collecting.collect(self.entry.epoch)
             self._telling.end(self._newest(), is_whole=self._setup.to_the_end and not self._asked.is_set())
         except StateError as error:
             self._error = error
@@ -255,11 +258,6 @@ class Running:
             if self._asked.wait(wait):
                 return
             failure = self._start_again() or self._failure()
-
-    def _collect(self) -> None:
-        """Collect after a run that was too short to come to it."""
-        with suppress(StateError):
-            query.collect(self._log, self.entry.epoch, self._setup.keeping)
 
     def _failure(self) -> StateError | None:
         """Wait until the queries end: why one failed, or None if all have come to their end or were asked to stop."""
@@ -319,7 +317,14 @@ class Running:
             self._queries.pop().stop()
 
     def _end(self) -> None:
-        for end in (self._stop_queries, self._deliveries.stop, self._scratch.remove, self._telling.close):
+        ends = (
+            self._stop_queries,
+            self._deliveries.stop,
+            self._collecting.stop,
+            self._scratch.remove,
+            self._telling.close,
+        )
+        for end in ends:
             # Nothing can be stopped or removed through a JVM that is gone.
             with suppress(Py4JError, ConnectionError):
                 end()

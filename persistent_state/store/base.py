@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -15,6 +16,12 @@ from persistent_state.errors import Exists, InvalidInput, StoreUnavailable
 BytesLike: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 Names: TypeAlias = list[str]
 Ages: TypeAlias = list[tuple[str, float]]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+AT_ONCE = 16
+"""How much a store behind a network is asked at once."""
 
 TEMPORARY = ".tmp-"
 """How the name of a temporary file begins."""
@@ -76,6 +83,13 @@ class Files(ABC):
             except StoreUnavailable:
                 if not left:
                     raise
+
+    def for_each(self, do: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """What `do` makes of each item, in their order; several at a time where each has to wait for the store's answer."""
+        if self.near or len(items) < 2:
+            return [do(item) for item in items]
+        with ThreadPoolExecutor(min(AT_ONCE, len(items))) as pool:
+            return list(pool.map(do, items))
 
     @abstractmethod
     def list(self, folder: str) -> Names:

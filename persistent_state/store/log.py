@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from persistent_state.errors import CommitUnknown, Damaged, Exists, Fenced, StoreUnavailable
 from persistent_state.store.base import Files
@@ -26,12 +27,14 @@ class Log:
 
     def numbers(self) -> list[int]:
         """The numbers of the entries that exist, ascending."""
-        listed = self._listed()
+        listed = [*self._listed()][::-1]
         return [*listed, self._highest] if self._highest > max(listed, default=0) else listed
 
-    def _listed(self) -> list[int]:
-        names = self.files.list(f"{self.application}/log")
-        return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"(\d{20})\.json", name)))
+    def _listed(self) -> Iterator[int]:
+        """The numbers that the store lists, descending."""
+        for name in reversed(self.files.list(f"{self.application}/log")):
+            if found := re.fullmatch(r"(\d{20})\.json", name):
+                yield int(found[1])
 
     def path(self, number: int) -> str:
         return f"{self.application}/log/{number:020d}.json"
@@ -43,7 +46,7 @@ class Log:
             Damaged: it is not what was written. An older one would be another truth, so it is never taken instead.
         """
         for _ in range(TRIES):
-            listed = max(self._listed(), default=0)
+            listed = next(self._listed(), 0)
             number = max(listed, self._highest)
             if number == 0:
                 return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +20,7 @@ from persistent_state.store.codec import side_from_json
 from persistent_state.store.entry import Cut, SideFile, Stored, TaskState
 
 MANY = 16
-"""How many files stand in a log entry one by one; beyond, those that nothing can take back are listed apart."""
+"""How many files stand in a log entry one by one; beyond, they are made fewer."""
 
 LARGE = 16 << 20
 """Bytes of a file that is not written again to make it one with others."""
@@ -93,23 +95,54 @@ def side_file(file: Stored, table: pa.Table) -> SideFile:
     )
 
 
-def fewer(files: Files, listed: Sequence[SideFile], alike: Sequence[SideFile], path: str) -> tuple[SideFile, ...]:
-    """The listed files; where more than `MANY` are alike in columns, the smaller half of those are one.
+def fewer(
+    files: Files, listed: Sequence[SideFile], alike: Sequence[SideFile], path: Callable[[], str]
+) -> tuple[SideFile, ...]:
+    """The listed files; where more than `MANY` are alike in columns, the newer ones of those are one.
 
-    So a row is written again about as often as the logarithm of their number. What is damaged, or large, stays as it is.
+    So are older ones that are not larger than all that come after: a row is written again about as often as the logarithm
+    of their number. What is damaged, or large, stays as it is.
     """
     alike = [side for side in alike if side.file.length < LARGE]
     if len(alike) <= MANY:
         return tuple(listed)
-    small = sorted(alike, key=lambda side: side.file.length)[: MANY // 2 + 1]
+    lengths = [side.file.length for side in alike]
+    first = MANY // 2 - pages.not_larger(lengths[: MANY // 2], sum(lengths[MANY // 2 :]), LARGE)
+    return join(files, listed, alike[first:], path)
+
+
+def join(
+    files: Files, listed: Sequence[SideFile], alike: Sequence[SideFile], path: Callable[[], str]
+) -> tuple[SideFile, ...]:
+    """The listed files, of which these, `alike` in columns, have become one; or several, as none is to be much too large."""
+    left = list(alike)
+    while left:
+        count = sum(total <= LARGE for total in accumulate(side.file.length for side in left))
+        group, left = left[: max(count, 1)], left[max(count, 1) :]
+        found = zip(group, files.for_each(partial(_read_or_none, files), group), strict=True)
+        readable = [(side, table) for side, table in found if table is not None]
+        if len(readable) < 2:
+            continue
+        whole = [side for side, _ in readable]
+        stamps, ends = [side.newest for side in whole if side.newest is not None], dict[str, int]()
+        for side in whole:
+            ends.update({strand: max(end, ends.get(strand, 0)) for strand, end in side.ends.items()})
+        one = SideFile(
+            file=run.write_table(files, path(), joined([table for _, table in readable])),
+            reasons=dict(sum((Counter(side.reasons) for side in whole), Counter[str]())),
+            newest=max(stamps) if len(stamps) == len(whole) else None,
+            ends=ends,
+        )
+        listed = [one if side is whole[0] else side for side in listed if side is whole[0] or side not in whole]
+    return tuple(listed)
+
+
+def _read_or_none(files: Files, side: SideFile) -> pa.Table | None:
+    """The rows of a file that an entry names, unless it is damaged or gone: then it is named when somebody needs it."""
     try:
-        with run.named_by_newest():
-            table = joined([read(files, side) for side in listed if side in small])
-    except Damaged:
-        return tuple(listed)
-    one = side_file(run.write_table(files, path, table), table)
-    first = min(listed.index(side) for side in small)
-    return tuple(one if i == first else side for i, side in enumerate(listed) if i == first or side not in small)
+        return read(files, side)
+    except (Damaged, FileNotFoundError):
+        return None
 
 
 def _stays(table: pa.Table, cut: Cut) -> NDArray[np.bool_]:

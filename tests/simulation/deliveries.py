@@ -15,6 +15,7 @@ from unittest import mock
 from persistent_state import clock as clocks
 from persistent_state import driver, merge
 from persistent_state.clock import BEGINNING, Position, Settings
+from persistent_state.collection import Collector
 from persistent_state.delivery import Due, Giver
 from persistent_state.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE, Plan
 from persistent_state.reader import seen_below, state_at
@@ -257,6 +258,7 @@ class DeliveryWorld:
                 noted[strand] = max(noted[strand], int(end))
             must(all(end <= noted[s] for s, end in known.items()), "a journal tells what was read", journal=journal)
             sources[name].open(journal, known)
+        collector = Collector(log)
         while not is_last or not self._is_read(plans):
             self.strands.grow(rng, self.most_rows)
             name = rng.choice([name for name in plans for _ in range(1 if name == self.jobs[0].name else self.haste)])
@@ -265,7 +267,7 @@ class DeliveryWorld:
             if rng.random() < 0.4:
                 givers[name].give_next(entry.epoch)
             if rng.random() < 0.1:
-                driver.collect(log, entry.epoch, now=self.now, keeping=self.keeping)
+                collector.collect(entry.epoch, now=self.now, keeping=self.keeping)
             if not is_last and self._is_read(plans) and rng.random() < 0.1:
                 return
         driver.close(log, entry.epoch, now=self.now, keeping=self.keeping)

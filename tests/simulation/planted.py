@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from persistent_state import batch, clock, delivery, driver, guarantee, merge, ranges, view
+from persistent_state.collection import Collector
 from persistent_state.steps import combine, current, lift, once, shard
 from persistent_state.store import base, codec, entry, log, run, sides
 
@@ -353,14 +354,14 @@ BUGS = (
     bug(
         "rows of files made one stay twice",
         "Files of rows aside that were made one stay beside it.",
-        sides.fewer,
-        ("if i == first or side not in small", "if True"),
+        sides.join,
+        ("if side is whole[0] or side not in whole", "if True"),
     ),
     bug(
         "rows of files made one are lost",
         "Not all of the files that are made one are read.",
-        sides.fewer,
-        ("for side in listed if side in small", "for side in small[1:]"),
+        sides.join,
+        ("for _, table in readable", "for _, table in readable[1:]"),
     ),
     bug(
         "late channel unheard",
@@ -421,16 +422,16 @@ BUGS = (
     bug(
         "settled rows collected",
         "Late rows are deleted once they are no longer listed one by one.",
-        driver.collect,
-        ("sides.settled(log.files, task))", "())"),
+        Collector.collect,
+        ("set(chain.from_iterable(self._listed.values()))", "set()"),
         theme="sleepy",
     ),
     # Commit
     bug(
         "settled rows of the newest only",
         "A driver that slept through a takeover deletes late rows that the new one has settled.",
-        driver.collect,
-        ("for entry in entries.values() for task in entry.tasks.values()}", "for task in newest.tasks.values()}"),
+        Collector._know,
+        ("in entry.tasks.values():", "in entry.tasks.values() if entry.number == self._log.numbers()[-1] else ():"),
         theme="sleepy",
     ),
     bug(
@@ -551,33 +552,33 @@ BUGS = (
     bug(
         "young leftovers collected",
         "A temporary file is deleted while its writer may be at work.",
-        driver.collect,
-        ("if age > LEFTOVER_AGE:", "if True:"),
+        Collector.collect,
+        ("if age > LEFTOVER_AGE]", "if True]"),
         theme="faulty",
     ),
     bug(
         "leftovers stay",
         "Temporary files of writers that were killed are never deleted.",
-        driver.collect,
-        ("if age > LEFTOVER_AGE:", "if False:"),
+        Collector.collect,
+        ("if age > LEFTOVER_AGE]", "if False]"),
         theme="faulty",
     ),
     bug(
         "runs stay",
         "What no entry names is never deleted.",
-        driver.collect,
-        ("and (-1, 0) < _written(file) < (newest.epoch, task.batch)", "and False"),
+        Collector.collect,
+        ("and (-1, 0) < written(file) < (newest.epoch, task.batch)", "and False"),
     ),
     bug(
         "named run collected",
         "Collection does not look at what entries name.",
-        driver.collect,
-        ('if f"{folder}/{file}" not in named and (-1, 0)', "if (-1, 0)"),
+        Collector.collect,
+        ("if not is_named and (-1, 0)", "if (-1, 0)"),
     ),
     bug(
         "run of a batch under way collected",
         "Collection takes runs that a commit will name.",
-        driver.collect,
+        Collector.collect,
         ("< (newest.epoch, task.batch)", "<= (newest.epoch, task.batch + 1)"),
     ),
     # Delivery

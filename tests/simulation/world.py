@@ -14,8 +14,9 @@ import pyarrow as pa
 from greenlet import getcurrent, greenlet
 
 from persistent_state import clock as clocks
-from persistent_state import driver, keys, merge
+from persistent_state import collection, driver, keys, merge
 from persistent_state.clock import BEGINNING, Position, Settings
+from persistent_state.collection import Collector
 from persistent_state.delivery import Due, Giver
 from persistent_state.errors import (
     CommitUnknown,
@@ -289,10 +290,12 @@ class World:
             mock.patch.object(merge, "SLICE_BYTES", 400),
             mock.patch.object(merge, "WIDE", self.wide),
             mock.patch.object(shard_step, "INLINE", 300),
-            mock.patch.object(driver, "LEFTOVER_AGE", LEFTOVER_AGE),
+            mock.patch.object(collection, "LEFTOVER_AGE", LEFTOVER_AGE),
             mock.patch.object(sides, "MANY", 2),
+            # Files are large at once, and leave the entry, or never.
+            mock.patch.object(sides, "LARGE", self.seed % 2 << 20),
             mock.patch.object(clocks, "MOST_SPANS", 3),
-            mock.patch.object(pages, "TAIL", 3),
+            mock.patch.object(pages, "TAIL", 30),
         ):
             self._play()
             self._audit()
@@ -630,7 +633,7 @@ class World:
             state = self._newest(actor, log).tasks[job.name]
             source.open(pages.read(log.files, state.journal), {s: p.known for s, p in state.positions.items()})
             self.oracle.opened(job.name, actor.epoch, *source.opened)
-        flushed = False
+        flushed, collector = False, Collector(log)
         while True:
             if rng.random() < 0.7:
                 strands.grow(rng, self.most_rows)
@@ -648,7 +651,7 @@ class World:
                 source.start = dict(reach.ends)
             if rng.random() < self.collect_rate:
                 getcurrent().thread.lists = 0
-                for path in driver.collect(log, actor.epoch, now=self.now, keeping=actor.terms.keeping):
+                for path in collector.collect(actor.epoch, now=self.now, keeping=actor.terms.keeping):
                     self.note(f"{actor.number} collected {path}")
                 getcurrent().thread.lists = 9
 
@@ -793,7 +796,7 @@ class World:
         entry, later = self.oracle.newest, self.now + 2 * int(LEFTOVER_AGE * 1e6)
         assert entry is not None
         log, self.now = Log(self.oracle.files, APPLICATION), later + self.keeping.grace
-        driver.collect(log, entry.epoch, now=self.now, keeping=self.keeping)
+        Collector(log).collect(entry.epoch, now=self.now, keeping=self.keeping)
         must(not self.disk.torn, "temporary files of the dead are deleted", torn=self.disk.torn)
         named = {path for number in log.numbers() for path in self.oracle.named(log.read(number))}
         for path in self.disk.files.keys() - named:

@@ -22,7 +22,7 @@ import pytest
 from persistent_state import StateError, application
 from persistent_state.clock import BEGINNING
 from persistent_state.driver import Keeping
-from persistent_state.engine import query, running
+from persistent_state.engine import collecting, running
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
@@ -52,7 +52,7 @@ Tell = Callable[[str, object], None]
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures are short, and collections of the tests' own drivers many."""
     monkeypatch.setattr(running, "LONGEST_WAIT", 0.1)
-    monkeypatch.setattr(query, "COLLECT_EVERY", 2)
+    monkeypatch.setattr(collecting, "EVERY_SECONDS", 0.3)
     monkeypatch.setattr(application, "Keeping", partial(Keeping, grace=0))
 
 

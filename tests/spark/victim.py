@@ -39,8 +39,9 @@ import psutil
 import pyarrow as pa
 
 from persistent_state import Fenced, Message, PersistentState, application, driver
+from persistent_state.collection import Collector
 from persistent_state.driver import Keeping
-from persistent_state.engine import query, running
+from persistent_state.engine import collecting, query, running
 from persistent_state.store.files import Ages, BytesLike, Files, LocalFiles, Names
 from tests.spark import stream
 from tests.spark.faults import FaultyFiles, Schedule, Stumbles, StumblingFiles
@@ -139,9 +140,10 @@ def watch(steps: Steps) -> None:
 
     setattr(application, "open_files", open_files)  # noqa: B010
     setattr(application, "Keeping", partial(Keeping, grace=0))  # noqa: B010
-    query.COLLECT_EVERY = 2
+    collecting.EVERY_SECONDS = 0.3
     for name in PHASES:
-        setattr(driver, name, steps.phase(name, getattr(driver, name)))
+        place = Collector if name == "collect" else driver
+        setattr(place, name, steps.phase(name, getattr(place, name)))
 
 
 @dataclass

@@ -39,7 +39,7 @@ from persistent_state import (
     read_state,
 )
 from persistent_state.clock import Settings
-from persistent_state.driver import Keeping, close, collect
+from persistent_state.driver import Keeping, close
 from persistent_state.store import cache
 from persistent_state.store import run as runs_io
 from persistent_state.store.files import Files, open_files
@@ -450,7 +450,7 @@ class TestTheCore:
             core.play(second, plan, rows(stamp), now=now, keeping=keeping)
         entry = second.newest()
         assert entry is not None
-        gone = collect(second, entry.epoch, now=100, keeping=keeping)
+        gone = core.collect(second, entry.epoch, now=100, keeping=keeping)
         assert any("/runs/" in path for path in gone)
         assert any("/log/" in path for path in gone)
         assert all(content(files, path) is None for path in gone)
@@ -615,7 +615,7 @@ class TestAShakyNetwork:
         # What the newest entry alone names stays, though it is in no listing.
         entry = first.newest()
         assert entry is not None
-        collect(first, entry.epoch, now=100, keeping=Keeping(clocks=1, grace=0))
+        core.collect(first, entry.epoch, now=100, keeping=Keeping(clocks=1, grace=0))
         late = core.descriptors(first, plan, rows(65))
         second = Log(files, "app")
         core.start(second, [plan], now=200)

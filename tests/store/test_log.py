@@ -29,7 +29,8 @@ from persistent_state import (
 )
 from persistent_state import clock as clocks
 from persistent_state.clock import BEGINNING, Channel, Coarse, Position
-from persistent_state.driver import LEFTOVER_AGE, Keeping, close, collect
+from persistent_state.collection import LEFTOVER_AGE
+from persistent_state.driver import Keeping, close
 from persistent_state.plan import Plan
 from persistent_state.reader import read_state
 from persistent_state.store import codec, pages, sides
@@ -567,16 +568,23 @@ class TestApplications:
         assert task.counts() == {"late": 30}
         assert sum(core.state_at(entry, plan, None).values()) == 31
 
+    @pytest.mark.parametrize("large", [0, sides.LARGE])
     @pytest.mark.parametrize("batches", [22, 27, 41, 56])
-    def test_a_settled_bad_row_is_never_delivered_again_even_where_spans_were_joined(self, batches: int) -> None:
+    def test_a_settled_bad_row_is_never_delivered_again_even_where_spans_were_joined(
+        self, batches: int, large: int
+    ) -> None:
         # Every micro-batch holds one row without a timestamp, which only its position can tell from a new one.
         stream = [stamp for n in range(batches) for stamp in (7 * n // 10, None)]
-        with mock.patch.object(clocks, "MOST_SPANS", 4), mock.patch.object(sides, "MANY", 2):
+        with (
+            mock.patch.object(clocks, "MOST_SPANS", 4),
+            mock.patch.object(sides, "MANY", 2),
+            mock.patch.object(sides, "LARGE", large),
+        ):
             log, (plan,) = started(core.memory())
             for at in range(0, len(stream), 2):
                 entry = core.play(log, plan, rows_of(*stream[at : at + 2]))
             task = entry.tasks["totals"]
-            assert task.settled_counts
+            assert bool(task.settled_counts) == (large == 0)
             settled = sum(
                 table.num_rows for table in [sides.read(plan.files, s) for s in sides.settled(plan.files, task)]
             )
@@ -631,7 +639,7 @@ class TestCollection:
             for plan in plans:
                 entry = core.play(log, plan, rows_of(10 * i, 10 * i + 1), now=i * 50, keeping=self.KEEPING)
             counted += 2
-            gone = collect(log, 1, now=i * 50, keeping=self.KEEPING)
+            gone = core.collect(log, 1, now=i * 50, keeping=self.KEEPING)
             assert not set(gone) & entry.files()
             assert log.newest() == entry
             for clock in entry.retained:
@@ -649,11 +657,11 @@ class TestCollection:
         for i in range(5):
             core.play(log, plan, rows_of(10 * i), now=1000 * i)
         # Entry 4 is of 2000, 5 of 3000, 6 of 4000.
-        collect(log, 1, now=2099, keeping=self.KEEPING)
+        core.collect(log, 1, now=2099, keeping=self.KEEPING)
         assert log.numbers() == [3, 4, 5, 6]
-        collect(log, 1, now=2100, keeping=self.KEEPING)
+        core.collect(log, 1, now=2100, keeping=self.KEEPING)
         assert log.numbers() == [4, 5, 6]
-        collect(log, 1, now=10**9, keeping=self.KEEPING)
+        core.collect(log, 1, now=10**9, keeping=self.KEEPING)
         assert log.numbers() == [5, 6]
 
     def test_runs_of_a_batch_that_may_still_be_committed_stay(self) -> None:
@@ -662,13 +670,13 @@ class TestCollection:
             core.play(log, plan, rows_of(10 * i), now=0, keeping=self.KEEPING)
         made = core.descriptors(log, plan, rows_of(41, 42))
         lost = core.descriptors(log, plan, rows_of(41, 42))
-        collect(log, 1, now=10**9, keeping=self.KEEPING)
+        core.collect(log, 1, now=10**9, keeping=self.KEEPING)
         entry = core.commit(log, made, keeping=self.KEEPING)
         assert core.state_at(entry, plan, None) == {(0,): 3, (1,): 1, (2,): 2}
         core.play(log, plan, rows_of(50), now=0, keeping=self.KEEPING)
         core.play(log, plan, rows_of(60), now=0, keeping=self.KEEPING)
         entries_after = {path for number in log.numbers() for path in log.read(number).files()}
-        gone = collect(log, 1, now=10**9, keeping=self.KEEPING)
+        gone = core.collect(log, 1, now=10**9, keeping=self.KEEPING)
         # Its batch was committed by the other attempt: these can go.
         written = {run.file.path for descriptor in lost for run in descriptor.runs} - entries_after
         assert written
@@ -681,7 +689,7 @@ class TestCollection:
         named = log.newest()
         assert named is not None
         started(log.files)
-        gone = collect(Log(log.files, "app"), 2, now=0, keeping=self.KEEPING)
+        gone = core.collect(Log(log.files, "app"), 2, now=0, keeping=self.KEEPING)
         orphans = {run.file.path for descriptor in made for run in descriptor.runs} - named.files()
         assert orphans
         assert orphans <= set(gone)
@@ -692,7 +700,7 @@ class TestCollection:
             core.play(log, plan, rows_of(10 * i))
         started(log.files)
         before = log.numbers()
-        assert collect(log, 1, now=10**9, keeping=self.KEEPING) == []
+        assert core.collect(log, 1, now=10**9, keeping=self.KEEPING) == []
         assert log.numbers() == before
 
     def test_a_damaged_old_entry_stops_no_collection_and_files_stay_until_it_goes(self) -> None:
@@ -702,9 +710,9 @@ class TestCollection:
         kept = self.run_files(log.files)
         flip(log.files, log.path(4), 20)
         fresh = Log(log.files, "app")
-        assert collect(fresh, entry.epoch, now=0, keeping=self.KEEPING) == []
+        assert core.collect(fresh, entry.epoch, now=0, keeping=self.KEEPING) == []
         assert self.run_files(log.files) == kept
-        gone = collect(fresh, entry.epoch, now=10**9, keeping=self.KEEPING)
+        gone = core.collect(fresh, entry.epoch, now=10**9, keeping=self.KEEPING)
         assert log.path(4) in gone
         assert set(gone) & kept
         assert entry.files() <= self.run_files(log.files)
@@ -716,7 +724,7 @@ class TestCollection:
         for file, age in ((old, LEFTOVER_AGE + 1), (young, LEFTOVER_AGE - 1)):
             file.write_bytes(b"half")
             os.utime(file, (10_000 - age, 10_000 - age))
-        assert collect(log, 1, now=10_000_000_000, keeping=self.KEEPING) == ["app/log/.tmp-old"]
+        assert core.collect(log, 1, now=10_000_000_000, keeping=self.KEEPING) == ["app/log/.tmp-old"]
         assert not old.exists()
         assert young.exists()
 

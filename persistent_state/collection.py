@@ -1,0 +1,101 @@
+"""Collecting garbage: old log entries, and the files that no entry names any more and no commit can come to name.
+
+Entries stay as long as the files that only they name: they are the record of who may still be reading what, also for the next
+process, and being small they cost little.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import chain, takewhile
+
+from persistent_state.driver import Keeping, written
+from persistent_state.errors import Damaged
+from persistent_state.store import pages
+from persistent_state.store.codec import side_from_json
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+
+LEFTOVER_AGE = 3600.0
+"""Seconds after which a temporary file has no writer any more."""
+
+
+class Collector:
+    """Deletes what no reader and no commit of an application can ask for any more.
+
+    It reads each entry once, and each file of a list of settled rows, which never changes. Of an entry it remembers the time,
+    of a file the newest entry that names it: it is named by one that is left if that one is.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._times: dict[int, int] = {}
+        self._last_named: dict[str, int] = {}
+        self._listed: dict[str, list[str]] = {}
+        """By file of a list of settled rows, the files that it names."""
+
+    def collect(self, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
+        """Delete what can go, if the application is still this driver's; the paths that went.
+
+        Entries go `keeping.grace` after a newer one was written, except the newest two: those let a driver that slept find its
+        number taken. A file goes when no entry that is left names it and its micro-batch can't be committed any more.
+        """
+        log, files = self._log, self._log.files
+        newest = log.newest()
+        if newest is None or newest.epoch != epoch:
+            return []
+        numbers = log.numbers()
+        for number in numbers:
+            self._look_at(number)
+        known = [number for number in numbers if number in self._times]
+        overdue = list(takewhile(lambda number: self._times[number] <= now - keeping.grace, known))
+        old = [number for number in numbers[:-2] if overdue and number < overdue[-1]]
+        gone = [log.path(number) for number in old]
+        # One after the other: were this driver killed, none would be missing between two that are left.
+        for path in gone:
+            files.delete(path)
+        left = numbers[len(old) :]
+        if not self._times.keys() >= set(left):
+            # What an entry names that can't be read is not known: its files stay until it goes itself.
+            return gone
+        self._forget_below(left[0])
+        settled = set(chain.from_iterable(self._listed.values()))
+        unnamed = []
+        for name, task in newest.tasks.items():
+            folder = f"{log.application}/runs/{name}"
+            for file in files.list(folder):
+                path = f"{folder}/{file}"
+                is_named = path in self._last_named or path in settled
+                if not is_named and (-1, 0) < written(file) < (newest.epoch, task.batch):
+                    unnamed.append(path)
+        for folder in (f"{log.application}/log", *(f"{log.application}/runs/{name}" for name in newest.tasks)):
+            leftovers = files.leftovers(folder, now)
+            unnamed += [f"{folder}/{file}" for file, age in leftovers if age > LEFTOVER_AGE]
+        files.for_each(files.delete, unnamed)
+        return [*gone, *unnamed]
+
+    def _look_at(self, number: int) -> None:
+        """Know what an entry names, unless it is gone or damaged: an old one that is damaged stops nobody's work."""
+        if number in self._times:
+            return
+        with suppress(FileNotFoundError, Damaged):
+            self._know(self._log.read(number))
+
+    def _know(self, entry: Entry) -> None:
+        named = entry.files()
+        for task in entry.tasks.values():
+            # Of every entry: a driver that slept through a takeover holds an old one for the newest.
+            for file in task.settled.files:
+                if file.path not in self._listed:
+                    lines = pages.read_file(self._log.files, file)
+                    self._listed[file.path] = [side_from_json(line).file.path for line in lines]
+            named.update(side_from_json(line).file.path for line in task.settled.tail)
+        for path in named:
+            self._last_named[path] = max(entry.number, self._last_named.get(path, 0))
+        self._times[entry.number] = entry.time
+
+    def _forget_below(self, number: int) -> None:
+        """Forget the entries before this one, and the files that only they name."""
+        self._times = {known: time for known, time in self._times.items() if known >= number}
+        self._last_named = {path: last for path, last in self._last_named.items() if last >= number}
+        self._listed = {path: listed for path, listed in self._listed.items() if path in self._last_named}
