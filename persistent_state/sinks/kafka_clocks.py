@@ -382,7 +382,13 @@ class Clocks:
         producer = library().Producer(options)
         with needing(self.name, "WRITE", f"transactional.id={owner!r}"):
             producer.init_transactions(PATIENCE)
-        yield producer
+        try:
+            yield producer
+        except SystemError as error:
+            # The client raises that it was fenced while it calls back, and then the callback fails by that.
+            if isinstance(error.__cause__, library().KafkaException):
+                raise error.__cause__ from None
+            raise
 
     @contextmanager
     def _transaction(self, producer: Any, is_kept: bool = True) -> Iterator[Callable[[], bool]]:

@@ -105,15 +105,15 @@ def leaders(port: int, topic: str) -> dict[int, int]:
             (value,) = struct.unpack(f">{form}", file.read(struct.calcsize(f">{form}")))
             return int(value)
 
-        def step_over_text() -> None:
-            file.read(max(0, take("h")))
+        def take_text() -> bytes:
+            return file.read(max(0, take("h")))
 
         for _ in ("length", "number", "throttled"):
             take("i")
         for _ in range(take("i")):
-            take("i"), step_over_text(), take("i"), step_over_text()
-        step_over_text()
-        take("i"), take("i"), take("h"), step_over_text(), take("b")
+            take("i"), take_text(), take("i"), take_text()
+        take_text()
+        take("i"), take("i"), take("h"), take_text(), take("b")
         found = {}
         for _ in range(take("i")):
             _, partition, leader, _ = take("h"), take("i"), take("i"), take("i")

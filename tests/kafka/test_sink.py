@@ -154,6 +154,28 @@ def test_a_driver_that_was_paused_changes_nothing_when_another_has_gone_on(
     assert clocks_of(broker.address, topic).last(1) == 30
 
 
+def test_a_writer_that_is_fenced_between_two_batches_is_told_to_ask_again(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_clocks, "STEP", 1)
+    clocks = clocks_of(broker.address, topic, rows=100)
+    clocks.prepare()
+    begun = clocks.begin(10, 1, NONE)
+    assert begun is not None
+    count = itertools.count()
+
+    def encode(rows: pa.RecordBatch) -> Any:
+        if next(count) == 1:
+            with clocks._producing(f"{clocks.owner}/0"):
+                pass
+        return as_json(1, rows)
+
+    said = problem(lambda: write_part(clocks, begun, rows_of(10), 0, encode), StoreUnavailable)
+    assert "fenced" in said
+    write_part(clocks, begun, rows_of(10), 0)
+    check(seen(broker, topic), [10])
+
+
 # Parts
 
 
