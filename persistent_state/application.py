@@ -191,7 +191,10 @@ class Application:
             plan.check()
             if update is not None:
                 plan.check_update(update)
-            parts.append(running.Part(plan, added.source, added.outputs))
+            source = added.source
+            if isinstance(source, TimeReplayableSource):
+                source = source.read_by(self.name)
+            parts.append(running.Part(plan, source, added.outputs))
         setup = running.Setup(
             spark,
             self.name,

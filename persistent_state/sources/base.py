@@ -108,6 +108,10 @@ class TimeReplayableSource(ABC):
         The ends equal the start when there is nothing to read.
         """
 
+    def read_by(self, application: str) -> TimeReplayableSource:
+        """The source as an application of this name reads it, where it tells others who reads."""
+        return self
+
     def freeze(self) -> None:  # noqa: B027
         """From now on reach no further than what is there now. A source that never grows has nothing to do."""
 

@@ -6,15 +6,16 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInput, TaskFailed
+from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
 from persistent_state.kafka import asking, client_options, library
 from persistent_state.plain import show_clock
 from persistent_state.raised import raised
@@ -23,11 +24,12 @@ from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayabl
 from persistent_state.sources.consumer import Part
 from persistent_state.sources.decoders import Decoder, Raw
 from persistent_state.sources.records import Transform, one_batch, transformed
-from persistent_state.sources.topics import Noted, Place
+from persistent_state.sources.topics import Doubtful, Noted, Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_T = TypeVar("_T")
 Said: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -44,12 +46,16 @@ _ROWS_PER_CHUNK = 1 << 16
 class _Opened:
     """What the driver knows: the topics that were met, whether any start was before, and the partitions by strand.
 
-    `written` are the lines of the journal, `reached` the lines of the newest reach with its start and ends.
+    `written` are the lines of the journal, `reached` the lines of the newest reach with its start and ends. `past` are the ids
+    of topics in whose place others were made, `gone` the lines that tell of those that are not there. `known` says by strand
+    up to where was read.
     """
 
     noted: dict[str, Noted]
     is_first: bool
     written: set[str]
+    known: Mapping[str, int]
+    past: set[str | None]
     gone: list[str] = field(default_factory=list)
     reached: tuple[Sequence[str], Mapping[str, int], Mapping[str, int]] = ((), {}, {})
     places: Mapping[str, Place] = field(default_factory=dict)
@@ -79,7 +85,8 @@ class KafkaSource(TimeReplayableSource):
 
     `transform` is a stateless, row-wise function of a record batch: select, filter, explode, join to a static table. It
     keeps the column `kafka_offset`, which tells which record a row was made of. `options` go to librdkafka, such as those of
-    TLS and SASL, and into no message; `isolation.level` is "read_committed" unless they say otherwise.
+    TLS and SASL, and into no message; `isolation.level` is "read_committed" unless they say otherwise. `group` is the name by
+    which brokers know who reads, by default that of the application and of the topics; no offsets are committed to it.
     """
 
     def __init__(
@@ -95,6 +102,7 @@ class KafkaSource(TimeReplayableSource):
         offsets_per_batch: int = 2_000_000,
         accept_loss: bool = False,
         transform: Transform | None = None,
+        group: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         library()
@@ -111,6 +119,7 @@ class KafkaSource(TimeReplayableSource):
         self.timestamp_unit = timestamp_unit
         self.topics: Sequence[str] | re.Pattern[str] = named if isinstance(named, re.Pattern) else sorted(set(named))
         self.servers = servers
+        self.group = group
         self.options = dict(options or {})
         self.offsets_per_batch = offsets_per_batch
         self.accepts_loss = accept_loss
@@ -131,12 +140,20 @@ class KafkaSource(TimeReplayableSource):
         self._opened: _Opened | None = None
 
     def __repr__(self) -> str:
-        topics = self.topics.pattern if isinstance(self.topics, re.Pattern) else ", ".join(self.topics)
-        return f"KafkaSource({topics!r}, {self.servers!r})"
+        return f"KafkaSource({self._named!r}, {self.servers!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         # Clients can't be taken along.
         return {name: value for name, value in vars(self).items() if name != "_admin"} | {"_opened": None}
+
+    @property
+    def _named(self) -> str:
+        return self.topics.pattern if isinstance(self.topics, re.Pattern) else ", ".join(self.topics)
+
+    def read_by(self, application: str) -> KafkaSource:
+        known = copy(self)
+        known.group = self.group or f"{application} {self._named}"
+        return known
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -170,9 +187,12 @@ class KafkaSource(TimeReplayableSource):
                 f"{self!r} is to go on from {dict(known)}, and its journal knows no topic; the task had another source: give "
                 "it another name, or start it anew."
             )
-        self._opened = _Opened({topic.name: topic for topic in noted}, not noted, set(journal))
-        # What is written and not committed yet may have been read, by who asked for it.
-        self._check_ends(self._look(known, is_committed=False), known)
+        newest = {topic.name: topic for topic in noted}
+        past = {topic.id for topic in noted if topic is not newest[topic.name]} - {None}
+        past -= {topic.id for topic in newest.values()}
+        self._opened = _Opened(newest, not noted, set(journal), dict(known), past)
+        # What is lost is seen when it is asked for.
+        self._asked(lambda: self._check_ends(self._look(known, is_whole=True, is_needed=False), known))
 
     def freeze(self) -> None:
         self._state.is_frozen = True
@@ -180,10 +200,11 @@ class KafkaSource(TimeReplayableSource):
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
         state = self._state
         if not (state.is_frozen and state.places):
-            state.places = self._look(start)
+            state.places = self._asked(lambda: self._look(start))
             if any(start.get(strand, 0) > place.end for strand, place in state.places.items()):
-                self._check_ends(self._look(start, is_committed=False), start)
-        begins = {strand: start.get(strand, place.begin) for strand, place in state.places.items()}
+                self._asked(lambda: self._check_ends(self._look(start, is_whole=True), start))
+        # What is lost is stepped over at once, so that it is told once.
+        begins = {strand: max(start.get(strand, place.begin), place.first) for strand, place in state.places.items()}
         lags = {strand: max(0, place.end - begins[strand]) for strand, place in state.places.items()}
         total = sum(lags.values())
         if total > self.offsets_per_batch and not everything:
@@ -205,17 +226,23 @@ class KafkaSource(TimeReplayableSource):
             if begin < end.get(strand, begin):
                 gap = place.gap(begin, strand not in start)
                 whole.append(Part(strand, place.topic, place.partition, begin, end[strand], place.first, gap))
-        total = sum(part.end - part.begin for part in whole)
+        # Of what is lost there is nothing to read.
+        firsts = [min(max(part.begin, part.first), part.end) for part in whole]
+        total = sum(part.end - first for part, first in zip(whole, firsts, strict=True))
         found: list[list[Part]] = [[] for _ in range(parts)]
         before = 0
-        for part in whole:
+        for part, first in zip(whole, firsts, strict=True):
+            if first == part.end:
+                found[0].append(part)
             # Where in this partition the pieces of equal size begin and end.
-            bounds = [part.begin + total * i // parts - before for i in range(parts + 1)]
+            bounds = [first + total * i // parts - before for i in range(parts + 1)]
             for piece, low, high in zip(found, bounds, bounds[1:], strict=False):
-                low, high = max(low, part.begin), min(high, part.end)
+                low, high = max(low, first), min(high, part.end)
                 if low < high:
-                    piece.append(replace(part, begin=low, end=high, gap=part.gap if low == part.begin else None))
-            before += part.end - part.begin
+                    piece.append(
+                        replace(part, end=high) if low == first else replace(part, begin=low, end=high, gap=None)
+                    )
+            before += part.end - first
         return [tuple(piece) for piece in found if piece]
 
     def read(self, split: Sequence[Part]) -> Iterator[Chunk]:
@@ -284,34 +311,46 @@ class KafkaSource(TimeReplayableSource):
             )
         return made
 
-    def _look(self, start: Mapping[str, int], is_committed: bool | None = None) -> dict[str, Place]:
+    def _asked(self, ask: Callable[[], _T]) -> _T:
+        """What a broker answers, asked again where that may pass."""
+        return topics.asked_again(ask, lambda: vars(self).pop("_admin", None))
+
+    def _look(self, start: Mapping[str, int], is_whole: bool = False, is_needed: bool = True) -> dict[str, Place]:
         """The partitions as they are now, by strand; `start` says from where they are to be read.
+
+        Ends are those of what the source reads, or if `is_whole` of all there is. That what is to be read is there is checked
+        if it `is_needed` now.
 
         Raises:
             InvalidInput: what is to be read is not there any more.
         """
         state = self._state
-        if is_committed is None:
-            is_committed = self.options.get("isolation.level", COMMITTED) == COMMITTED
+        # What is written and not committed yet may have been read, by who asked for it.
+        is_committed = not is_whole and self.options.get("isolation.level", COMMITTED) == COMMITTED
         with self._asking():
-            found = topics.look(self._admin, self.topics, is_committed)
-        for name in state.noted.keys() - found.keys():
-            if isinstance(self.topics, re.Pattern) and self.topics.fullmatch(name):
+            found = topics.look(self._admin, self.topics, is_committed, state.noted)
+        gone = []
+        for name, noted in state.noted.items():
+            if name not in found and isinstance(self.topics, re.Pattern) and self.topics.fullmatch(name):
                 if not self.accepts_loss:
-                    raise InvalidInput(f"topic={name!r} of {self!r} is gone; bring it back, or say accept_loss=True.")
-                state.gone.append(json.dumps({GAP: {"topic": name, "id": state.noted.pop(name).id}}))
-        places = {}
+                    raise Doubtful(f"topic={name!r} of {self!r} is gone; bring it back, or say accept_loss=True.")
+                gone.append(json.dumps({GAP: {"topic": name, "id": noted.id}}))
+        noted_now, places = dict(state.noted), {}
         for name, topic in found.items():
-            noted = state.noted[name] = self._noted(topic, start)
+            noted = noted_now[name] = self._noted(topic, start)
             for partition, (first, end) in topic.offsets.items():
                 strand = noted.strand(partition)
                 # One that is newer than what the journal has of its topic began at 0.
                 begin = start.get(strand, noted.begins.get(str(partition), 0))
-                if begin < first and not self.accepts_loss:
-                    raise self._gone(name, partition, begin, first, end)
+                if is_needed and begin < first and not self.accepts_loss:
+                    raise self._gone(name, partition, begin, state.known.get(strand, 0), first, end)
                 until = noted.until.get(str(partition))
                 places[strand] = Place(name, partition, begin, first, end, until)
-        state.is_first = False
+        state.past.update(
+            noted.id for noted in state.noted.values() if noted_now[noted.name].generation > noted.generation
+        )
+        state.noted, state.is_first = noted_now, False
+        state.gone += [line for line in gone if line not in state.gone]
         return places
 
     def _noted(self, topic: topics.Topic, start: Mapping[str, int]) -> Noted:
@@ -320,6 +359,11 @@ class KafkaSource(TimeReplayableSource):
         noted = state.noted.get(topic.name)
         if noted is not None and (noted.id == topic.id or None in (noted.id, topic.id)):
             return noted
+        if topic.id in state.past:
+            raise StoreUnavailable(
+                f"topic={topic.name!r} of {self!r} is told of as it was before it was made anew, by a broker that has yet to "
+                "hear of it; try again."
+            )
         begins = {partition: first for partition, (first, _) in topic.offsets.items()}
         if noted is not None and not self.accepts_loss:
             then = {p: start[noted.strand(p)] for p in topic.offsets if noted.strand(p) in start}
@@ -341,24 +385,28 @@ class KafkaSource(TimeReplayableSource):
         from_there = {str(p): begin for p, begin in begins.items()}
         if noted is None:
             return Noted(topic.name, topic.id, from_there)
-        until = {p: start.get(noted.strand(int(p)), begin) for p, begin in noted.begins.items()}
+        # A partition that came later than the topic was met is known by what was read of it.
+        until = {str(p): start[strand] for p in topic.offsets if (strand := noted.strand(p)) in start}
+        until = {**noted.begins, **until}
         return Noted(topic.name, topic.id, from_there, noted.generation + 1, until)
 
     def _check_ends(self, places: Mapping[str, Place], start: Mapping[str, int]) -> None:
         """Refuse to read behind the end, where one would wait until others stand there."""
         for strand, place in places.items():
             if start.get(strand, place.begin) > place.end:
-                raise InvalidInput(
+                raise Doubtful(
                     f"topic={place.topic!r} partition={place.partition} of {self!r} ends at offset {place.end} and was "
                     f"read up to {start.get(strand, place.begin)}; it is another topic than it was: bring that back, or start "
                     "the task anew."
                 )
 
-    def _gone(self, topic: str, partition: int, begin: int, first: int, end: int) -> InvalidInput:
+    def _gone(self, topic: str, partition: int, begin: int, known: int, first: int, end: int) -> InvalidInput:
+        again = f" ({begin} to {min(known, first) - 1} again, as the global clock has yet to pass them)"
         return InvalidInput(
             f"topic={topic!r} partition={partition} of {self!r} has lost offsets {begin} to {first - 1}, which are yet to be "
-            f"read: Kafka has deleted them, and the oldest record is {self._oldest(topic, {partition: first})}, the end "
-            f"{end}. Bring them back, start the task anew, or say accept_loss=True to go on after them."
+            f"read{again if known > begin else ''}: Kafka has deleted them, and the oldest record is "
+            f"{self._oldest(topic, {partition: first})}, the end {end}. Bring them back, start the task anew, or say "
+            "accept_loss=True to go on after them."
         )
 
     def _oldest(self, topic: str, begins: Mapping[int, int]) -> str:
@@ -400,8 +448,8 @@ class KafkaSource(TimeReplayableSource):
 
     def _consumer_options(self) -> dict[str, Any]:
         return {
-            # Groups are not used: the log says what was read.
-            "group.id": "persistent-state",
+            # Nothing is committed to it: the log says what was read.
+            "group.id": self.group or self._named,
             "fetch.wait.max.ms": 20,
             "fetch.message.max.bytes": 4 << 20,
             # By default it rests for a second whenever much is waiting.

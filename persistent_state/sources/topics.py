@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInput, StoreUnavailable
 from persistent_state.kafka import answer, library
 
 TIMEOUT = 20.0
 """Seconds until an answer will not come."""
 
+PATIENCE = 30.0
+"""Seconds for which brokers are asked again whose answers may be those of a moment, as while leaders move."""
+
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """What a broker says that gives topics no ids."""
+
+
+_T = TypeVar("_T")
+
+
+class Doubtful(InvalidInput):
+    """What can't be so if the broker knows how things stand, which one that has been cut off for a while does not."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +77,34 @@ class Place:
         return None
 
 
-def look(admin: Any, wanted: Sequence[str] | re.Pattern[str], is_committed: bool) -> dict[str, Topic]:
+def asked_again(ask: Callable[[], _T], renew: Callable[[], None]) -> _T:
+    """What a broker answers. An answer that may be of a moment is asked for again, after `renew` by another client.
+
+    Raises:
+        StoreUnavailable: it does not answer.
+        InvalidInput: it refuses, or stays with what is doubtful.
+    """
+    end, pause = time.monotonic() + PATIENCE, 0.1
+    while True:
+        try:
+            return ask()
+        except (StoreUnavailable, Doubtful) as error:
+            if time.monotonic() + pause > end:
+                if isinstance(error, Doubtful):
+                    raise InvalidInput(str(error)) from None
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, 2.0)
+        renew()
+
+
+def look(
+    admin: Any, wanted: Sequence[str] | re.Pattern[str], is_committed: bool, known: Container[str] = ()
+) -> dict[str, Topic]:
     """The topics of these names, or all whose name the pattern matches. Ends are of what was committed, or of all.
 
     Raises:
-        InvalidInput: one of these names is no topic.
+        InvalidInput: one of these names is no topic; Doubtful if it is `known` to have been one.
         KafkaException: the broker does not answer, or refuses.
     """
     kafka = library()
@@ -86,7 +120,8 @@ def look(admin: Any, wanted: Sequence[str] | re.Pattern[str], is_committed: bool
             if error.args[0].code() != kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
             if not isinstance(wanted, re.Pattern):
-                raise InvalidInput(f"topic={name!r} is not there; make it, or mend the name.") from None
+                kind = Doubtful if name in known else InvalidInput
+                raise kind(f"topic={name!r} is not there; make it, or mend the name.") from None
     places = [(name, one.id) for name, topic in found.items() for one in topic.partitions]
     spec = kafka.admin.OffsetSpec
     first = offsets(admin, dict.fromkeys(places, spec.earliest()), is_committed)
@@ -102,14 +137,24 @@ def look(admin: Any, wanted: Sequence[str] | re.Pattern[str], is_committed: bool
 
 
 def offsets(admin: Any, asked: Mapping[tuple[str, int], Any], is_committed: bool) -> dict[tuple[str, int], int]:
-    """The offsets of partitions that are asked for by an `OffsetSpec` each; -1 where there is none."""
+    """The offsets of partitions that are asked for by an `OffsetSpec` each; -1 where there is no record of a time.
+
+    Raises:
+        KafkaException: the broker does not answer, or refuses.
+    """
     kafka = library()
     level = kafka.IsolationLevel.READ_COMMITTED if is_committed else kafka.IsolationLevel.READ_UNCOMMITTED
     request = {kafka.TopicPartition(*place): spec for place, spec in asked.items()}
     futures = admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT) if request else {}
-    return {
-        (place.topic, place.partition): int(answer(future, 2 * TIMEOUT).offset) for place, future in futures.items()
-    }
+    found = {}
+    for place, future in futures.items():
+        offset = int(answer(future, 2 * TIMEOUT).offset)
+        is_timed = isinstance(request[place], type(kafka.admin.OffsetSpec.for_timestamp(0)))
+        # Where a leader has just gone, the library gives -1001 and no error.
+        if offset < (-1 if is_timed else 0):
+            raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError.LEADER_NOT_AVAILABLE))
+        found[place.topic, place.partition] = offset
+    return found
 
 
 def time_at(consumer: Any, topic: str, partition: int, offset: int) -> int | None:

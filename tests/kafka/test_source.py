@@ -29,6 +29,12 @@ from tests.kafka.topics import deleted_before, grow, made_anew, new_topic, produ
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
+@pytest.fixture(autouse=True)
+def _impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a single broker says is so."""
+    monkeypatch.setattr(kafka.topics, "PATIENCE", 0.5)
+
+
 def copied(source: KafkaSource) -> KafkaSource:
     """As it comes to another process."""
     copy: KafkaSource = cloudpickle.loads(cloudpickle.dumps(source))
@@ -218,7 +224,7 @@ def test_of_a_new_partition_too_nothing_is_missed(broker: Broker) -> None:
     produce(broker, topic, range(10), 1, first=1)
     deleted_before(broker, topic, 1, 6)
     with pytest.raises(InvalidInput, match=rf"topic='{topic}' partition=1 .* offsets 0 to 5"):
-        reader.start()
+        reader.start().batch()
     agreed = Reader(source(broker, topic, accept_loss=True), positions=reader.positions, journal=reader.journal)
     chunks = agreed.start().all()
     assert numbers(chunks) == [6, 7, 8, 9]

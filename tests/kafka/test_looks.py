@@ -1,0 +1,315 @@
+"""What the Kafka source makes of what brokers say of topics: answers of a moment pass, and each record is read or told as lost.
+
+No broker runs here: its answers are those of a `World`, or what brokers say in a failover.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka.admin
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import OffsetSpec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persistent_state import InvalidInput, KafkaSource, StoreUnavailable
+from persistent_state.sources import topics
+
+PASSING = (
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+)
+OFFSET_INVALID = -1001
+"""What the library gives for an offset, with no error, where a leader has just gone."""
+
+
+@dataclass
+class Log:
+    """A topic: its id, and [first, end) of each partition."""
+
+    id: str
+    partitions: list[list[int]]
+
+
+@dataclass
+class World:
+    """Topics by name. `faults` says what the next requests are answered with instead: an error's code, or an offset."""
+
+    logs: dict[str, Log] = field(default_factory=dict)
+    faults: list[int] = field(default_factory=list)
+    ids: Iterator[int] = field(default_factory=count)
+    clients: int = 0
+
+    def make(self, name: str, partitions: int = 1, records: int = 0) -> Log:
+        self.logs[name] = Log(f"id{next(self.ids)}", [[0, records] for _ in range(partitions)])
+        return self.logs[name]
+
+
+class Admin:
+    """An admin client of a world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        world.clients += 1
+
+    def list_topics(self, timeout: float) -> Any:
+        return SimpleNamespace(topics=dict.fromkeys(self.world.logs))
+
+    def describe_topics(self, names: Any, request_timeout: float) -> dict[str, Future[Any]]:
+        def described(name: str) -> Any:
+            if name not in self.world.logs:
+                raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+            log = self.world.logs[name]
+            partitions = [SimpleNamespace(id=i) for i in range(len(log.partitions))]
+            return SimpleNamespace(topic_id=log.id, partitions=partitions)
+
+        return {name: future(lambda name=name: described(name)) for name in names.topic_names}
+
+    def list_offsets(self, asked: Mapping[Any, Any], isolation_level: Any, request_timeout: float) -> Any:
+        def offset(place: Any, spec: Any) -> Any:
+            found: int = -1
+            if spec._value < 0:
+                first, end = self.world.logs[place.topic].partitions[place.partition]
+                found = first if type(spec) is type(OffsetSpec.earliest()) else end
+            if self.world.faults and (fault := self.world.faults.pop()) != 0:
+                if fault != OFFSET_INVALID:
+                    raise KafkaException(KafkaError(fault))
+                found = fault
+            return SimpleNamespace(offset=found)
+
+        return {place: future(lambda place=place, spec=spec: offset(place, spec)) for place, spec in asked.items()}
+
+
+def future(ask: Callable[[], Any]) -> Future[Any]:
+    made: Future[Any] = Future()
+    try:
+        made.set_result(ask())
+    except KafkaException as error:
+        made.set_exception(error)
+    return made
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    arrange(monkeypatch, made)
+    return made
+
+
+def arrange(patch: pytest.MonkeyPatch, world: World) -> None:
+    """Let clients be those of this world, and time pass by itself."""
+    now = [0.0]
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    patch.setattr(confluent_kafka.admin, "AdminClient", lambda options: Admin(world))
+    patch.setattr(topics, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=passes))
+
+
+def ends(source: KafkaSource, start: Mapping[str, int] | None = None) -> dict[str, int]:
+    return dict(source.reach(start or {}, everything=True).ends)
+
+
+@given(
+    st.lists(st.sampled_from([0, OFFSET_INVALID, *PASSING]), max_size=30),
+    st.sampled_from(["earliest", "latest"]),
+)
+def test_what_is_said_for_a_moment_is_asked_again_and_never_an_offset(faults: list[int], start: str) -> None:
+    world = World(faults=faults)
+    with pytest.MonkeyPatch.context() as patch:
+        arrange(patch, world)
+        world.make("t", 3, records=100)
+        source = KafkaSource("t", "nowhere:9", start=start)
+        source.open([], {})
+        reach = source.reach({}, everything=True)
+        assert reach.ends == {f"t-{p}": 100 for p in range(3)}
+        (line,) = reach.journal
+        assert json.loads(line)["begins"] == dict.fromkeys("012", 100 if start == "latest" else 0)
+        # Goes on, as each restart does.
+        known = dict.fromkeys(reach.ends, 70)
+        faults[:] = [OFFSET_INVALID, *PASSING]
+        again = KafkaSource("t", "nowhere:9")
+        again.open([line], known)
+        assert ends(again, known) == reach.ends
+        assert world.clients > 4, "each time by another client"
+
+
+def test_brokers_that_never_answer_are_unavailable(world: World) -> None:
+    world.make("t")
+    world.faults = [KafkaError._TIMED_OUT] * 1000
+    with pytest.raises(StoreUnavailable, match="Timed out"):
+        KafkaSource("t", "nowhere:9").open([], {})
+    assert 5 < world.clients < 100
+
+
+def test_a_refusal_is_told_at_once(world: World) -> None:
+    world.make("t")
+    world.faults = [KafkaError.TOPIC_AUTHORIZATION_FAILED]
+    with pytest.raises(InvalidInput, match="authorization failed"):
+        KafkaSource("t", "nowhere:9").open([], {})
+    assert world.clients == 1
+
+
+def test_what_a_broker_that_was_cut_off_says_is_asked_again_and_ends_a_run_only_if_it_stays(world: World) -> None:
+    log = world.make("t", records=100)
+    source = KafkaSource("t", "nowhere:9")
+    source.open([], {})
+    (line,) = source.reach({}, everything=False).journal
+
+    class Stale(Admin):
+        """Says how it was at first, as long as few have asked."""
+
+        def __init__(self, world: World) -> None:
+            super().__init__(world)
+            if world.clients < most:
+                self.world = World({} if is_gone else {"t": Log(log.id, [[0, 40]])})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(confluent_kafka.admin, "AdminClient", lambda options: Stale(world))
+        for is_gone in (False, True):
+            most, world.clients = 4, 0
+            again = KafkaSource("t", "nowhere:9")
+            again.open([line], {"t-0": 90})
+            assert ends(again, {"t-0": 80}) == {"t-0": 100}
+            most = 10**6
+            with pytest.raises(
+                InvalidInput, match="is not there" if is_gone else "ends at offset 40 and was read up to 90"
+            ):
+                KafkaSource("t", "nowhere:9").open([line], {"t-0": 90})
+
+
+@dataclass
+class Reader:
+    """Reads all topics as an application does that accepts losses: what it has read, and what it was told."""
+
+    world: World
+    journal: list[str] = field(default_factory=list)
+    positions: dict[str, int] = field(default_factory=dict)
+    read: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    lost: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    gaps: int = 0
+    most: int = 10**6
+
+    def start(self) -> Reader:
+        self.source = KafkaSource(re.compile("t.*"), "nowhere:9", accept_loss=True, offsets_per_batch=self.most)
+        self.source.open(self.journal, self.positions)
+        return self
+
+    def batch(self) -> bool:
+        """Read a micro-batch; whether there was one."""
+        reach = self.source.reach(self.positions, everything=False)
+        if reach.ends == self.positions:
+            return False
+        for part in (part for split in self.source.splits(self.positions, reach.ends, 3) for part in split):
+            id = self.world.logs[part.topic].id
+            self.read.update((id, part.partition, i) for i in range(max(part.begin, part.first), part.end))
+            if part.gap is not None and "first" in part.gap:
+                self.gaps += 1
+                self.lost.update((id, part.partition, i) for i in range(part.gap["from"], part.gap["first"]))
+        self.positions, self.journal = dict(reach.ends), [*self.journal, *reach.journal]
+        return True
+
+
+@given(st.randoms(use_true_random=False))
+def test_topics_come_and_go_and_all_that_they_hold_is_read_once_or_told_as_lost_once(chance: random.Random) -> None:
+    world = World()
+    with pytest.MonkeyPatch.context() as patch:
+        arrange(patch, world)
+        reader = Reader(world, most=chance.choice([5, 10**6])).start()
+        for _ in range(chance.randrange(40)):
+            name = chance.choice(["t1", "t2"])
+            log = world.logs.get(name)
+            step = chance.choice(["look", "look", "restart", "write", "write", "delete", "make", "retention", "grow"])
+            if step == "look":
+                reader.batch()
+            elif step == "restart":
+                reader.start()
+            elif log is None:
+                if step == "make":
+                    world.make(name, chance.randint(1, 2), chance.randrange(20))
+            elif step == "write":
+                chance.choice(log.partitions)[1] += chance.randrange(30)
+            elif step == "delete":
+                del world.logs[name]
+            elif step == "make":
+                world.make(name, 1, chance.randrange(20))
+            elif step == "grow":
+                log.partitions.append([0, 0])
+            else:
+                place = chance.choice(log.partitions)
+                place[0] = chance.randint(*place)
+        while reader.batch():
+            pass
+        assert max(reader.read.values(), default=0) <= 1
+        assert max(reader.lost.values(), default=0) <= 1
+        assert not reader.read.keys() & reader.lost.keys()
+        for log in world.logs.values():
+            for p, (first, end) in enumerate(log.partitions):
+                seen = sorted(i for id, part, i in (*reader.read, *reader.lost) if (id, part) == (log.id, p))
+                # What was gone before the topic was met is nobody's loss.
+                assert seen == list(range(seen[0] if seen else end, end))
+                assert not seen or seen[0] <= first
+
+
+def test_a_lost_region_is_told_once_however_small_the_micro_batches(world: World) -> None:
+    log = world.make("t", records=10)
+    reader = Reader(world, most=3).start()
+    while reader.batch():
+        pass
+    log.partitions[0] = [1000, 1010]
+    while reader.batch():
+        pass
+    assert (reader.gaps, reader.lost.total(), reader.read.total()) == (1, 990, 20)
+    log.partitions[0] = [2000, 2000]
+    assert reader.batch()
+    assert not reader.batch()
+    assert (reader.gaps, reader.lost.total(), reader.read.total()) == (2, 990 + 990, 20)
+
+
+def test_a_topic_that_is_seen_gone_and_then_made_anew_is_another(world: World) -> None:
+    """Whether a look fell between or not."""
+    for is_seen_gone in (False, True):
+        world.make("t1", records=1000)
+        reader = Reader(world).start()
+        assert reader.batch()
+        del world.logs["t1"]
+        if is_seen_gone:
+            reader.batch()
+            reader.batch()
+        log = world.make("t1", records=400)
+        while reader.batch():
+            pass
+        assert reader.positions["t1-0#1"] == 400
+        assert sum(id == log.id for id, _, _ in reader.read) == 400
+        told = [json.loads(line) for line in reader.journal]
+        assert [line["gap"]["topic"] for line in told if "gap" in line] == ["t1"] * is_seen_gone
+
+
+def test_a_refusal_names_the_first_offset_of_the_replay_and_that_some_were_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = world.make("t", records=9000)
+    source = KafkaSource("t", "nowhere:9")
+    source.open([], {})
+    (line,) = source.reach({}, everything=False).journal
+    log.partitions[0][0] = 8900
+    monkeypatch.setattr(KafkaSource, "_oldest", lambda *args: "somewhere")
+    source.open([line], {"t-0": 8611})
+    with pytest.raises(InvalidInput, match=r"lost offsets 8013 to 8899, .* \(8013 to 8610 again, as the global clock"):
+        source.reach({"t-0": 8013}, everything=False)
