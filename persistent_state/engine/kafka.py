@@ -19,6 +19,7 @@ from persistent_state.secrets import without_secrets
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.kafka import COMMITTED, GAP, OFFSET, PARTITION, TIME, TOPIC, KafkaSource
+from persistent_state.sources.topics import PATIENCE
 
 CHANNEL = "kafka_channel"
 _HIDDEN, _HIDDEN_BY_DEFAULT, _OF_KAFKA = "spark.sql.redaction.options.regex", "(?i)url", "^kafka[.]"
@@ -125,6 +126,10 @@ def _options(source: KafkaSource, spark: SparkSession) -> dict[str, str]:
         **chosen,
         **{f"kafka.{name}": value for name, value in java_options(source.servers, source.options).items()},
         "maxOffsetsPerTrigger": str(source.offsets_per_batch),
+        # By default it gives up after 30 milliseconds, which no failover is over in.
+        "fetchOffset.numRetries": str(round(PATIENCE)),
+        "fetchOffset.retryIntervalMs": "1000",
+        **({"groupIdPrefix": source.group} if source.group else {}),
         "minPartitions": str(spark.sparkContext.defaultParallelism),
         # If it went on by itself, nobody would know where: a start finds out what is lost.
         "failOnDataLoss": "true",

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.errors import StoreUnavailable
-from persistent_state.kafka import library
+from persistent_state.errors import InvalidInput, StoreUnavailable
+from persistent_state.kafka import is_refusal, library
 
 ORIGIN = pa.struct(
     [
@@ -76,12 +76,13 @@ def records(
         with asking():
             consumer.assign([kafka.TopicPartition(*place, max(part.begin, part.first)) for place, part in left.items()])
         heard, only = time.monotonic(), next(iter(left)) if len(left) == 1 else None
+        told = ""
         while left:
             with asking():
                 messages = consumer.consume(_ROWS_PER_CALL, timeout=_WAIT)
             if time.monotonic() - heard > PATIENCE and not messages:
                 raise StoreUnavailable(
-                    f"{what} sent nothing of {sorted(left)} for {PATIENCE:g} s; mend it, then try again."
+                    f"{what} sent nothing of {sorted(left)} for {PATIENCE:g} s{told}; mend it, then try again."
                 )
             heard = time.monotonic() if messages else heard
             for place, some in _runs([message for message in messages if message.error() is None], only):
@@ -97,12 +98,21 @@ def records(
             for message in messages:
                 if (error := message.error()) is None:
                     continue
-                place = message.topic(), message.partition()
+                topic: str | None = message.topic()
                 if error.code() == kafka.KafkaError._PARTITION_EOF:
                     # What lies before the end and never came was no record, but a mark of a transaction or compacted.
+                    place = message.topic(), message.partition()
                     if place in left and message.offset() >= left[place].end:
                         del left[place]
-                elif not error.retriable() and error.code() != kafka.KafkaError._ALL_BROKERS_DOWN:
+                elif error.code() == kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise InvalidInput(f"{what}: the user may not READ topic={topic!r}; let it.")
+                elif is_refusal(error) and error.code() != kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
+                    with asking():
+                        raise kafka.KafkaException(error)
+                elif topic is None:
+                    # Of the group, which is only a name, or of a connection, which is made again.
+                    told = f", and says {error.str()!r}"
+                elif not error.retriable():
                     with asking():
                         raise kafka.KafkaException(error)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -115,7 +116,7 @@ def look(
     found = {}
     for name, future in described.items():
         try:
-            found[name] = answer(future, 2 * TIMEOUT)
+            found[name] = _granted(future, name)
         except kafka.KafkaException as error:
             if error.args[0].code() != kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
@@ -148,7 +149,7 @@ def offsets(admin: Any, asked: Mapping[tuple[str, int], Any], is_committed: bool
     futures = admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT) if request else {}
     found = {}
     for place, future in futures.items():
-        offset = int(answer(future, 2 * TIMEOUT).offset)
+        offset = int(_granted(future, place.topic).offset)
         is_timed = isinstance(request[place], type(kafka.admin.OffsetSpec.for_timestamp(0)))
         # Where a leader has just gone, the library gives -1001 and no error.
         if offset < (-1 if is_timed else 0):
@@ -166,6 +167,16 @@ def time_at(consumer: Any, topic: str, partition: int, offset: int) -> int | Non
         return None
     millis: int = message.timestamp()[1]
     return None if millis < 0 else millis * 1000
+
+
+def _granted(future: Future[Any], topic: str) -> Any:
+    kafka = library()
+    try:
+        return answer(future, 2 * TIMEOUT)
+    except kafka.KafkaException as error:
+        if error.args[0].code() != kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise
+        raise InvalidInput(f"the user may not DESCRIBE topic={topic!r}; let it.") from None
 
 
 def _matching(admin: Any, pattern: re.Pattern[str]) -> list[str]:

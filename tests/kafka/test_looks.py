@@ -13,18 +13,36 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+import cloudpickle
 import confluent_kafka.admin
+import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persistent_state import InvalidInput, KafkaSource, StoreUnavailable
+from monoids import Sum
+from persistent_state import (
+    Application,
+    InvalidInput,
+    Json,
+    KafkaSource,
+    NonWindowState,
+    PersistentTask,
+    StoreUnavailable,
+)
+from persistent_state.engine import running
 from persistent_state.sources import topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = pa.schema([("n", pa.int64())])
 
 PASSING = (
     KafkaError.FENCED_LEADER_EPOCH,
@@ -36,6 +54,16 @@ PASSING = (
 )
 OFFSET_INVALID = -1001
 """What the library gives for an offset, with no error, where a leader has just gone."""
+
+
+class Total(PersistentTask):
+    value = "n"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
 
 
 @dataclass
@@ -161,7 +189,7 @@ def test_brokers_that_never_answer_are_unavailable(world: World) -> None:
 def test_a_refusal_is_told_at_once(world: World) -> None:
     world.make("t")
     world.faults = [KafkaError.TOPIC_AUTHORIZATION_FAILED]
-    with pytest.raises(InvalidInput, match="authorization failed"):
+    with pytest.raises(InvalidInput, match="the user may not DESCRIBE topic='t'"):
         KafkaSource("t", "nowhere:9").open([], {})
     assert world.clients == 1
 
@@ -313,3 +341,17 @@ def test_a_refusal_names_the_first_offset_of_the_replay_and_that_some_were_read(
     source.open([line], {"t-0": 8611})
     with pytest.raises(InvalidInput, match=r"lost offsets 8013 to 8899, .* \(8013 to 8610 again, as the global clock"):
         source.reach({"t-0": 8013}, everything=False)
+
+
+def test_brokers_know_a_reader_by_its_application_and_topics_or_as_the_user_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(running, "start", lambda setup, anew: started.append(setup))
+    app = Application("shops", str(tmp_path), shards=1)
+    app.add(Total("a"), KafkaSource("orders", "nowhere:9", value=Json(SCHEMA)))
+    app.add(Total("b"), KafkaSource(re.compile("o.*"), "nowhere:9", value=Json(SCHEMA), group="mine"))
+    app.start(cast("SparkSession", None))
+    (setup,) = started
+    sources = [cloudpickle.loads(cloudpickle.dumps(part.source)) for part in setup.parts]
+    assert [source._consumer_options()["group.id"] for source in sources] == ["shops orders", "mine"]

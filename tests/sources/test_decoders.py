@@ -93,6 +93,33 @@ def test_of_any_bytes_json_gives_each_object_or_says_that_it_is_none(values: lis
     assert b'{"n": 3}{"n": 4}' not in good
 
 
+def test_json_may_have_a_mark_before_it_as_a_file_may_and_the_number_of_a_schema() -> None:
+    mark = b"\xef\xbb\xbf"
+    rows, bad = come_to(Json(COLUMNS), [mark + b'{"n": 1}', b'{"s": "' + mark + b'"}', mark, mark + mark + b"{}"])
+    assert (rows, sorted(bad)) == ([{"n": 1, "s": None}, {"n": None, "s": "\ufeff"}], [2, 3])
+    rows, bad = come_to(Json(COLUMNS, skip=5), [b"\x00\x00\x00\x00\x07" + b'{"n": 1}', None, b'{"n": 1}', b""])
+    assert (rows, sorted(bad)) == ([{"n": 1, "s": None}, {"n": None, "s": None}], [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b'{"n": "1"}', "column n is not int64"),
+        (b'{"n": 9223372036854775808}', "column n is not int64"),
+        (b'{"s": 1}', "column s is not string"),
+        (b'{"n": {}, "s": "a"}', "column n is not int64"),
+        (b'{"n": 1, "n": 1}', "a member stands twice"),
+        (b'{"n": 1', "not a JSON object"),
+        (b'{"n": 01}', "not a JSON object"),
+        (b"[1]", "not a JSON object"),
+        (b'{"s": "\xff"}', "not UTF-8"),
+    ],
+)
+def test_why_a_record_is_bad_is_said_in_words_of_our_own(value: bytes, reason: str) -> None:
+    """Reasons are counted, and the library's words change."""
+    assert come_to(Json(COLUMNS), [b"{}", value, b"{}"])[1] == {1: reason}
+
+
 def test_avro_is_what_was_written() -> None:
     decoder = Avro(SCHEMA)
     assert decoder.schema.field("price").type == pa.decimal128(9, 2)
