@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,8 @@ def test_files_of_older_versions_whose_records_are_text_are_read_beside_new_ones
         listed.append(sides.side_file(write_table(files, f"app/runs/T/{n}", table), table))
     before = [each for side in listed for each in sides.read(files, side).to_pylist()]
     assert {type(each["record"]) for each in before} == {bytes, type(None)}
-    fewer = sides.fewer(files, listed, listed, "app/runs/T/joined")
+    ids = map(str, count())
+    fewer = sides.fewer(files, listed, listed, lambda: f"app/runs/T/joined-{next(ids)}")
     assert len(fewer) < len(listed)
     after = [each for side in fewer for each in sides.read(files, side).to_pylist()]
     assert sorted(str({"origin": None, **each}) for each in before) == sorted(
