@@ -27,10 +27,10 @@ def test_every_look_is_right_while_leaders_are_killed(
     assert sorted(numbers(running.all())) == list(range(RECORDS))
     assert running.opened is not None
     looks = 0
-    for id in BROKERS:
+    for id in BROKERS[:2]:
         cluster.lead(TOPIC, id - 1)
         cluster.brokers[id].kill()
-        for _ in range(4):
+        for _ in range(2):
             assert running.opened.reach(running.positions, everything=False).ends == wanted
             again = Reader(source(cluster), positions=wanted, journal=running.journal).start()
             assert again.batch() == []
