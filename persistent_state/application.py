@@ -12,7 +12,7 @@ from persistent_state.driver import Keeping
 from persistent_state.durations import Duration, duration, positive
 from persistent_state.errors import InvalidInput
 from persistent_state.outputs import Output, Outputs, check_places, outputs_of
-from persistent_state.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
+from persistent_state.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan, folded
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store.files import open_files
@@ -96,8 +96,10 @@ class Application:
             InvalidInput: the application has a task of this name, or two outputs of the task have one; or two outputs
                 write to one place that keeps a record.
         """
-        if any(added.task.task_name == task.task_name for added in self._added):
-            raise InvalidInput(f"two tasks are named {task.task_name}; give one a name of its own.")
+        if any(folded(added.task.task_name) == folded(task.task_name) for added in self._added):
+            raise InvalidInput(
+                f"two tasks are named {task.task_name}, perhaps in another case; give one a name of its own."
+            )
         outputs = outputs_of(task.task_name, sink)
         check_places({**{added.task.task_name: added.outputs for added in self._added}, task.task_name: outputs})
         self._added.append(_Added(task, source, outputs, on_bad_row))
@@ -108,6 +110,7 @@ class Application:
         spark: SparkSession,
         *,
         anew: Sequence[str] = (),
+        rebuild: Sequence[str] = (),
         trigger: Duration | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Running:
@@ -118,21 +121,24 @@ class Application:
         clock it is raised.
 
         Tasks named in `anew` start from zero at that clock instead, as a task does that is new to the application: what
-        their sources deliver from below it is late. `trigger` is the least time between the beginnings of two
-        micro-batches. `on_progress` is called after each commit; the logger `persistent_state.progress` tells the same as
-        one line of JSON, at level INFO.
+        their sources deliver from below it is late. Those named in `rebuild` are built again from the beginning of their
+        sources, and until they have caught up the global clock waits; their outputs need names that the store does not know.
+
+        `trigger` is the least time between the beginnings of two micro-batches. `on_progress` is called after each commit; the
+        logger `persistent_state.progress` tells the same as one line of JSON, at level INFO.
 
         Raises:
             InvalidInput: the set-up can't work; nothing was changed.
         """
         seconds = f"{positive('trigger', trigger) / 1e6:f} seconds" if trigger is not None else None
-        return self._start(spark, anew, on_progress, trigger=seconds, to_the_end=False)
+        return self._start(spark, anew, rebuild, on_progress, trigger=seconds, to_the_end=False)
 
     def run(
         self,
         spark: SparkSession,
         *,
         anew: Sequence[str] = (),
+        rebuild: Sequence[str] = (),
         close: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Running:
@@ -146,7 +152,7 @@ class Application:
             InvalidInput: the set-up can't work; nothing was changed.
             StateError: the run failed; the next start goes on from the global clock.
         """
-        running = self._start(spark, anew, on_progress, trigger=None, to_the_end=True, closes=close)
+        running = self._start(spark, anew, rebuild, on_progress, trigger=None, to_the_end=True, closes=close)
         running.await_end()
         return running
 
@@ -154,6 +160,7 @@ class Application:
         self,
         spark: SparkSession,
         anew: Sequence[str],
+        rebuild: Sequence[str],
         on_progress: Callable[[Progress], None] | None,
         trigger: str | None,
         to_the_end: bool,
@@ -210,7 +217,7 @@ class Application:
             trigger=trigger,
             on_progress=on_progress,
         )
-        return running.start(setup, anew)
+        return running.start(setup, anew, rebuild)
 
     def _settings(self) -> Settings:
         return Settings(

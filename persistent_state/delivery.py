@@ -138,6 +138,15 @@ class Giver:
             )
         self._applied, self._is_open = applied, True
 
+    @property
+    def not_empty(self) -> str:
+        """Why the sink can't be known to hold nothing, before it is given anything; "" if it can."""
+        if not self._is_open:
+            return "does not answer: start again when it does."
+        if self._applied is not None and self._applied != BEGINNING:
+            return f"holds clock={full_clock(self._applied)} already: name a place of its own."
+        return ""
+
     def give_next(self, epoch: int) -> bool:
         """Give the sink the values at the next clock, and write that down; whether there was one.
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - An entry's global clock is at or above that of the entry before it, and every active task's clock is at or above it, but
-  for one that was away: it holds the global clock until it has caught up.
+  for one that was away or is built again: it holds the global clock until it has caught up.
 - No stored interval straddles a cut that the newest entry names for a task, or a retained clock.
 """
 
@@ -20,8 +20,8 @@ from persistent_state import guarantee
 from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Disagreement, Exists, Fenced, InvalidInput, StoreUnavailable
-from persistent_state.plain import full_clock
-from persistent_state.plan import Plan
+from persistent_state.plain import full_clock, show_identity
+from persistent_state.plan import Plan, folded
 from persistent_state.sources.base import Reach
 from persistent_state.steps.shard import Descriptor, digest, runs_by_shard
 from persistent_state.store import pages, sides
@@ -48,26 +48,31 @@ def start(
     writer: str,
     now: int,
     anew: Collection[str] = (),
+    rebuild: Collection[str] = (),
     after: int | None = None,
 ) -> Entry:
     """Take the application over: a new epoch in which every task stands at the global clock and nothing is above it.
 
     Where the plans' delivery is not exactly-once, tasks stand where `guarantee.restored` says instead.
 
-    Tasks named in `anew` start from zero at that clock, whatever the store holds of them. A driver that starts again names
-    the epoch `after` which it does.
+    Tasks named in `anew` start from zero at that clock, whatever the store holds of them, and those named in `rebuild` at the
+    clock before every message: they read their sources from the beginning, and the global clock waits until they have caught
+    up. A driver that starts again names the epoch `after` which it does.
 
     Raises:
         InvalidInput: the store was written by another monoid or key, or a task returns after its clock was left behind, or
-            `anew` names none of these tasks.
+            `anew` or `rebuild` names none of these tasks, or a task is built again and keeps an output.
         Damaged: the newest entry is damaged.
         Fenced: a driver newer than `after` owns the application.
         StoreUnavailable: there is nothing any more of what was started.
     """
-    for name in anew:
-        if name not in {plan.name for plan in plans}:
-            known = ", ".join(plan.name for plan in plans)
-            raise InvalidInput(f"anew names task={name}, which is not added; the tasks are {known}.")
+    for argument, names in (("anew", anew), ("rebuild", rebuild)):
+        for name in names:
+            if name not in {plan.name for plan in plans}:
+                known = ", ".join(plan.name for plan in plans)
+                raise InvalidInput(f"{argument} names task={name}, which is not added; the tasks are {known}.")
+    if both := sorted({*anew} & {*rebuild}):
+        raise InvalidInput(f"task={both[0]} is named in anew and in rebuild; name it in one of them.")
     while True:
         newest = log.newest()
         if newest is None and after is not None:
@@ -75,7 +80,8 @@ def start(
         # A start whose answer was lost is its own, too.
         if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
             raise Fenced(f"a newer driver owns {log.application}; this one (epoch {after}) has stopped.")
-        entry = _taken_over(log.files, newest, plans, interval, shards, writer, now, anew)
+        _check_names(newest, plans)
+        entry = _taken_over(log.files, newest, plans, interval, shards, writer, now, anew, rebuild)
         try:
             log.append(entry)
         except Exists:
@@ -93,40 +99,41 @@ def _taken_over(
     writer: str,
     now: int,
     anew: Collection[str],
+    rebuild: Collection[str],
 ) -> Entry:
     clock = newest.clock if newest else BEGINNING
+    epoch = newest.epoch + 1 if newest else 1
     retained = newest.retained if newest else ()
     tasks: dict[str, TaskState] = {}
     going_on = {plan.name for plan in plans if guarantee.goes_on(plan)}
     for name, task in (newest.tasks if newest else {}).items():
         # What is to start anew is not looked at: it may be damaged.
-        if task.active and name not in anew and name not in going_on:
+        if task.active and name not in (*anew, *rebuild) and name not in going_on:
             task = replace(guarantee.cut_back(files, task, clock, shards, now), active=False)
         tasks[name] = task
     for plan in plans:
         known = tasks.get(plan.name)
-        if known is None or plan.name in anew:
-            delivered = dict.fromkeys(plan.outputs, BEGINNING)
-            furthest = max(known.furthest, known.clock) if known else BEGINNING
-            tasks[plan.name] = TaskState(
-                plan.identity, clock, born=clock, cuts=(clock,), delivered=delivered, furthest=furthest
-            )
+        if known is None or plan.name in (*anew, *rebuild):
+            tasks[plan.name] = _born(plan, known, epoch, BEGINNING if plan.name in rebuild else clock)
             continue
         _check_identity(plan, known)
         # What it missed since, its source delivers again; but not all that it once read is kept in mind for ever.
-        if BEGINNING < known.clock < min(retained, default=known.clock):
+        is_back = not (newest and newest.tasks[plan.name].active)
+        if is_back and BEGINNING < known.clock < min(retained, default=known.clock):
             raise InvalidInput(
                 f"task={plan.name} left at clock={full_clock(known.clock)}, and the oldest that is retained is "
-                f"{full_clock(retained[0])}; start it anew, or under another name."
+                f"{full_clock(retained[0])}. {_WAYS.format(plan.name)}"
             )
         delivered = {output: known.delivered.get(output, BEGINNING) for output in plan.outputs}
         intervals = (newest.interval if newest else interval, interval)
         back = guarantee.restored(files, known, plan, clock, intervals, shards, now)
         voided = {output: last for output, last in back.voided.items() if output in delivered}
         tasks[plan.name] = replace(back, active=True, delivered=delivered, voided=voided)
+    for plan in plans:
+        _check_outputs(plan, tasks[plan.name])
     return Entry(
         number=newest.number + 1 if newest else 1,
-        epoch=newest.epoch + 1 if newest else 1,
+        epoch=epoch,
         writer=writer,
         time=now,
         previous=newest.checksum if newest else "",
@@ -138,13 +145,58 @@ def _taken_over(
     )
 
 
+def _born(plan: Plan, known: TaskState | None, epoch: int, clock: int) -> TaskState:
+    """A task that starts from zero at a clock; `known` is what it was before."""
+    task = TaskState(
+        identity=plan.identity,
+        clock=clock,
+        born=clock,
+        cuts=(clock,),
+        delivered=dict.fromkeys(plan.outputs, BEGINNING),
+    )
+    if known is None:
+        return task
+    task = replace(task, furthest=max(known.furthest, known.clock), life=known.life, retired=known.retired)
+    if clock != BEGINNING:
+        return task
+    return replace(task, life=epoch, retired=tuple(sorted({*known.retired, *known.delivered})))
+
+
+def _check_outputs(plan: Plan, task: TaskState) -> None:
+    for output in plan.outputs:
+        if output in task.retired:
+            raise InvalidInput(
+                f"task={plan.name} is built again, and sink={output!r} has what it was before; give it another place, or a "
+                "function another name: ValuesAtClock(function, name=...)."
+            )
+
+
+def _check_names(newest: Entry | None, plans: Sequence[Plan]) -> None:
+    """Refuse names that are one to some file systems: there each task would delete the files of the other."""
+    taken = {folded(name): name for name in (newest.tasks if newest else ())}
+    for plan in plans:
+        other = taken.setdefault(folded(plan.name), plan.name)
+        if other != plan.name:
+            raise InvalidInput(
+                f"task={plan.name} and task={other} differ in no more than case or accents' spelling, which some file systems "
+                f"do not tell apart; name it {other} again, or give it a name of its own."
+            )
+
+
+_WAYS = (
+    'Name it in rebuild=["{0}"] of run or start, and it is built again from the beginning of its source, while the global '
+    'clock waits. Under another name, or with anew=["{0}"], it starts from zero at the global clock: older messages are late.'
+)
+"""What can be done with a task that can't go on."""
+
+
 def _check_identity(plan: Plan, known: TaskState) -> None:
     for what in sorted({*plan.identity, *known.identity}):
         written, wanted = known.identity.get(what), plan.identity.get(what)
         if written != wanted:
             raise InvalidInput(
-                f"task={plan.name}: the store was written with {what}={written}, the task has {wanted}; "
-                "give the task another name, or start it anew."
+                f"task={plan.name}: the store was written with {what}={show_identity(written)}, the task has "
+                f"{show_identity(wanted)}. {_WAYS.format(plan.name)}"
             )
 
 

@@ -83,6 +83,21 @@ def full_clock(clock: int | None) -> str:
     return show_clock(clock) if clock is None or clock == BEGINNING else f"{show_clock(clock)} ({clock})"
 
 
+def show_identity(value: Any) -> str:
+    """Return a part of a task's identity as people write it: `Sum(double)`, `word: string`."""
+    if isinstance(value, list):
+        return ", ".join(f"{column['name']}: {column['type']}" for column in value) or "none"
+    if not isinstance(value, dict):
+        return "none" if value is None else str(value)
+    if "parameters" not in value:
+        # What bounds a state in time, in microseconds.
+        return ", ".join(f"{name}={part} microseconds" for name, part in value.items())
+    parts = [f"{name}={show_identity(part)}" for name, part in value["parameters"].items()]
+    # The type of what is put together is said by its parts.
+    is_composed = any(isinstance(part, dict) for part in value["parameters"].values())
+    return f"{value['name']}({', '.join([*parts, *([] if is_composed else [value['type']])])})"
+
+
 def read_clock(text: str) -> int:
     """A clock from microseconds, or from ISO text, which is UTC unless it says a zone.
 

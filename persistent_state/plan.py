@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,6 +26,11 @@ TIMESTAMP_UNITS = ("s", "ms", "us", "ns")
 
 COLUMN = "_persistent_state_update"
 """The column of a chunk's rows, beside those of the schema, that holds the updates which Spark computed."""
+
+
+def folded(name: str) -> str:
+    """A task's name, as a file system has it that does not tell upper from lower case."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from persistent_state import keys, merge, view, windows
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
 from persistent_state.merge import Layout
-from persistent_state.plain import full_clock
+from persistent_state.plain import full_clock, show_identity
 from persistent_state.raised import raised
 from persistent_state.state import KeptState, NonWindowState
 from persistent_state.store import run as runs_io
@@ -44,6 +44,7 @@ class StateAt:
     layout: Layout
     runs: tuple[Run, ...]
     born: int
+    life: int
     floor: int
     since: Since | None = None
     low: int = 0
@@ -90,7 +91,7 @@ class StateAt:
             task = entry.tasks[self.task]
             newest = self.of(task.runs)
             is_there = self.clock in _apart(entry, task) and self._is_known_since(entry, task)
-            if newest == self or task.born != self.born or not is_there:
+            if newest == self or (task.born, task.life) != (self.born, self.life) or not is_there:
                 raise InvalidInput(
                     f"clock={full_clock(self.clock)} of {self.application} is no longer retained; open a newer one."
                 ) from error
@@ -214,7 +215,18 @@ def state_at(
     task = entry.tasks[name]
     columns = tuple(column["name"] for column in task.identity["key"])
     return StateAt(
-        files, application, name, clock, entry.shards, columns, layout, task.runs, task.born, task.floor, since
+        files,
+        application,
+        name,
+        clock,
+        entry.shards,
+        columns,
+        layout,
+        task.runs,
+        task.born,
+        task.life,
+        task.floor,
+        since,
     )
 
 
@@ -231,8 +243,8 @@ def _checked(task: PersistentTask, identity: Mapping[str, Any]) -> KeptState[Any
     for what in sorted({*own, *identity} - {"key", "message_id"}):
         if identity.get(what) != own.get(what):
             raise InvalidInput(
-                f"task={task.task_name}: the store was written with {what}={identity.get(what)}, not {own.get(what)}; "
-                "open it with the task that wrote it."
+                f"task={task.task_name}: the store was written with {what}={show_identity(identity.get(what))}, not "
+                f"{show_identity(own.get(what))}; open it with the task that wrote it."
             )
     return kept
 
@@ -304,6 +316,11 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
     at = newest if clock is None else clock
     readable = [c for c in entry.retained if task.born <= c <= newest]
     if at not in (*readable, newest):
+        if task.active and task.life and at in entry.retained and at > newest:
+            raise InvalidInput(
+                f"task={name} is built again and has come to clock={full_clock(newest)}; read clock={full_clock(at)} when it "
+                "has caught up."
+            )
         oldest = readable[0] if readable else newest
         raise InvalidInput(
             f"clock={full_clock(at)} of task={name} is not retained; the retained clocks go from {full_clock(oldest)} to "

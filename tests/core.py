@@ -81,10 +81,28 @@ def plan_of(
     )
 
 
-def start(log: Log, plans: Sequence[Plan], *, now: int = 0, anew: Sequence[str] = ()) -> Entry:
+def start(
+    log: Log, plans: Sequence[Plan], *, now: int = 0, anew: Sequence[str] = (), rebuild: Sequence[str] = ()
+) -> Entry:
     settings = plans[0].settings
     return driver.start(
-        log, plans, interval=settings.interval, shards=plans[0].shards, writer="test", now=now, anew=anew
+        log,
+        plans,
+        interval=settings.interval,
+        shards=plans[0].shards,
+        writer="test",
+        now=now,
+        anew=anew,
+        rebuild=rebuild,
+    )
+
+
+def ways(task: str) -> str:
+    """What the refusal of a task that can't go on offers."""
+    return (
+        f'Name it in rebuild=["{task}"] of run or start, and it is built again from the beginning of its source, while the '
+        f'global clock waits. Under another name, or with anew=["{task}"], it starts from zero at the global clock: older '
+        "messages are late."
     )
 
 

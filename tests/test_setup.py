@@ -278,7 +278,8 @@ class TestApplications:
         source: Any = None
         app = Application("app", "store").add(Task(), source)
         refused(
-            lambda: app.add(ByMessage(value=None), source), "two tasks are named totals; give one a name of its own."
+            lambda: app.add(ByMessage(value=None), source),
+            "two tasks are named totals, perhaps in another case; give one a name of its own.",
         )
 
     def test_no_task_at_all(self) -> None:
@@ -329,27 +330,27 @@ class TestStores:
             (
                 Task(monoid=Max()),
                 "monoid",
-                "{'name': 'Sum', 'parameters': {}, 'type': 'int64'}",
-                "{'name': 'Max', 'parameters': {}, 'type': 'int64'}",
+                "Sum(int64)",
+                "Max(int64)",
             ),
             (
                 Task(monoid=Sum(pa.float64()), value="m"),
                 "monoid",
-                "{'name': 'Sum', 'parameters': {}, 'type': 'int64'}",
-                "{'name': 'Sum', 'parameters': {}, 'type': 'double'}",
+                "Sum(int64)",
+                "Sum(double)",
             ),
-            (Task(key=None), "key", "[{'name': 'word', 'type': 'string'}]", "[]"),
+            (Task(key=None), "key", "word: string", "none"),
             (
                 Task(key="n"),
                 "key",
-                "[{'name': 'word', 'type': 'string'}]",
-                "[{'name': 'n', 'type': 'int64'}]",
+                "word: string",
+                "n: int64",
             ),
             (
                 Task(key=("word", "n")),
                 "key",
-                "[{'name': 'word', 'type': 'string'}]",
-                "[{'name': 'word', 'type': 'string'}, {'name': 'n', 'type': 'int64'}]",
+                "word: string",
+                "word: string, n: int64",
             ),
         ],
     )
@@ -359,8 +360,7 @@ class TestStores:
         before = ran.log.numbers()
         refused(
             lambda: ran.start(task),
-            f"task=totals: the store was written with {what}={was}, the task has {now}; "
-            "give the task another name, or start it anew.",
+            f"task=totals: the store was written with {what}={was}, the task has {now}. {core.ways('totals')}",
         )
         assert ran.log.numbers() == before
         ran.start(task, anew=("totals",))
@@ -382,7 +382,7 @@ class TestStores:
         refused(
             lambda: ran.start(Task(), Task(name="other")),
             f"task=totals left at clock={full_clock(30)}, and the oldest that is retained is "
-            f"{full_clock(60)}; start it anew, or under another name.",
+            f"{full_clock(60)}. {core.ways('totals')}",
         )
         # Gone, it stays readable; anew, it starts from zero at the clock.
         assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 2}]
@@ -471,8 +471,8 @@ class TestStores:
         Ran(store, Task()).play(5)
         refused(
             lambda: read_state(store, "app", Task(monoid=Max())),
-            "task=totals: the store was written with monoid={'name': 'Sum', 'parameters': {}, 'type': 'int64'}, "
-            "not {'name': 'Max', 'parameters': {}, 'type': 'int64'}; open it with the task that wrote it.",
+            "task=totals: the store was written with monoid=Sum(int64), not Max(int64); "
+            "open it with the task that wrote it.",
         )
 
     def test_a_reader_whose_files_were_collected(self, store: str) -> None:

@@ -1067,13 +1067,31 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("was", "now", "what", "written", "wanted"),
         [
-            (Window(us(10)), Window(us(20)), "window", "{'size': 10, 'step': 10}", "{'size': 20, 'step': 20}"),
-            (Window(us(10)), Window(us(10), us(5)), "window", "{'size': 10, 'step': 10}", "{'size': 10, 'step': 5}"),
-            (SessionWindow(us(10)), SessionWindow(us(11)), "window", "{'gap': 10}", "{'gap': 11}"),
-            (Window(us(10)), SessionWindow(us(10)), "window", "{'size': 10, 'step': 10}", "{'gap': 10}"),
-            (None, TimeToLive(10), "window", "None", "{'ttl': 10}"),
-            (TimeToLive(10), None, "window", "{'ttl': 10}", "None"),
-            (TimeToLive(10), TimeToLive(9), "window", "{'ttl': 10}", "{'ttl': 9}"),
+            (
+                Window(us(10)),
+                Window(us(20)),
+                "window",
+                "size=10 microseconds, step=10 microseconds",
+                "size=20 microseconds, step=20 microseconds",
+            ),
+            (
+                Window(us(10)),
+                Window(us(10), us(5)),
+                "window",
+                "size=10 microseconds, step=10 microseconds",
+                "size=10 microseconds, step=5 microseconds",
+            ),
+            (SessionWindow(us(10)), SessionWindow(us(11)), "window", "gap=10 microseconds", "gap=11 microseconds"),
+            (
+                Window(us(10)),
+                SessionWindow(us(10)),
+                "window",
+                "size=10 microseconds, step=10 microseconds",
+                "gap=10 microseconds",
+            ),
+            (None, TimeToLive(10), "window", "none", "ttl=10 microseconds"),
+            (TimeToLive(10), None, "window", "ttl=10 microseconds", "none"),
+            (TimeToLive(10), TimeToLive(9), "window", "ttl=10 microseconds", "ttl=9 microseconds"),
             (Window(us(10)), None, "state", "WindowState", "NonWindowState"),
         ],
     )
@@ -1086,8 +1104,7 @@ class TestRefused:
         plan = core.plan_of(other, ROW, files=ran.plan.files)
         refused(
             lambda: core.start(ran.log, [plan]),
-            f"task=Kept: the store was written with {what}={written}, the task has {wanted}; "
-            "give the task another name, or start it anew.",
+            f"task=Kept: the store was written with {what}={written}, the task has {wanted}. {core.ways('Kept')}",
         )
         refused(
             lambda: read_state(ran.plan.files.url, "app", other),
@@ -1101,8 +1118,7 @@ class TestRefused:
         ran.play((1, 5, 1, 7), (1, 25, 1, 8))
         refused(
             lambda: core.start(ran.log, [core.plan_of(Kept(state), ROW, files=ran.plan.files)]),
-            "task=Kept: the store was written with message_id=int64, the task has None; "
-            "give the task another name, or start it anew.",
+            "task=Kept: the store was written with message_id=int64, the task has none. " + core.ways("Kept"),
         )
         # How long ids are remembered may change, and who reads need not know of them.
         core.start(ran.log, [core.plan_of(Kept(state, "id", "2 days"), ROW, files=ran.plan.files)])

@@ -131,6 +131,15 @@ class Delivery:
         elif error is not None:
             raise self._as_own(error) from error
 
+    def check_empty(self, tasks: Sequence[str]) -> None:
+        """Refuse a place that has rows already, if its task is one of these.
+
+        Raises:
+            InvalidInput: it has some, or it does not answer.
+        """
+        if self._plan.name in tasks and (why := self._giver.not_empty):
+            raise InvalidInput(f"{self._of} is to be built again, and the sink {why}")
+
     def start(self, epoch: Callable[[], int]) -> None:
         """Deliver from now on, whatever comes; `epoch` says which start of the application is this driver's now."""
         self._epoch = epoch
@@ -271,6 +280,15 @@ class Deliveries:
         until = time.monotonic() + OPEN_SECONDS
         for each in self._all:
             each.await_open(max(0.0, until - time.monotonic()))
+
+    def check_empty(self, tasks: Sequence[str]) -> None:
+        """Refuse a place of one of these tasks, which are built again, that has rows of what it was.
+
+        Raises:
+            InvalidInput: it has some, or nobody knows, as it does not answer.
+        """
+        for each in self._all:
+            each.check_empty(tasks)
 
     def start(self, epoch: Callable[[], int]) -> None:
         for each in self._all:

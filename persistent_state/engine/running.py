@@ -87,7 +87,9 @@ class Setup:
     on_progress: Callable[[Progress], None] | None
     writer: str = field(default_factory=arrow_source.new_id)
 
-    def take_over(self, log: Log, *, anew: Sequence[str] = (), after: int | None = None) -> Entry:
+    def take_over(
+        self, log: Log, *, anew: Sequence[str] = (), rebuild: Sequence[str] = (), after: int | None = None
+    ) -> Entry:
         """The entry of a new start."""
         return driver.start(
             log,
@@ -97,6 +99,7 @@ class Setup:
             writer=self.writer,
             now=arrow_source.now_us(),
             anew=anew,
+            rebuild=rebuild,
             after=after,
         )
 
@@ -330,7 +333,7 @@ class Running:
                 end()
 
 
-def start(setup: Setup, anew: Sequence[str]) -> Running:
+def start(setup: Setup, anew: Sequence[str], rebuild: Sequence[str]) -> Running:
     """Take the application over and start a query for each of its tasks.
 
     Raises:
@@ -351,11 +354,12 @@ def start(setup: Setup, anew: Sequence[str]) -> Running:
         if newest is None:
             check_parts(setup.files, setup.parts, {}, BEGINNING)
         else:
-            known = {name: task for name, task in newest.tasks.items() if name not in anew}
+            known = {name: task for name, task in newest.tasks.items() if name not in (*anew, *rebuild)}
             check_parts(setup.files, setup.parts, known, newest.clock)
-            check_frames(setup, known, newest.clock)
+            check_frames(setup, known, newest.clock, rebuild)
         all_deliveries.open()
-        entry = setup.take_over(log, anew=anew)
+        all_deliveries.check_empty(rebuild)
+        entry = setup.take_over(log, anew=anew, rebuild=rebuild)
         _warn_of_what_is_left(newest, entry)
         return Running(setup, log, entry, all_deliveries)
 
@@ -426,12 +430,13 @@ def _known(task: TaskState) -> dict[str, int]:
     return {strand: position.known for strand, position in task.positions.items()}
 
 
-def check_frames(setup: Setup, known: Mapping[str, TaskState], clock: int) -> None:
+def check_frames(setup: Setup, known: Mapping[str, TaskState], clock: int, rebuild: Sequence[str]) -> None:
     """Refuse a function that makes no DataFrame to replay from where its task stands; it is new if it is not `known`."""
     for part in setup.parts:
         if isinstance(part.source, DataFrameSource):
             task = known.get(part.plan.name)
-            rows.opened(setup.spark, part.source, clock if task is None else min(clock, task.clock))
+            begin = BEGINNING if part.plan.name in rebuild else clock
+            rows.opened(setup.spark, part.source, begin if task is None else min(clock, task.clock))
 
 
 @contextmanager

@@ -32,6 +32,8 @@ ADDED: dict[str, Json] = {
         "voided": {},
         "furthest": BEGINNING,
         "again": END,
+        "life": 0,
+        "retired": (),
     },
 }
 """Fields that are younger than the first log, with what an entry has that lacks them."""
@@ -209,6 +211,8 @@ def _task_record(task: TaskState) -> Json:
             "voided": dict(task.voided),
             "furthest": task.furthest,
             "again": task.again,
+            "life": task.life,
+            "retired": task.retired,
         },
     )
 
@@ -237,6 +241,8 @@ def _task(record: Json) -> TaskState:
         voided=dict(record.pop("voided")),
         furthest=record.pop("furthest"),
         again=record.pop("again"),
+        life=record.pop("life"),
+        retired=tuple(record.pop("retired")),
     )
     _all_read("task", record)
     return task

@@ -84,7 +84,8 @@ class TaskState:
     may be gone: nobody can ask for it any more. `planned` says how far the micro-batch that is under way reads in each strand,
     where that is to be known (at most once). `voided` names the outputs whose sinks were given clocks that a start has cut away
     since: what each has is right up to the clock that stands there. No sink was given a clock above both the task's own and
-    `furthest`. From the clock `again` on this start takes in again what others have (at least once).
+    `furthest`. From the clock `again` on this start takes in again what others have (at least once). `life` is the epoch of the
+    start that built the task again from the beginning of its source (0: none did), `retired` names the outputs before that.
     """
 
     identity: Mapping[str, Any]
@@ -108,6 +109,8 @@ class TaskState:
     voided: Mapping[str, int] = field(default_factory=dict)
     furthest: int = clocks.BEGINNING
     again: int = clocks.END
+    life: int = 0
+    retired: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, int]:
         """Late and bad rows by reason."""

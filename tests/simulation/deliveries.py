@@ -174,7 +174,7 @@ class DeliveryWorld:
         if way == "reads" or kind == "list":
             windowing = None
         elif self.delivery == MIXED and rng.random() < 0.3:
-            windowing = rng.choice([Window(40), Window(20), SessionWindow(25)])
+            windowing = rng.choice([Window(us(40)), Window(us(20)), SessionWindow(us(25))])
         return Job(f"t{number}", "s", kind, way, ("k0",), True, windowing, horizon)
 
     def _plan(self, job: Job, delivery: str, files: PlainFiles, interval: int, shards: int) -> Plan:

@@ -141,7 +141,7 @@ class Oracle:
         self.intervals: set[int] = set()
         self.terms: Terms | None = None
         self.delays: dict[str, int] = {}
-        self.starting: dict[str, tuple[Terms, dict[str, Plan], set[str]]] = {}
+        self.starting: dict[str, tuple[Terms, dict[str, Plan], set[str], dict[str, dict[str, WorldSink]]]] = {}
         """By writer, what a driver that is starting says."""
         self.batches: dict[tuple[str, int, int], Basis] = {}
         self.delivered: dict[tuple[str, int, int], list[Sent]] = {}
@@ -168,7 +168,7 @@ class Oracle:
         """The tasks that can't go on, since their clock is not retained any more."""
         if newest is None or not newest.retained:
             return set()
-        known = {name: task.clock for name, task in newest.tasks.items() if task.clock != BEGINNING}
+        known = {name: t.clock for name, t in newest.tasks.items() if t.clock != BEGINNING and not t.active}
         return {name for name in names if known.get(name, newest.clock) < newest.retained[0]}
 
     # What happens
@@ -318,7 +318,7 @@ class Oracle:
                 must(right, "every file that an entry names is what was written", path=stored.path)
 
     def _start(self, before: Entry | None, entry: Entry) -> None:
-        terms, plans, anew = self.starting[entry.writer]
+        terms, plans, anew, rebuilt = self.starting[entry.writer]
         self.writer = entry.writer
         self.terms = terms
         self.layouts.update((name, plan.layout) for name, plan in plans.items())
@@ -330,17 +330,21 @@ class Oracle:
         )
         must(entry.retained == (before.retained if before else ()), "a start keeps the retained clocks")
         must({n for n, t in entry.tasks.items() if t.active} == set(plans), "a start has the tasks it was given")
-        must(not self.left_behind(plans, before) - anew, "a task whose clock was collected is refused")
+        must(not self.left_behind(plans, before) - anew - rebuilt.keys(), "a task whose clock was collected is refused")
         for name in plans:
             task, judge = entry.tasks[name], self.judges[name]
-            is_new = before is None or name not in before.tasks or name in anew
+            is_new = before is None or name not in before.tasks or name in anew or name in rebuilt
             restored = entry.clock if before is None or is_new else min(entry.clock, before.tasks[name].clock)
+            restored = BEGINNING if name in rebuilt else restored
             must(
                 task.clock == restored,
                 "a start cuts every task back to the global clock, or to its own if that is behind",
                 task=name,
                 clock=task.clock,
             )
+            for sink in self.sinks.of[name].values() if name in rebuilt else ():
+                sink.is_retired = True
+            self.sinks.of[name].update(rebuilt.get(name, {}))
             if is_new:
                 self.judges[name] = Judge(judge.job, judge.strands)
                 self.delays[name] = terms.delay

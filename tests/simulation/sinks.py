@@ -38,6 +38,8 @@ class WorldSink:
     owed: set[int] = field(default_factory=set)
     """The clocks that it has yet to be given, as the log says."""
     life: Judge | None = None
+    is_retired: bool = False
+    """Whether its task was built again since: it is given nothing any more."""
 
     def last(self, actor: Actor) -> int | None:
         """The last clock that it has, if it keeps a record."""
@@ -95,6 +97,8 @@ class Sinks:
         """A driver, perhaps one that is fenced, writes values at a clock; what expired by `floor` may be gone."""
         clock, since = due.clock, due.since
         judge, task, must = self.judges[sink.task], newest.tasks[sink.task], self.must
+        if sink.is_retired:
+            return
         if sink.life is not judge:
             sink.life = judge
             sink.mirror.clear()

@@ -12,16 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.world import World, play
+from tests.simulation.world import REBUILT, World, play
 
 WORLDS = int(os.environ.get("SIMULATION_WORLDS", "300"))
 STRIDE = 20
+REBUILT_WORLDS = 40
 
 
 @pytest.mark.parametrize("first", range(0, WORLDS, STRIDE))
 def test_every_world_keeps_the_contract(first: int) -> None:
     for seed in range(first, min(first + STRIDE, WORLDS)):
         play(seed)
+
+
+def test_a_task_that_is_built_again_keeps_the_contract() -> None:
+    worlds = [play(seed, REBUILT) for seed in range(REBUILT_WORLDS)]
+    assert any("again" in line for world in worlds for line in world.trace)
 
 
 def test_a_seed_is_one_world() -> None:

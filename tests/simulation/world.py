@@ -52,6 +52,9 @@ START = 1_000_000
 MOST_STEPS = 20_000
 LEFTOVER_AGE = 0.0005
 
+REBUILT = "rebuilt"
+"""The theme of worlds in which tasks are built again from the beginning of their sources, as in no others."""
+
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
 """What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter,
 windows and what expires."""
@@ -123,9 +126,12 @@ class World:
                 20,
                 rng.choice([0, 20, 100]),
             )
+        elif self.theme == REBUILT:
+            self.lag, self.starts, self.keeping = 0, rng.choice([3, 4, 6]), driver.Keeping(rng.choice([1, 2, 6]), 0)
         self.sources = {f"s{i}": self._strands() for i in range(rng.choice([1, 1, 2]))}
         self.jobs = [
-            self._job(i) for i in range(rng.choice([2, 3] if self.theme == "restless" else [1, 1, 1, 2, 2, 3]))
+            self._job(i)
+            for i in range(rng.choice([2, 3] if self.theme in ("restless", REBUILT) else [1, 1, 1, 2, 2, 3]))
         ]
         for job in self.jobs:
             self.oracle.expect(job, self.sources[job.source])
@@ -366,6 +372,9 @@ class World:
         elif isinstance(error, (Damaged, FileNotFoundError, Exists)):
             # A name that its own file has taken, which has gone since, is taken by nobody knows whom.
             must(superseded, "what is needed is not collected", error=error)
+        elif isinstance(error, InvalidInput) and "has what it was before" in str(error):
+            # Another driver has built the task again, since this one was told where its values go.
+            must(self.theme == REBUILT, "only what was built again has new outputs", error=error)
         elif not isinstance(error, InvalidInput) or actor is self.actors[-1]:
             raise error
 
@@ -523,7 +532,10 @@ class World:
             )
             plans[job.name] = replace(plan, outputs=self._outputs(actor, job))
         log = Log(files, APPLICATION)
-        entry = self._start(actor, log, plans, set())
+        rebuilt = self._rebuilt(actor)
+        for name, places in rebuilt.items():
+            plans[name] = replace(plans[name], outputs=tuple(places))
+        entry = self._start(actor, log, plans, set(), rebuilt)
         actor.epoch = entry.epoch
         actor.workers_log = Log(files, APPLICATION)
         threads = [
@@ -540,10 +552,22 @@ class World:
         actor.has_read = True
         self._join(*deliveries)
 
+    def _rebuilt(self, actor: Actor) -> dict[str, dict[str, WorldSink]]:
+        """The tasks that a start builds again, and where the values of each go from then on."""
+        if self.theme != REBUILT or not actor.number or self.rng.random() < 0.4:
+            return {}
+        name = self.rng.choice(actor.jobs).name
+        sinks = (sink for sink in self.oracle.sinks.of[name].values() if not sink.is_retired)
+        fresh = [WorldSink(name, f"{s.output}.{actor.number}", s.keeps_record, s.early) for s in sinks]
+        self.note(f"{actor.number} builds {name} again")
+        return {name: {sink.output: sink for sink in fresh}}
+
     def _outputs(self, actor: Actor, job: Job) -> tuple[str, ...]:
         """The outputs that a start gives a task. Behind nobody's back but a driver's, a sink may lose what it has."""
         outputs = []
         for sink in self.oracle.sinks.of[job.name].values():
+            if sink.is_retired:
+                continue
             if actor.is_last or self.rng.random() < (0.5 if self.theme == "restless" else 0.8):
                 outputs.append(sink.output)
             alone = all(thread.actor is actor for thread in self.threads) and not self.delayed
@@ -595,9 +619,16 @@ class World:
 
         actor.perform("write", f"{sink.task} {sink.output} {due.clock}", act)
 
-    def _start(self, actor: Actor, log: Log, plans: dict[str, Plan], anew: set[str]) -> Entry:
+    def _start(
+        self,
+        actor: Actor,
+        log: Log,
+        plans: dict[str, Plan],
+        anew: set[str],
+        rebuilt: dict[str, dict[str, WorldSink]],
+    ) -> Entry:
         writer = f"d{actor.number}"
-        self.oracle.starting[writer] = actor.terms, plans, anew
+        self.oracle.starting[writer] = actor.terms, plans, anew, rebuilt
         before = self.oracle.newest
         try:
             entry = driver.start(
@@ -608,13 +639,14 @@ class World:
                 writer=writer,
                 now=self.now,
                 anew=anew,
+                rebuild=rebuilt.keys(),
             )
         except InvalidInput:
-            refused = self.oracle.left_behind(plans, self.oracle.newest) - anew
+            refused = self.oracle.left_behind(plans, self.oracle.newest) - anew - rebuilt.keys()
             # Who refuses by an entry that was the newest, as far as its listing goes, may be asked again.
             if not refused and self.oracle.newest is before and not self.lag:
                 raise
-            return self._start(actor, log, plans, anew | refused)
+            return self._start(actor, log, plans, anew | refused, rebuilt)
         self.oracle.claim(entry)
         for strands in self.sources.values():
             if strands.mistaken and self.rng.random() < 0.5:
@@ -814,14 +846,14 @@ def flipped(rng: Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
-def play(seed: int) -> World:
+def play(seed: int, theme: str | None = None) -> World:
     """Play a world; if something is broken, say which seed shows it and what happened last."""
-    world = World(seed)
+    world = World(seed, theme)
     try:
         world.run()
     except Exception as error:
         last = "\n".join(world.trace[-30:])
         raise Violation(
-            f"seed {seed}: {type(error).__name__}: {error}\n{last}\npython -m tests.simulation {seed}"
+            f"seed {seed}: {type(error).__name__}: {error}\n{last}\npython -m tests.simulation {seed} {theme or ''}"
         ) from error
     return world

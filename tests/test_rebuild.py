@@ -1,0 +1,154 @@
+"""A task that is built again from the beginning of its source, while the others keep their clock."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from monoids import Sum
+from persistent_state import Application, InvalidInput, NonWindowState, PersistentTask, RateSource, read_state
+from persistent_state.clock import BEGINNING
+from persistent_state.driver import Keeping
+from persistent_state.plan import Plan
+from persistent_state.reader import find_state
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from tests import core
+
+ROW = pa.schema([("ts", pa.int64()), ("n", pa.int64())])
+SENT = [(5, 1), (12, 2), (24, 4), (38, 8), (41, 16)]
+
+
+class Total(PersistentTask):
+    value = "n"
+
+    def __init__(self, name: str, type: pa.DataType | None = None) -> None:
+        self.name = name
+        self.type = type or pa.int64()
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Sum(self.type))
+
+
+def rows(sent: list[tuple[int, int]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"ts": ts, "n": n} for ts, n in sent], ROW)
+
+
+class Ran:
+    """Two tasks that have read all; then one of them is another, and is to be built again."""
+
+    def __init__(self, keeping: Keeping | None = None) -> None:
+        files = core.memory()
+        self.old, self.other = (core.plan_of(Total(name), ROW, files=files) for name in ("sum", "other"))
+        self.log = Log(files, "app")
+        core.start(self.log, [self.old, self.other])
+        for plan in (self.old, self.other):
+            for each in SENT:
+                core.play(self.log, plan, rows([each]), keeping=keeping)
+        self.new = replace(self.old, task=Total("sum", pa.float64()))
+
+    @property
+    def newest(self) -> Entry:
+        entry = self.log.newest()
+        assert entry is not None
+        return entry
+
+
+def states(entry: Entry, plan: Plan) -> dict[int, Any]:
+    return {clock: core.state_at(entry, plan, clock).get((), 0) for clock in entry.retained}
+
+
+def test_a_task_that_is_built_again_has_the_whole_history_at_every_retained_clock() -> None:
+    ran = Ran()
+    before = states(ran.newest, ran.old)
+    entry = core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
+    assert (entry.clock, entry.tasks["sum"].clock, entry.tasks["sum"].positions) == (40, BEGINNING, {})
+    core.play(ran.log, ran.new, rows(SENT[:2]))
+    entry = core.play(ran.log, ran.other, rows([(67, 32)]))
+    assert (entry.clock, entry.tasks["sum"].clock, entry.tasks["other"].clock) == (40, 10, 60)
+    entry = core.play(ran.log, ran.new, rows([*SENT[2:], (55, 64), (71, 1)]))
+    assert entry.clock == 60
+    assert states(entry, ran.new) == {**before, 60: 1 + 2 + 4 + 8 + 16 + 64}
+    assert entry.tasks["sum"].counts() == {}
+    # What it had above the clock at the start is not read again here.
+    assert states(entry, ran.other) == {**before, 60: 1 + 2 + 4 + 8}
+
+
+def test_a_start_while_it_catches_up_goes_on_where_it_stands() -> None:
+    keeping = Keeping(clocks=1)
+    ran = Ran(keeping)
+    assert ran.newest.retained == (40,)
+    core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
+    for each in SENT[:2]:
+        core.play(ran.log, ran.new, rows([each]), keeping=keeping)
+    entry = core.start(ran.log, [ran.new, ran.other])
+    assert (entry.tasks["sum"].clock, entry.tasks["sum"].positions[""].next) == (10, 1)
+    entry = core.play(ran.log, ran.new, rows([*SENT[1:], (52, 0)]), keeping=keeping)
+    assert (entry.clock, core.state_at(entry, ran.new, 40)) == (40, {(): 15.0})
+    # Left out while it catches up it has no clock any more to come back to.
+    core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
+    core.play(ran.log, ran.new, rows(SENT[:2]))
+    core.start(ran.log, [ran.other])
+    with pytest.raises(InvalidInput, match="task=sum left at clock="):
+        core.start(ran.log, [ran.new, ran.other])
+
+
+def test_a_new_task_may_begin_at_the_beginning_of_its_source() -> None:
+    ran = Ran()
+    late = core.plan_of(Total("late"), ROW, files=ran.old.files)
+    core.start(ran.log, [ran.old, ran.other, late], rebuild=["late"])
+    entry = core.play(ran.log, late, rows([*SENT, (50, 0)]))
+    assert (entry.clock, core.state_at(entry, late, 40)) == (40, {(): 15})
+
+
+def test_a_task_is_not_built_again_for_a_sink_that_has_what_it_was() -> None:
+    ran = Ran()
+    core.start(ran.log, [replace(ran.old, outputs=("out",)), ran.other])
+    before = ran.newest.number
+    with pytest.raises(InvalidInput, match="task=sum is built again, and sink='out' has what it was before; give it"):
+        core.start(ran.log, [replace(ran.new, outputs=("out",)), ran.other], rebuild=["sum"])
+    assert ran.newest.number == before
+    core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
+    with pytest.raises(InvalidInput, match="sink='out' has what it was before"):
+        core.start(ran.log, [replace(ran.new, outputs=("out",)), ran.other])
+    entry = core.start(ran.log, [replace(ran.new, outputs=("again",)), ran.other])
+    assert entry.tasks["sum"].delivered == {"again": BEGINNING}
+
+
+def test_only_tasks_that_are_added_are_built_again_and_none_is_both() -> None:
+    ran = Ran()
+    with pytest.raises(InvalidInput, match=r"rebuild names task=summe, which is not added; the tasks are sum, other."):
+        core.start(ran.log, [ran.new, ran.other], rebuild=["summe"])
+    with pytest.raises(InvalidInput, match=r"task=sum is named in anew and in rebuild; name it in one of them."):
+        core.start(ran.log, [ran.new, ran.other], rebuild=["sum"], anew=["sum"])
+
+
+def test_a_reader_learns_that_a_task_is_built_again() -> None:
+    ran = Ran()
+    held = find_state(ran.old.files, "app", Total("sum"), 40)
+    core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
+    core.play(ran.log, ran.new, rows(SENT[:2]))
+    with pytest.raises(InvalidInput, match=r"task=sum is built again and has come to clock=.* when it has caught up"):
+        read_state(ran.old.files.url, "app", Total("sum", pa.float64()), 40)
+    core.play(ran.log, ran.new, rows([*SENT[2:], (52, 0)]))
+    core.collect(ran.log, ran.newest.epoch, now=10**12, keeping=Keeping(clocks=10, grace=0))
+    # What it was is gone, and is never mixed with what it is.
+    with pytest.raises(InvalidInput, match="no longer retained"):
+        held.read()
+    assert read_state(ran.old.files.url, "app", Total("sum", pa.float64()), 40).to_pylist() == [{"value": 15.0}]
+
+
+@pytest.mark.parametrize("name", ["SUM", "Sum", unicodedata.normalize("NFD", "sum")[:2] + "M"])
+def test_names_that_a_file_system_may_take_for_one_are_refused(name: str) -> None:
+    ran = Ran()
+    with pytest.raises(
+        InvalidInput, match=f"task={name} and task=sum differ in no more than case or accents' spelling"
+    ):
+        core.start(ran.log, [core.plan_of(Total(name), ROW, files=ran.old.files)])
+    source = RateSource(1)
+    with pytest.raises(InvalidInput, match=f"two tasks are named {name}, perhaps in another case"):
+        Application("app", "memory://names").add(Total("sum"), source).add(Total(name), source)
