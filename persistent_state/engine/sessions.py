@@ -121,6 +121,10 @@ def _is_local(spark: SparkSession) -> bool:
     return (spark.sparkContext.master or "local").startswith("local")
 
 
+SCRATCH_KEPT = 24 * 3600.0
+"""Seconds without a change after which the scratch space of a killed driver is taken away."""
+
+
 class Scratch:
     """Where Spark keeps its own checkpoints: a fresh folder for each start, below `parent` or this machine's own.
 
@@ -160,10 +164,6 @@ class Scratch:
         path.getFileSystem(context.hadoopConfiguration()).delete(path, True)
 
 
-SCRATCH_KEPT = 24 * 3600.0
-"""Seconds without a change after which the scratch space of a killed driver is taken away."""
-
-
 def collect_scratch(folder: str, now_us: int) -> None:
     """Delete the scratch space in a folder of drivers of this user that were killed a while ago."""
     found: list[str] = []
@@ -176,15 +176,16 @@ def collect_scratch(folder: str, now_us: int) -> None:
 
 
 def _collect(root: str, now_us: int) -> None:
-    """Delete scratch space that nobody locks and that is old; raise an OSError if a driver lives that does."""
+    """Delete scratch space that is old and that nobody locks; raise an OSError if a driver that lives does."""
     # A link that somebody has put there is not followed.
     file = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(file).st_uid != os.getuid():
             return
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         newest_ns = max(os.stat(place).st_mtime_ns for place, _, _ in os.walk(root))
         if now_us - newest_ns // 1000 > SCRATCH_KEPT * 1e6:
+            # Only now: one that has just been made is for its driver to lock.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(root, ignore_errors=True)
     finally:
         os.close(file)
