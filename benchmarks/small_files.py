@@ -30,7 +30,6 @@ from persistent_state.driver import Keeping
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import combine
 from persistent_state.steps.shard import merge_shard
-from persistent_state.store.codec import to_bytes
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
@@ -129,12 +128,12 @@ class Driver:
 
 def measured(made: Driver, folder: str, collecting: float) -> dict[str, float]:
     gc.collect()
-    log = Path(folder, "small", "log")
+    entries = [file.stat().st_size for file in Path(folder, "small", "log").iterdir()]
     task = made.entry.tasks["Task0"]
     return {
-        "entry_kb": len(to_bytes(made.entry)) / 1e3,
-        "log_mb": sum(file.stat().st_size for file in log.iterdir()) / 1e6,
-        "entries": len(os.listdir(log)),
+        "largest_entry_kb": max(entries) / 1e3,
+        "log_mb": sum(entries) / 1e6,
+        "entries": len(entries),
         "files": sum(len(os.listdir(each)) for each in Path(folder, "small", "runs").iterdir()),
         "listed": len(task.sides) + len(task.journal.files) + len(task.settled.files),
         "driver_mb": psutil.Process().memory_info().rss / 1e6,

@@ -137,3 +137,21 @@ def test_rows_that_never_settle_stand_in_few_files_and_a_start_takes_all_of_them
     assert entry.tasks["Total"].counts() == {}
     entry = play(log, plan, rows_of(*range(entry.clock, count), *[None] * count), placed=False)
     assert entry.tasks["Total"].counts() == {"no timestamp": count}
+
+
+def test_late_rows_of_many_starts_stand_in_one_file_for_each(tmp_path: Path) -> None:
+    plan = plan_of(Total(), ROW, files=open_files(tmp_path))
+    log, sent, starts = Log(plan.files, plan.application), list[int](), 5
+    for n in range(starts):
+        positions = start(log, [plan]).tasks["Total"].positions
+        if positions:
+            play(log, plan, rows_of(*sent[positions[""].next :]))
+        for stamp in (1000 * (n + 1), *range(sides.MANY)):
+            sent.append(stamp)
+            entry = play(log, plan, rows_of(stamp))
+    task = entry.tasks["Total"]
+    assert len(task.sides) <= sides.MANY
+    assert len(sides.settled(log.files, task)) == starts - 1
+    assert sorted(filter(None, kept(entry, log))) == sorted(starts * [*range(1, sides.MANY)])
+    assert task.counts() == {"late": starts * sides.MANY}
+    assert verify(str(tmp_path)).problems == ()
