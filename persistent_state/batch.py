@@ -24,7 +24,7 @@ class Basis:
 
     `apart` are the clocks that folding must keep apart. Parts may be planned from different entries, as other tasks
     commit meanwhile; nothing else of a task can differ between those but the `floor`, the clock by which what has expired may
-    go.
+    go. One part may be told that the source `is_silent`: none of its channels has delivered for as long as makes it idle.
     """
 
     task: str
@@ -45,6 +45,7 @@ class Basis:
     restored: int = clocks.BEGINNING
     floor: int = field(default=clocks.BEGINNING, compare=False)
     again: int = clocks.END
+    is_silent: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Report:
     `parts` is how many there are; None where only Spark knows. `seen` holds (channel, newest timestamp or None, jumps in
     a row), `spans` (strand, first position, newest timestamp), `ends` (strand, position after the last row), `replaying`
     the channels of which rows came again.
-    `low` is the lowest start of an interval. `counts` has "messages", "replayed" and "late", and the bad rows by reason.
+    `low` is the lowest start of an interval, `is_silent` what it was told of its source. `counts` has "messages", "replayed"
+    and "late", and the bad rows by reason.
     """
 
     part: int
@@ -66,6 +68,7 @@ class Report:
     low: int | None = None
     coarse: Coarse | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    is_silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,10 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
     if basis.batch == 1:
         # Nobody was asked before now, so nobody was silent.
         channels = {name: replace(channel, active=basis.now) for name, channel in channels.items()}
+    is_silent = settings.idle_after is not None and any(report.is_silent for report in reports)
+    if is_silent and settings.idle_after is not None:
+        since = basis.now - settings.idle_after
+        channels = {name: replace(channel, active=min(channel.active, since)) for name, channel in channels.items()}
     for name in {name for report in reports for name in report.replaying} & channels.keys():
         # It is on its way back to where it was: it is not silent.
         channels[name] = replace(channels[name], active=basis.now)
@@ -137,7 +144,7 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
         coarse=tuple(segment for segment in dict.fromkeys(coarse) if segment.high > clock),
         channels=channels,
         positions=positions,
-        holds=bool(live) or not (channels or basis.is_listed),
+        holds=bool(live) or not (channels or basis.is_listed or is_silent),
         upstream_min=upstream,
         counts=dict(counts),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -14,8 +15,10 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from monoids import Count
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
 from persistent_state.clock import Settings
-from persistent_state.engine import arrow_source
+from persistent_state.driver import Keeping, close, plan_batch, wake
+from persistent_state.engine import arrow_source, silence
 from persistent_state.engine.arrow_source import ArrowReader
+from persistent_state.engine.silence import SilenceReader
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.steps.combine import Blob
 from persistent_state.steps.shard import merge_shard
@@ -71,8 +74,12 @@ class Query:
         self.now = SECOND
         self.plan = core.plan_of(Counts(), SCHEMA, settings=settings)
         self.log = Log(self.plan.files, "app")
+        self.source, self.most = source, parts
+        self.start()
+
+    def start(self) -> None:
         entry = core.start(self.log, [self.plan], now=self.now)
-        self.reader = ArrowReader(self.plan, source, entry.epoch, parts, (0,))
+        self.reader = ArrowReader(self.plan, self.source, entry.epoch, self.most, (0,))
         self.offset = self.reader.initialOffset()
 
     def poll(self, *, planning: int = 0) -> Entry | None:
@@ -142,3 +149,87 @@ def test_a_batch_without_rows_has_one_part() -> None:
     # A channel is there that was not: due, although nothing arrived.
     assert query.poll()
     assert len(query.parts) == 1
+
+
+def test_a_channel_that_is_silent_from_a_start_on_is_idle_once_it_has_been_for_so_long() -> None:
+    source = Stamps([5, 15, 25], there=3)
+    query = Query(source, Settings(10, idle_after=10 * SECOND, ahead=2**62))
+    assert query.poll()
+    # Nothing is above the clock, so nothing comes again.
+    close(query.log, 1, now=query.now, keeping=Keeping())
+    query.start()
+    for wait in (0, 9 * SECOND):
+        query.now += wait
+        assert query.poll() is None
+    query.now += 2 * SECOND
+    entry = query.poll()
+    assert entry is not None
+    assert not entry.tasks["Counts"].holds
+
+
+class Silent:
+    """What Spark does with the source that stands beside a stream."""
+
+    def __init__(self, channels: dict[str, bool] | None) -> None:
+        self.now = SECOND
+        self.plan = core.plan_of(Counts(), SCHEMA, settings=Settings(10, idle_after=10 * SECOND, ahead=2**62))
+        self.log = Log(self.plan.files, "app")
+        self.reach = Reach({}, channels)
+        self.start()
+
+    def start(self) -> None:
+        entry = core.start(self.log, [self.plan], now=self.now)
+        self.reader = SilenceReader(self.plan, entry.epoch, lambda e: plan_batch(e, "Counts", self.reach, 0), (0,))
+        self.offset = self.reader.initialOffset()
+
+    def poll(self) -> Entry | None:
+        """The entry of the micro-batch that is due; None if none is."""
+        with mock.patch.object(silence, "now_us", side_effect=lambda: self.now):
+            new = self.reader.latestOffset(self.offset, ReadMaxRows(1))
+            if new == self.offset:
+                return None
+            (part,) = self.reader.partitions(self.offset, new)
+            rows = [row for batch in self.reader.read(part) for row in batch.to_pylist()]
+        self.offset = new
+        blobs = [Blob.from_bytes(row["blob"]) for row in rows]
+        blobs = [replace(blob, basis=replace(blob.basis, now=self.now // 1000 * 1000)) for blob in blobs]
+        return core.commit(self.log, [merge_shard(self.plan, 0, blobs, None, core.new_id)], now=self.now)
+
+    def wait(self, seconds: float) -> list[bool]:
+        """Whether the task holds the global clock after each micro-batch of so many seconds."""
+        entries = []
+        for _ in range(round(seconds * 5)):
+            self.now += SECOND // 5
+            entries.append(self.poll())
+        return [entry.tasks["Counts"].holds for entry in entries if entry is not None]
+
+    def deliver(self) -> None:
+        core.play(self.log, self.plan, pa.record_batch({"ts": [25]}), now=self.now, channels=self.reach.channels)
+
+
+@pytest.mark.parametrize("channels", [None, {"": False}])
+@pytest.mark.parametrize("delivers", [False, True])
+def test_a_stream_that_spark_reads_lets_the_clock_go_once_it_is_silent(
+    channels: dict[str, bool] | None, delivers: bool
+) -> None:
+    query = Silent(channels)
+    for _ in range(1 + delivers):
+        if delivers:
+            query.deliver()
+        assert query.wait(9.8) == []
+        assert query.wait(30) == [False]
+        # Whoever wakes it needlessly holds it for a while.
+        wake(query.log, 1, "Counts", query.now)
+        assert query.wait(6) == [False]
+    query.deliver()
+    assert query.wait(9.8) == []
+    query.now += 100 * SECOND
+    query.start()
+    assert query.wait(9.8) == []
+    assert query.wait(30) == [False]
+
+
+def test_a_stream_that_is_read_to_its_end_is_no_micro_batch_more() -> None:
+    query = Silent(None)
+    query.reader.prepareForTriggerAvailableNow()
+    assert query.wait(60) == []

@@ -29,9 +29,11 @@ BATCH_BYTES = 64 << 20
 """From how many bytes on blobs go to Spark, while others are still to be made."""
 
 
-def load(session: SparkSession, reader: ArrowReader, schema: StructType | str = SCHEMA) -> DataFrame:
+def load(
+    session: SparkSession, plan: Plan, reader: DataSourceStreamReader, schema: StructType | str = SCHEMA
+) -> DataFrame:
     """What a reader reads as a streaming DataFrame, by default blobs: (label of the shard, blob)."""
-    found, plan = schema, reader.plan
+    found = schema
 
     class ArrowSource(DataSource):
         @classmethod
@@ -117,6 +119,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         splits = self.source.splits(start["ends"], end["ends"], most) or [None]
         # From here on the channels are asked; only then can they be silent.
         self._moved = basis.now
+        basis = replace(basis, is_silent=self._is_idle and splits == [None])
         return [InputPartition((basis, part, len(splits), split)) for part, split in enumerate(splits)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

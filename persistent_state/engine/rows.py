@@ -26,6 +26,7 @@ from persistent_state import driver
 from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
 from persistent_state.engine.arrow_source import SCHEMA, ArrowReader, blob_batches, load, now_us
+from persistent_state.engine.silence import SilenceReader
 from persistent_state.errors import InvalidInput, StateError, TaskFailed
 from persistent_state.plan import COLUMN, Plan
 from persistent_state.raised import places, raised
@@ -34,6 +35,7 @@ from persistent_state.sources.dataframe import DataFrameSource, Opener
 from persistent_state.sources.records import one_batch
 from persistent_state.steps.combine import combine_in_pieces, to_ipc
 from persistent_state.steps.lift import microseconds, unfit_keys
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
@@ -226,11 +228,12 @@ def blobs_of_dataframe(
     reach = Reach({}, {"": False} if source.channel is None else None, known=tuple(source.channels))
     place = source.channel, source.position
 
+    def basis_of(entry: Entry) -> Basis:
+        first = replace(reach, journal=journal if entry.tasks[plan.name].batch == 0 else ())
+        return replace(driver.plan_batch(entry, plan.name, first, now=0), restored=restored)
+
     def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        log = _log(plan.files, plan.application)
-        entry = driver.wake(log, epoch, plan.name, now_us())
-        first_reach = replace(reach, journal=journal if entry.tasks[plan.name].batch == 0 else ())
-        basis = replace(driver.plan_batch(entry, plan.name, first_reach, now=0), restored=restored)
+        basis = basis_of(driver.wake(_log(plan.files, plan.application), epoch, plan.name, now_us()))
         full = (batch for batch in batches if batch.num_rows)
         first = next(full, None)
         chunks: Iterator[Chunk] = iter(())
@@ -244,7 +247,10 @@ def blobs_of_dataframe(
         # A part without rows is not told the time, and all must say the same: a shard knows it.
         yield from blob_batches(((shard, replace(blob, basis=basis)) for shard, blob in blobs), labels)
 
-    return _mapped(rows.select("*", *beside), step)
+    blobs = _mapped(rows.select("*", *beside), step)
+    if plan.settings.idle_after is None:
+        return blobs
+    return blobs.union(load(rows.sparkSession, plan, SilenceReader(plan, epoch, basis_of, labels)))
 
 
 def _mapped(rows: DataFrame, step: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
@@ -306,7 +312,7 @@ def _placed(batch: pa.RecordBatch, plan: Plan, channel: str | None, position: st
 def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
     """A streaming DataFrame of a task's blobs, from a source whose updates Spark computes."""
     plan = reader.plan
-    rows = load(session, reader, from_arrow_schema(pa.schema([*plan.schema, *_BESIDE])))
+    rows = load(session, plan, reader, from_arrow_schema(pa.schema([*plan.schema, *_BESIDE])))
     said = _said(plan.task, rows.select(*(_quoted(name) for name in plan.schema.names)))
     # Null for the rows that are none of the source's.
     is_row = F.coalesce(*(F.col(name) for name in (_HEADER, _REASON, _ORIGINALS))).isNull()

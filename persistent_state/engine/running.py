@@ -398,7 +398,8 @@ def _blobs(setup: Setup, session: SparkSession, part: Part, entry: Entry, labels
     parts = session.sparkContext.defaultParallelism
     if plan.task.update_way == "column":
         return rows.blobs_of_source(session, rows.RowReader(plan, source, entry.epoch, parts, labels))
-    return arrow_source.load(session, arrow_source.ArrowReader(plan, source, entry.epoch, parts, labels))
+    reader = arrow_source.ArrowReader(plan, source, entry.epoch, parts, labels)
+    return arrow_source.load(session, plan, reader)
 
 
 def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskState], clock: int) -> None:

@@ -169,6 +169,7 @@ def combine_in_pieces(
         low=min(lows, default=None),
         coarse=_joined(coarse),
         counts=dict(lifted.counts),
+        is_silent=basis.is_silent,
     )
     yield from sent(kept, report)
 

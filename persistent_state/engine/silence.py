@@ -1,0 +1,81 @@
+"""Micro-batches of streams that Spark reads: it plans none where nothing arrives, and a clock may have to go on without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from persistent_state import driver
+from persistent_state.batch import Basis
+from persistent_state.engine.arrow_source import blob_batches, now_us
+from persistent_state.plan import Plan
+from persistent_state.steps.combine import combine_in_pieces
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+
+PART = -1
+"""The number of its part: those that Spark counts begin at 0."""
+
+MARGIN = 10_000
+"""Microseconds: Spark cuts the batch time off to milliseconds."""
+
+AGAIN = 5_000_000
+"""Microseconds until the log is asked again whether a task holds the global clock, though it was silent."""
+
+
+class SilenceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A source beside a stream, without rows, that moves on when the stream's channels have all been silent.
+
+    They are if none has delivered for `idle_after`, and the task still holds the global clock: then a micro-batch is due in
+    which it lets go. Where the stream is read to its end none is: it neither waits for a channel nor keeps the run from
+    ending. `basis` says what the micro-batch starts from, as the stream's own parts do.
+    """
+
+    def __init__(self, plan: Plan, epoch: int, basis: Callable[[Entry], Basis], labels: Sequence[int]) -> None:
+        self.plan = plan
+        self._epoch = epoch
+        self._basis = basis
+        self._labels = labels
+        self._log = Log(plan.files, plan.application)
+        self._opened: int | None = None
+        self._next = 0
+        self._ends = False
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"tick": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(2**31 - 1)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._ends = True
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        return {"tick": start["tick"] + int(not self._ends and self._is_due())}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        entry = driver.wake(self._log, self._epoch, self.plan.name, now_us())
+        return [InputPartition(replace(self._basis(entry), is_silent=True))]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        yield from blob_batches(combine_in_pieces(self.plan, partition.value, PART, None, ()), self._labels)
+
+    def _is_due(self) -> bool:
+        now, idle_after = now_us(), self.plan.settings.idle_after
+        # Nobody was asked before.
+        self._opened = now if self._opened is None else self._opened
+        self._next = max(self._next, self._opened + (idle_after or 0) + MARGIN)
+        if idle_after is None or now < self._next:
+            return False
+        entry = self._log.newest()
+        task = entry.tasks.get(self.plan.name) if entry is not None and entry.epoch == self._epoch else None
+        if task is None or not task.holds:
+            self._next = now + AGAIN
+            return False
+        last = max([channel.active for channel in task.channels.values()], default=self._opened)
+        self._next = last + idle_after + MARGIN
+        return now >= self._next
