@@ -25,7 +25,7 @@ from pyspark.sql.types import IntegralType
 from persistent_state import driver
 from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
-from persistent_state.engine.arrow_source import SCHEMA, ArrowReader, blob_batches, load, now_us
+from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, ArrowReader, blob_batches, load, now_us
 from persistent_state.engine.silence import SilenceReader
 from persistent_state.errors import InvalidInput, StateError, TaskFailed
 from persistent_state.plan import COLUMN, Plan
@@ -61,6 +61,9 @@ A row of its own holds, before those of a chunk, such of its records as they cam
 """
 
 DAY = 86_400_000_000
+
+GATHERED = 1 << 18
+"""How many rows of many channels are sorted by them at a time."""
 
 _STATEFUL = {
     "Aggregate",
@@ -240,7 +243,7 @@ def blobs_of_dataframe(
         at_time = basis
         if first is not None:
             at_time = replace(basis, now=first.column(_NOW)[0].value)
-            chunks = (chunk for batch in _all(first, full) for chunk in _placed(batch, plan, *place))
+            chunks = _placed(_all(first, full), plan, *place)
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
         blobs = combine_in_pieces(plan, at_time, context.partitionId(), None, chunks)
@@ -284,29 +287,52 @@ def _rows(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _placed(batch: pa.RecordBatch, plan: Plan, channel: str | None, position: str | None) -> Iterator[Chunk]:
+def _placed(
+    batches: Iterable[pa.RecordBatch], plan: Plan, channel: str | None, position: str | None
+) -> Iterator[Chunk]:
     """Rows of a DataFrame as chunks: a strand for each channel, where there are positions."""
-    rows = _rows(batch, plan)
     if position is None:
-        yield Chunk("", 0, rows, at=np.full(rows.num_rows, NO_POSITION))
+        for batch in batches:
+            yield Chunk("", 0, _rows(batch, plan), at=np.full(batch.num_rows, NO_POSITION))
         return
+    # A chunk costs something whatever it holds, and of many channels each batch has few rows.
+    for batch in batches if channel is None else _gathered(batches):
+        rows, positions = _rows(batch, plan), _positions(batch, plan, position)
+        if channel is None:
+            yield Chunk("", int(positions.min()), rows, at=positions)
+            continue
+        codes = pc.dictionary_encode(batch.column(channel).cast(pa.string()).fill_null(""))
+        index = codes.indices.to_numpy()
+        order = np.argsort(index, kind="stable")
+        rows, positions = rows.take(pa.array(order)), positions[order]
+        begins = np.searchsorted(index[order], np.arange(len(codes.dictionary) + 1)).tolist()
+        for strand, (begin, end) in zip(codes.dictionary.to_pylist(), pairwise(begins), strict=True):
+            at = positions[begin:end]
+            yield Chunk(strand, int(at.min()), rows.slice(begin, end - begin), at=at)
+
+
+def _positions(batch: pa.RecordBatch, plan: Plan, position: str) -> NDArray[np.int64]:
     if plan.layout.is_ordered and batch.column(position).null_count:
         raise TaskFailed(
             f"task={plan.name}: {plan.layout.monoid.name} does not commute, and a row has no position={position!r}; "
             "leave such rows out."
         )
-    positions = batch.column(position).cast(pa.int64()).fill_null(NO_POSITION).to_numpy()
+    positions: NDArray[np.int64] = batch.column(position).cast(pa.int64()).fill_null(NO_POSITION).to_numpy()
     if (lowest := int(positions.min())) < 0:
         raise TaskFailed(f"task={plan.name}: position={lowest} of column {position!r} is negative; count from 0.")
-    if channel is None:
-        yield Chunk("", lowest, rows, at=positions)
-        return
-    codes = pc.dictionary_encode(batch.column(channel).cast(pa.string()).fill_null(""))
-    index = codes.indices.to_numpy()
-    for code, strand in enumerate(codes.dictionary.to_pylist()):
-        of_strand = np.flatnonzero(index == code)
-        at = positions[of_strand]
-        yield Chunk(strand, int(at.min()), rows.take(pa.array(of_strand)), at=at)
+    return positions
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches."""
+    some: list[pa.RecordBatch] = []
+    for batch in batches:
+        some.append(batch)
+        if sum(b.num_rows for b in some) >= GATHERED or sum(b.nbytes for b in some) >= BATCH_BYTES:
+            yield one_batch(some, some[0].schema)
+            some = []
+    if some:
+        yield one_batch(some, some[0].schema)
 
 
 def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:

@@ -382,41 +382,42 @@ def _watch_channels(
     if not accepted.any():
         return
     for name, of_channel in _by_channel(plan, place, accepted):
-        if not of_channel.any():
-            continue
         known = basis.channels.get(name)
         newest = lifted.newest.get(name)
         if newest is None and known is not None:
             newest = known.newest
+        stamps = place.timestamps if len(of_channel) == len(accepted) else place.timestamps[of_channel]
         if plan.settings.jump is not None:
             streak = lifted.beyond.get(name, known.beyond if known else 0)
-            stamps = place.timestamps[of_channel]
             reached = known.before if newest is None and known is not None else newest
             reached = None if reached == clocks.BEGINNING else reached
             jumps, streak = clocks.beyond_limit(stamps, reached, streak, plan.settings.jump, plan.settings.believe)
             lifted.beyond[name] = streak
             if jumps.any():
                 aside = np.zeros(len(accepted), dtype=np.bool_)
-                aside[np.flatnonzero(of_channel)[jumps]] = True
+                aside[of_channel[jumps]] = True
                 _side(plan, lifted, side_table(rows, aside, JUMP, place), JUMP)
                 accepted &= ~aside
-                of_channel &= ~aside
-        if of_channel.any():
-            top = int((place.timestamps if of_channel.all() else place.timestamps[of_channel]).max())
+                stamps = stamps[~jumps]
+        if len(stamps):
+            top = int(stamps.max())
             lifted.newest[name] = top if newest is None else max(newest, top)
         else:
             lifted.newest.setdefault(name, None)
 
 
-def _by_channel(plan: Plan, place: Place, accepted: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Each channel of a chunk, and which of the accepted rows are its."""
+def _by_channel(plan: Plan, place: Place, accepted: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.intp]]]:
+    """Each channel of a chunk's accepted rows, and which they are."""
     if plan.channel is None:
-        yield place.strand, accepted.copy()
+        yield place.strand, np.flatnonzero(accepted)
         return
-    codes = pc.dictionary_encode(place.channels)
+    some = np.flatnonzero(accepted)
+    codes = pc.dictionary_encode(place.channels.take(pa.array(some)))
     index = codes.indices.to_numpy()
-    for code, name in enumerate(codes.dictionary.to_pylist()):
-        yield name, accepted & (index == code)
+    # Sorted once: to look for each of many channels in all rows takes longer the more there are.
+    some = some[np.argsort(index, kind="stable")]
+    ends = np.cumsum(np.bincount(index, minlength=len(codes.dictionary)))
+    yield from zip(codes.dictionary.to_pylist(), np.split(some, ends[:-1]), strict=True)
 
 
 def _bad_records(plan: Plan, chunk: Chunk, records: Sequence[BadRecord]) -> pa.Table:
