@@ -212,7 +212,6 @@ class DeliveryWorld:
             mock.patch.object(shard_step, "LAZY", (2, 3)),
             mock.patch.object(shard_step, "MANY", 4),
             mock.patch.object(merge, "SLICE", 5),
-            mock.patch.object(merge, "SLICE_BYTES", 400),
             mock.patch.object(sides, "MANY", 2),
             mock.patch.object(clocks, "MOST_SPANS", 3),
             mock.patch.object(pages, "TAIL", 3),
