@@ -99,7 +99,8 @@ class Notices:
         """What a reason usually comes from, in parentheses."""
         plan = self._plan
         if reason == LATE and self._born is not None and self._aside[LATE] >= self._messages:
-            hint = f"the task is new to the application and begins at its clock, {show_clock(self._born)}"
+            hint = f"the task is new to the application and begins at its clock, {show_clock(self._born)}; "
+            hint += f"rebuild=[{plan.name!r}] of a start builds it from the beginning of its source"
             if self._left is not None:
                 hint += f"; if it is task={self._left} under another name, give it name={self._left!r}"
         elif reason == LATE:

@@ -156,7 +156,8 @@ def test_a_task_with_another_name_is_told_what_it_was_called(tmp_path: Path) -> 
     run = Run(tmp_path, Words("New"), before.files)
     assert run.read() == (
         "task=New: 3 of 3 rows did not count: 3 'late' (the task is new to the application and begins at its clock, "
-        "1970-01-01T00:00:00.000020Z; if it is task=Old under another name, give it name='Old'). "
+        "1970-01-01T00:00:00.000020Z; rebuild=['New'] of a start builds it from the beginning of its source; if it is task=Old "
+        "under another name, give it name='Old'). "
         f"{SEE.format('New')}."
     )
     # Once it is there it is no more new than any other.
@@ -171,9 +172,8 @@ def test_a_task_of_another_state_is_not_taken_for_the_new_one(tmp_path: Path) ->
     before = Run(write(tmp_path, "0.parquet", 1, 2, 12), Texts("Old"))
     before.read()
     before.close()
-    assert "begins at its clock, 1970-01-01T00:00:00.000020Z)." in (
-        Run(tmp_path, Words("New"), before.files).read() or ""
-    )
+    said = Run(tmp_path, Words("New"), before.files).read() or ""
+    assert "rebuild=['New'] of a start builds it from the beginning of its source)." in said
 
 
 def test_late_rows_of_a_task_that_goes_on_are_told_as_late(tmp_path: Path) -> None:
