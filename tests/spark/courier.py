@@ -67,13 +67,13 @@ class WatchedClocks(Clocks):
         super()._put(*arguments)
 
     @contextmanager
-    def _transaction(self, producer: Any) -> Iterator[Any]:
-        is_worker = os.getpid() != self.deadly.driver
-        with super()._transaction(producer) as is_half_over:
+    def _transaction(self, producer: Any, is_kept: bool = True) -> Iterator[Any]:
+        is_watched = is_kept and os.getpid() != self.deadly.driver
+        with super()._transaction(producer, is_kept) as is_half_over:
             yield is_half_over
-            if is_worker:
+            if is_watched:
                 self.deadly.come_to("commit")
-        if is_worker:
+        if is_watched:
             self.deadly.come_to("committed")
 
 
