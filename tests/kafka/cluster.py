@@ -264,8 +264,8 @@ class Cluster(Topics):
         self.wait_until(is_moved, f"{topic} {partition} is at {replicas}")
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait until something holds of the cluster, also while it does not answer."""
-        end = time.monotonic() + PATIENCE
+        """Wait until something holds of the cluster, also while it does not answer, and for long where all is slow."""
+        end = time.monotonic() + 4 * PATIENCE
         while True:
             with suppress(KafkaException, OSError):
                 if holds():

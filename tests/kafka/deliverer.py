@@ -89,7 +89,7 @@ def run_until(address: str, topic: str, parts: int, wanted: Sequence[int], die: 
             os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(confluent_kafka, "Producer", watch(come_to))  # noqa: B010
-    deliver(clocks_of(address, topic), parts, wanted)
+    deliver(clocks_of(address, topic, rows=3), parts, wanted)
 
 
 def run_on(address: str, topic: str, parts: int, wanted: Sequence[int]) -> None:
