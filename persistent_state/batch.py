@@ -20,7 +20,8 @@ class Basis:
     the global clock. `ends` says where each strand will have been read to (one that is not named, as far as its rows
     go), `journal` what the source wants remembered with that, `digests` what runs each shard starts from. Below `restored`,
     the clock that a start restored, rows without a position may be replayed or late: nobody can tell. From `again` on rows that
-    earlier starts have accounted for count once more.
+    earlier starts have accounted for count once more. `unread` positions were there beyond the
+    ends, if that is known.
 
     `apart` are the clocks that folding must keep apart. Parts may be planned from different entries, as other tasks
     commit meanwhile; nothing else of a task can differ between those but the `floor`, the clock by which what has expired may
@@ -46,6 +47,7 @@ class Basis:
     floor: int = field(default=clocks.BEGINNING, compare=False)
     again: int = clocks.END
     is_silent: bool = field(default=False, compare=False)
+    unread: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Advance:
     holds: bool
     upstream_min: int | None
     counts: Mapping[str, int]
+    unread: int | None = None
 
 
 def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Advance:
@@ -147,6 +150,7 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
         holds=bool(live) or not (channels or basis.is_listed or is_silent),
         upstream_min=upstream,
         counts=dict(counts),
+        unread=basis.unread,
     )
 
 

@@ -289,6 +289,7 @@ def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
         apart=(*entry.retained, *task.cuts),
         floor=task.floor,
         again=task.again,
+        unread=reach.unread,
     )
 
 

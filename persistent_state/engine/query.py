@@ -44,6 +44,8 @@ class Progress:
     their positions, and `replayed_or_late`, what a source without positions delivered from below the clock of the start.
     `copies` are the messages of the micro-batch that had come before, by their ids.
     `late` and `bad` are all that the state's clock knows of, `reasons` the same by reason. `outputs` are those at clocks.
+    `unread` is how many positions were there beyond the micro-batch when it was planned, such as Kafka's offsets; None where
+    the source does not know.
     """
 
     task: str
@@ -61,6 +63,7 @@ class Progress:
     clock: int
     global_clock: int
     outputs: Mapping[str, Delivered]
+    unread: int | None = None
 
 
 def is_committing() -> bool:
@@ -167,6 +170,7 @@ def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
         clock=task.clock,
         global_clock=entry.clock,
         outputs=delivery.delivered(entry, first.task),
+        unread=first.advance.unread,
     )
 
 

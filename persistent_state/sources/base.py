@@ -65,13 +65,15 @@ class Reach:
 
     `channels` are the channels there are, True for one that has ended; None if they are only known by their messages,
     but for those of `known`, which will come.
-    `journal` holds lines that the source is given back, in order, when it is opened again.
+    `journal` holds lines that the source is given back, in order, when it is opened again. `unread` is how many positions
+    there are beyond the ends, as far as the source knows; None if it does not.
     """
 
     ends: Mapping[str, int]
     channels: Mapping[str, bool] | None = None
     journal: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
+    unread: int | None = None
 
 
 class TimeReplayableSource(ABC):

@@ -106,11 +106,14 @@ def records(
                         del left[place]
                 elif error.code() == kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     raise InvalidInput(f"{what}: the user may not READ topic={topic!r}; let it.")
-                elif is_refusal(error) and error.code() != kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
+                elif error.code() == kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
+                    # The group is only a name.
+                    continue
+                elif is_refusal(error):
                     with asking():
                         raise kafka.KafkaException(error)
                 elif topic is None:
-                    # Of the group, which is only a name, or of a connection, which is made again.
+                    # Of a connection, which is made again.
                     told = f", and says {error.str()!r}"
                 elif not error.retriable():
                     with asking():

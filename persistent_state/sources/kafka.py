@@ -217,7 +217,8 @@ class KafkaSource(TimeReplayableSource):
         noted = (json.dumps(vars(topic)) for topic in state.noted.values())
         lines = tuple(line for line in (*noted, *state.gone) if line not in state.written)
         state.reached = lines, dict(start), ends
-        return Reach(ends, dict.fromkeys(state.places, False), lines)
+        unread = sum(max(0, place.end - ends[strand]) for strand, place in state.places.items())
+        return Reach(ends, dict.fromkeys(state.places, False), lines, unread=unread)
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
         whole = []

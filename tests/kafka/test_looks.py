@@ -35,9 +35,16 @@ from persistent_state import (
     NonWindowState,
     PersistentTask,
     StoreUnavailable,
+    driver,
 )
 from persistent_state.engine import running
+from persistent_state.engine.query import progress
 from persistent_state.sources import topics
+from persistent_state.sources.base import Reach
+from persistent_state.steps.combine import combine
+from persistent_state.steps.shard import merge_shard
+from persistent_state.store.log import Log as Journal
+from tests import core
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -355,3 +362,23 @@ def test_brokers_know_a_reader_by_its_application_and_topics_or_as_the_user_says
     (setup,) = started
     sources = [cloudpickle.loads(cloudpickle.dumps(part.source)) for part in setup.parts]
     assert [source._consumer_options()["group.id"] for source in sources] == ["shops orders", "mine"]
+
+
+def test_progress_tells_how_many_offsets_there_were_beyond_the_micro_batch(world: World) -> None:
+    world.make("t", 2, records=50)
+    source = KafkaSource("t", "nowhere:9", offsets_per_batch=40)
+    source.open([], {})
+    reach, left = source.reach({}, everything=False), []
+    while reach.ends != (before := source.reach(reach.ends, everything=False)).ends:
+        left.append(reach.unread)
+        reach = before
+    assert [*left, reach.unread] == [60, 20, 0]
+    plan = core.plan_of(Total("a"), pa.schema([("ts", pa.int64()), *SCHEMA]))
+    log = Journal(plan.files, plan.application)
+    entry = core.start(log, [plan])
+    for unread in (None, 7):
+        reach = Reach({"": 1}, unread=unread)
+        basis = driver.plan_batch(entry, "a", reach, 0)
+        made = [merge_shard(plan, 0, combine(plan, basis, 0, 1, []), None, core.new_id)]
+        entry = core.commit(log, made)
+        assert progress(entry, made).unread == unread
