@@ -118,7 +118,7 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
         # It is on its way back to where it was: it is not silent.
         channels[name] = replace(channels[name], active=basis.now)
     channels = clocks.deliver(channels, seen, basis.now)
-    coarse = [*basis.coarse, *(report.coarse for report in reports if report.coarse)]
+    coarse = clocks.joined([*basis.coarse, *(report.coarse for report in reports if report.coarse)])
     positions = _positions(basis, reports)
     live = clocks.live_channels(channels, basis.now, settings.idle_after)
     upstream: int | None = None
@@ -144,7 +144,7 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
         parts=parts,
         clock=clock,
         cuts=tuple(sorted(set(cuts))),
-        coarse=tuple(segment for segment in dict.fromkeys(coarse) if segment.high > clock),
+        coarse=tuple(segment for segment in coarse if segment.high > clock),
         channels=channels,
         positions=positions,
         holds=bool(live) or not (channels or basis.is_listed or is_silent),

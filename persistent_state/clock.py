@@ -145,6 +145,20 @@ def clean_clock(clock: int, coarse: Iterable[Coarse]) -> int:
     return clock
 
 
+def joined(coarse: Iterable[Coarse]) -> list[Coarse]:
+    """Return fewer segments that keep the same clocks apart: of one step those that overlap are one.
+
+    A clock that is held while a backlog is read would gather one for each part of each micro-batch.
+    """
+    found: list[Coarse] = []
+    for segment in sorted(set(coarse), key=lambda s: (s.step, s.low)):
+        if found and found[-1].step == segment.step and segment.low < found[-1].high:
+            found[-1] = replace(found[-1], high=max(found[-1].high, segment.high))
+        else:
+            found.append(segment)
+    return found
+
+
 def split_intervals(
     timestamps: NDArray[np.int64], clock: int, horizon: int, interval: int
 ) -> tuple[NDArray[np.int64], Coarse | None]:

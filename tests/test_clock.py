@@ -413,3 +413,22 @@ def test_the_furthest_timestamps_do_not_share_an_interval() -> None:
     assert coarse is None
     assert (starts <= furthest).all()
     assert (furthest - starts < 1_000_000).all()
+
+
+@given(
+    st.lists(
+        st.builds(clocks.Coarse, st.integers(0, 60), st.integers(0, 60), st.sampled_from([10, 20, 40])), max_size=8
+    )
+)
+def test_segments_that_are_joined_keep_the_same_clocks_apart(segments: list[clocks.Coarse]) -> None:
+    few = clocks.joined(segments)
+    assert len(few) <= len(set(segments))
+    for clock in range(-5, 70):
+        assert any(s.straddles(clock) for s in few) == any(s.straddles(clock) for s in segments)
+
+
+def test_a_clock_that_is_held_gathers_no_segments() -> None:
+    few: list[clocks.Coarse] = []
+    for high in range(100, 2000, 7):
+        few = clocks.joined([*few, clocks.Coarse(0, high, 80)])
+    assert few == [clocks.Coarse(0, 1997, 80)]

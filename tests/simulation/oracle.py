@@ -587,7 +587,9 @@ class Oracle:
         needed = handful(start, top, interval, IN_BATCH)
         for segment in new.coarse:
             if segment not in old.coarse:
-                fits = segment.step < segment.high - segment.low and start <= segment.low and segment.high <= top
+                joined = [old_one for old_one in old.coarse if old_one.step == segment.step]
+                low, high = min([start, *(s.low for s in joined)]), max([top, *(s.high for s in joined)])
+                fits = segment.step < segment.high - segment.low and low <= segment.low and segment.high <= high
                 must(fits and segment.step <= needed, "intervals are no coarser than needed", coarse=segment, top=top)
         step = max([interval, *(segment.step for segment in new.coarse)])
         self.coarsest = max(self.coarsest, step, needed)
@@ -602,6 +604,9 @@ class Oracle:
             tops = [t for t in judge.newest.values() if t is not None]
             ended = bool(tops) and all(judge.is_ended(c) for c in listed)
             highest = lowest = (max(tops) // interval + 1) * interval if ended else BEGINNING
+            if ended and max(tops) < old.clock:
+                # It is above all of it already, on the grid of another interval perhaps.
+                lowest = BEGINNING
         facts = {
             "task": judge.job.name,
             "clock": new.clock,

@@ -16,7 +16,7 @@ from tests.simulation.world import REBUILT, World, play
 
 WORLDS = int(os.environ.get("SIMULATION_WORLDS", "300"))
 STRIDE = 20
-REBUILT_WORLDS = 40
+REBUILT_WORLDS = 15
 
 
 @pytest.mark.parametrize("first", range(0, WORLDS, STRIDE))
