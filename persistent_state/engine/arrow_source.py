@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -15,7 +15,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from persistent_state import driver
+from persistent_state.engine import failures
 from persistent_state.engine.workers import settle
+from persistent_state.errors import StateError
 from persistent_state.plan import AT_MOST_ONCE, Plan
 from persistent_state.sources.base import Reach, TimeReplayableSource
 from persistent_state.steps.combine import Blob, combine_in_pieces
@@ -23,6 +25,7 @@ from persistent_state.store import pages
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
+T = TypeVar("T")
 SCHEMA = "label int, blob binary"
 
 BATCH_BYTES = 64 << 20
@@ -50,16 +53,23 @@ def load(
     return session.readStream.format(ArrowSource.name()).load()
 
 
-def blob_batches(blobs: Iterable[tuple[int, Blob]], labels: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Blobs, each with its shard, as the rows that are shuffled; a batch of them holds no more than a few."""
+def blob_batches(blobs: Iterable[tuple[int, Blob]], labels: Sequence[int], attempts: int) -> Iterator[pa.RecordBatch]:
+    """Blobs, each with its shard, as the rows that are shuffled; a batch of them holds no more than a few.
+
+    An error in making them goes to each shard, in the place of those that are still to come.
+    """
     some, size = list[tuple[int, bytes]](), 0
-    for shard, blob in blobs:
-        data = blob.to_bytes()
-        if some and size + len(data) > BATCH_BYTES:
-            yield _batch(some)
-            some, size = [], 0
-        some.append((labels[shard], data))
-        size += len(data)
+    try:
+        for shard, blob in blobs:
+            data = blob.to_bytes()
+            if some and size + len(data) > BATCH_BYTES:
+                yield _batch(some)
+                some, size = [], 0
+            some.append((labels[shard], data))
+            size += len(data)
+    except StateError as error:
+        row = failures.as_row(error, attempts)
+        some = [(label, row) for label in labels]
     settle()
     if some:
         yield _batch(some)
@@ -73,15 +83,27 @@ def _batch(blobs: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
 class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches in Spark's source process, by the newest log entry; reads their parts in the workers.
 
-    A micro-batch is read in at most `parts` parts, for the driver of this `epoch`.
+    A micro-batch is read in at most `parts` parts, for the driver of this `epoch`; each is tried so many `attempts`.
+
+    What fails while a micro-batch is planned is a part that says so: what is raised here, Spark repeats at length.
     """
 
-    def __init__(self, plan: Plan, source: TimeReplayableSource, epoch: int, parts: int, labels: Sequence[int]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        source: TimeReplayableSource,
+        epoch: int,
+        parts: int,
+        labels: Sequence[int],
+        attempts: int,
+    ) -> None:
         self.plan = plan
         self.source = source
         self._epoch = epoch
         self._parts = parts
         self.labels = labels
+        self.attempts = attempts
+        self._error: StateError | None = None
         self._log = Log(plan.files, plan.application)
         self._reach = Reach({})
         self._listed: dict[str, bool] = {}
@@ -90,23 +112,35 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened = False
 
     def initialOffset(self) -> dict[str, Any]:
-        positions = self._entry().tasks[self.plan.name].positions
-        return {"ends": {strand: position.next for strand, position in positions.items()}, "tick": 0}
+        def ends() -> dict[str, int]:
+            positions = self._entry().tasks[self.plan.name].positions
+            return {strand: position.next for strand, position in positions.items()}
+
+        return {"ends": self._tried(ends) or {}, "tick": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         # Anything but "all": the source's own bounds decide.
         return ReadMaxRows(2**31 - 1)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._open()
-        self.source.freeze()
+        def freeze() -> None:
+            self._open()
+            self.source.freeze()
+
+        self._tried(freeze)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        self._open()
-        self._reach = self.source.reach(start["ends"], isinstance(limit, ReadAllAvailable))
-        return {"ends": dict(self._reach.ends), "tick": start["tick"] + self._tick(start["ends"])}
+        def latest() -> dict[str, Any]:
+            self._open()
+            self._reach = self.source.reach(start["ends"], isinstance(limit, ReadAllAvailable))
+            return {"ends": dict(self._reach.ends), "tick": start["tick"] + self._tick(start["ends"])}
+
+        return self._tried(latest) or {"ends": start["ends"], "tick": start["tick"] + 1}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return self._tried(lambda: self._partitions(start, end)) or [InputPartition(self._error)]
+
+    def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if self.plan.delivery == AT_MOST_ONCE:
             entry = driver.announce(self._log, self._epoch, self.plan.name, self._reach, now_us(), new_id)
             self._reach = replace(self._reach, journal=())
@@ -123,9 +157,24 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition((basis, part, len(splits), split)) for part, split in enumerate(splits)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
+        attempts = 1 if isinstance(partition.value, StateError) else self.attempts
+        yield from blob_batches(self._blobs(partition), self.labels, attempts)
+
+    def _blobs(self, partition: InputPartition) -> Iterator[tuple[int, Blob]]:
+        if isinstance(partition.value, StateError):
+            raise partition.value
         basis, part, parts, split = partition.value
         chunks = self.source.read(split) if split is not None else ()
-        yield from blob_batches(combine_in_pieces(self.plan, basis, part, parts, chunks), self.labels)
+        yield from combine_in_pieces(self.plan, basis, part, parts, chunks)
+
+    def _tried(self, work: Callable[[], T]) -> T | None:
+        """Return what this comes to; None if it fails, or something before it did, which `partitions` then tells."""
+        if self._error is None:
+            try:
+                return work()
+            except StateError as error:
+                self._error = error
+        return None
 
     def _entry(self) -> Entry:
         entry = self._log.newest()

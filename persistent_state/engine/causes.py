@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from persistent_state import errors
 from persistent_state.errors import StateError, TaskFailed
+from persistent_state.raised import places, raised
+
+_TRACE = "\n\nJVM stacktrace:"
 
 _OF_A_VALUE = r"22(?!000|KD)"
 """SQLSTATEs of a value that an expression can't take, such as a zero to divide by: the next start would meet it again.
@@ -28,4 +36,18 @@ def as_own_error(error: Exception, of: str) -> StateError:
     )
     if conditions and re.match(_OF_A_VALUE, conditions[-1][1]):
         return TaskFailed(f"{of}: Spark could not work out a value: {conditions[-1][0]}")
-    return StateError(f"{of}: Spark failed: {text or repr(error)}")
+    # The JVM's own trace is in the error behind this one.
+    return StateError(f"{of}: Spark failed: {text.split(_TRACE)[0] or repr(error)}")
+
+
+@contextmanager
+def naming(what: str, kind: type[StateError]) -> Iterator[None]:
+    """Let an error of user code say whose it is and where it was raised, as one of this kind; Spark's as it says itself."""
+    try:
+        yield
+    except StateError:
+        raise
+    except (PySparkException, Py4JError) as error:
+        raise as_own_error(error, f"{what}{places(error)}") from error
+    except Exception as error:
+        raise kind(f"{what} raised {raised(error)}; mend it.") from error

@@ -18,9 +18,12 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from persistent_state import delivery, driver
 from persistent_state.delivery import Delivered
 from persistent_state.driver import Keeping
-from persistent_state.engine import deliveries, frame, sessions
+from persistent_state.engine import deliveries, failures, frame, sessions
 from persistent_state.engine.arrow_source import new_id, now_us
+from persistent_state.engine.causes import naming
+from persistent_state.engine.failures import Watch
 from persistent_state.engine.workers import settle
+from persistent_state.errors import StateError, TaskFailed
 from persistent_state.outputs import RunningValues
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob
@@ -34,6 +37,8 @@ _logger = logging.getLogger("persistent_state")
 _progress = logging.getLogger("persistent_state.progress")
 _telling = threading.Lock()
 _here = threading.local()
+_INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
+"""By this text Spark knows that what failed is what it has interrupted itself; of others it makes pages of text."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +76,30 @@ def is_committing() -> bool:
     return getattr(_here, "is_committing", False)
 
 
-def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int]) -> DataFrame:
-    """One row per shard and micro-batch: (shard, descriptor). Running it writes the runs that the descriptors name."""
+def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int], attempts: int) -> DataFrame:
+    """One row per shard and micro-batch: (shard, descriptor). Running it writes the runs that the descriptors name.
+
+    Where a part or a shard fails, an error stands in the place of a descriptor.
+    """
 
     shards = {label: shard for shard, label in enumerate(labels)}
 
     def step(key: tuple[int], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        now = state.getCurrentProcessingTimeMs() * 1000
-        received = [_timed(Blob.from_bytes(blob), now) for frame in frames for blob in frame["blob"]]
-        # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
-        cached = list(map(run_from_json, json.loads(state.get[0]))) if state.exists else None
-        descriptor = merge_shard(plan, shards[int(key[0])], received, cached, new_id)
+        shard, now = shards[int(key[0])], state.getCurrentProcessingTimeMs() * 1000
+        sent = [blob for frame in frames for blob in frame["blob"]]
+        answer = next((blob for blob in sent if failures.error_of(blob)), None)
+        if answer is None:
+            received = [_timed(Blob.from_bytes(blob), now) for blob in sent]
+            # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
+            cached = list(map(run_from_json, json.loads(state.get[0]))) if state.exists else None
+            try:
+                merged = merge_shard(plan, shard, received, cached, new_id)
+                answer = pickle.dumps(merged)
+                state.update((json.dumps(list(map(run_to_json, merged.runs))),))
+            except StateError as error:
+                answer = failures.as_row(error, attempts)
         settle()
-        state.update((json.dumps(list(map(run_to_json, descriptor.runs))),))
-        yield pd.DataFrame({"shard": [descriptor.shard], "descriptor": [pickle.dumps(descriptor)]})
+        yield pd.DataFrame({"shard": [shard], "descriptor": [answer]})
 
     return blobs.groupBy("label").applyInPandasWithState(
         step, "shard int, descriptor binary", "runs string", "update", GroupStateTimeout.NoTimeout
@@ -111,6 +126,7 @@ class Commit:
         on_progress: Callable[[Progress], None] | None,
         is_planned_by_spark: bool,
         for_sinks: Mapping[str, str | None],
+        watch: Watch | None = None,
     ) -> None:
         self._plan = plan
         self._is_planned_by_spark = is_planned_by_spark
@@ -119,6 +135,7 @@ class Commit:
         self._keeping = keeping
         self._running = running
         self._on_progress = on_progress
+        self._watch = watch
         self._log = Log(plan.files, plan.application)
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
@@ -126,11 +143,24 @@ class Commit:
         _here.is_committing = True
         try:
             self._run(rows, batch)
+        except Exception as error:
+            if self._watch is None:
+                raise
+            self._watch.fail(self._plan.name, error)
+            if self._is_planned_by_spark:
+                # In a session of the user's, Spark looks whether all shards have run.
+                raise RuntimeError(_INTERRUPTED) from None
+        else:
+            if self._watch is not None:
+                self._watch.finish(self._plan.name)
         finally:
             _here.is_committing = False
 
     def _run(self, rows: DataFrame, batch: int) -> None:
-        descriptors: list[Descriptor] = [pickle.loads(row["descriptor"]) for row in rows.collect()]
+        answers = [row["descriptor"] for row in rows.collect()]
+        for error in filter(None, map(failures.error_of, answers)):
+            raise error
+        descriptors: list[Descriptor] = list(map(pickle.loads, answers))
         if not descriptors and self._is_planned_by_spark:
             # Spark has found out that there is nothing to read, and has run no part.
             return
@@ -139,14 +169,15 @@ class Commit:
         _progress.info("%s", json.dumps(asdict(told)))
         if self._on_progress is not None:
             # Tasks commit in threads of their own; what they tell comes one after the other.
-            with _telling:
+            with _telling, naming("on_progress", TaskFailed):
                 self._on_progress(told)
         deliveries.tell()
         if self._running:
             values = running_values(rows, self._plan, descriptors)
             with sessions.settings(values.sparkSession, self._for_sinks):
                 for output in self._running:
-                    output.function(values, batch)
+                    with naming(f"task={self._plan.name}: a function of RunningValues", StateError):
+                        output.function(values, batch)
 
 
 def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:

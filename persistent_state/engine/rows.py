@@ -25,6 +25,7 @@ from pyspark.sql.types import IntegralType
 from persistent_state import driver
 from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
+from persistent_state.engine import failures
 from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, ArrowReader, blob_batches, load, now_us
 from persistent_state.engine.silence import SilenceReader
 from persistent_state.errors import InvalidInput, StateError, TaskFailed
@@ -33,7 +34,7 @@ from persistent_state.raised import places, raised
 from persistent_state.sources.base import NO_POSITION, BadRecord, Chunk, Originals, Reach, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource, Opener
 from persistent_state.sources.records import one_batch
-from persistent_state.steps.combine import combine_in_pieces, to_ipc
+from persistent_state.steps.combine import Blob, combine_in_pieces, to_ipc
 from persistent_state.steps.lift import microseconds, unfit_keys
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
@@ -222,6 +223,7 @@ def blobs_of_dataframe(
     epoch: int,
     restored: int,
     labels: Sequence[int],
+    attempts: int,
     journal: tuple[str, ...] = (),
 ) -> DataFrame:
     """A streaming DataFrame of a task's blobs, from rows that Spark reads; `journal` goes with the first micro-batch."""
@@ -235,7 +237,7 @@ def blobs_of_dataframe(
         first = replace(reach, journal=journal if entry.tasks[plan.name].batch == 0 else ())
         return replace(driver.plan_batch(entry, plan.name, first, now=0), restored=restored)
 
-    def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob]]:
         basis = basis_of(driver.wake(_log(plan.files, plan.application), epoch, plan.name, now_us()))
         full = (batch for batch in batches if batch.num_rows)
         first = next(full, None)
@@ -246,9 +248,12 @@ def blobs_of_dataframe(
             chunks = _placed(_all(first, full), plan, *place)
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
-        blobs = combine_in_pieces(plan, at_time, context.partitionId(), None, chunks)
+        pieces = combine_in_pieces(plan, at_time, context.partitionId(), None, chunks)
         # A part without rows is not told the time, and all must say the same: a shard knows it.
-        yield from blob_batches(((shard, replace(blob, basis=basis)) for shard, blob in blobs), labels)
+        yield from ((shard, replace(blob, basis=basis)) for shard, blob in pieces)
+
+    def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from blob_batches(made(batches), labels, attempts)
 
     blobs = _mapped(rows.select("*", *beside), step)
     if plan.settings.idle_after is None:
@@ -344,12 +349,18 @@ def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
     is_row = F.coalesce(*(F.col(name) for name in (_HEADER, _REASON, _ORIGINALS))).isNull()
     update = F.when(is_row, said)
 
-    def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob]]:
         full = (batch for batch in batches if batch.num_rows)
         first = next(full)
-        basis, part, parts = pickle.loads(first.column(_HEADER)[0].as_py())
+        header = first.column(_HEADER)[0].as_py()
+        if error := failures.error_of(header):
+            raise error
         chunks = _replaced(_all(first.slice(1), full), plan)
-        yield from blob_batches(combine_in_pieces(plan, basis, part, parts, chunks), reader.labels)
+        basis, part, parts = pickle.loads(header)
+        yield from combine_in_pieces(plan, basis, part, parts, chunks)
+
+    def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from blob_batches(blobs(batches), reader.labels, reader.attempts)
 
     return _mapped(rows.select("*", update.alias(COLUMN)), step)
 
@@ -359,9 +370,11 @@ def _quoted(name: str) -> str:
 
 
 def _replaced(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Chunk]:
-    """The chunks that a reader has sent through Spark as rows."""
+    """The chunks that a reader has sent through Spark as rows, up to an error that came in their place."""
     originals: dict[str, Originals] = {}
     for batch in batches:
+        for header in batch.column(_HEADER).drop_null().to_pylist():
+            raise failures.error_of(header) or AssertionError("one row tells what a part starts from")
         kind = np.stack([_is_valid(batch, _REASON), _is_valid(batch, _ORIGINALS)])
         strands = pc.dictionary_encode(batch.column(_STRAND))
         replays = batch.column(_REPLAY).fill_null(0).to_numpy()
@@ -398,39 +411,51 @@ class RowReader(ArrowReader):
     """Reads a source's rows, for Spark to compute the updates: what the part starts from comes as a row before them."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        basis, part, parts, split = partition.value
         schema = pa.schema([*self.plan.schema, *_BESIDE])
-        header = pickle.dumps((basis, part, parts))
-        yield _record_batch(schema, 1, {_HEADER: pa.array([header], pa.binary())})
-        for chunk in self.source.read(split) if split is not None else ():
-            replay = chunk.first if chunk.replay is None else chunk.replay
-            count, bad = chunk.rows.num_rows, chunk.bad
-            # Of what Spark has had this can't be seen any more.
-            unfit = unfit_keys(self.plan, chunk.rows)
-            if (originals := self._originals(chunk, basis, unfit)) is not None:
-                strand = pa.array([chunk.strand], pa.string())
-                yield _record_batch(schema, 1, {_STRAND: strand, _ORIGINALS: pa.array([originals], pa.binary())})
+
+        def row(header: bytes) -> pa.RecordBatch:
+            return _record_batch(schema, 1, {_HEADER: pa.array([header], pa.binary())})
+
+        if isinstance(partition.value, StateError):
+            yield row(failures.as_row(partition.value, 1))
+            return
+        basis, part, parts, split = partition.value
+        yield row(pickle.dumps((basis, part, parts)))
+        try:
+            for chunk in self.source.read(split) if split is not None else ():
+                yield from self._sent(chunk, basis, schema)
+        except StateError as error:
+            yield row(failures.as_row(error, self.attempts))
+
+    def _sent(self, chunk: Chunk, basis: Basis, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        replay = chunk.first if chunk.replay is None else chunk.replay
+        count, bad = chunk.rows.num_rows, chunk.bad
+        # Of what Spark has had this can't be seen any more.
+        unfit = unfit_keys(self.plan, chunk.rows)
+        if (originals := self._originals(chunk, basis, unfit)) is not None:
+            strand = pa.array([chunk.strand], pa.string())
+            yield _record_batch(schema, 1, {_STRAND: strand, _ORIGINALS: pa.array([originals], pa.binary())})
+        yield _record_batch(
+            schema,
+            count,
+            {
+                **{field.name: self._column(chunk.rows, field) for field in self.plan.schema},
+                _STRAND: pa.repeat(pa.scalar(chunk.strand, pa.string()), count),
+                _POSITION: pa.array(chunk.positions),
+                _REPLAY: pa.repeat(pa.scalar(replay, pa.int64()), count),
+                _UNFIT: pa.array(unfit),
+            },
+        )
+        if bad:
             yield _record_batch(
                 schema,
-                count,
+                len(bad),
                 {
-                    **{field.name: self._column(chunk.rows, field) for field in self.plan.schema},
-                    _STRAND: pa.repeat(pa.scalar(chunk.strand, pa.string()), count),
-                    _POSITION: pa.array(chunk.positions),
-                    _REPLAY: pa.repeat(pa.scalar(replay, pa.int64()), count),
-                    _UNFIT: pa.array(unfit),
+                    _STRAND: pa.repeat(pa.scalar(chunk.strand, pa.string()), len(bad)),
+                    _POSITION: pa.array([record.position for record in bad], pa.int64()),
+                    _REASON: pa.array([record.reason for record in bad], pa.string()),
                 },
             )
-            if bad:
-                yield _record_batch(
-                    schema,
-                    len(bad),
-                    {
-                        _STRAND: pa.repeat(pa.scalar(chunk.strand, pa.string()), len(bad)),
-                        _POSITION: pa.array([record.position for record in bad], pa.int64()),
-                        _REASON: pa.array([record.reason for record in bad], pa.string()),
-                    },
-                )
 
     def _originals(self, chunk: Chunk, basis: Basis, unfit: NDArray[np.bool_]) -> bytes | None:
         """The records that a chunk will put aside whatever their updates are, with their positions, if it has any."""

@@ -7,23 +7,24 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
 import cloudpickle
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from persistent_state import delivery, driver, guarantee
 from persistent_state.clock import BEGINNING
 from persistent_state.driver import Keeping
-from persistent_state.engine import arrow_source, deliveries, kafka, query, rows, sessions
+from persistent_state.engine import arrow_source, deliveries, failures, kafka, query, rows, sessions
 from persistent_state.engine.causes import as_own_error
 from persistent_state.engine.collecting import Collecting
 from persistent_state.engine.deliveries import Deliveries, Delivery
+from persistent_state.engine.failures import Watch
 from persistent_state.engine.query import Progress
 from persistent_state.engine.telling import Listener, Telling
 from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, TaskFailed
@@ -123,6 +124,7 @@ class Running:
         self._scratch = sessions.Scratch(setup.spark, setup.scratch, arrow_source.now_us())
         self._collecting = Collecting(setup.files, setup.application, setup.keeping)
         self._queries: list[StreamingQuery] = []
+        self._commits = Watch()
         self._error: StateError | None = None
         self._had_finished = False
         self._asked = threading.Event()
@@ -163,7 +165,8 @@ class Running:
                 asked.wait(POLL_SECONDS)
         self._watcher.join()
         if self._error is not None:
-            raise self._error
+            # From here on: where in its own thread the library found out tells a user nothing.
+            raise self._error.with_traceback(None)
         return True
 
     def stop(self) -> None:
@@ -204,17 +207,23 @@ class Running:
         session = sessions.own_session(setup.spark)
         labels = shard_labels(session, setup.shards)
         scratch = self._scratch.folder(self.entry.epoch)
+        attempts = failures.attempts(setup.spark)
+        self._commits = Watch()
         for part in setup.parts:
             plan = part.plan
-            blobs = _blobs(setup, session, part, self.entry, labels)
+            blobs = _blobs(setup, session, part, self.entry, labels, attempts)
             by_spark = part.is_by_spark
             usual = sessions.for_sinks(blobs.sparkSession)
             running = part.outputs.running
             listener = Listener(setup.writer, setup.on_progress)
-            commit = query.Commit(plan, self.entry.epoch, setup.keeping, running, listener, by_spark, usual)
-            writer = query.control_rows(blobs, plan, labels).writeStream.outputMode("update").foreachBatch(commit)
-            writer = writer.option("checkpointLocation", f"{scratch}/{plan.name}").queryName(
-                f"{setup.application} {plan.name} {self.entry.epoch}"
+            commit = query.Commit(
+                plan, self.entry.epoch, setup.keeping, running, listener, by_spark, usual, self._commits
+            )
+            writer = query.control_rows(blobs, plan, labels, attempts).writeStream.outputMode("update")
+            writer = (
+                writer.foreachBatch(commit)
+                .option("checkpointLocation", f"{scratch}/{plan.name}")
+                .queryName(f"{setup.application} {plan.name} {self.entry.epoch}")
             )
             if setup.to_the_end:
                 writer = writer.trigger(availableNow=True)
@@ -239,6 +248,8 @@ class Running:
             self._telling.end(self._newest(), is_whole=self._setup.to_the_end and not self._asked.is_set())
         except StateError as error:
             self._error = error
+            if isinstance(error, _FINAL):
+                _logger.error("application %s has ended: %s", self._setup.application, error)
         except BaseException as error:
             self._error = StateError(f"the application stopped at {error!r}; mend that, then start it again.")
             self._error.__cause__ = error
@@ -266,10 +277,13 @@ class Running:
         """Wait until the queries end: why one failed, or None if all have come to their end or were asked to stop."""
         while not self._asked.is_set():
             active = any(running.isActive for running in self._queries)
+            if self._commits.failed is not None:
+                task, failure = self._commits.failed
+                self._had_finished = task in self._commits.finished
+                return self._cause(task, failure)
             for part, ended in zip(self._setup.parts, self._queries, strict=True):
                 if not ended.isActive and (error := ended.exception()) is not None:
-                    # A commit comes before its sink: only a micro-batch that Spark calls done was handed out.
-                    self._had_finished = bool(ended.recentProgress)
+                    self._had_finished = part.plan.name in self._commits.finished
                     return self._cause(part.plan.name, error)
             if not active:
                 break
@@ -303,10 +317,12 @@ class Running:
             return self._log.newest()
         return None
 
-    def _cause(self, task: str, error: StreamingQueryException) -> StateError:
+    def _cause(self, task: str, error: Exception) -> StateError:
         """Fenced if a newer driver owns the application, in whatever way its work was in the way; else what failed."""
-        own = as_own_error(error, f"task={task}")
-        own.__cause__ = error
+        own = error if isinstance(error, StateError) else as_own_error(error, f"task={task}")
+        if type(own) is StateError and own is not error:
+            # What else Spark has to say of an error that is known by its class is where it passed through.
+            own.__cause__ = error
         with suppress(StateError):
             newest = self._log.newest()
             if newest is not None and newest.epoch != self.entry.epoch and not isinstance(own, Fenced):
@@ -316,8 +332,18 @@ class Running:
         return own
 
     def _stop_queries(self) -> None:
-        while self._queries:
-            self._queries.pop().stop()
+        """Stop the queries, all at once. A commit that failed is let go once its query can't go on to another micro-batch."""
+        queries, self._queries = self._queries, []
+        self._commits.stop()
+        with ThreadPoolExecutor(max(1, len(queries))) as pool:
+            stops = [pool.submit(query.stop) for query in queries]
+            try:
+                while any(query.isActive for query in queries):
+                    time.sleep(POLL_SECONDS)
+            finally:
+                self._commits.end()
+        for stop in stops:
+            stop.result()
 
     def _end(self) -> None:
         ends = (
@@ -383,7 +409,9 @@ def _warn_of_what_is_left(before: Entry | None, entry: Entry) -> None:
                 )
 
 
-def _blobs(setup: Setup, session: SparkSession, part: Part, entry: Entry, labels: Sequence[int]) -> DataFrame:
+def _blobs(
+    setup: Setup, session: SparkSession, part: Part, entry: Entry, labels: Sequence[int], attempts: int
+) -> DataFrame:
     plan, source = part.plan, part.source
     task, lines = entry.tasks[plan.name], tuple[str, ...]()
     if isinstance(source, KafkaSource) and part.is_by_spark:
@@ -394,11 +422,11 @@ def _blobs(setup: Setup, session: SparkSession, part: Part, entry: Entry, labels
         # At least once what is below the task's own clock comes again, and only some tasks take it in.
         restored = (clock if plan.takes_late else task.clock) if task.positions else BEGINNING
         frame = rows.opened(setup.spark, source, clock)
-        return rows.blobs_of_dataframe(frame, plan, source, entry.epoch, restored, labels, lines)
+        return rows.blobs_of_dataframe(frame, plan, source, entry.epoch, restored, labels, attempts, lines)
     parts = session.sparkContext.defaultParallelism
     if plan.task.update_way == "column":
-        return rows.blobs_of_source(session, rows.RowReader(plan, source, entry.epoch, parts, labels))
-    reader = arrow_source.ArrowReader(plan, source, entry.epoch, parts, labels)
+        return rows.blobs_of_source(session, rows.RowReader(plan, source, entry.epoch, parts, labels, attempts))
+    reader = arrow_source.ArrowReader(plan, source, entry.epoch, parts, labels, attempts)
     return arrow_source.load(session, plan, reader)
 
 

@@ -23,6 +23,8 @@ def own_session(spark: SparkSession) -> SparkSession:
     session = spark.newSession()
     if (most := spark.conf.get(_BATCH_BYTES, None)) is not None:
         session.conf.set(_BATCH_BYTES, most)
+    # A query that is stopped has not run all shards of its last micro-batch. That nothing is committed of it, the log sees to.
+    session.conf.set("spark.sql.streaming.stateStore.commitValidation.enabled", "false")
     session.conf.set("spark.sql.session.timeZone", spark.conf.get("spark.sql.session.timeZone") or "UTC")
     use_this_python(spark)
     return session
@@ -33,6 +35,8 @@ def for_queries(session: SparkSession, shards: int, is_scratch_local: bool, are_
     return {
         **({_BATCH_BYTES: session.conf.get(_BATCH_BYTES, None) or _NO_LIMIT} if are_rows_small else {}),
         "spark.sql.shuffle.partitions": str(shards),
+        # A stream can't have it, and Spark would warn of that.
+        "spark.sql.adaptive.enabled": "false",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         # Each poll of a waiting query lists the source.
         "spark.sql.streaming.pollingDelay": "200ms",

@@ -62,7 +62,7 @@ class SilenceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(replace(self._basis(entry), is_silent=True))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        yield from blob_batches(combine_in_pieces(self.plan, partition.value, PART, None, ()), self._labels)
+        yield from blob_batches(combine_in_pieces(self.plan, partition.value, PART, None, ()), self._labels, 1)
 
     def _is_due(self) -> bool:
         now, idle_after = now_us(), self.plan.settings.idle_after
