@@ -283,7 +283,7 @@ def blobs_of(setting: Setting) -> DataFrame:
     entry = driver.start(Log(files, "benchmark"), [plan], interval=interval, shards=shards, writer="benchmark", now=1)
     session = session_of(setting)
     labels = shard_labels(session, shards)
-    return arrow_source.load(session, arrow_source.ArrowReader(plan, source, entry.epoch, shards, labels))
+    return arrow_source.load(session, arrow_source.ArrowReader(plan, source, entry.epoch, shards, labels, 1))
 
 
 def combined(setting: Setting) -> Pass:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from pathlib import Path
 from traceback import walk_tb
@@ -33,7 +34,8 @@ def places(error: BaseException) -> str:
 
 
 def _is_outside(code: CodeType) -> bool:
-    return not code.co_filename.startswith(_LIBRARY)
+    # Spark is called by this package too, where no code of the user's is at fault.
+    return not code.co_filename.startswith(_LIBRARY) and not re.search(r"/(pyspark|py4j)/", code.co_filename)
 
 
 def _is_installed(code: CodeType) -> bool:

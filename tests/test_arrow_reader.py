@@ -79,7 +79,7 @@ class Query:
 
     def start(self) -> None:
         entry = core.start(self.log, [self.plan], now=self.now)
-        self.reader = ArrowReader(self.plan, self.source, entry.epoch, self.most, (0,))
+        self.reader = ArrowReader(self.plan, self.source, entry.epoch, self.most, (0,), 1)
         self.offset = self.reader.initialOffset()
 
     def poll(self, *, planning: int = 0) -> Entry | None:

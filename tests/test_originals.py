@@ -87,7 +87,7 @@ def aside(source: TimeReplayableSource, task: PersistentTask) -> pa.Table:
 
 def through_spark(plan: Plan, source: TimeReplayableSource, basis: Basis, split: Any) -> Iterator[Chunk]:
     """The chunks of a split after Spark was handed their rows, and has cut them up elsewhere."""
-    batches = RowReader(plan, source, 1, 1, [0]).read(InputPartition((basis, 0, 1, split)))
+    batches = RowReader(plan, source, 1, 1, [0], 1).read(InputPartition((basis, 0, 1, split)))
     next(batches)
     cut = [batch.slice(first, 3) for batch in batches for first in range(0, batch.num_rows, 3)]
     return _replaced((batch.append_column(COLUMN, batch.column("n")) for batch in cut), plan)

@@ -364,7 +364,7 @@ def ended(task: PerMessage, rows: pa.RecordBatch) -> tuple[dict[Any, Any], list[
     chunks = [Chunk("", 0, rows)]
     if by_spark:
         source: Any = SimpleNamespace(read=lambda split: chunks)
-        reader = RowReader(plan, source, entry.epoch, 1, [0])
+        reader = RowReader(plan, source, entry.epoch, 1, [0], 1)
         _, *sent = reader.read(InputPartition((basis, 0, 1, "all")))
         chunks = list(_replaced(map(said_by_spark, sent), plan))
     (blob,) = combine(plan, basis, 0, 1, chunks)
