@@ -1,5 +1,6 @@
 """Exactly-once state for PySpark streams: Gearpump's persistent tasks, in open files that you own."""
 
+from persistent_state import _monoids as _monoids
 from persistent_state.application import Application
 from persistent_state.errors import (
     CommitUnknown,
@@ -30,6 +31,7 @@ from persistent_state.sources.kafka import KafkaSource
 from persistent_state.sources.rate import RateSource
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.task import Message, PersistentTask
+from persistent_state.version import __version__ as __version__
 from persistent_state.windows import SessionWindow, Window
 
 __all__ = [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from persistent_state.calls import check_takes
 from persistent_state.clock import Settings
 from persistent_state.driver import Keeping
 from persistent_state.durations import Duration, duration, positive
@@ -96,6 +98,8 @@ class Application:
             InvalidInput: the application has a task of this name, or two outputs of the task have one; or two outputs
                 write to one place that keeps a record.
         """
+        _check_task(task)
+        _check_source(task.task_name, source)
         if any(folded(added.task.task_name) == folded(task.task_name) for added in self._added):
             raise InvalidInput(
                 f"two tasks are named {task.task_name}, perhaps in another case; give one a name of its own."
@@ -168,6 +172,8 @@ class Application:
     ) -> Running:
         from persistent_state.engine import kafka, rows, running
 
+        if on_progress is not None:
+            check_takes("on_progress", on_progress, "progress")
         if not self._added:
             raise InvalidInput(f"application {self.name} has no task; add one.")
         files = open_files(self.store, **self.storage_options)
@@ -227,3 +233,34 @@ class Application:
             ahead=duration("max_ahead", self.max_ahead),
             jump=positive("max_jump", self.max_jump) if self.max_jump is not None else None,
         )
+
+
+def _check_task(task: object) -> None:
+    """Refuse what is no task.
+
+    Raises:
+        InvalidInput: it is none, such as the class of one.
+    """
+    if not isinstance(task, PersistentTask):
+        hint = f"{task.__name__}()" if isinstance(task, type) else "MessageCount()"
+        raise InvalidInput(f"task={task!r} is not a task; give an instance of your PersistentTask, such as {hint}.")
+
+
+def _check_source(task: str, source: object) -> None:
+    """Refuse what is no source.
+
+    Raises:
+        InvalidInput: it is none; the sentence says what could be meant.
+    """
+    if isinstance(source, (TimeReplayableSource, DataFrameSource)):
+        return
+    found = repr(source)
+    if isinstance(source, (str, os.PathLike)):
+        way = f"give FileSource({os.fspath(source)!r}, timestamp=...) for the files of a folder"
+    elif type(source).__module__.startswith("pyspark.sql"):
+        found, way = "a Spark DataFrame", "give DataFrameSource(stream, timestamp=...), of a streaming DataFrame"
+    elif isinstance(source, type):
+        way = f"give an instance of it, {source.__name__}(...)"
+    else:
+        way = "give a FileSource, a KafkaSource, a DataFrameSource or a TimeReplayableSource of your own"
+    raise InvalidInput(f"task={task}: source={found} is not a source; {way}.")

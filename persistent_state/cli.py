@@ -23,6 +23,7 @@ from persistent_state.reader import find_applications, find_state
 from persistent_state.store.files import open_files
 from persistent_state.summary import summary
 from persistent_state.verify import verify
+from persistent_state.version import __version__
 
 PROGRAM = "persistent-state"
 
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         PROGRAM, description="Look into a store of persistent state. Nothing in it is changed or executed."
     )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     tell = commands.add_parser("show", parents=[common], help="the applications of a store, or the tasks of one")

@@ -6,6 +6,7 @@ import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from persistent_state.durations import Duration, duration, positive
 from persistent_state.errors import InvalidInput
 from persistent_state.plan import KEEP, Plan
 from persistent_state.reader import seen_below
+from persistent_state.schemas import AnySchema, arrow_schema
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.steps.combine import combine
 from persistent_state.steps.shard import merge_shard
@@ -61,14 +63,15 @@ def run_local(
     checkpoint_interval: Duration = "1 minute",
     allowed_delay: Duration = "0 seconds",
     batch_size: int = 100,
-    schema: pa.Schema | None = None,
+    schema: AnySchema | None = None,
     on_bad_row: str = KEEP,
     timestamp_unit: str | None = None,
 ) -> LocalRun:
     """Run a task over messages in the order given, `batch_size` of them in a micro-batch, and close it.
 
-    `schema` gives the Arrow types of the messages' columns (default: inferred from their values). The messages' timestamps are
-    microseconds UTC, or count in `timestamp_unit`: "s", "ms", "us" or "ns".
+    `schema` gives the types of the messages' columns, as Arrow's, DDL or Spark's (default: inferred from their values). The
+    messages' timestamps are datetimes, or integers that are microseconds UTC, or count in `timestamp_unit`: "s", "ms", "us"
+    or "ns".
 
     Raises:
         InvalidInput: the task does not fit the messages.
@@ -77,7 +80,7 @@ def run_local(
     messages = list(messages)
     if not messages and schema is None:
         return LocalRun({}, {}, [])
-    source = _Messages(messages, schema, batch_size)
+    source = _Messages(messages, None if schema is None else arrow_schema(schema), batch_size)
     interval = positive("checkpoint_interval", checkpoint_interval)
     plan = Plan(
         application="local",
@@ -156,6 +159,37 @@ def _delete_all(plan: Plan) -> None:
             plan.files.delete(f"{folder}/{name}")
 
 
+def _timestamps(messages: Sequence[Message]) -> pa.Array:
+    """The messages' timestamps as a column: integers, or times if they are datetimes.
+
+    Raises:
+        InvalidInput: one is neither, or some are one and some the other.
+    """
+    kinds = set()
+    for i, message in enumerate(messages):
+        if not isinstance(message, Message):
+            raise InvalidInput(
+                f"message {i} is {message!r}, a {type(message).__name__}; give Message(timestamp, {{...}}), with the "
+                "timestamp in microseconds UTC or as a datetime."
+            )
+        stamp: object = message.timestamp
+        if stamp is None:
+            continue
+        is_whole = hasattr(stamp, "__index__") and not isinstance(stamp, bool)
+        if not is_whole and not isinstance(stamp, datetime):
+            raise InvalidInput(
+                f"message {i} has timestamp={stamp!r}; give whole microseconds UTC, or a datetime, which is in UTC if it "
+                "tells no zone."
+            )
+        kinds.add(is_whole)
+    if len(kinds) > 1:
+        raise InvalidInput(
+            f"some of messages={len(messages)} have integers as timestamps and some datetimes; choose one."
+        )
+    stamps = [message.timestamp for message in messages]
+    return pa.array(stamps, pa.timestamp("us", "UTC") if kinds == {False} else pa.int64())
+
+
 class _Messages(TimeReplayableSource):
     """Messages in memory, as one strand."""
 
@@ -164,10 +198,10 @@ class _Messages(TimeReplayableSource):
     def __init__(self, messages: Sequence[Message], schema: pa.Schema | None, batch_size: int) -> None:
         if batch_size < 1:
             raise InvalidInput(f"batch_size={batch_size}; a micro-batch holds at least one message.")
+        stamps = _timestamps(messages)
         rows = pa.Table.from_pylist([dict(message) for message in messages], schema)
         if TIMESTAMP in rows.column_names:
             raise InvalidInput(f"column {TIMESTAMP!r} of the messages stands for their timestamp here; rename it.")
-        stamps = pa.array([message.timestamp for message in messages], pa.int64())
         self._table = rows.add_column(0, TIMESTAMP, stamps).combine_chunks()
         self._batch_size = batch_size
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from persistent_state.calls import check_takes
 from persistent_state.errors import InvalidInput
 from persistent_state.sinks.base import Sink
 from persistent_state.sinks.function import Function
@@ -109,6 +110,10 @@ def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
             raise InvalidInput(
                 f"task={task}: sink={given_to!r} is no output; give a Sink, a function of (values, clock), ValuesAtClock or "
                 "RunningValues."
+            )
+        if not isinstance(given_to, Sink):
+            check_takes(
+                f"task={task}: sink", given_to, "values", "batch" if isinstance(said, RunningValues) else "clock"
             )
         if isinstance(said, RunningValues):
             running.append(said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -20,8 +21,11 @@ class Message(Mapping[str, Any]):
 
     __slots__ = ("_row", "timestamp")
 
-    def __init__(self, timestamp: int, row: Mapping[str, Any]) -> None:
-        self.timestamp = timestamp
+    timestamp: int
+
+    def __init__(self, timestamp: int | datetime, row: Mapping[str, Any]) -> None:
+        # Where a task gets it, it is a number: `run_local` makes one of a datetime.
+        self.timestamp = timestamp  # type: ignore[assignment]
         self._row = row
 
     def __getitem__(self, column: str) -> Any:

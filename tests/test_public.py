@@ -118,8 +118,8 @@ PUBLIC_MONOIDS = [
 ]
 
 LAYERS = [
-    {"errors", "labels", "raised", "secrets"},
-    {"clock", "durations", "kafka", "keys", "store.base", "sizes", "store.cache"},
+    {"_monoids", "errors", "labels", "raised", "secrets", "version"},
+    {"calls", "clock", "durations", "kafka", "keys", "schemas", "store.base", "sizes", "store.cache"},
     {"plain", "windows", "sinks.kafka_topics"},
     {"sinks.base", "sinks.kafka_clocks", "state"},
     {"store.local", "store.memory", "store.remote", "sinks.function"},

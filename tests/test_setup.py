@@ -21,6 +21,7 @@ from persistent_state import (
     NonWindowState,
     PersistentState,
     PersistentTask,
+    RateSource,
     StateError,
     errors,
     run_local,
@@ -275,7 +276,7 @@ class TestApplications:
         )
 
     def test_two_tasks_of_one_name(self) -> None:
-        source: Any = None
+        source = RateSource(1)
         app = Application("app", "store").add(Task(), source)
         refused(
             lambda: app.add(ByMessage(value=None), source),

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from persistent_state import delivery, driver, guarantee
 from persistent_state.clock import BEGINNING
 from persistent_state.driver import Keeping
-from persistent_state.engine import arrow_source, deliveries, failures, kafka, query, rows, sessions
+from persistent_state.engine import arrow_source, deliveries, failures, kafka, query, rows, sending, sessions
 from persistent_state.engine.causes import as_own_error
 from persistent_state.engine.collecting import Collecting
 from persistent_state.engine.deliveries import Deliveries, Delivery
@@ -436,6 +436,9 @@ def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskSta
     Tasks that are `known` go on from what the store holds of them, at the global `clock`.
     """
     for part in parts:
+        sending.check_task(part.plan.task)
+        if isinstance(part.source, TimeReplayableSource):
+            sending.check_source(part.plan.name, part.source)
         if part.plan.emits:
             query.check_values(part.plan)
         if isinstance(part.source, DataFrameSource):

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInput
+from persistent_state.schemas import arrow_schema
 from persistent_state.sources.records import JSON, Piece, Unfit, bad_records, check_text, json_piece, one_batch, sift
 
 Values: TypeAlias = "Sequence[bytes | None]"
@@ -61,7 +62,9 @@ class Raw:
 
 @dataclass(frozen=True)
 class Json:
-    """One JSON object, whose members are the columns of `schema`: what it lacks is null, what else it has is left out.
+    """One JSON object, whose members are the columns of a schema, which is said as Arrow's, DDL or Spark's.
+
+    What it lacks is null, what else it has is left out.
 
     Timestamps are ISO 8601, in UTC if they tell no zone, or int64 in microseconds. `skip` bytes stand before it: 5 where a
     schema registry's clients wrote it.
@@ -69,6 +72,9 @@ class Json:
 
     columns: pa.Schema
     skip: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", arrow_schema(self.columns))
 
     @property
     def schema(self) -> pa.Schema:

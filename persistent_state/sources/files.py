@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
 from persistent_state.raised import raised
+from persistent_state.schemas import AnySchema, arrow_schema
 from persistent_state.secrets import shown, without_secrets
 from persistent_state.sources import records
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
@@ -72,7 +74,7 @@ class FileSource(TimeReplayableSource):
         *,
         timestamp: str,
         timestamp_unit: str | None = None,
-        schema: pa.Schema | None = None,
+        schema: AnySchema | None = None,
         format: str | None = None,
         channel: str | None = None,
         order_by: str = "name",
@@ -88,6 +90,8 @@ class FileSource(TimeReplayableSource):
             raise InvalidInput(f"{order_by=}; say 'name' or 'modified'.")
         if files_per_batch < 1 or bytes_per_batch < 1:
             raise InvalidInput(f"{files_per_batch=}, {bytes_per_batch=}; give at least 1 of each.")
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", path) and not path.startswith("file:"):
+            raise InvalidInput(f"{path=} is neither a path nor a url; write a url as {path.replace(':/', '://', 1)!r}.")
         # Made absolute, since workers may stand in another folder.
         is_url = "://" in path or path.startswith("file:")
         self.path = path if is_url else os.path.abspath(os.path.expanduser(path))
@@ -100,7 +104,7 @@ class FileSource(TimeReplayableSource):
         self._bytes_per_batch = bytes_per_batch
         self._transform = transform
         self._options = dict(storage_options or {})
-        self._stored = schema
+        self._stored = None if schema is None else arrow_schema(schema)
         self._made: pa.Schema | None = None
         self._opened: _Opened | None = None
 
@@ -264,11 +268,14 @@ class FileSource(TimeReplayableSource):
         with self._asking(""):
             system.invalidate_cache()
             try:
-                is_folder = system.info(root)["type"] == "directory"
+                kind = system.info(root)["type"]
             except (FileNotFoundError, NotADirectoryError):
-                is_folder = False
-            if not is_folder:
-                raise InvalidInput(f"{self!r} is not a folder; make it, or mend the path.")
+                kind = None
+            if kind != "directory":
+                instead = "make it, or mend the path"
+                if kind == "file" or any(mark in self.path for mark in "*?["):
+                    instead = "give one: all files in it and below are read, and a transform can leave out rows"
+                raise InvalidInput(f"{self!r} is not a folder; {instead}.")
             found = system.find(root, detail=True)
         files = (
             _File(name[len(root) + 1 :], int(info.get("size") or 0), _modified(info)) for name, info in found.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from importlib.util import find_spec
 from typing import Any
 
@@ -44,7 +45,8 @@ def open_files(url: str | os.PathLike[str], **storage_options: Any) -> Files:
         path = path if colon else url[len("file:") :]
         if not path.startswith("/"):
             raise InvalidInput(f"url={url!r} has no absolute path; write it as 'file:///a/b'.")
-    elif colon:
+    elif colon or re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", url):
+        protocol = protocol.partition(":")[0]
         # Not the url itself, which may hold a secret.
         way = (
             "it needs a native library; use webhdfs://host:port/path, with the HTTP port of the name node."

@@ -606,7 +606,10 @@ FRAMES: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
 }
 COLUMNS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "no column": (lambda rows: "number", "process_column of task=Says gave 'number', not a Spark Column; make it one"),
-    "unknown": (lambda rows: rows["nowhere"], "process_column of task=Says can't be worked out at .*test_dataframe.py.*nowhere"),
+    "unknown": (
+        lambda rows: rows["nowhere"],
+        "process_column of task=Says can't be worked out at .*test_dataframe.*nowhere",
+    ),
     "aggregate": (lambda rows: functions().sum("number"), "process_column of task=Says can't be worked out: "),
     "several": (
         lambda rows: functions().explode(functions().array("number")),
