@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -68,3 +71,20 @@ def test_only_what_spark_can_not_work_out_of_a_value_is_a_failure_of_the_task(te
         assert type(made) is StateError
     else:
         assert (type(made), str(made)) == (TaskFailed, f"task=Total: Spark could not work out a value: {shown}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_first_signal_asks_to_stop_and_a_second_does_what_it_always_does(number: signal.Signals) -> None:
+    program = f"""
+import os
+from persistent_state.engine.signals import asked_to_stop
+with asked_to_stop() as asked:
+    assert not asked.is_set()
+    os.kill(os.getpid(), {int(number)})
+    assert asked.is_set()
+    print("asked", flush=True)
+    os.kill(os.getpid(), {int(number)})
+    print("not reached")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("asked\n", -number)

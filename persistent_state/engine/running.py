@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import FrameType
 
 import cloudpickle
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -26,6 +24,7 @@ from persistent_state.engine.collecting import Collecting
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.failures import Watch
 from persistent_state.engine.query import Progress
+from persistent_state.engine.signals import asked_to_stop
 from persistent_state.engine.telling import Listener, Telling
 from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, TaskFailed
 from persistent_state.labels import shard_labels
@@ -154,7 +153,7 @@ class Running:
             StateError: what made it fail, as its own class where it is one of this package.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with _signals() as asked:
+        with asked_to_stop() as asked:
             while self._watcher.is_alive():
                 if asked.is_set():
                     self.was_asked_to_stop = True
@@ -360,12 +359,12 @@ class Running:
 
 
 def start(setup: Setup, anew: Sequence[str], rebuild: Sequence[str]) -> Running:
-    """Take the application over and start a query for each of its tasks.
+    """Take the application over and start a query for each of its tasks. If a signal came meanwhile, they are stopped.
 
     Raises:
         InvalidInput: the set-up can't work.
     """
-    with _naming_a_lost_jvm():
+    with asked_to_stop() as asked, _naming_a_lost_jvm():
         sessions.check_store(setup.spark, setup.files)
         sessions.check_scratch(setup.spark, setup.scratch)
         log = Log(setup.files, setup.application)
@@ -387,7 +386,11 @@ def start(setup: Setup, anew: Sequence[str], rebuild: Sequence[str]) -> Running:
         all_deliveries.check_empty(rebuild)
         entry = setup.take_over(log, anew=anew, rebuild=rebuild)
         _warn_of_what_is_left(newest, entry)
-        return Running(setup, log, entry, all_deliveries)
+        running = Running(setup, log, entry, all_deliveries)
+        if asked.is_set():
+            running.was_asked_to_stop = True
+            running.stop()
+        return running
 
 
 def _is_called_back() -> bool:
@@ -484,22 +487,3 @@ def _naming_a_lost_jvm() -> Iterator[None]:
 def _is_lost_jvm(error: Exception) -> bool:
     # Whoever asks first meets an answer without end, the next one nobody who answers.
     return isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError)
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """While this lasts, SIGINT and SIGTERM set an event instead of ending the process in the middle of things."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
