@@ -41,6 +41,7 @@ from persistent_state.engine import running
 from persistent_state.engine.query import progress
 from persistent_state.sources import topics
 from persistent_state.sources.base import Reach
+from persistent_state.sources.consumer import Part
 from persistent_state.steps.combine import combine
 from persistent_state.steps.shard import merge_shard
 from persistent_state.store.log import Log as Journal
@@ -354,7 +355,7 @@ def test_brokers_know_a_reader_by_its_application_and_topics_or_as_the_user_says
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(running, "start", lambda setup, anew: started.append(setup))
+    monkeypatch.setattr(running, "start", lambda setup, *others: started.append(setup))
     app = Application("shops", str(tmp_path), shards=1)
     app.add(Total("a"), KafkaSource("orders", "nowhere:9", value=Json(SCHEMA)))
     app.add(Total("b"), KafkaSource(re.compile("o.*"), "nowhere:9", value=Json(SCHEMA), group="mine"))
@@ -382,3 +383,32 @@ def test_progress_tells_how_many_offsets_there_were_beyond_the_micro_batch(world
         made = [merge_shard(plan, 0, combine(plan, basis, 0, 1, []), None, core.new_id)]
         entry = core.commit(log, made)
         assert progress(entry, made).unread == unread
+
+
+def test_what_a_group_is_refused_keeps_no_record_back_and_what_a_topic_is_names_the_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
+    told: list[Any] = [[message(None, refused)], [message("t", None, 0), message("t", None, 1)]]
+
+    class Consumer:
+        def __init__(self, options: Any) -> None:
+            self.assign = self.pause = lambda places: None
+            self.close = lambda: None
+
+        def consume(self, count: int, timeout: float) -> Any:
+            return told.pop(0)
+
+    monkeypatch.setattr(confluent_kafka, "Consumer", Consumer)
+    source = KafkaSource("t", "nowhere:9")
+    part = Part("t-0", "t", 0, 0, 2, 0, None)
+    assert [row for chunk in source.read([part]) for row in chunk.positions.tolist()] == [0, 1]
+    told.append([message("t", KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))])
+    with pytest.raises(InvalidInput, match="the user may not READ topic='t'"):
+        list(source.read([part]))
+
+
+def message(topic: str | None, error: KafkaError | None, offset: int = 0) -> Any:
+    """What a consumer is handed."""
+    held = {"topic": topic, "error": error, "offset": offset, "partition": 0, "value": b"", "timestamp": (0, 0)}
+    return SimpleNamespace(**{name: lambda value=value: value for name, value in held.items()})
