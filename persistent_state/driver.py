@@ -16,12 +16,12 @@ from functools import partial
 from itertools import groupby
 
 from persistent_state import clock as clocks
-from persistent_state import guarantee
+from persistent_state import guarantee, refusals
 from persistent_state.batch import Basis
 from persistent_state.clock import BEGINNING
 from persistent_state.errors import Disagreement, Exists, Fenced, InvalidInput, StoreUnavailable
-from persistent_state.plain import full_clock, show_identity
-from persistent_state.plan import Plan, folded
+from persistent_state.plain import full_clock
+from persistent_state.plan import Plan
 from persistent_state.sources.base import Reach
 from persistent_state.steps.shard import Descriptor, digest, runs_by_shard
 from persistent_state.store import pages, sides
@@ -66,13 +66,6 @@ def start(
         Fenced: a driver newer than `after` owns the application.
         StoreUnavailable: there is nothing any more of what was started.
     """
-    for argument, names in (("anew", anew), ("rebuild", rebuild)):
-        for name in names:
-            if name not in {plan.name for plan in plans}:
-                known = ", ".join(plan.name for plan in plans)
-                raise InvalidInput(f"{argument} names task={name}, which is not added; the tasks are {known}.")
-    if both := sorted({*anew} & {*rebuild}):
-        raise InvalidInput(f"task={both[0]} is named in anew and in rebuild; name it in one of them.")
     while True:
         newest = log.newest()
         if newest is None and after is not None:
@@ -80,7 +73,7 @@ def start(
         # A start whose answer was lost is its own, too.
         if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
             raise Fenced(f"a newer driver owns {log.application}; this one (epoch {after}) has stopped.")
-        _check_names(newest, plans)
+        refusals.check(newest, plans, anew, rebuild)
         entry = _taken_over(log.files, newest, plans, interval, shards, writer, now, anew, rebuild)
         try:
             log.append(entry)
@@ -116,21 +109,18 @@ def _taken_over(
         if known is None or plan.name in (*anew, *rebuild):
             tasks[plan.name] = _born(plan, known, epoch, BEGINNING if plan.name in rebuild else clock)
             continue
-        _check_identity(plan, known)
         # What it missed since, its source delivers again; but not all that it once read is kept in mind for ever.
         is_back = not (newest and newest.tasks[plan.name].active)
         if is_back and BEGINNING < known.clock < min(retained, default=known.clock):
             raise InvalidInput(
                 f"task={plan.name} left at clock={full_clock(known.clock)}, and the oldest that is retained is "
-                f"{full_clock(retained[0])}. {_WAYS.format(plan.name)}"
+                f"{full_clock(retained[0])}. {refusals.WAYS.format(plan.name)}"
             )
         delivered = {output: known.delivered.get(output, BEGINNING) for output in plan.outputs}
         intervals = (newest.interval if newest else interval, interval)
         back = guarantee.restored(files, known, plan, clock, intervals, shards, now)
         voided = {output: last for output, last in back.voided.items() if output in delivered}
         tasks[plan.name] = replace(back, active=True, delivered=delivered, voided=voided)
-    for plan in plans:
-        _check_outputs(plan, tasks[plan.name])
     return Entry(
         number=newest.number + 1 if newest else 1,
         epoch=epoch,
@@ -160,44 +150,6 @@ def _born(plan: Plan, known: TaskState | None, epoch: int, clock: int) -> TaskSt
     if clock != BEGINNING:
         return task
     return replace(task, life=epoch, retired=tuple(sorted({*known.retired, *known.delivered})))
-
-
-def _check_outputs(plan: Plan, task: TaskState) -> None:
-    for output in plan.outputs:
-        if output in task.retired:
-            raise InvalidInput(
-                f"task={plan.name} is built again, and sink={output!r} has what it was before; give it another place, or a "
-                "function another name: ValuesAtClock(function, name=...)."
-            )
-
-
-def _check_names(newest: Entry | None, plans: Sequence[Plan]) -> None:
-    """Refuse names that are one to some file systems: there each task would delete the files of the other."""
-    taken = {folded(name): name for name in (newest.tasks if newest else ())}
-    for plan in plans:
-        other = taken.setdefault(folded(plan.name), plan.name)
-        if other != plan.name:
-            raise InvalidInput(
-                f"task={plan.name} and task={other} differ in no more than case or accents' spelling, which some file systems "
-                f"do not tell apart; name it {other} again, or give it a name of its own."
-            )
-
-
-_WAYS = (
-    'Name it in rebuild=["{0}"] of run or start, and it is built again from the beginning of its source, while the global '
-    'clock waits. Under another name, or with anew=["{0}"], it starts from zero at the global clock: older messages are late.'
-)
-"""What can be done with a task that can't go on."""
-
-
-def _check_identity(plan: Plan, known: TaskState) -> None:
-    for what in sorted({*plan.identity, *known.identity}):
-        written, wanted = known.identity.get(what), plan.identity.get(what)
-        if written != wanted:
-            raise InvalidInput(
-                f"task={plan.name}: the store was written with {what}={show_identity(written)}, the task has "
-                f"{show_identity(wanted)}. {_WAYS.format(plan.name)}"
-            )
 
 
 def wake(log: Log, epoch: int, name: str, now: int) -> Entry:

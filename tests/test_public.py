@@ -136,7 +136,7 @@ LAYERS = [
     {"view"},
     {"steps.lift"},
     {"steps.combine"},
-    {"guarantee", "steps.shard"},
+    {"guarantee", "refusals", "steps.shard"},
     {"driver", "reader"},
     {"collection", "delivery", "notices"},
     {"application", "frames", "summary", "verify"},

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from persistent_state import delivery, driver, guarantee
+from persistent_state import delivery, driver, guarantee, refusals
 from persistent_state.clock import BEGINNING
 from persistent_state.driver import Keeping
 from persistent_state.engine import arrow_source, deliveries, failures, kafka, query, rows, sending, sessions
@@ -369,6 +369,8 @@ def start(setup: Setup, anew: Sequence[str], rebuild: Sequence[str]) -> Running:
         sessions.check_scratch(setup.spark, setup.scratch)
         log = Log(setup.files, setup.application)
         newest = log.newest()
+        # Before a sink, too, finds fault with what follows from another monoid.
+        refusals.check(newest, [part.plan for part in setup.parts], anew, rebuild)
         all_deliveries = Deliveries(
             [
                 Delivery(setup.spark, part.plan, output, setup.restarts)
