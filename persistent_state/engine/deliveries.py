@@ -294,11 +294,11 @@ class Deliveries:
         for each in self._all:
             each.start(epoch)
 
-    def stop(self) -> None:
-        """Deliver no more; what is under way is waited for, but not for ever."""
+    def stop(self, patience: float) -> None:
+        """Deliver no more; what is under way is waited for so many seconds."""
         for each in self._all:
             each.stop()
-        deadline = time.monotonic() + STOP_SECONDS
+        deadline = time.monotonic() + patience
         for each in self._all:
             each.join(max(0.0, deadline - time.monotonic()))
 

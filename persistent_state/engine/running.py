@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import cloudpickle
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -40,6 +41,9 @@ from persistent_state.store.log import Log
 from persistent_state.store.run import named_by_newest
 
 POLL_SECONDS = 0.05
+LOOK_SECONDS = 5.0
+"""How often the log is asked whether another driver owns the application."""
+
 LONGEST_WAIT = 60.0
 """Seconds between a failure and the next start, at the most; the first is one second, and each is twice the one before."""
 
@@ -274,8 +278,13 @@ class Running:
 
     def _failure(self) -> StateError | None:
         """Wait until the queries end: why one failed, or None if all have come to their end or were asked to stop."""
+        looked = time.monotonic()
         while not self._asked.is_set():
             active = any(running.isActive for running in self._queries)
+            if time.monotonic() - looked > LOOK_SECONDS:
+                looked = time.monotonic()
+                if fenced := self._fenced():
+                    return fenced
             if self._commits.failed is not None:
                 task, failure = self._commits.failed
                 self._had_finished = task in self._commits.finished
@@ -322,13 +331,14 @@ class Running:
         if type(own) is StateError and own is not error:
             # What else Spark has to say of an error that is known by its class is where it passed through.
             own.__cause__ = error
-        with suppress(StateError):
-            newest = self._log.newest()
-            if newest is not None and newest.epoch != self.entry.epoch and not isinstance(own, Fenced):
-                return Fenced(
-                    f"a newer driver owns {self._log.application}; this one (epoch {self.entry.epoch}) has stopped."
-                )
-        return own
+        return own if isinstance(own, Fenced) else self._fenced() or own
+
+    def _fenced(self) -> Fenced | None:
+        """That a newer driver owns the application, if it does."""
+        newest = self._newest()
+        if newest is None or newest.epoch == self.entry.epoch:
+            return None
+        return Fenced(f"a newer driver owns {self._log.application}; this one (epoch {self.entry.epoch}) has stopped.")
 
     def _stop_queries(self) -> None:
         """Stop the queries, all at once. A commit that failed is let go once its query can't go on to another micro-batch."""
@@ -347,7 +357,8 @@ class Running:
     def _end(self) -> None:
         ends = (
             self._stop_queries,
-            self._deliveries.stop,
+            # What a fenced driver's sinks are in the middle of is another's now.
+            partial(self._deliveries.stop, 0.0 if isinstance(self._error, Fenced) else deliveries.STOP_SECONDS),
             self._collecting.stop,
             self._scratch.remove,
             self._telling.close,

@@ -141,7 +141,7 @@ def test_a_stop_does_not_wait_for_a_sink_that_does_not_answer() -> None:
     epoch = running(plan)
     every.start(lambda: epoch)
     # It would wait for a minute.
-    every.stop()
+    every.stop(60.0)
     assert not slow.may_answer.is_set()
     slow.may_answer.set()
 
@@ -167,7 +167,7 @@ def test_what_is_refused_late_is_told_and_tried_again(caplog: pytest.LogCaptureF
     every.start(lambda: epoch)
     late.may_answer.set()
     wait_for(lambda: late.opened > 1)
-    every.stop()
+    every.stop(60.0)
     assert "sink='late': other columns; name another. It is tried again in" in caplog.text
     with pytest.raises(StateError, match="other columns"):
         every.end(threading.Event())
