@@ -286,9 +286,8 @@ class Running:
                 if fenced := self._fenced():
                     return fenced
             if self._commits.failed is not None:
-                task, failure = self._commits.failed
-                self._had_finished = task in self._commits.finished
-                return self._cause(task, failure)
+                self._had_finished = self._commits.failed[0] in self._commits.finished
+                return self._cause(*self._commits.failed)
             for part, ended in zip(self._setup.parts, self._queries, strict=True):
                 if not ended.isActive and (error := ended.exception()) is not None:
                     self._had_finished = part.plan.name in self._commits.finished
