@@ -281,10 +281,9 @@ class Running:
         looked = time.monotonic()
         while not self._asked.is_set():
             active = any(running.isActive for running in self._queries)
-            if time.monotonic() - looked > LOOK_SECONDS:
-                looked = time.monotonic()
-                if fenced := self._fenced():
-                    return fenced
+            if (now := time.monotonic()) > looked + LOOK_SECONDS and (fenced := self._fenced()):
+                return fenced
+            looked = now if now > looked + LOOK_SECONDS else looked
             if self._commits.failed is not None:
                 self._had_finished = self._commits.failed[0] in self._commits.finished
                 return self._cause(*self._commits.failed)
