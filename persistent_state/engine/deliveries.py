@@ -138,7 +138,7 @@ class Delivery:
             InvalidInput: it has some, or it does not answer.
         """
         if self._plan.name in tasks and (why := self._giver.not_empty):
-            raise InvalidInput(f"{self._of} is to be built again, and the sink {why}")
+            raise InvalidInput(f"{self._of}: the task is built again, and the sink {why}")
 
     def start(self, epoch: Callable[[], int]) -> None:
         """Deliver from now on, whatever comes; `epoch` says which start of the application is this driver's now."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,8 +30,10 @@ from persistent_state import (
     PersistentState,
     PersistentTask,
     RunningValues,
+    SqlTable,
     StateError,
     TaskFailed,
+    ValuesAtClock,
     application,
     read_state,
 )
@@ -126,8 +130,8 @@ def test_what_may_change_between_starts_changes_and_nothing_is_lost_or_counted_t
     assert {m.id for m in sent.sent if m.ts is not None and m.ts < born} <= late
 
 
-def newest(folder: Path) -> Any:
-    entry = Log(open_files(str(folder / "store")), NAME).newest()
+def newest(folder: Path, application: str = NAME) -> Any:
+    entry = Log(open_files(str(folder / "store")), application).newest()
     assert entry is not None
     return entry
 
@@ -274,3 +278,60 @@ def test_a_continuous_run_has_its_trigger_and_tells_each_batch_twice_alike(
     lines = [record.getMessage() for record in caplog.records if record.name == "persistent_state.progress"]
     assert [json.loads(line) for line in lines] == [asdict(progress) for progress in told]
     assert run.await_end()
+
+
+class DoubleTotal(PersistentTask):
+    """`Total` with another monoid."""
+
+    name = "Total"
+    value = "n"
+
+    def persistent_state(self) -> NonWindowState[float]:
+        return NonWindowState(Sum(pa.float64()))
+
+
+class OtherTotal(Total):
+    name = "Other"
+
+
+def test_a_task_is_built_again_beside_one_that_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    source = numbers(tmp_path / "in", [1, 2], [3], [4], [5])
+    database = str(tmp_path / "sinks.db")
+
+    def app(task: PersistentTask, table: str, *more: Any) -> Application:
+        app = Application("built", str(tmp_path / "store"), "10 seconds", shards=1, restarts=0)
+        app.add(task, source, [SqlTable(database, table, history=True), *more])
+        return app.add(OtherTotal(), source, SqlTable(database, "other", history=True))
+
+    def given(table: str) -> list[float]:
+        with closing(sqlite3.connect(database)) as connection:
+            found = connection.execute(f"SELECT value FROM {table} ORDER BY clock").fetchall()
+        return [value for (value,) in found]
+
+    app(Total(), "total").run(spark)
+    clock = newest(tmp_path, "built").clock
+    with pytest.raises(
+        InvalidInput, match=r"was written with monoid=Sum\(int64\), the task has Sum\(double\)\. Name it in"
+    ):
+        app(DoubleTotal(), "total").run(spark)
+    with pytest.raises(InvalidInput, match=r"task=Total is built again, and sink=.* has what it was before; give it"):
+        app(DoubleTotal(), "total").run(spark, rebuild=["Total"])
+    renamed = Application("built", str(tmp_path / "store"), "10 seconds", shards=1)
+    renamed.add(Total(), source, ValuesAtClock(SqlTable(database, "total", history=True), name="renamed"))
+    with pytest.raises(
+        InvalidInput, match=r"the task is built again, and the sink holds clock=.* already: name a place of its own"
+    ):
+        renamed.run(spark, rebuild=["Total"])
+    # It dies while it catches up; the next start knows where it stands.
+    with pytest.raises(StateError, match="stumbled at call 2"):
+        app(DoubleTotal(), "doubled", RunningValues(Stumbling(lambda call: call == 2))).run(spark, rebuild=["Total"])
+    entry = newest(tmp_path, "built")
+    assert (entry.clock, entry.tasks["Total"].clock < clock) == (clock, True)
+    with pytest.raises(InvalidInput, match="task=Total is built again and has come to clock="):
+        read_state(str(tmp_path / "store"), "built", DoubleTotal(), clock)
+    numbers(tmp_path / "more", [6], [7])
+    for file in (tmp_path / "more").iterdir():
+        file.rename(tmp_path / "in" / f"x{file.name}")
+    app(DoubleTotal(), "doubled").run(spark, close=True)
+    assert given("doubled") == given("other") == given("total") + given("other")[len(given("total")) :]
+    assert given("doubled")[-1] == 28
