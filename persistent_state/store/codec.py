@@ -224,7 +224,7 @@ def _task(record: Json) -> TaskState:
         clock=record.pop("clock"),
         born=record.pop("born"),
         cuts=tuple(record.pop("cuts")),
-        coarse=tuple(Coarse(each["low"], each["high"], each["step"]) for each in record.pop("coarse")),
+        coarse=tuple(_coarse(each) for each in record.pop("coarse")),
         runs=tuple(_run(run) for run in record.pop("runs")),
         channels={name: _channel(channel) for name, channel in record.pop("channels").items()},
         positions={strand: _position(position) for strand, position in record.pop("positions").items()},
@@ -246,6 +246,12 @@ def _task(record: Json) -> TaskState:
     )
     _all_read("task", record)
     return task
+
+
+def _coarse(record: Json) -> Coarse:
+    coarse = Coarse(record.pop("low"), record.pop("high"), record.pop("step"))
+    _all_read("coarse range of clocks", record)
+    return coarse
 
 
 def _run_record(run: Run) -> Json:
@@ -336,10 +342,16 @@ def _side(record: Json) -> SideFile:
         reasons=record.pop("reasons"),
         newest=record.pop("newest"),
         ends=record.pop("ends"),
-        cuts=tuple(Cut(cut["clock"], cut["positions"]) for cut in record.pop("cuts")),
+        cuts=tuple(_cut(cut) for cut in record.pop("cuts")),
     )
     _all_read("file of late and bad rows", record)
     return side
+
+
+def _cut(record: Json) -> Cut:
+    cut = Cut(record.pop("clock"), record.pop("positions"))
+    _all_read("cut of late and bad rows", record)
+    return cut
 
 
 def _pages_record(pages: Pages) -> Json:
@@ -347,7 +359,9 @@ def _pages_record(pages: Pages) -> Json:
 
 
 def _pages(record: Json) -> Pages:
-    return Pages(tuple(_stored(file) for file in record["files"]), tuple(record["tail"]))
+    pages = Pages(tuple(_stored(file) for file in record.pop("files")), tuple(record.pop("tail")))
+    _all_read("list", record)
+    return pages
 
 
 def _stored_record(stored: Stored) -> Json:
@@ -355,4 +369,6 @@ def _stored_record(stored: Stored) -> Json:
 
 
 def _stored(record: Json) -> Stored:
-    return Stored(record["path"], record["length"], record["checksum"])
+    stored = Stored(record.pop("path"), record.pop("length"), record.pop("checksum"))
+    _all_read("stored file", record)
+    return stored

@@ -260,6 +260,10 @@ class TestEntries:
             (("tasks", "totals", "channels", "a"), "lives in a channel"),
             (("tasks", "totals", "positions", "events/1.csv"), "lives in a position"),
             (("tasks", "totals", "sides", 0), "lives in a file of late and bad rows"),
+            (("tasks", "totals", "sides", 0, "cuts", 0), "lives in a cut of late and bad rows"),
+            (("tasks", "totals", "journal"), "lives in a list"),
+            (("tasks", "totals", "runs", 0, "file"), "lives in a stored file"),
+            (("tasks", "totals", "coarse", 0), "lives in a coarse range of clocks"),
         ],
     )
     def test_a_field_of_a_later_version_is_refused_with_what_to_do(self, place: Sequence[Any], told: str) -> None:
