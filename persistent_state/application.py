@@ -14,7 +14,7 @@ from persistent_state.driver import Keeping
 from persistent_state.durations import Duration, duration, positive
 from persistent_state.errors import InvalidInput
 from persistent_state.outputs import Output, Outputs, check_places, outputs_of
-from persistent_state.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan, folded
+from persistent_state.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store.files import open_files
@@ -100,10 +100,8 @@ class Application:
         """
         _check_task(task)
         _check_source(task.task_name, source)
-        if any(folded(added.task.task_name) == folded(task.task_name) for added in self._added):
-            raise InvalidInput(
-                f"two tasks are named {task.task_name}, perhaps in another case; give one a name of its own."
-            )
+        if any(added.task.task_name == task.task_name for added in self._added):
+            raise InvalidInput(f"two tasks are named {task.task_name}; give one a name of its own.")
         outputs = outputs_of(task.task_name, sink)
         check_places({**{added.task.task_name: added.outputs for added in self._added}, task.task_name: outputs})
         self._added.append(_Added(task, source, outputs, on_bad_row))

@@ -48,10 +48,12 @@ def check(newest: Entry | None, plans: Sequence[Plan], anew: Collection[str], re
 
 def _check_names(newest: Entry | None, plans: Sequence[Plan]) -> None:
     """Refuse names that are one to some file systems: there each task would delete the files of the other."""
-    taken = {folded(name): name for name in (newest.tasks if newest else ())}
+    known = newest.tasks if newest else {}
+    taken = {folded(name): name for name in known}
     for plan in plans:
         other = taken.setdefault(folded(plan.name), plan.name)
-        if other != plan.name:
+        # Where the log has both already, the file system tells them apart.
+        if other != plan.name and plan.name not in known:
             raise InvalidInput(
                 f"task={plan.name} and task={other} differ in no more than case or accents' spelling, which some file systems "
                 f"do not tell apart; name it {other} again, or give it a name of its own."

@@ -280,7 +280,7 @@ class TestApplications:
         app = Application("app", "store").add(Task(), source)
         refused(
             lambda: app.add(ByMessage(value=None), source),
-            "two tasks are named totals, perhaps in another case; give one a name of its own.",
+            "two tasks are named totals; give one a name of its own.",
         )
 
     def test_no_task_at_all(self) -> None:
