@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import sys
 import sysconfig
 from pathlib import Path
 from traceback import walk_tb
@@ -35,7 +35,8 @@ def places(error: BaseException) -> str:
 
 def _is_outside(code: CodeType) -> bool:
     # Spark is called by this package too, where no code of the user's is at fault.
-    return not code.co_filename.startswith(_LIBRARY) and not re.search(r"/(pyspark|py4j)/", code.co_filename)
+    spark = (getattr(sys.modules.get(name), "__file__", None) for name in ("pyspark", "py4j"))
+    return not code.co_filename.startswith((*_LIBRARY, *(f"{Path(file).parent}/" for file in spark if file)))
 
 
 def _is_installed(code: CodeType) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from persistent_state import errors
@@ -51,3 +51,19 @@ def naming(what: str, kind: type[StateError]) -> Iterator[None]:
         raise as_own_error(error, f"{what}{places(error)}") from error
     except Exception as error:
         raise kind(f"{what} raised {raised(error)}; mend it.") from error
+
+
+@contextmanager
+def naming_a_lost_jvm() -> Iterator[None]:
+    """Let an error that comes of Spark's JVM being gone say so."""
+    try:
+        yield
+    except (Py4JError, ConnectionError) as error:
+        if not is_lost_jvm(error):
+            raise
+        raise StateError(f"Spark's JVM is gone ({error}); start the application in a new process.") from error
+
+
+def is_lost_jvm(error: Exception) -> bool:
+    """Return whether Spark's JVM is gone: the first call after that fails with Py4JError, later ones with ConnectionError."""
+    return isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError)

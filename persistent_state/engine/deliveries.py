@@ -40,6 +40,9 @@ OPEN_SECONDS = 10.0
 STOP_SECONDS = 60.0
 """For how long a stop waits for what sinks are in the middle of."""
 
+END_SECONDS = 60.0
+"""For how long the end of a run waits for a sink that does not open."""
+
 _FINAL = (Fenced, InvalidInput, TaskFailed, Damaged)
 """What another try would meet again: to the end it is not waited for."""
 
@@ -185,13 +188,13 @@ class Delivery:
 
     def _run(self) -> None:
         _here.is_delivering = True
-        failures, was_ending = 0, False
+        failures, ends_since = 0, None
         while True:
             told = _told
             # Before the log is looked at: its last entry may come in between.
             is_ending = self._is_ending
-            if is_ending and not was_ending:
-                failures, was_ending = 0, True
+            if is_ending and ends_since is None:
+                failures, ends_since = 0, time.monotonic()
             if self._stopped.is_set():
                 if self._has_left():
                     return
@@ -199,6 +202,10 @@ class Delivery:
             if self._opening.is_alive():
                 # Its sink is not opened a second time meanwhile, and a stop does not wait for it.
                 self._opening.join(OPENING_POLL_SECONDS)
+                if ends_since is not None and time.monotonic() > ends_since + END_SECONDS:
+                    self.error = StoreUnavailable(f"{self._of}: it does not answer; mend it, then run again.")
+                    self._is_at_work = False
+                    return
                 continue
             try:
                 is_done = not self._give_next(is_ending)

@@ -109,8 +109,8 @@ def origin(plan: Plan, output: ValuesAtClock) -> Origin:
                 "case; rename it in the source's transform."
             )
     _, schema = types_of(plan.name, wanted, NO_SINK)
-    window = (field.name for field in plan.layout.window_fields)
-    return Origin(plan.application, plan.name, (*plan.task.key_columns, *window), schema)
+    window = tuple(field.name for field in plan.layout.window_fields)
+    return Origin(plan.application, plan.name, (*plan.task.key_columns, *window), schema, window)
 
 
 def types_of(task: str, schema: pa.Schema, instead: str) -> tuple[StructType, pa.Schema]:

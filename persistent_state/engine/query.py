@@ -23,7 +23,7 @@ from persistent_state.engine.arrow_source import new_id, now_us
 from persistent_state.engine.causes import naming
 from persistent_state.engine.failures import Watch
 from persistent_state.engine.workers import settle
-from persistent_state.errors import StateError, TaskFailed
+from persistent_state.errors import StateError
 from persistent_state.outputs import RunningValues
 from persistent_state.plan import Plan
 from persistent_state.steps.combine import Blob
@@ -169,7 +169,7 @@ class Commit:
         _progress.info("%s", json.dumps(asdict(told)))
         if self._on_progress is not None:
             # Tasks commit in threads of their own; what they tell comes one after the other.
-            with _telling, naming("on_progress", TaskFailed):
+            with _telling:
                 self._on_progress(told)
         deliveries.tell()
         if self._running:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 import cloudpickle
-from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -20,7 +19,7 @@ from persistent_state import delivery, driver, guarantee, refusals
 from persistent_state.clock import BEGINNING
 from persistent_state.driver import Keeping
 from persistent_state.engine import arrow_source, deliveries, failures, kafka, query, rows, sending, sessions
-from persistent_state.engine.causes import as_own_error
+from persistent_state.engine.causes import as_own_error, is_lost_jvm, naming_a_lost_jvm
 from persistent_state.engine.collecting import Collecting
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.failures import Watch
@@ -240,7 +239,7 @@ class Running:
     def _watch(self) -> None:
         """See to it that the run goes on until it is to end."""
         try:
-            with _naming_a_lost_jvm():
+            with naming_a_lost_jvm():
                 self._go_on()
                 self._stop_queries()
                 if not self._asked.is_set():
@@ -280,13 +279,19 @@ class Running:
         """Wait until the queries end: why one failed, or None if all have come to their end or were asked to stop."""
         looked = time.monotonic()
         while not self._asked.is_set():
-            active = any(running.isActive for running in self._queries)
-            if (now := time.monotonic()) > looked + LOOK_SECONDS and (fenced := self._fenced()):
-                return fenced
-            looked = now if now > looked + LOOK_SECONDS else looked
+            active = self._active_tasks()
+            if time.monotonic() > looked + LOOK_SECONDS:
+                looked = time.monotonic()
+                if fenced := self._fenced():
+                    return fenced
             if self._commits.failed is not None:
-                self._had_finished = self._commits.failed[0] in self._commits.finished
-                return self._cause(*self._commits.failed)
+                task, failed = self._commits.failed
+                if not isinstance(failed, StateError) and task not in self._active_tasks():
+                    # Somebody has stopped its query through Spark, else that would wait for its commit: all is to stop.
+                    self._asked.set()
+                    break
+                self._had_finished = task in self._commits.finished
+                return self._cause(task, failed)
             for part, ended in zip(self._setup.parts, self._queries, strict=True):
                 if not ended.isActive and (error := ended.exception()) is not None:
                     self._had_finished = part.plan.name in self._commits.finished
@@ -295,6 +300,11 @@ class Running:
                 break
             self._asked.wait(POLL_SECONDS)
         return None
+
+    def _active_tasks(self) -> set[str]:
+        """Return the tasks whose queries have neither ended nor been stopped."""
+        queries = zip(self._setup.parts, self._queries, strict=True)
+        return {part.plan.name for part, query in queries if query.isActive}
 
     def _start_again(self) -> StateError | None:
         """Start all queries again, from the global clock; what kept the store from it, if something did."""
@@ -307,7 +317,7 @@ class Running:
         except StateError as error:
             return error
         except Exception as error:
-            if _is_lost_jvm(error):
+            if is_lost_jvm(error):
                 raise
             return as_own_error(error, f"application={setup.application}")
         return None
@@ -362,8 +372,8 @@ class Running:
             self._telling.close,
         )
         for end in ends:
-            # Nothing can be stopped or removed through a JVM that is gone.
-            with suppress(Py4JError, ConnectionError):
+            # One that fails, as all do through a JVM that is gone, keeps no other from its end.
+            with suppress(Exception):
                 end()
 
 
@@ -373,7 +383,7 @@ def start(setup: Setup, anew: Sequence[str], rebuild: Sequence[str]) -> Running:
     Raises:
         InvalidInput: the set-up can't work.
     """
-    with asked_to_stop() as asked, _naming_a_lost_jvm():
+    with asked_to_stop() as asked, naming_a_lost_jvm():
         sessions.check_store(setup.spark, setup.files)
         sessions.check_scratch(setup.spark, setup.scratch)
         log = Log(setup.files, setup.application)
@@ -395,6 +405,8 @@ def start(setup: Setup, anew: Sequence[str], rebuild: Sequence[str]) -> Running:
             check_frames(setup, known, newest.clock, rebuild)
         all_deliveries.open()
         all_deliveries.check_empty(rebuild)
+        if asked.is_set():
+            raise StateError(f"application={setup.application} was asked to stop before it began; nothing was changed.")
         entry = setup.take_over(log, anew=anew, rebuild=rebuild)
         _warn_of_what_is_left(newest, entry)
         running = Running(setup, log, entry, all_deliveries)
@@ -483,18 +495,3 @@ def check_frames(setup: Setup, known: Mapping[str, TaskState], clock: int, rebui
             task = known.get(part.plan.name)
             begin = BEGINNING if part.plan.name in rebuild else clock
             rows.opened(setup.spark, part.source, begin if task is None else min(clock, task.clock))
-
-
-@contextmanager
-def _naming_a_lost_jvm() -> Iterator[None]:
-    try:
-        yield
-    except (Py4JError, ConnectionError) as error:
-        if not _is_lost_jvm(error):
-            raise
-        raise StateError(f"Spark's JVM is gone ({error}); start the application in a new process.") from error
-
-
-def _is_lost_jvm(error: Exception) -> bool:
-    # Whoever asks first meets an answer without end, the next one nobody who answers.
-    return isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError)

@@ -186,7 +186,7 @@ def _collect(root: str, now_us: int) -> None:
     try:
         if os.fstat(file).st_uid != os.getuid():
             return
-        newest_ns = max(os.stat(place).st_mtime_ns for place, _, _ in os.walk(root))
+        newest_ns = max((os.stat(place).st_mtime_ns for place, _, _ in os.walk(root)), default=now_us * 1000)
         if now_us - newest_ns // 1000 > SCRATCH_KEPT * 1e6:
             # Only now: one that has just been made is for its driver to lock.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

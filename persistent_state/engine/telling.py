@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from persistent_state.engine.causes import naming
 from persistent_state.engine.query import Progress
+from persistent_state.errors import TaskFailed
 from persistent_state.notices import EVERY, Notices
 from persistent_state.plan import Plan
 from persistent_state.store.entry import Entry
@@ -17,7 +19,7 @@ _runs: dict[str, Telling] = {}
 
 
 class Telling:
-    """What the run of this id has to tell; `newest` is the newest progress of each task."""
+    """The teller of the run of this id: it hears of each commit. `newest` is the newest progress of each task."""
 
     def __init__(self, run: str, plans: Sequence[Plan], entry: Entry, is_to_the_end: bool) -> None:
         # A run that ends by itself tells all then.
@@ -48,13 +50,14 @@ class Telling:
 
 @dataclass(frozen=True)
 class Listener:
-    """Called with each progress, perhaps in another process: lets the run know, if it is in this one, and the user."""
+    """A function of progress that can be pickled: it tells the run of this id, if that is in this process, and the user."""
 
     run: str
     on_progress: Callable[[Progress], None] | None
 
     def __call__(self, progress: Progress) -> None:
-        if self.run in _runs:
-            _runs[self.run].hear(progress)
+        if (run := _runs.get(self.run)) is not None:
+            run.hear(progress)
         if self.on_progress is not None:
-            self.on_progress(progress)
+            with naming("on_progress", TaskFailed):
+                self.on_progress(progress)

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persistent_state.windows import WINDOW
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -26,23 +24,24 @@ _BATCH = "batch"
 class Origin:
     """Whose values a sink is given: `schema` has the key columns, `clock` (a timestamp in UTC) and `value`.
 
-    Of windows, their start and end are key columns too, and timestamps in UTC.
+    Of windows, their start and end are key columns too, and timestamps in UTC: `window` names the two.
     """
 
     application: str
     task: str
     key_columns: tuple[str, ...]
     schema: pa.Schema
+    window: tuple[str, ...] = ()
 
     @property
     def times(self) -> tuple[str, ...]:
         """The columns that are the library's own times: the clock, and the start and the end of a window."""
-        return (CLOCK, *(WINDOW if self.key_columns[-2:] == WINDOW else ()))
+        return (CLOCK, *self.window)
 
     def with_whole(self, columns: Container[str]) -> Origin:
-        """The same, with those of its times that are named here as int64, microseconds UTC.
+        """Return the same, with those of its times that are named here as int64, microseconds UTC.
 
-        So are those of a table that was made before times were timestamps, or as its owner wants them: it keeps its columns.
+        A table keeps its columns, and older ones have int64 there.
         """
         whole = {name for name in self.times if name in columns}
         fields = [field.with_type(pa.int64()) if field.name in whole else field for field in self.schema]

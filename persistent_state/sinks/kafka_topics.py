@@ -63,7 +63,7 @@ def make(name: str, admin: Any, topic: str, patience: float) -> None:
     asked = admin.create_topics([new], operation_timeout=patience, request_timeout=patience)
     try:
         with needing(name, "CREATE", f"topic={topic!r}"):
-            asked[topic].result()
+            answer(asked[topic], 2 * patience)
     except kafka.KafkaException as error:
         if error.args[0].code() != kafka.KafkaError.TOPIC_ALREADY_EXISTS:
             raise

@@ -23,6 +23,7 @@ from persistent_state import (
     Sink,
     SqlTable,
     StateError,
+    StoreUnavailable,
     ValuesAtClock,
 )
 from persistent_state.clock import BEGINNING
@@ -67,7 +68,7 @@ class Place(Sink):
 
     def open(self, origin: Origin) -> int:
         self.opened += 1
-        self.may_answer.wait(60)
+        self.may_answer.wait(600)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -140,9 +141,22 @@ def test_a_stop_does_not_wait_for_a_sink_that_does_not_answer() -> None:
     every.open()
     epoch = running(plan)
     every.start(lambda: epoch)
-    # It would wait for a minute.
     every.stop(60.0)
+    assert not any(one.is_alive for one in every._all)
     assert not slow.may_answer.is_set()
+    slow.may_answer.set()
+
+
+def test_a_run_does_not_end_well_without_a_sink_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "END_SECONDS", 0.3)
+    slow = Place("slow")
+    plan = plan_of(slow)
+    every = deliveries_of(plan, slow)
+    every.open()
+    epoch = running(plan)
+    every.start(lambda: epoch)
+    with pytest.raises(StoreUnavailable, match="sink='slow': it does not answer; mend it, then run again"):
+        every.end(threading.Event())
     slow.may_answer.set()
 
 

@@ -14,7 +14,7 @@ SESSION = """
 import os, signal, sys, threading, time
 from pyspark.sql import SparkSession
 from monoids import Sum
-from persistent_state import Application, NonWindowState, PersistentTask, RateSource
+from persistent_state import Application, NonWindowState, PersistentTask, RateSource, Sink, StateError
 
 # Spark's own level of logging, as a user has it.
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
@@ -56,6 +56,25 @@ class Slow(PersistentTask):
 class AlsoSlow(Slow):
     pass
 
+
+class Interrupting(Sink):
+    name = "interrupting"
+
+    def open(self, origin):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def write(self, values, clock):
+        raise NotImplementedError
+
+
+app = Application("interrupted", store=sys.argv[1], checkpoint_interval="1 second")
+try:
+    app.add(Slow(), RateSource(10), sink=Interrupting()).start(spark)
+except StateError as error:
+    assert str(error) == "application=interrupted was asked to stop before it began; nothing was changed."
+else:
+    raise AssertionError("it has started")
+assert not os.path.exists(sys.argv[1])
 
 for way in ("stop()", "SIGTERM", "SIGINT"):
     app = Application(way[:4], store=sys.argv[1], checkpoint_interval="1 second")

@@ -27,7 +27,7 @@ FIRST = 1_767_225_600 * SECOND  # 2026-01-01T00:00:00Z
 SCHEMA = pa.schema(
     [("key", pa.string()), ("window_start", TIME), ("window_end", TIME), ("clock", TIME), ("value", pa.int64())]
 )
-ORIGIN = Origin("app", "Task", ("key", "window_start", "window_end"), SCHEMA)
+ORIGIN = Origin("app", "Task", ("key", "window_start", "window_end"), SCHEMA, ("window_start", "window_end"))
 OLD = replace(
     ORIGIN, schema=pa.schema([field.with_type(pa.int64()) if field.type == TIME else field for field in SCHEMA])
 )
@@ -136,9 +136,9 @@ def test_a_table_of_an_older_version_keeps_its_columns(spark: SparkSession, made
 
 
 def test_a_key_column_is_none_of_the_library_s_times(spark: SparkSession, made: Made) -> None:
-    """A key of timestamps that happens to be called `window_start` is not written as a whole number."""
-    keys = ("window_start", "key")
-    schema = pa.schema([("window_start", TIME), ("key", pa.string()), ("clock", TIME), ("value", pa.int64())])
+    """Keys of timestamps that happen to be called as the times of windows are not written as whole numbers."""
+    keys = ("window_start", "window_end")
+    schema = pa.schema([("window_start", TIME), ("window_end", TIME), ("clock", TIME), ("value", pa.int64())])
     whole = schema.set(0, pa.field("window_start", pa.int64()))
     made[0]().open(Origin("app", "Task", keys, whole))
     with pytest.raises(InvalidInput):

@@ -1,0 +1,69 @@
+"""What a failed commit and a failed worker tell the driver, and that they wait for it no longer than they must."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from persistent_state import StateError, TaskFailed
+from persistent_state.engine import failures
+from persistent_state.engine.failures import Watch
+
+
+def failing(watch: Watch, task: str, error: Exception) -> threading.Thread:
+    """A commit that fails, in a thread of its own."""
+    thread = threading.Thread(target=watch.fail, args=(task, error), daemon=True)
+    thread.start()
+    return thread
+
+
+def test_the_first_commit_that_fails_is_told_and_all_wait_for_the_end() -> None:
+    watch, first = Watch(), TaskFailed("first")
+    threads = [failing(watch, "A", first)]
+    while watch.failed is None:
+        threads[0].join(0.01)
+    threads.append(failing(watch, "B", StateError("second")))
+    threads[1].join(0.05)
+    assert watch.failed == ("A", first)
+    assert all(thread.is_alive() for thread in threads)
+    watch.end()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_commit_that_a_stop_interrupts_is_no_failure() -> None:
+    watch = Watch()
+    watch.stop()
+    thread = failing(watch, "A", StateError("interrupted"))
+    watch.end()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert watch.failed is None
+
+
+def test_nobody_watches_in_another_process() -> None:
+    assert pickle.loads(pickle.dumps(Watch())) is None
+
+
+@pytest.mark.parametrize(("attempt", "is_row"), [(0, False), (2, False), (3, True)])
+def test_an_error_is_a_row_where_spark_would_not_try_again(
+    monkeypatch: pytest.MonkeyPatch, attempt: int, is_row: bool
+) -> None:
+    context: Any = SimpleNamespace(get=lambda: SimpleNamespace(attemptNumber=lambda: attempt))
+    monkeypatch.setattr(failures, "TaskContext", context)
+    error = TaskFailed("process_message raised")
+    if is_row:
+        found = failures.error_of(failures.as_row(error, 4))
+        assert (type(found), str(found)) == (TaskFailed, str(error))
+    else:
+        with pytest.raises(TaskFailed, match="process_message raised"):
+            failures.as_row(error, 4)
+
+
+def test_a_result_is_no_error() -> None:
+    assert failures.error_of(pickle.dumps({"a": 1})) is None
