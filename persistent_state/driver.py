@@ -120,7 +120,7 @@ def _taken_over(
         intervals = (newest.interval if newest else interval, interval)
         back = guarantee.restored(files, known, plan, clock, intervals, shards, now)
         voided = {output: last for output, last in back.voided.items() if output in delivered}
-        tasks[plan.name] = replace(back, active=True, delivered=delivered, voided=voided)
+        tasks[plan.name] = replace(back, active=True, delivered=delivered, voided=voided, left=_left(known, plan))
     return Entry(
         number=newest.number + 1 if newest else 1,
         epoch=epoch,
@@ -146,10 +146,15 @@ def _born(plan: Plan, known: TaskState | None, epoch: int, clock: int) -> TaskSt
     )
     if known is None:
         return task
-    task = replace(task, furthest=max(known.furthest, known.clock), life=known.life, retired=known.retired)
+    task = replace(task, furthest=max(known.furthest, known.clock))
     if clock != BEGINNING:
-        return task
-    return replace(task, life=epoch, retired=tuple(sorted({*known.retired, *known.delivered})))
+        return replace(task, life=known.life, retired=known.retired, left=_left(known, plan))
+    return replace(task, life=epoch, retired=tuple(sorted({*known.retired, *known.delivered, *known.left})))
+
+
+def _left(known: TaskState, plan: Plan) -> tuple[str, ...]:
+    """The outputs that a task has had since it was built, and has no more in this plan."""
+    return tuple(sorted({*known.left, *known.delivered} - {*plan.outputs}))
 
 
 def wake(log: Log, epoch: int, name: str, now: int) -> Entry:

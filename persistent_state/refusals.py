@@ -37,7 +37,7 @@ def check(newest: Entry | None, plans: Sequence[Plan], anew: Collection[str], re
             continue
         if plan.name not in (*anew, *rebuild):
             _check_identity(plan, known)
-        before = {*known.retired, *(known.delivered if plan.name in rebuild else ())}
+        before = {*known.retired, *((*known.delivered, *known.left) if plan.name in rebuild else ())}
         for output in plan.outputs:
             if output in before:
                 raise InvalidInput(

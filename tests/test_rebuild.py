@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,6 +118,26 @@ def test_a_task_is_not_built_again_for_a_sink_that_has_what_it_was() -> None:
         core.start(ran.log, [replace(ran.new, outputs=("out",)), ran.other])
     entry = core.start(ran.log, [replace(ran.new, outputs=("again",)), ran.other])
     assert entry.tasks["sum"].delivered == {"again": BEGINNING}
+
+
+def test_a_task_is_not_built_again_for_a_sink_that_an_earlier_start_left_out() -> None:
+    ran = Ran()
+
+    def start(plan: Plan, *outputs: str, anew: Sequence[str] = (), rebuild: Sequence[str] = ()) -> tuple[str, ...]:
+        plan = replace(plan, outputs=outputs)
+        return core.start(ran.log, [plan, ran.other], anew=anew, rebuild=rebuild).tasks["sum"].left
+
+    assert [start(ran.old, "a", "b"), start(ran.old, "a"), start(ran.old, "b"), start(ran.old, "a")] == [
+        (), ("b",), ("a",), ("b",)
+    ]  # fmt: skip
+    # What it was given stays there when the task starts anew.
+    assert start(ran.old, "d", anew=["sum"]) == ("a", "b")
+    with pytest.raises(InvalidInput, match="task=sum is built again, and sink='b' has what it was before; give it"):
+        start(ran.new, "b", rebuild=["sum"])
+    assert start(ran.new, "c", rebuild=["sum"]) == ()
+    assert ran.newest.tasks["sum"].retired == ("a", "b", "d")
+    with pytest.raises(InvalidInput, match="sink='b' has what it was before"):
+        start(ran.new, "c", "b")
 
 
 def test_only_tasks_that_are_added_are_built_again_and_none_is_both() -> None:

@@ -34,6 +34,7 @@ ADDED: dict[str, Json] = {
         "again": END,
         "life": 0,
         "retired": (),
+        "left": (),
     },
 }
 """Fields that are younger than the first log, with what an entry has that lacks them."""
@@ -213,6 +214,7 @@ def _task_record(task: TaskState) -> Json:
             "again": task.again,
             "life": task.life,
             "retired": task.retired,
+            "left": task.left,
         },
     )
 
@@ -243,6 +245,7 @@ def _task(record: Json) -> TaskState:
         again=record.pop("again"),
         life=record.pop("life"),
         retired=tuple(record.pop("retired")),
+        left=tuple(record.pop("left")),
     )
     _all_read("task", record)
     return task

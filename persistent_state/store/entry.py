@@ -86,6 +86,7 @@ class TaskState:
     since: what each has is right up to the clock that stands there. No sink was given a clock above both the task's own and
     `furthest`. From the clock `again` on this start takes in again what others have (at least once). `life` is the epoch of the
     start that built the task again from the beginning of its source (0: none did), `retired` names the outputs before that.
+    `left` names the outputs that it had since, and that the last start with the task left out.
     """
 
     identity: Mapping[str, Any]
@@ -111,6 +112,7 @@ class TaskState:
     again: int = clocks.END
     life: int = 0
     retired: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, int]:
         """Late and bad rows by reason."""
