@@ -6,6 +6,7 @@ process, and being small they cost little.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from itertools import chain, takewhile
 
@@ -13,11 +14,14 @@ from persistent_state.driver import Keeping, written
 from persistent_state.errors import Damaged
 from persistent_state.store import pages
 from persistent_state.store.codec import side_from_json
-from persistent_state.store.entry import Entry
+from persistent_state.store.entry import Entry, Stored
 from persistent_state.store.log import Log
 
 LEFTOVER_AGE = 3600.0
 """Seconds after which a temporary file has no writer any more."""
+
+
+_logger = logging.getLogger("persistent_state")
 
 
 class Collector:
@@ -33,6 +37,8 @@ class Collector:
         self._last_named: dict[str, int] = {}
         self._listed: dict[str, list[str]] = {}
         """By file of a list of settled rows, the files that it names."""
+        self._unread: set[str] = set()
+        """The files of such lists that can't be read."""
 
     def collect(self, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
         """Delete what can go, if the application is still this driver's; the paths that went.
@@ -63,10 +69,12 @@ class Collector:
         unnamed = []
         for name, task in newest.tasks.items():
             folder = f"{log.application}/runs/{name}"
+            # A list that can't be read may name what is no younger than it is: that stays until no entry names the list.
+            kept = max([written(path) for path in self._unread if path.startswith(f"{folder}/")], default=(-1, 0))
             for file in files.list(folder):
                 path = f"{folder}/{file}"
                 is_named = path in self._last_named or path in settled
-                if not is_named and (-1, 0) < written(file) < (newest.epoch, task.batch):
+                if not is_named and kept < written(file) < (newest.epoch, task.batch):
                     unnamed.append(path)
         for folder in (f"{log.application}/log", *(f"{log.application}/runs/{name}" for name in newest.tasks)):
             leftovers = files.leftovers(folder, now)
@@ -87,15 +95,24 @@ class Collector:
             # Of every entry: a driver that slept through a takeover holds an old one for the newest.
             for file in task.settled.files:
                 if file.path not in self._listed:
-                    lines = pages.read_file(self._log.files, file)
-                    self._listed[file.path] = [side_from_json(line).file.path for line in lines]
+                    self._listed[file.path] = self._read_list(file)
             named.update(side_from_json(line).file.path for line in task.settled.tail)
         for path in named:
             self._last_named[path] = max(entry.number, self._last_named.get(path, 0))
         self._times[entry.number] = entry.time
+
+    def _read_list(self, file: Stored) -> list[str]:
+        """The files that a file of a list names; none if it can't be read, and the file is remembered as such."""
+        try:
+            return [side_from_json(line).file.path for line in pages.read_file(self._log.files, file)]
+        except (FileNotFoundError, Damaged) as error:
+            self._unread.add(file.path)
+            _logger.warning("files of late and bad rows that %s may name are kept: %s", file.path, error)
+            return []
 
     def _forget_below(self, number: int) -> None:
         """Forget the entries before this one, and the files that only they name."""
         self._times = {known: time for known, time in self._times.items() if known >= number}
         self._last_named = {path: last for path, last in self._last_named.items() if last >= number}
         self._listed = {path: listed for path, listed in self._listed.items() if path in self._last_named}
+        self._unread &= self._last_named.keys()

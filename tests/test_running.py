@@ -5,13 +5,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from persistent_state import FileSource, InvalidInput, StateError, TaskFailed
 from persistent_state.clock import BEGINNING
+from persistent_state.collection import Collector
+from persistent_state.driver import Keeping
+from persistent_state.engine import collecting
 from persistent_state.engine.causes import as_own_error
 from persistent_state.engine.running import Part, check_parts
 from persistent_state.store.log import Log
@@ -23,6 +28,27 @@ def part(folder: Path) -> Part:
     return Part(
         core.plan_of(Totals(), SCHEMA), FileSource(folder, timestamp="ts", schema=SCHEMA, format="parquet"), None
     )
+
+
+def test_a_collection_that_fails_for_any_reason_is_told_of_and_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fails, followed = iter([True]), threading.Event()
+
+    def collect(*_: Any, **__: Any) -> list[str]:
+        if next(fails, False):
+            raise OSError("no such thing")
+        followed.set()
+        return []
+
+    monkeypatch.setattr(collecting, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(Collector, "collect", collect)
+    plan = core.plan_of(Totals(), SCHEMA)
+    collected = collecting.Collecting(plan.files, plan.application, Keeping())
+    collected.start(lambda: 1)
+    assert followed.wait(60)
+    collected.stop()
+    assert "nothing more is collected now: OSError: no such thing" in caplog.text
 
 
 def test_a_source_that_can_not_be_opened_is_refused_before_anything_changes(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from persistent_state.collection import Collector
 from persistent_state.driver import Keeping
 from persistent_state.engine.arrow_source import now_us
-from persistent_state.errors import StateError
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 
@@ -56,5 +55,6 @@ class Collecting:
     def _collect(self, epoch: int) -> None:
         try:
             self._collector.collect(epoch, now=now_us(), keeping=self._keeping)
-        except StateError as error:
-            _logger.warning("nothing more is collected now: %s", error)
+        except Exception as error:
+            # Whatever it is: this thread goes on, or nothing is collected any more, and nobody is told.
+            _logger.warning("nothing more is collected now: %s: %s", type(error).__name__, error)

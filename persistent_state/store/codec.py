@@ -115,7 +115,12 @@ def side_to_json(side: SideFile) -> str:
 
 
 def side_from_json(text: str) -> SideFile:
-    return _side(json.loads(text))
+    try:
+        return _side(json.loads(text))
+    except _UnknownField as error:
+        raise Damaged(
+            f"a list of late and bad rows has {error}, which a later version wrote; upgrade persistent-state."
+        ) from None
 
 
 class _UnknownField(Exception):

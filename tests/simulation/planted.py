@@ -581,13 +581,13 @@ BUGS = (
         "runs stay",
         "What no entry names is never deleted.",
         Collector.collect,
-        ("and (-1, 0) < written(file) < (newest.epoch, task.batch)", "and False"),
+        ("and kept < written(file) < (newest.epoch, task.batch)", "and False"),
     ),
     bug(
         "named run collected",
         "Collection does not look at what entries name.",
         Collector.collect,
-        ("if not is_named and (-1, 0)", "if (-1, 0)"),
+        ("if not is_named and kept", "if kept"),
     ),
     bug(
         "run of a batch under way collected",

@@ -26,10 +26,11 @@ from persistent_state import (
     PersistentTask,
     StateError,
     StoreUnavailable,
+    driver,
 )
 from persistent_state import clock as clocks
 from persistent_state.clock import BEGINNING, Channel, Coarse, Position
-from persistent_state.collection import LEFTOVER_AGE
+from persistent_state.collection import LEFTOVER_AGE, Collector
 from persistent_state.driver import Keeping, close
 from persistent_state.plan import Plan
 from persistent_state.reader import read_state
@@ -447,6 +448,11 @@ def with_journal(known: Pages) -> Entry:
     return FULL.with_task("totals", replace(FULL.tasks["totals"], journal=known))
 
 
+def with_settled(entry: Entry, page: Stored) -> TaskState:
+    task = entry.tasks["totals"]
+    return replace(task, settled=replace(task.settled, files=(page, *task.settled.files[1:])))
+
+
 def flip(files: Files, path: str, byte: int) -> None:
     """Turn one bit of a file over, behind everyone's back."""
     data = bytearray(bytes(files.read(path)))
@@ -720,6 +726,44 @@ class TestCollection:
         assert log.path(4) in gone
         assert set(gone) & kept
         assert entry.files() <= self.run_files(log.files)
+
+    @pytest.mark.parametrize("fault", ["damaged", "gone", "later"])
+    def test_a_settled_list_that_cannot_be_read_keeps_what_it_may_name_and_nothing_else(
+        self, fault: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with (
+            mock.patch.object(sides, "MANY", 2),
+            mock.patch.object(pages, "TAIL", 3),
+            mock.patch.object(sides, "LARGE", 0),
+        ):
+            log, (plan,) = started(core.memory())
+            files = log.files
+            entry = core.play(log, plan, rows_of(100), keeping=self.KEEPING)
+            for i in range(20):
+                entry = core.play(log, plan, rows_of(i, 101 + 10 * i), now=i, keeping=self.KEEPING)
+            (page, *_) = entry.tasks["totals"].settled.files
+            named = {json.loads(line)["file"]["path"] for line in pages.read_file(files, page)}
+            content = bytes(files.read(page.path)).replace(b'{\\"cuts', b'{\\"lives\\":3,\\"cuts')
+            if fault == "damaged":
+                flip(files, page.path, 3)
+            else:
+                files.delete(page.path)
+            if fault == "later":
+                files.create(page.path, content)
+                later = replace(page, length=len(content), checksum=hashlib.sha256(content).hexdigest())
+                log.append(entry.follower(20, tasks={"totals": with_settled(entry, later)}))
+            runs_io._verified.clear()
+            collector = Collector(Log(files, "app"))
+            for i in range(20, 40):
+                core.play(log, plan, rows_of(101 + 10 * i), now=1000 * i, keeping=self.KEEPING)
+                collector.collect(1, now=1000 * i, keeping=self.KEEPING)
+        assert log.numbers()[0] > entry.number
+        assert named <= self.run_files(files)
+        left = {path for number in log.numbers() for path in log.read(number).files()}
+        unnamed = {path for path in self.run_files(files) - left if ".side." not in path}
+        assert all(driver.written(path) <= driver.written(page.path) for path in unnamed)
+        told = [record.message for record in caplog.records]
+        assert [page.path in message for message in told] == [True], told
 
     def test_temporary_files_of_killed_writers_go_once_they_are_old(self, tmp_path: Path) -> None:
         files = open_files(tmp_path)
