@@ -20,8 +20,7 @@ class Basis:
     the global clock. `ends` says where each strand will have been read to (one that is not named, as far as its rows
     go), `journal` what the source wants remembered with that, `digests` what runs each shard starts from. Below `restored`,
     the clock that a start restored, rows without a position may be replayed or late: nobody can tell. From `again` on rows that
-    earlier starts have accounted for count once more. `unread` positions were there beyond the
-    ends, if that is known.
+    earlier starts have accounted for count once more. `unread` positions were there beyond the ends, if that is known.
 
     `apart` are the clocks that folding must keep apart. Parts may be planned from different entries, as other tasks
     commit meanwhile; nothing else of a task can differ between those but the `floor`, the clock by which what has expired may

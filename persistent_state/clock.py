@@ -84,7 +84,8 @@ class Position:
     Everything before `next` is accounted for. So is a message before `position` and below `clock` for each pair of
     `accounted`: earlier starts had read up to `position` when they were cut back to `clock`. `spans` are pairs (first
     position, newest timestamp) of what was delivered; both rise, so the first span that reaches a clock is where its
-    replay may start. At least once a start cuts nothing back, and its pair has the clock `END`.
+    replay may start. At least once a start cuts nothing back: its pair has the clock `END`, as all before its position is in
+    the state, whatever its time.
     """
 
     next: int = 0

@@ -3,7 +3,8 @@
 Invariants, before and after every start, whatever the deliveries were:
 - Positions say what is in the runs or aside, and nothing else: how much of it this start takes in again is `again`. So a cut
   leaves no pair above its clock. All before a position's `taken` is there; at most once none of it is read again. Only what a
-  delivery may lose is missing: what was in flight (at most once), what came late and was cut away (at least once).
+  delivery may lose is missing: what was in flight (at most once), what came late and was cut away (at least once), and late and
+  bad rows that a start at least once took back, until it has read them again. At most once that is never: they stay missing.
 - What a sink was given up to the clock `delivered` is what the checkpoints were, unless its output is `voided`: then so much
   is right as stands there, and with the next clock it is given everything.
 """
