@@ -170,7 +170,8 @@ def test_files_of_late_rows_are_few_and_hold_each_row_once(streams: Streams) -> 
 def test_the_driver_keeps_few_entries_and_reads_each_once_to_collect(streams: Streams) -> None:
     stream, _, collector, _ = streams
     gc.collect()
-    assert sum(isinstance(each, Entry) for each in gc.get_objects()) < 10
+    # Other tests have entries of their own in this process.
+    assert sum(isinstance(each, Entry) and "Total" in each.tasks for each in gc.get_objects()) < 10
     now = 10**15 + HALF_A_SECOND * BATCHES
     collector.collect(1, now=now, keeping=KEEPING)
     first = len(stream.files.reads)
