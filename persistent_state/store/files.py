@@ -46,7 +46,7 @@ def open_files(url: str | os.PathLike[str], **storage_options: Any) -> Files:
         if not path.startswith("/"):
             raise InvalidInput(f"url={url!r} has no absolute path; write it as 'file:///a/b'.")
     elif colon or re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", url):
-        protocol = protocol.partition(":")[0]
+        protocol = protocol if colon else url.partition(":")[0]
         # Not the url itself, which may hold a secret.
         way = (
             "it needs a native library; use webhdfs://host:port/path, with the HTTP port of the name node."
