@@ -97,8 +97,8 @@ def believe(log: Log, epoch: int, task: str, output: str, clock: int, now: int) 
 
     def change(known: TaskState) -> TaskState:
         voided = dict(known.voided)
-        if clock > known.clock or known.delivered[output] < clock <= known.furthest:
-            # It may have been given that before a start cut the task back, by a driver that died before the log said so.
+        if clock > known.clock:
+            # It was given that before a start cut the task back, and died before the log said so.
             voided.setdefault(output, min(known.delivered[output], known.clock))
         return replace(known, delivered={**known.delivered, output: clock}, voided=voided)
 
