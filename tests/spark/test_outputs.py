@@ -275,7 +275,8 @@ def test_a_driver_that_was_fenced_in_the_middle_of_a_delivery_does_no_harm(spark
     may_go_on.set()
     with pytest.raises(StateError, match="newer driver"):
         first.await_end()
-    # It finished what it was in the middle of, with the checkpoint's own values, and began nothing more.
+    # It finishes what it was in the middle of, with the checkpoint's own values, and begins nothing more.
+    wait_for(lambda: bool(slow.asked))
     assert slow.asked == list(expected(3, totals).items())[:1]
     assert newest(tmp_path) == entry
     assert entry.tasks["Totals"].delivered == {"place": place.applied}
