@@ -133,6 +133,7 @@ BUGS = (
         "given before it is recorded",
         deliveries.Giver.give_next,
         ("if self.delivery == AT_MOST_ONCE:", "if False:"),
+        at=139,
     ),
     bug(AT_MOST_ONCE, "other intervals over kept ones", guarantee._coarse, ("if before == interval:", "if True:")),
     bug(

@@ -167,14 +167,14 @@ def test_a_store_is_exact_whatever_step_its_drivers_are_killed_at(
     for phase, found in points.items():
         first = next(point for point in found if point.split()[1] in WRITES)
         found += [f"{JVM} {point}" for point in (list(found) if phase in OF_JVM else [first])]
-    in_midstream = [*points["commit"], *points["collect"], *at_random, GROUP]
-    # A start has something to take back only after a kill in mid-stream, which a collection need not be: that of a run's end
-    # comes when all is committed. So what reads runs comes first, after commits.
-    starts = sorted(points["start"], key=lambda point: "read runs" not in point)
+    # A start has something to take back only after a kill in mid-stream, which that of a collection need not be: the one at the
+    # end of a run comes when all is committed. So starts are done when the collections' turn comes.
+    in_midstream = [*points["commit"], *at_random, GROUP, *points["collect"]]
+    assert len(points["start"]) <= len(in_midstream) - len(points["collect"])
     plans = [
         [
             point
-            for turn in zip_longest(in_midstream[i::CHAINS], starts[i::CHAINS])
+            for turn in zip_longest(in_midstream[i::CHAINS], points["start"][i::CHAINS])
             for point in turn
             if point is not None
         ]
