@@ -167,15 +167,14 @@ def test_a_store_is_exact_whatever_step_its_drivers_are_killed_at(
     for phase, found in points.items():
         first = next(point for point in found if point.split()[1] in WRITES)
         found += [f"{JVM} {point}" for point in (list(found) if phase in OF_JVM else [first])]
-    # A start has something to take back only after a kill in mid-stream, which that of a collection need not be: the one at the
-    # end of a run comes when all is committed. So starts are done when the collections' turn comes.
-    in_midstream = [*points["commit"], *at_random, GROUP, *points["collect"]]
-    assert len(points["start"]) <= len(in_midstream) - len(points["collect"])
+    # What collects need not die in mid-stream: it also comes at the end of a run, and before the first commit.
+    anywhere = [*points["commit"], *points["collect"], *at_random, GROUP]
     plans = [
         [
             point
-            for turn in zip_longest(in_midstream[i::CHAINS], points["start"][i::CHAINS])
-            for point in turn
+            for kill, start in zip_longest(anywhere[i::CHAINS], points["start"][i::CHAINS])
+            # A start has something to take back, and reads it, only after a kill in mid-stream.
+            for point in (kill, GROUP if start and "read runs" in start else None, start)
             if point is not None
         ]
         + points["close"][i::CHAINS]
