@@ -20,7 +20,6 @@ from persistent_state.store.log import Log
 LEFTOVER_AGE = 3600.0
 """Seconds after which a temporary file has no writer any more."""
 
-
 _logger = logging.getLogger("persistent_state")
 
 

@@ -98,7 +98,8 @@ def believe(log: Log, epoch: int, task: str, output: str, clock: int, now: int) 
     def change(known: TaskState) -> TaskState:
         voided = dict(known.voided)
         if clock > known.clock:
-            # It was given that before a start cut the task back, and died before the log said so.
+            # A driver gave it that clock before a start cut the task back, and died before the log said so. Not told by this: a
+            # sink that answers only after its task has passed that clock again.
             voided.setdefault(output, min(known.delivered[output], known.clock))
         return replace(known, delivered={**known.delivered, output: clock}, voided=voided)
 

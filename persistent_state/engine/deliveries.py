@@ -289,7 +289,7 @@ class Deliveries:
             each.await_open(max(0.0, until - time.monotonic()))
 
     def check_empty(self, tasks: Sequence[str]) -> None:
-        """Refuse a place of one of these tasks, which are built again, that has rows of what it was.
+        """Refuse a task of these, which are built again, whose sink still has rows of its life before.
 
         Raises:
             InvalidInput: it has some, or nobody knows, as it does not answer.

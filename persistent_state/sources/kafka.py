@@ -392,7 +392,7 @@ class KafkaSource(TimeReplayableSource):
         return Noted(topic.name, topic.id, from_there, noted.generation + 1, until)
 
     def _check_ends(self, places: Mapping[str, Place], start: Mapping[str, int]) -> None:
-        """Refuse to read behind the end, where one would wait until others stand there."""
+        """Refuse to read from behind the end: other records would be written there, and be taken for those that were read."""
         for strand, place in places.items():
             if start.get(strand, place.begin) > place.end:
                 raise Doubtful(
