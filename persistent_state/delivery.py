@@ -82,8 +82,12 @@ def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -
     """
 
     def change(known: TaskState) -> TaskState:
-        voided = {name: last for name, last in known.voided.items() if name != output}
-        return replace(known, delivered={**known.delivered, output: clock}, voided=voided)
+        return replace(
+            known,
+            delivered={**known.delivered, output: clock},
+            voided=_without(known.voided, output),
+            cut_at=_without(known.cut_at, output),
+        )
 
     return amend(log, epoch, task, change, now)
 
@@ -97,13 +101,19 @@ def believe(log: Log, epoch: int, task: str, output: str, clock: int, now: int) 
 
     def change(known: TaskState) -> TaskState:
         voided = dict(known.voided)
-        if clock > known.clock:
-            # A driver gave it that clock before a start cut the task back, and died before the log said so. Not told by this: a
-            # sink that answers only after its task has passed that clock again.
-            voided.setdefault(output, min(known.delivered[output], known.clock))
-        return replace(known, delivered={**known.delivered, output: clock}, voided=voided)
+        # A start of an older version did not say where it cut the task back.
+        cut = known.cut_at.get(output, known.clock)
+        if clock > cut:
+            # A driver gave the sink that clock before a start cut the task back, and died before the log said so.
+            voided.setdefault(output, min(known.delivered[output], cut))
+        delivered = {**known.delivered, output: clock}
+        return replace(known, delivered=delivered, voided=voided, cut_at=_without(known.cut_at, output))
 
     return amend(log, epoch, task, change, now)
+
+
+def _without(clocks: Mapping[str, int], output: str) -> dict[str, int]:
+    return {name: clock for name, clock in clocks.items() if name != output}
 
 
 @dataclass

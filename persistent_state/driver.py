@@ -120,7 +120,11 @@ def _taken_over(
         intervals = (newest.interval if newest else interval, interval)
         back = guarantee.restored(files, known, plan, clock, intervals, shards, now)
         voided = {output: last for output, last in back.voided.items() if output in delivered}
-        tasks[plan.name] = replace(back, active=True, delivered=delivered, voided=voided, left=_left(known, plan))
+        # An output that is left out is not given what it lacks, and is new when it comes back: its sink then says what it has.
+        cut_at = {**back.cut_at, **{output: last for output, last in back.voided.items() if output not in delivered}}
+        tasks[plan.name] = replace(
+            back, active=True, delivered=delivered, voided=voided, left=_left(known, plan), cut_at=cut_at
+        )
     return Entry(
         number=newest.number + 1 if newest else 1,
         epoch=epoch,
@@ -148,7 +152,8 @@ def _born(plan: Plan, known: TaskState | None, epoch: int, clock: int) -> TaskSt
         return task
     task = replace(task, furthest=max(known.furthest, known.clock))
     if clock != BEGINNING:
-        return replace(task, life=known.life, retired=known.retired, left=_left(known, plan))
+        cut_at = {**dict.fromkeys((*plan.outputs, *known.delivered, *known.left), clock), **known.cut_at}
+        return replace(task, life=known.life, retired=known.retired, left=_left(known, plan), cut_at=cut_at)
     return replace(task, life=epoch, retired=tuple(sorted({*known.retired, *known.delivered, *known.left})))
 
 

@@ -117,6 +117,8 @@ def cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) -
         again=END,
         voided={**dict.fromkeys((o for o, last in task.delivered.items() if last > clock), clock), **task.voided},
         furthest=max(task.furthest, task.clock) if task.clock > clock else task.furthest,
+        # A sink may have been given more than the log says. The first of several cuts is the lowest.
+        cut_at={**dict.fromkeys((*task.delivered, *task.left), clock), **task.cut_at},
     )
 
 

@@ -318,6 +318,28 @@ def test_a_sink_is_believed_to_have_what_a_start_has_cut_away(recorded: bool) ->
         Giver(log, "ids", "out", lambda: 60, lambda _, due: None, lambda: 0).open()
 
 
+@pytest.mark.parametrize("left_out", [True, False])
+def test_a_sink_that_answers_after_its_task_has_passed_what_a_start_cut_away_is_given_everything(
+    left_out: bool,
+) -> None:
+    log, plans, _ = given_above_the_global_clock()
+    plan, slow = (replace(plan, delivery=EXACTLY_ONCE) for plan in plans)
+    # The driver died after the sink had clock 50, before the log said so.
+    driver.amend(log, 1, "ids", lambda task: replace(task, delivered={"out": 20}), 0)
+    if left_out:
+        core.start(log, [replace(plan, outputs=()), slow])
+    core.start(log, [plan, slow])
+    for stamp in (57, 78):
+        core.play(log, plan, rows((5, 1), (22, 2), (35, 3), (stamp, 4)))
+        entry = core.play(log, slow, rows((21, 1), (stamp, 2)))
+    assert (50 in entry.retained, entry.clock) == (True, 70)
+    given: list[Due] = []
+    giver = Giver(log, "ids", "out", lambda: 50, lambda _, due: given.append(due), lambda: 0)
+    while giver.give_next(entry.epoch):
+        pass
+    assert given == [Due(70, BEGINNING, BEGINNING)]
+
+
 def test_an_entry_says_nothing_of_plans_where_there_are_none() -> None:
     entry = entry_of((10, 20), 10)
     data = codec.to_bytes(entry)

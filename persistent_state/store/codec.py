@@ -35,6 +35,7 @@ ADDED: dict[str, Json] = {
         "life": 0,
         "retired": (),
         "left": (),
+        "cut_at": {},
     },
 }
 """Fields that are younger than the first log, with what an entry has that lacks them."""
@@ -220,6 +221,7 @@ def _task_record(task: TaskState) -> Json:
             "life": task.life,
             "retired": task.retired,
             "left": task.left,
+            "cut_at": dict(task.cut_at),
         },
     )
 
@@ -251,6 +253,7 @@ def _task(record: Json) -> TaskState:
         life=record.pop("life"),
         retired=tuple(record.pop("retired")),
         left=tuple(record.pop("left")),
+        cut_at=dict(record.pop("cut_at")),
     )
     _all_read("task", record)
     return task

@@ -86,7 +86,8 @@ class TaskState:
     since: what each has is right up to the clock that stands there. No sink was given a clock above both the task's own and
     `furthest`. From the clock `again` on this start takes in again what others have (at least once). `life` is the epoch of the
     start that built the task again from the beginning of its source (0: none did), `retired` names the outputs before that.
-    `left` names the outputs that it had since, and that the last start with the task left out.
+    `left` names the outputs that it had since, and that the last start with the task left out. `cut_at` says of an output the
+    lowest clock that starts have cut the task back to since its sink last answered: what the sink has above that may be void.
     """
 
     identity: Mapping[str, Any]
@@ -113,6 +114,7 @@ class TaskState:
     life: int = 0
     retired: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    cut_at: Mapping[str, int] = field(default_factory=dict)
 
     def counts(self) -> dict[str, int]:
         """Late and bad rows by reason."""

@@ -100,6 +100,7 @@ class DeliveryWorld:
 
     def __init__(self, seed: int, delivery: str) -> None:
         self.rng = rng = Random(f"{delivery} {seed}")
+        self.slow = Random(f"slow sinks {seed}")
         self.delivery = delivery
         self.deliveries: tuple[str, ...] = (delivery,)
         self.lives = [5, 30, 80, 160]
@@ -134,7 +135,9 @@ class DeliveryWorld:
         )
         self.strands.visible = dict.fromkeys(self.strands.messages, 0)
         self.jobs = [self._job(i) for i in range(rng.randint(2 if self.haste > 1 else 1, 3))]
-        self.places = {job.name: Place(keeps_record=rng.random() < 0.4) for job in self.jobs}
+        self.places = {
+            job.name: Place(keeps_record=rng.random() < 0.4 or self.slow.random() < 0.5) for job in self.jobs
+        }
         self.layouts = {job.name: self._plan(job, EXACTLY_ONCE, self.files, 10, 1).layout for job in self.jobs}
         self.starts = rng.randint(4, 8) if delivery == MIXED else rng.randint(2, 6)
         self.playing = ""
@@ -239,9 +242,15 @@ class DeliveryWorld:
         if self.leaves and not is_last and self.newest and self.newest.clock != BEGINNING and len(jobs) > 1:
             jobs = rng.sample(jobs, len(jobs) - 1)
         plans = {job.name: self._plan(job, delivery, files, interval, shards) for job in jobs}
-        givers = {name: self._giver(log, plan, life) for name, plan in plans.items()}
+        if self.delivery == MIXED and not is_last:
+            # Without its output, whose sink may hold what this start cuts away.
+            left_out = {job.name for job in jobs if job.windowing is None and self.slow.random() < 0.2}
+            plans = {name: replace(p, outputs=()) if name in left_out else p for name, p in plans.items()}
+        givers = {name: self._giver(log, plan, life) for name, plan in plans.items() if plan.outputs}
         for giver in givers.values():
-            giver.open()
+            # One that is slow to answer is opened with the first that it is given.
+            if self.delivery != MIXED or self.slow.random() < 0.5:
+                giver.open()
         self.now += 1000
         self.playing = delivery
         entry = driver.start(
@@ -263,7 +272,7 @@ class DeliveryWorld:
             name = rng.choice([name for name in plans for _ in range(1 if name == self.jobs[0].name else self.haste)])
             if rng.random() < 0.7:
                 self._batch(log, entry.epoch, plans[name], sources[name])
-            if rng.random() < 0.4:
+            if rng.random() < 0.4 and name in givers:
                 givers[name].give_next(entry.epoch)
             if rng.random() < 0.1:
                 collector.collect(entry.epoch, now=self.now, keeping=self.keeping)
@@ -309,6 +318,10 @@ class DeliveryWorld:
             since = Since(due.since, False, False, due.recent)
             table = state_at(plan.files, APPLICATION, entry, plan.name, plan.layout, due.clock, since)
             life.come_to(lambda: self._given(plan, due, as_dict(table.read(), plan.layout)))
+            assert self.newest is not None
+            if life.left is not None and due.clock > self.newest.clock and self.slow.random() < 0.8:
+                # Before the log says so.
+                raise Killed
 
         return Giver(log, plan.name, "out", opened, write, lambda: self.now, plan.delivery)
 

@@ -211,7 +211,7 @@ class Oracle:
         """Whether the entry does nothing but write down that something was delivered."""
         told = replace(before, number=entry.number, previous=entry.previous, time=entry.time)
         for name, task in entry.tasks.items():
-            told = told.with_task(name, replace(told.tasks[name], delivered=task.delivered))
+            told = told.with_task(name, replace(told.tasks[name], delivered=task.delivered, cut_at=task.cut_at))
         return entry == told and entry.tasks != before.tasks
 
     def _wakes(self, before: Entry, entry: Entry) -> bool:
