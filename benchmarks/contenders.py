@@ -28,12 +28,12 @@ from persistent_state import (
     ValuesAtClock,
     Window,
     WindowState,
-    driver,
 )
 from persistent_state.application import positive
-from persistent_state.clock import Settings
-from persistent_state.labels import shard_labels
-from persistent_state.plan import Plan
+from persistent_state.batch.plan import Plan
+from persistent_state.event_time.clocks import Settings
+from persistent_state.protocol import takeover
+from persistent_state.sinks.base import shard_labels
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 
@@ -280,7 +280,9 @@ def blobs_of(setting: Setting) -> DataFrame:
     source = FileSource(setting.folder, timestamp="ts", files_per_batch=setting.files_per_batch)
     task = task_of(setting)
     plan = Plan("benchmark", files, task, source.schema, "ts", None, Settings(interval), shards)
-    entry = driver.start(Log(files, "benchmark"), [plan], interval=interval, shards=shards, writer="benchmark", now=1)
+    entry = takeover.take_over(
+        Log(files, "benchmark"), [plan], interval=interval, shards=shards, writer="benchmark", now=1
+    )
     session = session_of(setting)
     labels = shard_labels(session, shards)
     return arrow_source.load(session, arrow_source.ArrowReader(plan, source, entry.epoch, shards, labels, 1))

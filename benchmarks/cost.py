@@ -22,13 +22,14 @@ import pyarrow as pa
 from benchmarks.contenders import Sum
 from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
-from persistent_state import Chunk, Reach, driver
-from persistent_state.clock import Settings
-from persistent_state.plan import Plan
-from persistent_state.steps.combine import combine
-from persistent_state.steps.shard import merge_shard
-from persistent_state.store.base import BytesLike
-from persistent_state.store.local import LocalFiles
+from persistent_state import Chunk, Reach
+from persistent_state.batch.combine import combine
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.shard import merge_shard
+from persistent_state.event_time.clocks import Settings
+from persistent_state.protocol import commits, takeover
+from persistent_state.store.files.base import BytesLike
+from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log
 
 SECOND = 1_000_000
@@ -56,7 +57,7 @@ def checkpoints(folder: str, keys: int, changed: int, emits: bool) -> Iterator[l
     files = CountedFiles(folder)
     plan = plan_of(files, emits)
     log, ids, chance = Log(files, "cost"), count(), np.random.default_rng(1)
-    entry = driver.start(log, [plan], interval=SECOND, shards=SHARDS, writer="benchmark", now=START)
+    entry = takeover.take_over(log, [plan], interval=SECOND, shards=SHARDS, writer="benchmark", now=START)
     position = 0
     for batch in count():
         some = np.arange(keys) if batch == 0 else chance.choice(keys, changed, replace=False)
@@ -64,13 +65,13 @@ def checkpoints(folder: str, keys: int, changed: int, emits: bool) -> Iterator[l
         stamps = pa.array(START + batch * SECOND + np.arange(len(some)) * SECOND // len(some), SCHEMA.field("ts").type)
         rows = pa.record_batch([stamps, some, np.ones(len(some), np.int64)], schema=SCHEMA)
         reach = Reach({"": position + len(some)}, {"": False})
-        basis = driver.plan_batch(entry, plan.name, reach, START + batch * SECOND)
+        basis = commits.plan_batch(entry, plan.name, reach, START + batch * SECOND)
         blobs = combine(plan, basis, 0, 1, [Chunk("", position, rows)])
         described = [
             merge_shard(plan, shard, [blob], None, lambda: f"{next(ids):016x}") for shard, blob in enumerate(blobs)
         ]
-        entry = driver.commit(
-            log, entry.epoch, described, now=START, new_id=lambda: f"{next(ids):016x}", keeping=driver.Keeping()
+        entry = commits.commit(
+            log, entry.epoch, described, now=START, new_id=lambda: f"{next(ids):016x}", keeping=commits.Keeping()
         )
         position += len(some)
         yield list(files.sizes)

@@ -25,14 +25,14 @@ from benchmarks.measure import write_json
 from benchmarks.throughput import session
 from monoids import Sum
 from persistent_state import Application, FileSource, NonWindowState, PersistentTask
-from persistent_state.plan import DELIVERIES
+from persistent_state.batch.plan import DELIVERIES
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.query import Progress
+    from persistent_state.engine.micro_batch import Progress
 
 ROWS, SPAN = 250_000, 10_000_000
 COLUMNS = ("ms/batch", "entries/batch", "s to 1st commit", "s to the end", "k replayed")

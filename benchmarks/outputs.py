@@ -22,9 +22,9 @@ from benchmarks.cost import checkpoints, plan_of
 from benchmarks.measure import write_json
 from benchmarks.throughput import session
 from persistent_state import ParquetTable, SqlTable
-from persistent_state.reader import state_at
-from persistent_state.store.local import LocalFiles
+from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log
+from persistent_state.store.state_at import state_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +45,7 @@ def sinks(folder: Path, origin: Any) -> dict[str, Write]:
 
 def measure(spark: SparkSession, folder: Path, keys: int, changed: int, clocks: int) -> dict[str, list[float]]:
     """Seconds that each sink took for each clock but the first."""
-    from persistent_state.engine import frame
+    from persistent_state.engine import frames
 
     made = checkpoints(str(folder / "store"), keys, changed, emits=False)
     for _ in range(clocks + 2):
@@ -56,10 +56,10 @@ def measure(spark: SparkSession, folder: Path, keys: int, changed: int, clocks: 
     retained = entry.retained[-clocks - 1 :]
     taken: dict[str, list[float]] = {}
     for number, (since, clock) in enumerate(pairwise(retained)):
-        for name, write in sinks(folder, frame.origin(plan)).items():
+        for name, write in sinks(folder, frames.origin(plan)).items():
             state = state_at(plan.files, plan.application, entry, plan.name, plan.layout, clock, since)
             begin = time.perf_counter()
-            write(frame.of_values(spark, state, plan), clock)
+            write(frames.of_values(spark, state, plan), clock)
             if number:
                 taken.setdefault(name, []).append(time.perf_counter() - begin)
         print(f"\r{number + 1} of {clocks}", end="\r", file=sys.stderr, flush=True)

@@ -22,14 +22,15 @@ import pyarrow as pa
 
 from benchmarks.measure import write_json
 from monoids import Sum
-from persistent_state import Chunk, NonWindowState, PersistentTask, Reach, driver
-from persistent_state.clock import Settings
-from persistent_state.collection import Collector
-from persistent_state.delivery import Giver
-from persistent_state.driver import Keeping
-from persistent_state.plan import Plan
-from persistent_state.steps.combine import combine
-from persistent_state.steps.shard import merge_shard
+from persistent_state import Chunk, NonWindowState, PersistentTask, Reach
+from persistent_state.batch.combine import combine
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.shard import merge_shard
+from persistent_state.event_time.clocks import Settings
+from persistent_state.protocol import commits, takeover
+from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.deliver import Giver
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
@@ -73,7 +74,7 @@ class Driver:
             for plan in self.plans
         ]
         self.ids = count()
-        self.entry = driver.start(
+        self.entry = takeover.take_over(
             self.logs[self.plans[0].name],
             self.plans,
             interval=INTERVAL,
@@ -90,14 +91,14 @@ class Driver:
         self.now += BATCH
         for plan in self.plans:
             log = self.logs[plan.name]
-            entry = driver.wake(log, 1, plan.name, self.now)
+            entry = commits.wake(log, 1, plan.name, self.now)
             lines = tuple(
                 f'{{"ordinal":{FILES * batch + i},"path":"2026/11/22/{FILES * batch + i:032x}.jsonl","size":1234}}'
                 for i in range(FILES)
             )
             first = entry.tasks[plan.name].positions[""].next if batch else 0
             reach = Reach({"": first + FILES}, {"": False}, lines)
-            basis = driver.plan_batch(entry, plan.name, reach, self.now)
+            basis = commits.plan_batch(entry, plan.name, reach, self.now)
             blobs = []
             for part in range(PARTS):
                 low, high = (FILES * p // PARTS for p in (part, part + 1))
@@ -114,7 +115,7 @@ class Driver:
                 )
                 blobs.append(combine(plan, basis, part, PARTS, [Chunk("", first + low, rows)]))
             made = [merge_shard(plan, i, [each[i] for each in blobs], None, self.new_id) for i in range(SHARDS)]
-            self.entry = driver.commit(log, 1, made, now=self.now, new_id=self.new_id, keeping=self.keeping)
+            self.entry = commits.commit(log, 1, made, now=self.now, new_id=self.new_id, keeping=self.keeping)
         for giver in self.givers:
             giver.give_next(1)
         return self.entry

@@ -53,7 +53,7 @@ from persistent_state import (
     ValuesAtClock,
     clocks,
 )
-from persistent_state.plain import show_clock
+from persistent_state.formatting import show_clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 from examples.driven import driver, folder_for, last_words, local_spark, write_stream
 from monoids import Sum
 from persistent_state import Application, FileSource, NonWindowState, PersistentTask, SqlTable
-from persistent_state.plain import read_clock, show_clock
+from persistent_state.formatting import read_clock, show_clock
 
 
 class Balance(PersistentTask):

@@ -50,8 +50,7 @@ from persistent_state import (
     read_state,
 )
 from persistent_state.errors import InvalidInput
-from persistent_state.plain import show_clock
-from persistent_state.show import table
+from persistent_state.formatting import show_clock, table
 
 
 class Sessions(PersistentTask):

@@ -28,8 +28,8 @@ from examples.driven import driver, folder_for, last_words, local_spark
 from examples.message_count import MessageCount
 from persistent_state import Application, Json, KafkaSink, KafkaSource
 from persistent_state.errors import InvalidInput
-from persistent_state.kafka import library
-from persistent_state.plain import show_clock
+from persistent_state.formatting import show_clock
+from persistent_state.kafka.client import library
 
 
 def application(folder: Path, servers: str, partitions: int) -> Application:

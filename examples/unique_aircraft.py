@@ -30,8 +30,7 @@ from examples.driven import Key, differences, folder_for, local_spark, windows_i
 from examples.flights import HOUR_US
 from monoids import HyperLogLog
 from persistent_state import Application, FileSource, ParquetTable, PersistentTask, Window, WindowState
-from persistent_state.plain import show_clock
-from persistent_state.show import table
+from persistent_state.formatting import show_clock, table
 
 LG_K = 8
 SKETCH = HyperLogLog(pa.string(), LG_K)

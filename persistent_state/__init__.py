@@ -1,6 +1,16 @@
 """Exactly-once state for PySpark streams: Gearpump's persistent tasks, in open files that you own."""
 
-from persistent_state import _monoids as _monoids
+import monoids
+
+if not hasattr(monoids, "MonoidError"):
+    # A file of that name in the user's folder.
+    raise ImportError(
+        f"file={monoids.__file__!r} is imported in the place of the package monoids, which persistent_state needs; "
+        "rename it.",
+        name="monoids",
+        path=monoids.__file__,
+    )
+
 from persistent_state.application import Application
 from persistent_state.errors import (
     CommitUnknown,
@@ -13,26 +23,26 @@ from persistent_state.errors import (
     StoreUnavailable,
     TaskFailed,
 )
-from persistent_state.frames import late_rows_frame, state_frame
-from persistent_state.local import LocalRun, run_local
+from persistent_state.kafka.decoders import Avro, Json, Raw
+from persistent_state.kafka.sink import KafkaSink
+from persistent_state.kafka.source import KafkaSource
 from persistent_state.outputs import RunningValues, ValuesAtClock
-from persistent_state.reader import clocks, read_late_rows, read_state
+from persistent_state.reading import clocks, late_rows_frame, read_late_rows, read_state, state_frame
 from persistent_state.sinks.base import Origin, Sink, arrow_batches
 from persistent_state.sinks.console import Console
 from persistent_state.sinks.delta import DeltaTable
-from persistent_state.sinks.kafka import KafkaSink
 from persistent_state.sinks.parquet import ParquetTable
 from persistent_state.sinks.sql import SqlTable
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
-from persistent_state.sources.decoders import Avro, Json, Raw
 from persistent_state.sources.files import FileSource
-from persistent_state.sources.kafka import KafkaSource
 from persistent_state.sources.rate import RateSource
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.task import Message, PersistentTask
-from persistent_state.version import __version__ as __version__
+from persistent_state.testing import LocalRun, run_local
 from persistent_state.windows import SessionWindow, Window
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Application",

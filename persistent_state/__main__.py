@@ -2,7 +2,7 @@
 
 import sys
 
-from persistent_state.cli import main
+from persistent_state.cli.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

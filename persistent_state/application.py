@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from persistent_state.calls import check_takes
-from persistent_state.clock import Settings
-from persistent_state.driver import Keeping
-from persistent_state.durations import Duration, duration, positive
+from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
 from persistent_state.errors import InvalidInput
-from persistent_state.outputs import Output, Outputs, check_places, outputs_of
-from persistent_state.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
+from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.durations import Duration, duration, positive
+from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of
+from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store.files import open_files
@@ -23,8 +22,8 @@ from persistent_state.task import PersistentTask
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.query import Progress
-    from persistent_state.engine.running import Running
+    from persistent_state.engine.micro_batch import Progress
+    from persistent_state.engine.run import Running
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,8 @@ class Application:
         to_the_end: bool,
         closes: bool = False,
     ) -> Running:
-        from persistent_state.engine import kafka, rows, running
+        from persistent_state.engine import dataframe_source, kafka_connector
+        from persistent_state.engine.run import Part, Setup, start
 
         if on_progress is not None:
             check_takes("on_progress", on_progress, "progress")
@@ -179,8 +179,8 @@ class Application:
         shards = self.shards or spark.sparkContext.defaultParallelism
         parts = []
         for added in self._added:
-            source = kafka.unopened(added.source)
-            schema, update = rows.columns_of(spark, added.task, source)
+            source = kafka_connector.unopened(added.source)
+            schema, update = dataframe_source.columns_of(spark, added.task, source)
             plan = Plan(
                 application=self.name,
                 files=files,
@@ -205,8 +205,8 @@ class Application:
             source = added.source
             if isinstance(source, TimeReplayableSource):
                 source = source.read_by(self.name)
-            parts.append(running.Part(plan, source, added.outputs))
-        setup = running.Setup(
+            parts.append(Part(plan, source, added.outputs))
+        setup = Setup(
             spark,
             self.name,
             files,
@@ -221,7 +221,7 @@ class Application:
             trigger=trigger,
             on_progress=on_progress,
         )
-        return running.start(setup, anew, rebuild)
+        return start(setup, anew, rebuild)
 
     def _settings(self) -> Settings:
         return Settings(

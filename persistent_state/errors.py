@@ -1,6 +1,47 @@
-"""What can go wrong, one class for each thing that a caller can do about it."""
+"""Errors that users see, and what user code raised and where."""
 
 from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+from traceback import walk_tb
+from types import CodeType
+
+import monoids
+
+_LIBRARY = tuple(f"{Path(file).parent}/" for file in (__file__, monoids.__file__))
+_STANDARD = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
+
+FRAMES = 3
+"""How many places are named at the most, the innermost first."""
+
+
+def raised(error: BaseException) -> str:
+    """Return what user code raised, and where."""
+    return f"{error!r}{places(error)}"
+
+
+def places(error: BaseException) -> str:
+    """Return " at " and the innermost places outside this package that an error came through; "" if there are none.
+
+    They are the user's own: others, in packages that are installed, are named only if there are no places but these.
+    """
+    outside = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__) if _is_outside(frame.f_code)]
+    own = [place for place in outside if not _is_installed(place[0])] or outside
+    named = [f"{code.co_filename}:{line} in {code.co_name}" for code, line in reversed(own[-FRAMES:])]
+    return f" at {', called from '.join(named)}" if named else ""
+
+
+def _is_outside(code: CodeType) -> bool:
+    # Spark is called by this package too, where no code of the user's is at fault.
+    spark = (getattr(sys.modules.get(name), "__file__", None) for name in ("pyspark", "py4j"))
+    return not code.co_filename.startswith((*_LIBRARY, *(f"{Path(file).parent}/" for file in spark if file)))
+
+
+def _is_installed(code: CodeType) -> bool:
+    place = code.co_filename
+    return place.startswith(_STANDARD) or "/site-packages/" in place or "/dist-packages/" in place
 
 
 class StateError(Exception):

@@ -1,19 +1,39 @@
-"""What a user says of a task's outputs: running values of each micro-batch, or values at each checkpoint clock."""
+"""Where a task's values go: running values of each micro-batch, or values at each checkpoint clock."""
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from persistent_state.calls import check_takes
 from persistent_state.errors import InvalidInput
 from persistent_state.sinks.base import Sink
 from persistent_state.sinks.function import Function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+def check_takes(name: str, function: Any, *arguments: str) -> None:
+    """Refuse what can't be called with these arguments; `name` says which parameter it was given as.
+
+    Raises:
+        InvalidInput: it can't.
+    """
+    wanted = f"a function of ({', '.join(arguments)})"
+    if not callable(function):
+        raise InvalidInput(f"{name}={function!r} is not a function; give {wanted}.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Some that are written in C tell none.
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise InvalidInput(f"{name}={function!r} takes {signature}: {error}; give {wanted}.") from None
 
 
 @dataclass(frozen=True)

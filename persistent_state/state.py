@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from monoids import Aggregator, Monoid, Summary
-from persistent_state.durations import Duration
 from persistent_state.errors import InvalidInput
+from persistent_state.event_time.durations import Duration
 from persistent_state.windows import SessionWindow, TimeToLive, Window, Windowing, length
 
 T = TypeVar("T")

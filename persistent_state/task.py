@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from persistent_state.durations import Duration
 from persistent_state.errors import InvalidInput
+from persistent_state.event_time.durations import Duration
 from persistent_state.state import KeptState, PersistentState
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.durations import Duration, positive, show_duration
 from persistent_state.errors import InvalidInput
+from persistent_state.event_time.durations import Duration, positive, show_duration
 
 LONGEST = 2**61
 """The longest window, gap, time to live or horizon in microseconds: what is computed with them stays within 64 bits."""

@@ -10,21 +10,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persistent_state import driver
-from persistent_state.clock import Position, Settings
-from persistent_state.collection import Collector
-from persistent_state.driver import Keeping
-from persistent_state.plan import Plan
-from persistent_state.reader import seen_below
+from persistent_state.batch.combine import combine
+from persistent_state.batch.messages import Blob, Descriptor
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.shard import merge_shard
+from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.positions import NO_POSITION, Position
+from persistent_state.partials.at_clock import LAST
+from persistent_state.protocol import commits, takeover
+from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.commits import Keeping
 from persistent_state.sinks.base import CLOCK
-from persistent_state.sources.base import NO_POSITION, Chunk, Reach
-from persistent_state.steps.combine import Blob, combine
-from persistent_state.steps.shard import Descriptor, merge_shard
+from persistent_state.sources.base import Chunk, Reach
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
+from persistent_state.store.state_at import seen_below
 from persistent_state.task import PersistentTask
-from persistent_state.view import LAST
 from persistent_state.windows import WINDOW
 
 ids = map(str, itertools.count())
@@ -85,7 +87,7 @@ def start(
     log: Log, plans: Sequence[Plan], *, now: int = 0, anew: Sequence[str] = (), rebuild: Sequence[str] = ()
 ) -> Entry:
     settings = plans[0].settings
-    return driver.start(
+    return takeover.take_over(
         log,
         plans,
         interval=settings.interval,
@@ -119,10 +121,10 @@ def descriptors(
     """What the shards make of the next rows of the task's only strand, read in so many parts, perhaps without positions."""
     newest = log.newest()
     assert newest is not None
-    entry = driver.wake(log, newest.epoch, plan.name, now)
+    entry = commits.wake(log, newest.epoch, plan.name, now)
     first = entry.tasks[plan.name].positions.get("", Position()).next
     reach = Reach({"": first + rows.num_rows} if placed else {}, channels)
-    basis = driver.plan_batch(entry, plan.name, reach, now)
+    basis = commits.plan_batch(entry, plan.name, reach, now)
     bounds = [rows.num_rows * part // parts for part in range(parts + 1)]
     blobs = [
         combine(plan, basis, part, parts if placed else None, [chunk(first + low, rows.slice(low, high - low), placed)])
@@ -141,7 +143,7 @@ def chunk(first: int, rows: pa.RecordBatch, placed: bool) -> Chunk:
 def commit(
     log: Log, made: Sequence[Descriptor], *, epoch: int | None = None, now: int = 0, keeping: Keeping | None = None
 ) -> Entry:
-    return driver.commit(
+    return commits.commit(
         log, made[0].epoch if epoch is None else epoch, made, now=now, new_id=new_id, keeping=keeping or Keeping()
     )
 

@@ -14,14 +14,14 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from monoids import Count
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
-from persistent_state.clock import Settings
-from persistent_state.driver import Keeping, close, plan_batch, wake
+from persistent_state.batch.messages import Blob
+from persistent_state.batch.shard import merge_shard
 from persistent_state.engine import arrow_source, silence
 from persistent_state.engine.arrow_source import ArrowReader
 from persistent_state.engine.silence import SilenceReader
+from persistent_state.event_time.clocks import Settings
+from persistent_state.protocol.commits import Keeping, close, plan_batch, wake
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
-from persistent_state.steps.combine import Blob
-from persistent_state.steps.shard import merge_shard
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core

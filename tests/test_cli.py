@@ -23,10 +23,10 @@ import pytest
 
 from monoids import Average, Max, Monoid, Struct, Sum
 from persistent_state import NonWindowState, PersistentTask, Window, WindowState, read_state
-from persistent_state.cli import main
-from persistent_state.durations import show_duration
-from persistent_state.plain import read_clock, show_clock
-from persistent_state.show import size
+from persistent_state.cli.commands import main
+from persistent_state.cli.text import size
+from persistent_state.event_time.durations import show_duration
+from persistent_state.formatting import read_clock, show_clock
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests import core
@@ -204,7 +204,7 @@ def test_it_runs_as_a_module_and_as_the_script_that_is_installed() -> None:
 def test_it_needs_no_spark() -> None:
     commands = [["show", STORE, "app"], ["state", STORE, "app", "Notes"], ["verify", STORE]]
     program = (
-        f"import sys\nfrom persistent_state.cli import main\nassert [main(c) for c in {commands}] == [0, 0, 0]\n"
+        f"import sys\nfrom persistent_state.cli.commands import main\nassert [main(c) for c in {commands}] == [0, 0, 0]\n"
         "assert not {'pyspark', 'py4j'} & set(sys.modules)"
     )
     done = run("-c", program)

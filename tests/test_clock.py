@@ -13,12 +13,22 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from monoids import Count
-from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, driver
-from persistent_state import clock as clocks
-from persistent_state.clock import BEGINNING, MOST_CUTS, MOST_IN_BATCH, Channel, Coarse, Position, Settings
-from persistent_state.sources.base import NO_POSITION, Chunk, Reach
-from persistent_state.steps.combine import combine
-from persistent_state.steps.shard import merge_shard
+from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
+from persistent_state.batch.combine import combine
+from persistent_state.batch.shard import merge_shard
+from persistent_state.event_time import clocks, positions
+from persistent_state.event_time.channels import (
+    Channel,
+    beyond_limit,
+    deliver,
+    listed_channels,
+    live_channels,
+    upstream_min,
+)
+from persistent_state.event_time.clocks import BEGINNING, MOST_CUTS, MOST_IN_BATCH, Coarse, Settings
+from persistent_state.event_time.positions import NO_POSITION, Position
+from persistent_state.protocol import commits
+from persistent_state.sources.base import Chunk, Reach
 from persistent_state.store.log import Log
 from tests import core
 
@@ -186,7 +196,7 @@ class Strand:
             end = min(begin + size, len(self.stamps))
             numbers = array(list(range(begin, end)))
             stamps = array(self.stamps[begin:end])
-            fresh = ~clocks.is_accounted(self.position, numbers, stamps)
+            fresh = ~positions.is_accounted(self.position, numbers, stamps)
             taken = fresh & (stamps >= self.clock)
             self.state += numbers[taken].tolist()
             self.late += numbers[fresh & ~taken].tolist()
@@ -195,13 +205,13 @@ class Strand:
                 spans.append((begin, top))
                 self.newest = top if self.newest is None else max(self.newest, top)
             begin = end
-        self.position = clocks.forget_spans(clocks.move_position(self.position, begin, spans), oldest)
+        self.position = positions.forget_spans(positions.move_position(self.position, begin, spans), oldest)
         if self.newest is not None:
             self.clock = max(self.clock, self.newest - self.delay)
 
     def restart(self, clock: int) -> None:
         """What a start at this clock leaves: what is below it, and what it will not read again."""
-        self.position = clocks.rewind_position(self.position, clock)
+        self.position = positions.rewind_position(self.position, clock)
         self.state = [n for n in self.state if self.stamps[n] < clock]
         self.late = [n for n in self.late if self.stamps[n] < clock or n < self.position.next]
         self.clock, self.newest = clock, None
@@ -222,7 +232,7 @@ class TestPositions:
     def test_batches_and_restarts_lose_nothing_and_account_for_nothing_twice(self, data: st.DataObject) -> None:
         strand = Strand(data.draw(st.lists(st.integers(0, 12), max_size=30)), delay=data.draw(st.integers(0, 4)))
         oldest = BEGINNING
-        with mock.patch.object(clocks, "MOST_SPANS", data.draw(st.sampled_from([1, 2, 3, 64]))):
+        with mock.patch.object(positions, "MOST_SPANS", data.draw(st.sampled_from([1, 2, 3, 64]))):
             for _ in range(data.draw(st.integers(0, 10))):
                 if data.draw(st.integers(0, 2)):
                     strand.batch(data.draw(st.lists(st.integers(1, 5), max_size=4)), oldest)
@@ -243,37 +253,39 @@ class TestPositions:
     ) -> None:
         position, first, firsts = Position(), 0, []
         for chunk in chunks:
-            position = clocks.move_position(position, first + len(chunk), [(first, max(chunk))])
+            position = positions.move_position(position, first + len(chunk), [(first, max(chunk))])
             firsts.append(first)
             first += len(chunk)
         wanted = [first for first, chunk in zip(firsts, chunks, strict=True) if max(chunk) >= clock]
-        assert clocks.replay_from(position, clock) == (wanted[0] if wanted else first)
+        assert positions.replay_from(position, clock) == (wanted[0] if wanted else first)
 
     @given(st.lists(st.tuples(st.integers(1, 4), st.integers(-2, 9)), max_size=60), st.integers(0, 200))
     def test_few_spans_are_remembered_and_a_replay_never_starts_too_late(
         self, chunks: list[tuple[int, int]], clock: int
     ) -> None:
         position, first, newest, wanted = Position(), 0, 0, None
-        with mock.patch.object(clocks, "MOST_SPANS", 4):
+        with mock.patch.object(positions, "MOST_SPANS", 4):
             for length, step in chunks:
                 newest += step
                 if wanted is None and newest >= clock:
                     wanted = first
-                position = clocks.move_position(position, first + length, [(first, newest)])
+                position = positions.move_position(position, first + length, [(first, newest)])
                 assert len(position.spans) <= 4
                 first += length
-        assert clocks.replay_from(position, clock) <= (first if wanted is None else wanted)
+        assert positions.replay_from(position, clock) <= (first if wanted is None else wanted)
 
     def test_what_no_retained_clock_can_ask_for_is_forgotten(self) -> None:
-        position = clocks.forget_spans(clocks.move_position(Position(), 30, [(0, 5), (10, 15), (20, 25)]), clock=15)
+        position = positions.forget_spans(
+            positions.move_position(Position(), 30, [(0, 5), (10, 15), (20, 25)]), clock=15
+        )
         assert position.spans == ((10, 15), (20, 25))
 
     def test_accounts_are_settled_once_the_source_has_been_read_past_them(self) -> None:
-        position = clocks.rewind_position(Position(next=50, spans=((0, 9), (20, 19), (40, 29))), clock=15)
+        position = positions.rewind_position(Position(next=50, spans=((0, 9), (20, 19), (40, 29))), clock=15)
         assert position == Position(next=20, accounted=((50, 15),))
         assert position.known == 50
-        assert clocks.move_position(position, 49, []).accounted == ((50, 15),)
-        assert clocks.move_position(position, 50, []).accounted == ()
+        assert positions.move_position(position, 49, []).accounted == ((50, 15),)
+        assert positions.move_position(position, 50, []).accounted == ()
 
     @pytest.mark.parametrize("at", [[0, 1, 2], [NO_POSITION] * 3, [0, 1, NO_POSITION]], ids=str)
     def test_a_stream_that_starts_over_takes_no_replay_back_and_puts_none_off(self, at: list[int]) -> None:
@@ -287,7 +299,7 @@ class TestPositions:
         # All comes again, in one chunk with what is new.
         newest = log.newest()
         assert newest is not None
-        basis = driver.plan_batch(newest, plan.name, Reach({}), now=0)
+        basis = commits.plan_batch(newest, plan.name, Reach({}), now=0)
         blobs = combine(plan, basis, 0, None, [Chunk("", min(at), rows([5, 25, 45]), at=array(at))])
         core.commit(log, [merge_shard(plan, 0, blobs, None, core.new_id)])
         assert core.start(log, [plan]).tasks["Counts"].positions[""].next == 2
@@ -304,7 +316,7 @@ class TestJumps:
     def test_bad_ones_are_those_beyond_the_newest_believed_until_enough_in_a_row_are(
         self, stamps: list[int], newest: int | None, jump: int, believe: int, cut: int
     ) -> None:
-        bad, streak = clocks.beyond_limit(array(stamps), newest, 0, jump, believe)
+        bad, streak = beyond_limit(array(stamps), newest, 0, jump, believe)
         believed, row = newest, 0
         for stamp, is_bad in zip(stamps, bad.tolist(), strict=True):
             beyond = believed is not None and stamp > believed + jump
@@ -316,14 +328,14 @@ class TestJumps:
         assert streak == row
 
         # A batch may end anywhere.
-        first, streak_between = clocks.beyond_limit(array(stamps[:cut]), newest, 0, jump, believe)
+        first, streak_between = beyond_limit(array(stamps[:cut]), newest, 0, jump, believe)
         good = [stamp for stamp, is_bad in zip(stamps, first.tolist(), strict=False) if not is_bad]
         between = max([*good, *([newest] if newest is not None else [])], default=None)
-        second, at_end = clocks.beyond_limit(array(stamps[cut:]), between, streak_between, jump, believe)
+        second, at_end = beyond_limit(array(stamps[cut:]), between, streak_between, jump, believe)
         assert ([*first.tolist(), *second.tolist()], at_end) == (bad.tolist(), streak)
 
     def test_one_broken_timestamp_does_not_move_what_is_believed(self) -> None:
-        bad, streak = clocks.beyond_limit(array([10, 9_999, 11, 12]), None, 0, jump=100, believe=2)
+        bad, streak = beyond_limit(array([10, 9_999, 11, 12]), None, 0, jump=100, believe=2)
         assert (bad.tolist(), streak) == ([False, True, False, False], 0)
 
     def test_a_jump_is_set_aside_again_after_a_restart_and_the_clock_stays_where_it_was(self) -> None:
@@ -357,7 +369,7 @@ class TestChannels:
     def test_a_channel_holds_the_clock_until_it_ends_or_is_idle(
         self, channels: dict[str, Channel], now: int, idle_after: int | None
     ) -> None:
-        live = clocks.live_channels(channels, now, idle_after)
+        live = live_channels(channels, now, idle_after)
         assert live == [
             c for c in channels.values() if not c.ended and (idle_after is None or c.active > now - idle_after)
         ]
@@ -367,7 +379,7 @@ class TestChannels:
         self, channels: dict[str, Channel], clock: int, delay: int
     ) -> None:
         assume(channels)
-        got = clocks.upstream_min(channels.values(), clock, delay)
+        got = upstream_min(channels.values(), clock, delay)
         assert got >= clock
         if any(c.newest is None for c in channels.values()):
             assert got == clock
@@ -385,26 +397,26 @@ class TestChannels:
 
     def test_a_listed_channel_is_there_before_it_delivers_and_gone_when_no_longer_listed(self) -> None:
         known = {"gone": Channel(5, 1), "kept": Channel(7, 2, beyond=3), "ending": Channel(8, 2)}
-        assert clocks.listed_channels(known, {"kept": False, "new": False, "ending": True}, (), now=9) == {
+        assert listed_channels(known, {"kept": False, "new": False, "ending": True}, (), now=9) == {
             "kept": Channel(7, 2, beyond=3),
             "new": Channel(None, 9),
             "ending": Channel(8, 2, ended=True),
         }
-        assert clocks.listed_channels(known, None, (), now=9) == known
-        assert clocks.listed_channels(known, None, ("kept", "to come"), now=9) == {**known, "to come": Channel(None, 9)}
+        assert listed_channels(known, None, (), now=9) == known
+        assert listed_channels(known, None, ("kept", "to come"), now=9) == {**known, "to come": Channel(None, 9)}
 
     @pytest.mark.parametrize("parts", [1, 2, 3])
     def test_deliveries_are_the_same_however_a_batch_was_cut_into_parts(self, parts: int) -> None:
         stamps = [4, 9, 2, 7, 1, 8]
         seen = [("a", max(stamps[i::parts]), 0) for i in range(parts)]
-        assert clocks.deliver({}, seen, now=50) == {"a": Channel(9, 50, before=BEGINNING)}
+        assert deliver({}, seen, now=50) == {"a": Channel(9, 50, before=BEGINNING)}
         known = {"a": Channel(20, 10, before=15)}
-        assert clocks.deliver(known, seen, now=50) == {"a": Channel(20, 50, before=15)}
+        assert deliver(known, seen, now=50) == {"a": Channel(20, 50, before=15)}
 
     def test_a_channel_whose_messages_were_all_set_aside_is_not_active(self) -> None:
         before = {"a": Channel(20, 10, before=BEGINNING)}
-        assert clocks.deliver(before, [("a", None, 2)], now=50) == {"a": replace(before["a"], beyond=2)}
-        assert clocks.deliver({}, [("b", None, 1)], now=50) == {"b": Channel(None, 50, beyond=1, before=BEGINNING)}
+        assert deliver(before, [("a", None, 2)], now=50) == {"a": replace(before["a"], beyond=2)}
+        assert deliver({}, [("b", None, 1)], now=50) == {"b": Channel(None, 50, beyond=1, before=BEGINNING)}
 
 
 def test_the_furthest_timestamps_do_not_share_an_interval() -> None:

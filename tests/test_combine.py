@@ -10,17 +10,18 @@ import pyarrow as pa
 import pytest
 
 from monoids import List, Monoid, Sum
-from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, merge
-from persistent_state.batch import Basis
-from persistent_state.clock import Settings
-from persistent_state.driver import plan_batch
+from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
+from persistent_state.batch import combine as combining
+from persistent_state.batch.combine import combine_in_pieces
+from persistent_state.batch.messages import Basis, Blob
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import Disagreement
-from persistent_state.plan import Plan
+from persistent_state.event_time.clocks import Settings
+from persistent_state.partials import fold
+from persistent_state.protocol.commits import plan_batch
 from persistent_state.sources.base import Chunk, Reach
-from persistent_state.steps import combine as combining
-from persistent_state.steps.combine import Blob, combine_in_pieces
-from persistent_state.steps.shard import merge_shard
-from persistent_state.store import sides
+from persistent_state.store import late_rows
 from persistent_state.store.log import Log
 from tests import core
 
@@ -80,7 +81,7 @@ def committed(task: PersistentTask, keys: int) -> tuple[Any, int]:
     made = [merge_shard(plan, shard, of_shard[::-1], None, core.new_id) for shard, of_shard in enumerate(some)]
     entry = core.commit(log, made)
     aside = [
-        row for table in sides.read_all(plan.files, entry.tasks[plan.name]) for row in table["position"].to_pylist()
+        row for table in late_rows.read_all(plan.files, entry.tasks[plan.name]) for row in table["position"].to_pylist()
     ]
     assert made[0].advance.counts["messages"] == ROWS
     return ([core.state_at(entry, plan, clock) for clock in (*entry.retained, None)], sorted(aside)), len(blobs)
@@ -90,7 +91,7 @@ def committed(task: PersistentTask, keys: int) -> tuple[Any, int]:
 @pytest.mark.parametrize("task", [Sums(), Once(), Lists(), Reads()], ids=lambda task: task.task_name)
 def test_a_part_in_pieces_comes_to_the_same(task: PersistentTask, keys: int) -> None:
     whole, few = committed(task, keys)
-    with mock.patch.object(merge, "SLICE_BYTES", 20_000), mock.patch.object(combining, "PIECE_BYTES", 3_000):
+    with mock.patch.object(fold, "SLICE_BYTES", 20_000), mock.patch.object(combining, "PIECE_BYTES", 3_000):
         in_pieces, many = committed(task, keys)
     assert in_pieces == whole
     assert few == 3
@@ -108,7 +109,7 @@ def test_no_more_than_a_few_rows_wait_for_the_end_of_a_part() -> None:
             read += chunk.rows.num_rows
             yield chunk
 
-    with mock.patch.object(merge, "SLICE_BYTES", 20_000):
+    with mock.patch.object(fold, "SLICE_BYTES", 20_000):
         sent = 0
         for _, blob in combine_in_pieces(plan, basis, 0, 1, told()):
             waiting = max(waiting, read - sent)
@@ -118,7 +119,7 @@ def test_no_more_than_a_few_rows_wait_for_the_end_of_a_part() -> None:
 
 def test_a_piece_that_is_missing_or_came_twice_is_noticed() -> None:
     _, plan, basis = planned(Sums())
-    with mock.patch.object(merge, "SLICE_BYTES", 20_000):
+    with mock.patch.object(fold, "SLICE_BYTES", 20_000):
         blobs = [blob for shard, blob in combine_in_pieces(plan, basis, 0, 1, chunks(ROWS)) if shard == 0]
     assert len(blobs) > 2
     for wrong in (blobs[1:], [*blobs, blobs[0]], [*blobs, blobs[-1]], blobs[:-1]):

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monoids import Max, Monoid, Struct, Sum
-from persistent_state import merge
-from persistent_state.merge import CURRENT, Layout
-from persistent_state.steps.current import add_current
+from persistent_state.partials import fold
+from persistent_state.partials.fold import CURRENT, Layout
+from persistent_state.partials.lookup import add_current
 
 HASHES = (3, 2**40, 2**63, 2**63 + 1)
 """Few, so that keys share them."""
@@ -30,7 +30,7 @@ def a_table(chance: random.Random, layout: Layout, clock: int) -> pa.Table:
             value if layout.monoid.name == "Sum" else {"sum": value, "max": value}
         )
     made = [{"hash": h, "key0": k, "start": s, "value": v} for (h, k, s), v in rows.items()]
-    return merge.fold([pa.Table.from_pylist(made, layout.schema)], layout)
+    return fold.fold([pa.Table.from_pylist(made, layout.schema)], layout)
 
 
 @pytest.mark.parametrize("monoid", [Sum(), Struct(sum=Sum(), max=Max())], ids=repr)
@@ -42,23 +42,23 @@ def test_the_current_value_of_a_key_is_the_fold_of_its_rows(monoid: Monoid, seed
         new = a_table(chance, layout, batch)
         with_it, now = add_current(new, levels, layout)
         assert with_it.drop_columns([CURRENT]).equals(new)
-        rows = merge.fold_keys([*levels, new], layout)
+        rows = fold.fold_keys([*levels, new], layout)
         expected = {(row["hash"], row["key0"]): row["value"] for row in rows.to_pylist()}
         found = {(row["hash"], row["key0"]): row["value"] for row in now.to_pylist()}
         assert found == {(row["hash"], row["key0"]): expected[row["hash"], row["key0"]] for row in new.to_pylist()}
         assert now.num_rows == len(found)
         keep = chance.randrange(len(levels) + 1)
-        levels[keep:] = [merge.fold([*levels[keep:], with_it], layout, [batch], batch, with_current=True)]
+        levels[keep:] = [fold.fold([*levels[keep:], with_it], layout, [batch], batch, with_current=True)]
         said = Counter((row["hash"], row["key0"]) for row in levels[-1].to_pylist() if row[CURRENT] is not None)
         assert max(said.values()) == 1, "it stands at one row of a key"
         if chance.random() < 0.2:
             # As a start does it: the run that it cuts, and those after it, don't know what is current any more.
             first = chance.randrange(len(levels))
-            levels[first:] = [merge.below(level.select(layout.schema.names), batch + 2) for level in levels[first:]]
+            levels[first:] = [fold.below(level.select(layout.schema.names), batch + 2) for level in levels[first:]]
 
 
 @given(st.lists(st.integers(0, 40), max_size=60), st.lists(st.integers(0, 40), min_size=1, max_size=40))
 def test_touched_rows_are_those_of_the_same_hashes(stored: list[int], fresh: list[int]) -> None:
     table, other = (pa.table({"hash": pa.array(sorted(hashes), pa.uint64())}) for hashes in (stored, fresh))
-    found = merge.touched(table, other)["hash"].to_pylist()
+    found = fold.touched(table, other)["hash"].to_pylist()
     assert found == [hash for hash in sorted(stored) if hash in fresh]

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from persistent_state.clock import BEGINNING
-from persistent_state.delivery import Due, Giver, behind, due
 from persistent_state.errors import InvalidInput
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol.deliver import Due, Giver, behind, due
 from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log

@@ -13,7 +13,8 @@ import pytest
 
 import monoids
 import persistent_state
-from persistent_state import Application, durations
+from persistent_state import Application
+from persistent_state.event_time import durations
 
 ROOT = Path(durations.__file__).parent.parent
 PAGES = sorted(

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state import clock as clocks
-from persistent_state.clock import BEGINNING, Settings
-from persistent_state.driver import Keeping, close
+from persistent_state.event_time import clocks
+from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.protocol.commits import Keeping, close
 from persistent_state.store.log import Log
 from tests import core
 

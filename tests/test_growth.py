@@ -10,19 +10,21 @@ import pyarrow as pa
 import pytest
 
 from monoids import Sum
-from persistent_state import NonWindowState, PersistentTask, clock, driver
-from persistent_state.batch import Advance
-from persistent_state.clock import Channel, Position
-from persistent_state.collection import Collector
-from persistent_state.delivery import Giver
-from persistent_state.driver import Keeping, shard_digests
-from persistent_state.steps.shard import Descriptor
-from persistent_state.store import pages, sides
-from persistent_state.store import run as runs_io
-from persistent_state.store.base import BytesLike
+from persistent_state import NonWindowState, PersistentTask
+from persistent_state.batch.messages import Advance, Descriptor
+from persistent_state.event_time import clocks, positions
+from persistent_state.event_time.channels import Channel
+from persistent_state.event_time.positions import Position
+from persistent_state.protocol import commits
+from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.commits import Keeping, shard_digests
+from persistent_state.protocol.deliver import Giver
+from persistent_state.store import late_rows, lists
+from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import to_bytes
 from persistent_state.store.entry import Entry, Run, SideFile, Stored
 from persistent_state.store.files import MemoryFiles
+from persistent_state.store.files.base import BytesLike
 from persistent_state.store.log import Log
 from tests import core
 
@@ -68,7 +70,7 @@ class Stream:
     batches: int = 0
 
     def __post_init__(self) -> None:
-        settings = clock.Settings(interval=10_000_000, ahead=2**62)
+        settings = clocks.Settings(interval=10_000_000, ahead=2**62)
         schema = pa.schema([("ts", pa.int64()), ("n", pa.int64())])
         plan = core.plan_of(Total(), schema, files=self.files, settings=settings, shards=SHARDS)
         self.plan = replace(plan, outputs=("sink",))
@@ -88,7 +90,7 @@ class Stream:
         row = {"reason": "late", "timestamp": 5, "strand": "", "position": NEW_FILES * self.batches + shard}
         path = f"app/runs/Total/{1:06d}-{self.batches + 1:09d}-{shard:04d}-{self.new_id()}.side.arrow"
         table = pa.Table.from_pylist([{**row, "channel": "", "record": None, "row": {"ts": 5, "n": 1}}])
-        return sides.side_file(runs_io.write_table(self.files, path, table), table)
+        return late_rows.side_file(runs_io.write_table(self.files, path, table), table)
 
     def lines(self, batch: int) -> tuple[str, ...]:
         return tuple(
@@ -102,8 +104,8 @@ class Stream:
         task = newest.tasks["Total"]
         end = NEW_FILES * (self.batches + 1)
         now = 10**15 + HALF_A_SECOND * self.batches
-        at = clock.checkpoint_clock(now, newest.interval)
-        position = clock.move_position(task.positions.get("", Position()), end, [(end - NEW_FILES, now)])
+        at = clocks.checkpoint_clock(now, newest.interval)
+        position = positions.move_position(task.positions.get("", Position()), end, [(end - NEW_FILES, now)])
         after = Advance((0,), at, (at,), (), {"": Channel(now, now)}, {"": position}, True, now, {})
         runs = [*self.runs]
         for shard in range(SHARDS):
@@ -116,7 +118,7 @@ class Stream:
             )
             for shard, base in enumerate(shard_digests(newest, task))
         ]  # fmt: skip
-        self.entry = driver.commit(self.log, 1, made, now=now, new_id=self.new_id, keeping=KEEPING)
+        self.entry = commits.commit(self.log, 1, made, now=now, new_id=self.new_id, keeping=KEEPING)
         self.batches += 1
         return self.entry
 
@@ -148,7 +150,7 @@ def test_nothing_of_a_list_is_lost_or_written_again_often(streams: Streams) -> N
     stream, *_ = streams
     task = stream.entry.tasks["Total"]
     lines = [line for batch in range(BATCHES) for line in stream.lines(batch)]
-    assert pages.read(stream.files, task.journal) == lines
+    assert lists.read(stream.files, task.journal) == lines
     written = sum(size for path, size in stream.files.written.items() if "-pages-" in path)
     assert written < 8 * sum(map(len, lines))
     assert len(task.journal.files) < 10
@@ -157,10 +159,10 @@ def test_nothing_of_a_list_is_lost_or_written_again_often(streams: Streams) -> N
 def test_files_of_late_rows_are_few_and_hold_each_row_once(streams: Streams) -> None:
     stream, *_ = streams
     task = stream.entry.tasks["Total"]
-    rows = [row for table in sides.read_all(stream.files, task) for row in table["position"].to_pylist()]
+    rows = [row for table in late_rows.read_all(stream.files, task) for row in table["position"].to_pylist()]
     assert sorted(rows) == [NEW_FILES * batch + shard for batch in range(BATCHES) for shard in range(SHARDS)]
     assert task.counts() == {"late": len(rows)}
-    assert len(sides.all_of(stream.files, task)) <= sides.MANY
+    assert len(late_rows.all_of(stream.files, task)) <= late_rows.MANY
     first, joined = (
         sum(size for path, size in stream.files.written.items() if word in path) for word in (".side.", "-sides-")
     )

@@ -20,13 +20,13 @@ from persistent_state import (
     StoreUnavailable,
     Window,
     WindowState,
-    driver,
 )
-from persistent_state.clock import BEGINNING, Settings
-from persistent_state.delivery import Due, Giver, due
-from persistent_state.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Plan
+from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Plan
+from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.protocol import commits
+from persistent_state.protocol.deliver import Due, Giver, due
 from persistent_state.sources.base import Reach
-from persistent_state.store import codec, pages
+from persistent_state.store import codec, lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
@@ -165,20 +165,20 @@ def test_at_most_once_a_start_goes_on_behind_what_was_about_to_be_read() -> None
     plan = planned(Ids(), AT_MOST_ONCE)
     log = started(plan)
     core.play(log, plan, rows((5, 1), (12, 2)))
-    entry = driver.announce(log, 1, "ids", Reach({"": 5}, journal=("read to 5",)), 0, core.new_id)
+    entry = commits.announce(log, 1, "ids", Reach({"": 5}, journal=("read to 5",)), 0, core.new_id)
     # Asked once more it is the same, as the source's line is kept by now.
-    assert driver.announce(log, 1, "ids", Reach({"": 5}), 0, core.new_id) == entry
+    assert commits.announce(log, 1, "ids", Reach({"": 5}), 0, core.new_id) == entry
     assert entry.tasks["ids"].planned == {"": 5}
     task = core.start(log, [plan]).tasks["ids"]
     assert (task.positions[""].next, task.planned, task.clock) == (5, {}, 10)
-    assert pages.read(log.files, task.journal) == ["read to 5"]
+    assert lists.read(log.files, task.journal) == ["read to 5"]
     assert state(core.play(log, plan, rows((14, 6))), plan) == [1, 2, 6]
 
 
 def test_a_micro_batch_that_was_committed_is_not_planned_any_more() -> None:
     plan = planned(Ids(), AT_MOST_ONCE)
     log = started(plan)
-    driver.announce(log, 1, "ids", Reach({"": 2}), 0, core.new_id)
+    commits.announce(log, 1, "ids", Reach({"": 2}), 0, core.new_id)
     task = core.play(log, plan, rows((5, 1), (12, 2))).tasks["ids"]
     assert (task.planned, task.positions[""].next) == ({}, 2)
 
@@ -305,7 +305,7 @@ def test_a_sink_is_believed_to_have_what_a_start_has_cut_away(recorded: bool) ->
     if not recorded:
         # The driver died after the sink had it.
         found = newest(log).tasks["ids"]
-        driver.amend(log, 1, "ids", lambda task: replace(task, delivered={"out": 10}), 0)
+        commits.amend(log, 1, "ids", lambda task: replace(task, delivered={"out": 10}), 0)
         assert found != newest(log).tasks["ids"]
     core.start(log, [slow])
     entry = core.start(log, [plan, slow])
@@ -325,7 +325,7 @@ def test_a_sink_that_answers_after_its_task_has_passed_what_a_start_cut_away_is_
     log, plans, _ = given_above_the_global_clock()
     plan, slow = (replace(plan, delivery=EXACTLY_ONCE) for plan in plans)
     # The driver died after the sink had clock 50, before the log said so.
-    driver.amend(log, 1, "ids", lambda task: replace(task, delivered={"out": 20}), 0)
+    commits.amend(log, 1, "ids", lambda task: replace(task, delivered={"out": 20}), 0)
     if left_out:
         core.start(log, [replace(plan, outputs=()), slow])
     core.start(log, [plan, slow])

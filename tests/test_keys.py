@@ -18,7 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persistent_state.errors import InvalidInput
-from persistent_state.keys import hash_keys, normal_type, normalise, same_as_previous, shard_bounds, shard_range
+from persistent_state.partials.keys import (
+    hash_keys,
+    normal_type,
+    normalise,
+    same_as_previous,
+    shard_bounds,
+    shard_range,
+)
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_hashes.json").read_text(encoding="utf-8"))
 

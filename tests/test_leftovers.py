@@ -14,15 +14,15 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import Origin, ParquetTable
-from persistent_state.engine import sessions
-from persistent_state.engine.sessions import SCRATCH_KEPT, Scratch, collect_scratch
+from persistent_state.engine import session
+from persistent_state.engine.session import SCRATCH_KEPT, Scratch, collect_scratch
 
 NOW = time.time_ns() // 1000
 LATER = NOW + int(SCRATCH_KEPT * 1e6) + 3600 * 1_000_000
 
 DRIVER = """
 import sys, tempfile
-from persistent_state.engine.sessions import Scratch
+from persistent_state.engine.session import Scratch
 tempfile.tempdir = sys.argv[1]
 scratch = Scratch(None, None, int(sys.argv[2]))
 import os
@@ -78,7 +78,7 @@ def test_a_change_anywhere_in_it_keeps_scratch_space(tmp_path: Path) -> None:
 
 
 def test_a_start_collects_and_its_own_scratch_goes_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(session.tempfile, "tempdir", str(tmp_path))
     killed = driver(tmp_path)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monoids import List, Sum
-from persistent_state import TaskFailed, merge, sizes
-from persistent_state.merge import Layout
+from persistent_state import TaskFailed
+from persistent_state.partials import fold, sizes
+from persistent_state.partials.fold import Layout
 
 LAYOUT = Layout((pa.int64(),), Sum())
 # Hashes that are equal, that differ only in their last bits, and that differ.
@@ -32,7 +33,7 @@ def test_a_fold_is_the_sum_by_key_and_interval(
 ) -> None:
     rows = sorted(rows) if is_sorted else rows
     rows = [(hash, key, start // step * step, value) for hash, key, start, value in rows]
-    folded = merge.fold([table(rows)], LAYOUT)
+    folded = fold.fold([table(rows)], LAYOUT)
     sums: Counter[tuple[int, int, int]] = Counter()
     for hash, key, start, value in rows:
         sums[hash, key, start] += value
@@ -48,7 +49,7 @@ def test_a_fold_is_the_sum_by_key_and_interval(
 @given(st.lists(st.tuples(HASHES, st.integers(0, 600)), min_size=1, max_size=600))
 def test_the_order_of_fresh_rows_is_by_hash_and_start(rows: list[tuple[int, int]]) -> None:
     hashes, starts = np.array([h for h, _ in rows], np.uint64), np.array([s for _, s in rows], np.int64)
-    order = merge.order_by_hash(hashes, starts)
+    order = fold.order_by_hash(hashes, starts)
     assert order.tolist() == sorted(range(len(rows)), key=lambda i: (*rows[i], i))
 
 
@@ -61,9 +62,9 @@ def test_slices_hold_each_row_once_and_few_at_a_time(of_tables: list[list[int]],
         table([(hash // 2 + i % 2 * half * 2**63, 0, 0, 1) for hash in sorted(hashes)])
         for i, hashes in enumerate(of_tables)
     ]
-    with mock.patch.object(merge, "SLICE", 16):
-        slices = merge.slices(tables)
-        held = [[merge.between(table, low, high) for table in tables] for low, high in slices]
+    with mock.patch.object(fold, "SLICE", 16):
+        slices = fold.slices(tables)
+        held = [[fold.between(table, low, high) for table in tables] for low, high in slices]
     assert [(0, *(high for _, high in slices))] == [(*(low for low, _ in slices), 1 << 64)]
     assert sum(part.num_rows for parts in held for part in parts) == sum(map(len, of_tables))
     distinct = [len({hash for part in parts for hash in part["hash"].to_pylist()}) for parts in held]
@@ -108,8 +109,8 @@ class TestBytes:
             for some in [sorted(rows[i::levels])]
             for hashes, values in [([h for h, _ in some], layout.monoid.to_arrow([[1] * (n // 8) for _, n in some]))]
         ]
-        with mock.patch.object(merge, "SLICE_BYTES", 8000):
-            slices = merge.slices(tables, share=share)
+        with mock.patch.object(fold, "SLICE_BYTES", 8000):
+            slices = fold.slices(tables, share=share)
         assert [low for low, _ in slices[1:]] == [high for _, high in slices[:-1]]
         held = [[row for row in rows if low <= row[0] < high] for low, high in slices]
         assert sum(map(len, held)) == len(rows)
@@ -130,15 +131,15 @@ class TestBytes:
             }
         )
         few, large = (stored.select(["hash"]).filter(pa.array(np.arange(100) % 10 == i)) for i in (1, 0))
-        with mock.patch.object(merge, "SLICE_BYTES", 4000):
-            assert len(merge.slices([few], asked=[few], levels=[stored])) == 1
-            assert len(merge.slices([large], asked=[large], levels=[stored])) >= 3
+        with mock.patch.object(fold, "SLICE_BYTES", 4000):
+            assert len(fold.slices([few], asked=[few], levels=[stored])) == 1
+            assert len(fold.slices([large], asked=[large], levels=[stored])) >= 3
 
     def test_more_than_arrow_holds_is_refused_with_a_sentence(self) -> None:
         overflow = pa.ArrowInvalid("offset overflow while concatenating arrays, consider casting input")
         column = pa.chunked_array([["a"], ["b"]])
         with (
-            mock.patch.object(merge.pa, "concat_arrays", side_effect=overflow),
+            mock.patch.object(fold.pa, "concat_arrays", side_effect=overflow),
             pytest.raises(TaskFailed, match="the values of one key hold more than 2 GiB"),
         ):
-            merge.one_chunk(column)
+            fold.one_chunk(column)

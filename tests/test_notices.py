@@ -11,12 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from monoids import Sum
-from persistent_state import FileSource, Message, NonWindowState, PersistentState, PersistentTask, driver
-from persistent_state.clock import BEGINNING, Settings
-from persistent_state.driver import Keeping
-from persistent_state.notices import EVERY, Notices
-from persistent_state.steps.combine import combine
-from persistent_state.steps.shard import merge_shard
+from persistent_state import FileSource, Message, NonWindowState, PersistentState, PersistentTask
+from persistent_state.batch.combine import combine
+from persistent_state.batch.shard import merge_shard
+from persistent_state.engine.notices import EVERY, Notices
+from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.protocol import commits
+from persistent_state.protocol.commits import Keeping
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
@@ -62,7 +63,9 @@ class Run:
         known = self.entry.tasks[self.plan.name].positions
         start = {strand: position.next for strand, position in known.items()}
         reach = self.source.reach(start, everything=True)
-        basis = driver.plan_batch(driver.wake(self.log, self.entry.epoch, self.plan.name, 0), self.plan.name, reach, 0)
+        basis = commits.plan_batch(
+            commits.wake(self.log, self.entry.epoch, self.plan.name, 0), self.plan.name, reach, 0
+        )
         chunks = (chunk for split in self.source.splits(start, reach.ends, 1) for chunk in self.source.read(split))
         descriptor = merge_shard(self.plan, 0, combine(self.plan, basis, 0, 1, chunks), None, core.new_id)
         self.entry = core.commit(self.log, [descriptor])
@@ -70,7 +73,7 @@ class Run:
         return self.notices.note(messages, self.entry.tasks[self.plan.name].counts(), now)
 
     def close(self) -> Entry:
-        self.entry = driver.close(self.log, self.entry.epoch, now=0, keeping=Keeping())
+        self.entry = commits.close(self.log, self.entry.epoch, now=0, keeping=Keeping())
         return self.entry
 
 

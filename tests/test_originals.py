@@ -19,16 +19,17 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import InputPartition
 
 from monoids import Sum
-from persistent_state import FileSource, NonWindowState, PersistentTask, driver
-from persistent_state.batch import Basis
-from persistent_state.engine.rows import RowReader, _replaced
-from persistent_state.plan import COLUMN, Plan
-from persistent_state.sources import records
+from persistent_state import FileSource, NonWindowState, PersistentTask
+from persistent_state.batch.combine import combine
+from persistent_state.batch.messages import Basis
+from persistent_state.batch.plan import COLUMN, Plan
+from persistent_state.engine.dataframe_source import RowReader, _replaced
+from persistent_state.protocol import commits
+from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, TimeReplayableSource
-from persistent_state.steps.combine import combine
-from persistent_state.store import sides
+from persistent_state.store import late_rows
 from persistent_state.store.log import Log
-from persistent_state.store.run import write_table
+from persistent_state.store.runs import write_table
 from tests.core import memory, plan_of, start
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("n", pa.int64())])
@@ -77,12 +78,12 @@ def aside(source: TimeReplayableSource, task: PersistentTask) -> pa.Table:
     entry = start(log, [plan])
     source.open([], {})
     reach = source.reach({}, everything=True)
-    basis = replace(driver.plan_batch(entry, plan.name, reach, 0), clock=CLOCK, now=2 * CLOCK)
+    basis = replace(commits.plan_batch(entry, plan.name, reach, 0), clock=CLOCK, now=2 * CLOCK)
     tables: list[pa.Table] = []
     for split in source.splits({}, reach.ends, 2):
         chunks = source.read(split) if isinstance(task, Total) else through_spark(plan, source, basis, split)
         tables += combine(plan, basis, 0, 1, chunks)[0].sides
-    return sides.joined(tables)
+    return late_rows.joined(tables)
 
 
 def through_spark(plan: Plan, source: TimeReplayableSource, basis: Basis, split: Any) -> Iterator[Chunk]:
@@ -105,7 +106,7 @@ def test_a_line_that_is_put_aside_is_kept_as_it_came_with_its_number(
     wanted = [(i, line, known[line]) for i, line in enumerate(lines, 1) if known.get(line)]
     task = data.draw(st.sampled_from([Total(), Said()]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "_BLOCK_BYTES", data.draw(st.sampled_from([10, 100, 10_000])))
+        patch.setattr(formats, "_BLOCK_BYTES", data.draw(st.sampled_from([10, 100, 10_000])))
         found = aside(FileSource(folder, timestamp="ts", schema=SCHEMA), task).to_pylist() if wanted else []
     assert sorted((row["origin"]["line"], row["record"].decode(), row["reason"]) for row in found) == wanted
     assert {row["origin"]["file"] for row in found} <= {name}
@@ -158,13 +159,13 @@ def test_files_of_older_versions_whose_records_are_text_are_read_beside_new_ones
         if n % 3 == 2:
             columns |= {"origin": pa.array([{"file": "a", "line": n}])}
         table = pa.table({**columns, "row": row})
-        listed.append(sides.side_file(write_table(files, f"app/runs/T/{n}", table), table))
-    before = [each for side in listed for each in sides.read(files, side).to_pylist()]
+        listed.append(late_rows.side_file(write_table(files, f"app/runs/T/{n}", table), table))
+    before = [each for side in listed for each in late_rows.read(files, side).to_pylist()]
     assert {type(each["record"]) for each in before} == {bytes, type(None)}
     ids = map(str, count())
-    fewer = sides.fewer(files, listed, listed, lambda: f"app/runs/T/joined-{next(ids)}")
+    fewer = late_rows.fewer(files, listed, listed, lambda: f"app/runs/T/joined-{next(ids)}")
     assert len(fewer) < len(listed)
-    after = [each for side in fewer for each in sides.read(files, side).to_pylist()]
+    after = [each for side in fewer for each in late_rows.read(files, side).to_pylist()]
     assert sorted(str({"origin": None, **each}) for each in before) == sorted(
         str({"origin": None, **each}) for each in after
     )

@@ -12,7 +12,7 @@ import pytest
 
 from monoids import Aggregator, Sum, from_pair
 from persistent_state import FileSource, Message, NonWindowState, PersistentTask, StateError, run_local
-from persistent_state.raised import raised
+from persistent_state.errors import raised
 
 USER = """
 import json

@@ -27,7 +27,7 @@ from persistent_state import (
     run_local,
 )
 from persistent_state.engine import sending
-from persistent_state.schemas import arrow_schema
+from persistent_state.sources.schemas import arrow_schema
 from persistent_state.store.files import open_files
 from tests.sentences import problem
 

@@ -19,9 +19,9 @@ from persistent_state import (
     read_late_rows,
     read_state,
 )
-from persistent_state.reader import find_applications, find_state
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+from persistent_state.store.state_at import find_applications, find_state
 from tests import core
 from tests.fixtures.write_store import APPLICATION, Notes, Totals
 

@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 
 from monoids import Sum
-from persistent_state import InvalidInput, NonWindowState, PersistentTask, read_state, refusals
-from persistent_state.clock import BEGINNING
-from persistent_state.driver import Keeping
-from persistent_state.plan import Plan
-from persistent_state.reader import find_state
+from persistent_state import InvalidInput, NonWindowState, PersistentTask, read_state
+from persistent_state.batch.plan import Plan
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol import refusals
+from persistent_state.protocol.commits import Keeping
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
+from persistent_state.store.state_at import find_state
 from tests import core
 
 ROW = pa.schema([("ts", pa.int64()), ("n", pa.int64())])

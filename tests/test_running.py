@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import FileSource, InvalidInput, StateError, TaskFailed
-from persistent_state.clock import BEGINNING
-from persistent_state.collection import Collector
-from persistent_state.driver import Keeping
 from persistent_state.engine import collecting
 from persistent_state.engine.causes import as_own_error
-from persistent_state.engine.running import Part, check_parts
+from persistent_state.engine.run import Part, check_parts
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.commits import Keeping
 from persistent_state.store.log import Log
 from tests import core
 from tests.fixtures.write_store import SCHEMA, Totals

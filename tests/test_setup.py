@@ -26,12 +26,12 @@ from persistent_state import (
     errors,
     run_local,
 )
-from persistent_state.clock import Settings
-from persistent_state.driver import Keeping, close
-from persistent_state.durations import duration
-from persistent_state.plain import full_clock
-from persistent_state.plan import Plan
-from persistent_state.reader import clocks, read_late_rows, read_state
+from persistent_state.batch.plan import Plan
+from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.durations import duration
+from persistent_state.formatting import full_clock
+from persistent_state.protocol.commits import Keeping, close
+from persistent_state.reading import clocks, read_late_rows, read_state
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from tests import core

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from monoids import Last, List, Max, Monoid, Set
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state.clock import BEGINNING
-from persistent_state.steps import shard
+from persistent_state.batch import shard
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store.entry import Run, Stored
 from persistent_state.store.log import Log
 from tests import core

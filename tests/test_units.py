@@ -28,13 +28,13 @@ from persistent_state import (
     PersistentState,
     PersistentTask,
     Reach,
-    driver,
     run_local,
 )
-from persistent_state.clock import BEGINNING, Settings
-from persistent_state.engine import kafka
-from persistent_state.steps.combine import combine
-from persistent_state.steps.lift import MOST, microseconds
+from persistent_state.batch.combine import combine
+from persistent_state.batch.lift import MOST, microseconds
+from persistent_state.engine import kafka_connector
+from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.protocol import commits
 from persistent_state.store.log import Log
 from tests import core
 from tests.sentences import problem
@@ -156,7 +156,7 @@ def test_what_follows_in_the_first_micro_batch_stops_nobody() -> None:
     schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
     plan = core.plan_of(Rows(), schema, timestamp_unit=None)
     log = Log(plan.files, plan.application)
-    basis = driver.plan_batch(core.start(log, [plan]), plan.name, Reach({"": 2}), 0)
+    basis = commits.plan_batch(core.start(log, [plan]), plan.name, Reach({"": 2}), 0)
     chunks = [
         Chunk("", place, pa.RecordBatch.from_pylist([{"ts": stamps(unit, 0)[0], "k": "a", "n": 1}], schema))
         for place, unit in enumerate(("us", "ms"))
@@ -217,7 +217,7 @@ def test_a_folder_of_any_format_has_a_unit(tmp_path: Path, format: str) -> None:
 
 def test_topics_that_spark_reads_keep_the_unit() -> None:
     source = KafkaSource("t", "localhost:1", timestamp="at", timestamp_unit="ms", value=lambda records: records)
-    assert kafka.unopened(source).timestamp_unit == source.timestamp_unit == "ms"
+    assert kafka_connector.unopened(source).timestamp_unit == source.timestamp_unit == "ms"
 
 
 def test_a_unit_that_is_none_and_one_of_a_column_that_has_its_own_are_refused() -> None:

@@ -58,22 +58,22 @@ from persistent_state import (
     PersistentState,
     PersistentTask,
     TaskFailed,
-    keys,
-    merge,
     run_local,
 )
-from persistent_state.clock import BEGINNING, Settings
-from persistent_state.driver import Keeping, close, plan_batch
-from persistent_state.engine.rows import RowReader, _replaced
-from persistent_state.plan import COLUMN
-from persistent_state.reader import seen_below
+from persistent_state.batch import shard
+from persistent_state.batch.combine import combine
+from persistent_state.batch.plan import COLUMN
+from persistent_state.engine.dataframe_source import RowReader, _replaced
+from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.partials import keys
+from persistent_state.partials.at_clock import LAST
+from persistent_state.partials.fold import fold_keys
+from persistent_state.protocol.commits import Keeping, close, plan_batch
 from persistent_state.sources.base import Chunk, Reach
-from persistent_state.steps import shard
-from persistent_state.steps.combine import combine
-from persistent_state.store import run as runs_io
-from persistent_state.store import sides
+from persistent_state.store import late_rows
+from persistent_state.store import runs as runs_io
 from persistent_state.store.log import Log
-from persistent_state.view import LAST
+from persistent_state.store.state_at import seen_below
 from tests import core
 
 UTC = timezone.utc
@@ -369,7 +369,7 @@ def ended(task: PerMessage, rows: pa.RecordBatch) -> tuple[dict[Any, Any], list[
         chunks = list(_replaced(map(said_by_spark, sent), plan))
     (blob,) = combine(plan, basis, 0, 1, chunks)
     entry = core.commit(log, [shard.merge_shard(plan, 0, [blob], None, core.new_id)])
-    aside = sides.read_all(plan.files, entry.tasks[plan.name])
+    aside = late_rows.read_all(plan.files, entry.tasks[plan.name])
     bad = [
         (row["reason"], row["position"]) for table in aside for row in table.select(["reason", "position"]).to_pylist()
     ]
@@ -458,7 +458,7 @@ class TestOrder:
             for arrived in (blobs, blobs[::-1]):
                 made = shard.merge_shard(plan, 0, arrived, None, core.new_id)
                 rows = [runs_io.read_run(plan.files, run) for run in made.runs]
-                state = merge.fold_keys(rows, plan.layout)
+                state = fold_keys(rows, plan.layout)
                 assert state["value"].to_pylist() == [strands]
             entry = core.commit(log, [made])
             assert core.state_at(entry, plan, None) == {(): strands}
@@ -585,7 +585,7 @@ def play_prepared(
             break
         entry = core.play(log, plan, rows.slice(first, size))
         first += size
-    tables = [table.select(["reason", "position"]) for table in sides.read_all(plan.files, entry.tasks[plan.name])]
+    tables = [table.select(["reason", "position"]) for table in late_rows.read_all(plan.files, entry.tasks[plan.name])]
     bad = [(row["reason"], row["position"]) for table in tables for row in table.to_pylist()]
     return core.state_at(entry, plan, None), sorted(bad)
 

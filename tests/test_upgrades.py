@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
-from persistent_state import clocks, driver, read_late_rows, read_state
-from persistent_state.clock import Settings
-from persistent_state.store.base import BytesLike, Files
+from persistent_state import clocks, read_late_rows, read_state
+from persistent_state.event_time.clocks import Settings
+from persistent_state.protocol import commits
 from persistent_state.store.files import MemoryFiles
+from persistent_state.store.files.base import BytesLike, Files
 from persistent_state.store.log import Log
-from persistent_state.verify import verify
+from persistent_state.store.verify import verify
 from tests import core
 from tests.fixtures.write_store import APPLICATION, SCHEMA, Notes, Totals, batch, rows
 from tests.test_format import LATE, WITHOUT_TIMESTAMP, expected_notes, expected_totals
@@ -84,7 +85,7 @@ def go_on(files: Files) -> None:
     plans = [core.plan_of(task, SCHEMA, files=files, settings=settings, shards=3) for task in tasks]
     plans = [replace(plan, outputs=tuple(newest.tasks[plan.name].delivered)) for plan in plans]
     entry = core.start(log, plans)
-    keeping = driver.Keeping(clocks=3, grace=10**15)
+    keeping = commits.Keeping(clocks=3, grace=10**15)
     for plan in plans:
         while (at := (log.newest() or entry).tasks[plan.name].positions[""].next) < 60:
             entry = core.play(log, plan, batch(rows()[at : at + 10]), parts=2, keeping=keeping)

@@ -14,13 +14,13 @@ import pytest
 import monoids
 from persistent_state import InvalidInput, NonWindowState, PersistentTask, SessionWindow, Window, WindowState
 from persistent_state.state import KeptState
-from persistent_state.store import pages, sides
-from persistent_state.store import run as runs_io
+from persistent_state.store import late_rows, lists
+from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import from_bytes, to_bytes
 from persistent_state.store.entry import Cut, Entry, Run, SideFile, TaskState
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
-from persistent_state.verify import Verified, verify
+from persistent_state.store.verify import Verified, verify
 from tests import core
 from tests.fixtures import write_store
 
@@ -297,11 +297,11 @@ def test_what_a_newest_entry_says_is_held_against_what_is_there(store: Path, for
 
 
 def test_files_that_stand_in_lists_are_verified_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sides, "MANY", 0)
-    monkeypatch.setattr(pages, "TAIL", 0)
+    monkeypatch.setattr(late_rows, "MANY", 0)
+    monkeypatch.setattr(lists, "TAIL", 0)
     entry = write_store.write(tmp_path)
     task = entry.tasks["Notes"]
-    (listed, *_) = sides.settled(open_files(str(tmp_path)), task)
+    (listed, *_) = late_rows.settled(open_files(str(tmp_path)), task)
     assert verify(str(tmp_path)).problems == ()
     for path in (task.settled.files[0].path, listed.file.path):
         assert path not in {side.file.path for side in task.sides}

@@ -32,24 +32,22 @@ from persistent_state import (
     TaskFailed,
     Window,
     WindowState,
-    keys,
-    merge,
-    ranges,
     run_local,
-    view,
 )
-from persistent_state.clock import BEGINNING, Settings
-from persistent_state.driver import Keeping, close
-from persistent_state.merge import Layout, Once
-from persistent_state.plan import Plan
-from persistent_state.reader import read_state, seen_below
+from persistent_state.batch import shard
+from persistent_state.batch.plan import Plan
+from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.partials import at_clock, keys, sliding
+from persistent_state.partials.at_clock import Since
+from persistent_state.partials.dedup import without_copies
+from persistent_state.partials.fold import Layout, Once, below, fold, fold_keys
+from persistent_state.protocol.commits import Keeping, close
+from persistent_state.reading import read_state
 from persistent_state.state import KeptState
-from persistent_state.steps import shard
-from persistent_state.steps.once import without_copies
-from persistent_state.store import run as runs_io
+from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
-from persistent_state.view import Since
+from persistent_state.store.state_at import seen_below
 from persistent_state.windows import TimeToLive, Windowing
 from tests import core
 from tests.core import us
@@ -341,7 +339,7 @@ def table(layout: Layout, messages: Sequence[Sent], clocks: Sequence[int] = (), 
     if layout.gap is not None:
         columns["first"] = columns["last"] = pa.array(times)
     columns["value"] = pa.array([n for _, _, n in messages], pa.int64())
-    return merge.fold([pa.table(columns).select(layout.schema.names)], layout)
+    return fold([pa.table(columns).select(layout.schema.names)], layout)
 
 
 def shown(found: pa.Table) -> dict[Any, Any]:
@@ -380,10 +378,10 @@ def test_what_is_seen_is_what_plain_python_makes_of_the_messages(
         parts[data.draw(st.integers(0, 2))].append(message)
     layout = layout_of(windowing)
     # The clocks that are asked for are retained: no interval reaches over them.
-    levels = [merge.below(table(layout, part, [before, clock], interval), clock) for part in parts if part]
+    levels = [below(table(layout, part, [before, clock], interval), clock) for part in parts if part]
     levels.append(layout.schema.empty_table())
-    assert shown(view.state(levels, layout, clock)) == state_of(windowing, messages, clock)
-    found = shown(view.values(levels, layout, since, clock, floor))
+    assert shown(at_clock.state(levels, layout, clock)) == state_of(windowing, messages, clock)
+    found = shown(at_clock.values(levels, layout, since, clock, floor))
     assert found == given_at(windowing, messages, since, clock, floor)
 
 
@@ -400,7 +398,7 @@ def test_windows_given_clock_by_clock_are_each_given_once(
     levels = [table(layout, messages, clocks)]
     given: list[tuple[Any, int]] = []
     for since, upto in pairwise(clocks):
-        given += shown(view.values([merge.below(levels[0], upto)], layout, Since(since), upto)).items()
+        given += shown(at_clock.values([below(levels[0], upto)], layout, Since(since), upto)).items()
     assert len(given) == len(dict(given))
     assert dict(given) == totals(windows_of(windowing, messages))
 
@@ -422,7 +420,7 @@ class Sessions(Monoid[Any]):
 
     def plus(self, a: Any, b: Any) -> Any:
         tables = [self.table(some) for some in (a, b)]
-        return merge.fold_keys(tables, self.layout).select(["first", "last", "value"]).to_pylist()
+        return fold_keys(tables, self.layout).select(["first", "last", "value"]).to_pylist()
 
     def table(self, sessions: Any) -> pa.Table:
         rows = [{"hash": 1, "key0": 1, "start": session["first"], **session} for session in sessions]
@@ -486,11 +484,11 @@ def test_ranges_are_summed_as_each_would_be_by_itself(asked: tuple[int, list[tup
     count, some = asked
     lows, highs = (np.array([pair[i] for pair in some], np.int64) for i in (0, 1))
     numbers, lists = pa.array([3**i % 1000 for i in range(count)]), pa.array([[i] for i in range(count)])
-    ways = [ranges.fold, ranges._by_doubling] if some else [ranges.fold]
-    for fold in ways:
-        sums = fold(numbers, lows, highs, layout_of(None))
+    ways = [sliding.fold_ranges, sliding._by_doubling] if some else [sliding.fold_ranges]
+    for fold_ranges in ways:
+        sums = fold_ranges(numbers, lows, highs, layout_of(None))
         assert sums.to_pylist() == [sum(numbers.to_pylist()[low:high]) for low, high in some]
-        joined = fold(lists, lows, highs, layout_of(None, List(pa.int64())))
+        joined = fold_ranges(lists, lows, highs, layout_of(None, List(pa.int64())))
         assert joined.to_pylist() == [list(range(low, high)) for low, high in some]
 
 
@@ -501,7 +499,7 @@ def test_ranges_take_few_additions(asked: tuple[int, list[tuple[int, int]]], is_
     lows, highs = (np.array([pair[i] for pair in some], np.int64) for i in (0, 1))
     counting = Counting()
     values = pa.array([0, *range(count)])[1:] if is_part else pa.array(range(count))
-    ranges.fold(values, lows, highs, layout_of(None, counting))
+    sliding.fold_ranges(values, lows, highs, layout_of(None, counting))
     longest = max(high - low for low, high in some)
     assert counting.additions <= int(math.log2(longest)) * (count + len(some))
 
@@ -511,7 +509,7 @@ def test_sliding_windows_take_log_additions_for_each_pane_and_window() -> None:
     layout = layout_of(Window(us(500), us(1)), counting)
     levels = [table(layout, [(key, time, 1) for time in range(1000)]) for key in range(4)]
     counting.additions = 0
-    windows = shown(view.values(levels, layout, Since(), 2000))
+    windows = shown(at_clock.values(levels, layout, Since(), 2000))
     assert len(windows) == 4 * 1499
     assert windows[2, 100, 600] == 500
     assert windows[2, -499, 1] == windows[2, 999, 1499] == 1
@@ -543,13 +541,13 @@ def test_values_that_no_range_holds_together_are_never_added() -> None:
     numbers = [large, *[Decimal(1)] * width, large, *[Decimal(1)] * width, large]
     lows = [low for low in range(len(numbers)) if low + width < len(numbers)]
     highs = [low + width for low in lows]
-    for fold in (ranges.fold, ranges._by_doubling):
-        sums = fold(pa.array(numbers, layout.monoid.type), np.array(lows), np.array(highs), layout)
+    for fold_ranges in (sliding.fold_ranges, sliding._by_doubling):
+        sums = fold_ranges(pa.array(numbers, layout.monoid.type), np.array(lows), np.array(highs), layout)
         assert [int(found) for found in sums.to_pylist()] == [
             sum(map(int, numbers[low:high])) for low, high in zip(lows, highs, strict=True)
         ]
     with pytest.raises(TaskFailed):
-        ranges.fold(pa.array(numbers, layout.monoid.type), np.array([0]), np.array([width + 2]), layout)
+        sliding.fold_ranges(pa.array(numbers, layout.monoid.type), np.array([0]), np.array([width + 2]), layout)
 
 
 # What a local run gives
@@ -942,7 +940,7 @@ class TestCopies:
             parts = [hash, key, times, ids, times, values]
             rows = pa.table(parts, names=["hash", "key0", "start", "id", "time", "value"]).select(layout.schema.names)
             kept, copies = without_copies([rows], levels, layout)
-            levels.append(merge.fold([kept], layout, ids_from=BEGINNING))
+            levels.append(fold([kept], layout, ids_from=BEGINNING))
             counted = 0
             for message in sorted(batch, key=lambda m: m[1]):
                 same = [m for m in accepted if (m[0], m[3]) == (message[0], message[3])]
@@ -954,7 +952,7 @@ class TestCopies:
         sums: Counter[int] = Counter()
         for key_of, _, n, _ in accepted:
             sums[key_of] += n
-        table = merge.fold_keys([*levels, layout.schema.empty_table()], layout)
+        table = fold_keys([*levels, layout.schema.empty_table()], layout)
         assert dict(zip(table["key0"].to_pylist(), table["value"].to_pylist(), strict=True)) == sums
 
 

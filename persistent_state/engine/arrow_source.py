@@ -14,14 +14,15 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from persistent_state import driver
+from persistent_state.batch.combine import combine_in_pieces
+from persistent_state.batch.messages import Blob
+from persistent_state.batch.plan import AT_MOST_ONCE, Plan
 from persistent_state.engine import failures
 from persistent_state.engine.workers import settle
 from persistent_state.errors import StateError
-from persistent_state.plan import AT_MOST_ONCE, Plan
+from persistent_state.protocol import commits
 from persistent_state.sources.base import Reach, TimeReplayableSource
-from persistent_state.steps.combine import Blob, combine_in_pieces
-from persistent_state.store import pages
+from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -142,11 +143,11 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if self.plan.delivery == AT_MOST_ONCE:
-            entry = driver.announce(self._log, self._epoch, self.plan.name, self._reach, now_us(), new_id)
+            entry = commits.announce(self._log, self._epoch, self.plan.name, self._reach, now_us(), new_id)
             self._reach = replace(self._reach, journal=())
         else:
-            entry = driver.wake(self._log, self._epoch, self.plan.name, now_us())
-        basis = driver.plan_batch(entry, self.plan.name, self._reach, now_us())
+            entry = commits.wake(self._log, self._epoch, self.plan.name, now_us())
+        basis = commits.plan_batch(entry, self.plan.name, self._reach, now_us())
         # A micro-batch without rows has one part all the same: it may move the clock.
         # A jump is measured from the message before it, so nobody may start in the middle.
         most = self._parts if self.plan.settings.jump is None else 1
@@ -185,7 +186,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._opened:
             task = self._entry().tasks[self.plan.name]
             known = {strand: position.known for strand, position in task.positions.items()}
-            self.source.open(pages.read(self.plan.files, task.journal), known)
+            self.source.open(lists.read(self.plan.files, task.journal), known)
             self._listed = dict.fromkeys(task.channels, False)
             self._moved = now_us()
             self._opened = True

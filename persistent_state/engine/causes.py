@@ -10,8 +10,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from persistent_state import errors
-from persistent_state.errors import StateError, TaskFailed
-from persistent_state.raised import places, raised
+from persistent_state.errors import StateError, TaskFailed, places, raised
 
 _TRACE = "\n\nJVM stacktrace:"
 

@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from persistent_state.collection import Collector
-from persistent_state.driver import Keeping
 from persistent_state.engine.arrow_source import now_us
+from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.commits import Keeping
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 

@@ -12,18 +12,17 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from persistent_state.delivery import Due, Giver
-from persistent_state.engine import frame
+from persistent_state.batch.plan import AT_MOST_ONCE, Plan
+from persistent_state.engine import frames
 from persistent_state.engine.arrow_source import now_us
 from persistent_state.engine.causes import as_own_error
-from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, StoreUnavailable, TaskFailed
+from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, StoreUnavailable, TaskFailed, raised
 from persistent_state.outputs import ValuesAtClock
-from persistent_state.plan import AT_MOST_ONCE, Plan
-from persistent_state.raised import raised
-from persistent_state.reader import state_at
+from persistent_state.partials.at_clock import Since
+from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
-from persistent_state.view import Since
+from persistent_state.store.state_at import state_at
 
 POLL_SECONDS = 5.0
 """How often the log is looked at where no commit of this process says that there is news."""
@@ -82,7 +81,7 @@ class Delivery:
             Log(plan.files, plan.application),
             plan.name,
             output.output_name,
-            lambda: self._sink.open(frame.origin(plan, output)),
+            lambda: self._sink.open(frames.origin(plan, output)),
             self._write,
             now_us,
             plan.delivery,
@@ -253,7 +252,7 @@ class Delivery:
         plan, output = self._plan, self._output
         since = Since(due.since, output.all, output.early, due.recent)
         state = state_at(plan.files, plan.application, entry, plan.name, plan.layout, due.clock, since)
-        self._sink.write(frame.of_values(self._spark, state, plan), due.clock)
+        self._sink.write(frames.of_values(self._spark, state, plan), due.clock)
 
     def _warn(self, what: str, wait: float, error: BaseException) -> None:
         _logger.warning("%s It is %s %s.", self._as_own(error), what, f"in {wait:g} s" if wait else "later")

@@ -9,11 +9,11 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from persistent_state import driver
-from persistent_state.batch import Basis
+from persistent_state.batch.combine import combine_in_pieces
+from persistent_state.batch.messages import Basis
+from persistent_state.batch.plan import Plan
 from persistent_state.engine.arrow_source import blob_batches, now_us
-from persistent_state.plan import Plan
-from persistent_state.steps.combine import combine_in_pieces
+from persistent_state.protocol import commits
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -58,7 +58,7 @@ class SilenceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"tick": start["tick"] + int(not self._ends and self._is_due())}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        entry = driver.wake(self._log, self._epoch, self.plan.name, now_us())
+        entry = commits.wake(self._log, self._epoch, self.plan.name, now_us())
         return [InputPartition(replace(self._basis(entry), is_silent=True))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

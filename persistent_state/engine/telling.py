@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from persistent_state.batch.plan import Plan
 from persistent_state.engine.causes import naming
-from persistent_state.engine.query import Progress
+from persistent_state.engine.micro_batch import Progress
+from persistent_state.engine.notices import EVERY, Notices
 from persistent_state.errors import TaskFailed
-from persistent_state.notices import EVERY, Notices
-from persistent_state.plan import Plan
 from persistent_state.store.entry import Entry
 
 _logger = logging.getLogger("persistent_state")

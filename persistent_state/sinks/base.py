@@ -1,4 +1,4 @@
-"""What a sink is: where the values of a task at each checkpoint clock go."""
+"""What a sink is, and what it is given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+def shard_labels(session: SparkSession, shards: int) -> tuple[int, ...]:
+    """A number for each shard such that Spark's hash sends each to a partition of its own: they run side by side."""
+    values = ", ".join(f"({i})" for i in range(shards * 20))
+    found = session.sql(f"SELECT id, pmod(hash(id), {shards}) AS part FROM VALUES {values} AS t(id)").collect()
+    labels = {row["part"]: row["id"] for row in found}
+    spare = (row["id"] for row in found if row["id"] not in labels.values())
+    return tuple(labels[part] if part in labels else next(spare) for part in range(shards))
+
 
 CLOCK, VALUE = "clock", "value"
 """The columns beside the key's: the clock, a timestamp in UTC, and the value as the state presents it."""

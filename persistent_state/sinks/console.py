@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from persistent_state import show
+from persistent_state import formatting
 from persistent_state.errors import InvalidInput
 from persistent_state.sinks.base import CLOCK, Origin, Sink
 
@@ -47,6 +47,6 @@ class Console(Sink):
         found = ordered.limit(self.rows).toArrow().rename_columns(origin.schema.names).cast(origin.schema)
         found = found.drop_columns([CLOCK])
         rows = list(zip(*found.columns, strict=True))
-        *lines, _, keys_at_clock = show.state(found, rows, values.count(), clock)
+        *lines, _, keys_at_clock = formatting.state(found, rows, values.count(), clock)
         # All at once, since tasks print at the same time.
         print("\n".join((f"{origin.task}: {keys_at_clock}", *lines, "", "")), end="", flush=True)

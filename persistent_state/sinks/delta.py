@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput, StoreUnavailable
-from persistent_state.secrets import shown, without_secrets
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.redact import shown, without_secrets
 from persistent_state.sinks.base import Origin, Sink, arrow_batches, folder_record
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, Exists, InvalidInput, StateError
-from persistent_state.keys import normalise, same_as_previous
-from persistent_state.plain import full_clock
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import full_clock
+from persistent_state.partials.keys import normalise, same_as_previous
 from persistent_state.sinks.base import CLOCK, Origin, Sink, folder_record
 from persistent_state.store.files import LocalFiles, open_files
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
-from persistent_state.plain import plain, show_clock, to_json
-from persistent_state.secrets import shown, without_secrets
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import plain, show_clock, to_json
+from persistent_state.redact import shown, without_secrets
 from persistent_state.sinks.base import CLOCK, VALUE, Origin, Sink, arrow_batches
 
 if TYPE_CHECKING:

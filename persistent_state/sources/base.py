@@ -28,10 +28,6 @@ stood, such as file and line, always of one type).
 """
 
 
-NO_POSITION = 2**63 - 1
-"""The position of a row whose source has none: it stands behind all that was ever read."""
-
-
 @dataclass(frozen=True)
 class Chunk:
     """Rows of one strand in their order. All of a chunk is read in one micro-batch.

@@ -20,12 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
-from persistent_state.raised import raised
-from persistent_state.schemas import AnySchema, arrow_schema
-from persistent_state.secrets import shown, without_secrets
-from persistent_state.sources import records
+from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed, raised
+from persistent_state.redact import shown, without_secrets
+from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.schemas import AnySchema, arrow_schema
 
 Split: TypeAlias = "tuple[tuple[int, str, int], ...]"  # (ordinal, path, size) of files
 
@@ -34,7 +33,7 @@ ROW_BITS = 32
 ORIGIN = pa.struct([("file", pa.string()), ("line", pa.int64())])
 
 _FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}
-_CODECS: dict[str, records.Codec] = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
+_CODECS: dict[str, formats.Codec] = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
 _OPENING_BYTES = 1 << 16
 
@@ -80,11 +79,11 @@ class FileSource(TimeReplayableSource):
         order_by: str = "name",
         files_per_batch: int = 1000,
         bytes_per_batch: int = 1 << 30,
-        transform: records.Transform | None = None,
+        transform: formats.Transform | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         path = os.fspath(path)
-        if format is not None and format not in records.FORMATS:
+        if format is not None and format not in formats.FORMATS:
             raise InvalidInput(f"{format=}; say 'parquet', 'csv' or 'json', or leave it to the files' endings.")
         if order_by not in ("name", "modified"):
             raise InvalidInput(f"{order_by=}; say 'name' or 'modified'.")
@@ -118,9 +117,9 @@ class FileSource(TimeReplayableSource):
     def schema(self) -> pa.Schema:
         """The columns of the rows that `read` delivers; found once, and taken along by copies."""
         if self._made is None:
-            nothing = records.one_batch([], self._record_schema())
+            nothing = formats.one_batch([], self._record_schema())
             try:
-                self._made = records.transformed(self._transform, nothing).schema
+                self._made = formats.transformed(self._transform, nothing).schema
             except Exception as error:
                 raise InvalidInput(
                     f"transform of {self!r} raised {raised(error)}, for a batch without rows."
@@ -141,8 +140,8 @@ class FileSource(TimeReplayableSource):
             )
         self._opened = _Opened(files, len(files), {file.path for file in files})
         self._take()
-        for format in {self._kind(file.path)[0] for file in files} - {None, records.PARQUET}:
-            records.check_text(str(format), self._record_schema())
+        for format in {self._kind(file.path)[0] for file in files} - {None, formats.PARQUET}:
+            formats.check_text(str(format), self._record_schema())
 
     def freeze(self) -> None:
         self._take()
@@ -178,7 +177,7 @@ class FileSource(TimeReplayableSource):
         for ordinal, path, size in split:
             start = position = ordinal << ROW_BITS
             with self._open(path, size) as file:
-                for piece in records.read_pieces(file, *self._kind(path), self._record_schema()):
+                for piece in formats.read_pieces(file, *self._kind(path), self._record_schema()):
                     if self._transform is not None:
                         piece = self._transformed_piece(piece, path)
                     if position + piece.count > start + (1 << ROW_BITS):
@@ -225,21 +224,21 @@ class FileSource(TimeReplayableSource):
 
     def _record_schema(self) -> pa.Schema:
         if self._stored is None:
-            files = [file for file in self._in_order(self._list()) if self._kind(file.path)[0] == records.PARQUET]
+            files = [file for file in self._in_order(self._list()) if self._kind(file.path)[0] == formats.PARQUET]
             if not files:
                 raise InvalidInput(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
             try:
                 with self._open(files[0].path, files[0].size) as file:
                     self._stored = pq.read_schema(pa.PythonFile(file, mode="r")).remove_metadata()
-            except records.UNDECODABLE as error:
+            except formats.UNDECODABLE as error:
                 raise InvalidInput(
                     f"file={files[0].path!r} of {self!r} tells no schema: {error}; give schema=."
                 ) from error
         return self._stored
 
-    def _transformed_piece(self, piece: records.Piece, path: str) -> records.Piece:
+    def _transformed_piece(self, piece: formats.Piece, path: str) -> formats.Piece:
         try:
-            rows = records.transformed(self._transform, piece.rows)
+            rows = formats.transformed(self._transform, piece.rows)
         except Exception as error:
             raise TaskFailed(f"transform of {self!r} raised {raised(error)}, for rows of file={path!r}.") from error
         if not rows.schema.equals(self.schema):
@@ -250,14 +249,14 @@ class FileSource(TimeReplayableSource):
         # What was made of a row can't be told, so the bad records stand behind all rows.
         bad = tuple(replace(record, position=rows.num_rows + i) for i, record in enumerate(piece.bad))
 
-        def original(place: int) -> records.Original:
+        def original(place: int) -> formats.Original:
             if place < rows.num_rows:
-                return records.Original()
+                return formats.Original()
             return piece.original(piece.bad[place - rows.num_rows].position)
 
-        return records.Piece(rows, rows.num_rows + len(bad), bad, original)
+        return formats.Piece(rows, rows.num_rows + len(bad), bad, original)
 
-    def _kind(self, path: str) -> tuple[str | None, records.Codec | None]:
+    def _kind(self, path: str) -> tuple[str | None, formats.Codec | None]:
         """Format and compression of a file."""
         endings = path.rpartition("/")[2].lower().split(".")
         codec = _CODECS.get(endings[-1])
@@ -335,7 +334,7 @@ class _Opened:
 
 
 def _originals(
-    path: str, first: int, original: Callable[[int], records.Original], positions: NDArray[np.int64]
+    path: str, first: int, original: Callable[[int], formats.Original], positions: NDArray[np.int64]
 ) -> pa.RecordBatch:
     """The records of a file at these positions, of which the `first` is where `original` begins to count."""
     found = [original(place) for place in (positions - first).tolist()]

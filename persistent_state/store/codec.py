@@ -13,8 +13,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from persistent_state.clock import BEGINNING, END, Channel, Coarse, Position
 from persistent_state.errors import Damaged
+from persistent_state.event_time.channels import Channel
+from persistent_state.event_time.clocks import BEGINNING, END, Coarse
+from persistent_state.event_time.positions import Position
 from persistent_state.store.entry import Cut, Entry, Pages, Run, SideFile, Stored, TaskState
 
 Json: TypeAlias = dict[str, Any]

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from persistent_state import clock as clocks
-from persistent_state.clock import Channel, Coarse, Position
+from persistent_state.event_time import clocks
+from persistent_state.event_time.channels import Channel
+from persistent_state.event_time.clocks import Coarse
+from persistent_state.event_time.positions import Position
 
 
 @dataclass(frozen=True)

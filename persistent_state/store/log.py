@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from persistent_state.errors import CommitUnknown, Damaged, Exists, Fenced, StoreUnavailable
-from persistent_state.store.base import Files
 from persistent_state.store.codec import checksum, from_bytes, to_bytes
 from persistent_state.store.entry import Entry
+from persistent_state.store.files.base import Files
 
 TRIES = 5
 

@@ -19,11 +19,11 @@ import confluent_kafka
 import pyarrow as pa
 
 from examples.broker import Topics
-from persistent_state.clock import BEGINNING
 from persistent_state.errors import StoreUnavailable
-from persistent_state.keys import hash_keys, normalise
-from persistent_state.sinks.kafka import as_json, part_of
-from persistent_state.sinks.kafka_clocks import Begun, Clocks, Encode, Records
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.kafka.sink import as_json, part_of
+from persistent_state.kafka.transactions import Begun, Clocks, Encode, Records
+from persistent_state.partials.keys import hash_keys, normalise
 
 STEPS = ("init_transactions", "begin_transaction", "produce", "flush", "commit_transaction", "abort_transaction")
 KEYS = 12

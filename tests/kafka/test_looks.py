@@ -35,15 +35,15 @@ from persistent_state import (
     NonWindowState,
     PersistentTask,
     StoreUnavailable,
-    driver,
 )
-from persistent_state.engine import running
-from persistent_state.engine.query import progress
-from persistent_state.sources import topics
+from persistent_state.batch.combine import combine
+from persistent_state.batch.shard import merge_shard
+from persistent_state.engine import run
+from persistent_state.engine.micro_batch import progress
+from persistent_state.kafka import topics
+from persistent_state.kafka.consumer import Part
+from persistent_state.protocol import commits
 from persistent_state.sources.base import Reach
-from persistent_state.sources.consumer import Part
-from persistent_state.steps.combine import combine
-from persistent_state.steps.shard import merge_shard
 from persistent_state.store.log import Log as Journal
 from tests import core
 
@@ -355,7 +355,7 @@ def test_brokers_know_a_reader_by_its_application_and_topics_or_as_the_user_says
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(running, "start", lambda setup, *others: started.append(setup))
+    monkeypatch.setattr(run, "start", lambda setup, *others: started.append(setup))
     app = Application("shops", str(tmp_path), shards=1)
     app.add(Total("a"), KafkaSource("orders", "nowhere:9", value=Json(SCHEMA)))
     app.add(Total("b"), KafkaSource(re.compile("o.*"), "nowhere:9", value=Json(SCHEMA), group="mine"))
@@ -379,7 +379,7 @@ def test_progress_tells_how_many_offsets_there_were_beyond_the_micro_batch(world
     entry = core.start(log, [plan])
     for unread in (None, 7):
         reach = Reach({"": 1}, unread=unread)
-        basis = driver.plan_batch(entry, "a", reach, 0)
+        basis = commits.plan_batch(entry, "a", reach, 0)
         made = [merge_shard(plan, 0, combine(plan, basis, 0, 1, []), None, core.new_id)]
         entry = core.commit(log, made)
         assert progress(entry, made).unread == unread

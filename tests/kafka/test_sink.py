@@ -21,12 +21,12 @@ import pyarrow as pa
 import pytest
 
 from examples.broker import Broker
-from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
-from persistent_state.sinks import kafka_clocks, kafka_topics
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.kafka import sink_topics, transactions
+from persistent_state.kafka.sink import KafkaSink, as_json
+from persistent_state.kafka.transactions import Clocks, Records
 from persistent_state.sinks.base import Origin
-from persistent_state.sinks.kafka import KafkaSink, as_json
-from persistent_state.sinks.kafka_clocks import Clocks, Records
 from tests.kafka.deliverer import (
     check,
     clocks_of,
@@ -157,7 +157,7 @@ def test_a_driver_that_was_paused_changes_nothing_when_another_has_gone_on(
 def test_a_writer_that_is_fenced_between_two_batches_is_told_to_ask_again(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_clocks, "STEP", 1)
+    monkeypatch.setattr(transactions, "STEP", 1)
     clocks = clocks_of(broker.address, topic, rows=100)
     clocks.prepare()
     begun = clocks.begin(10, 1, NONE)
@@ -367,7 +367,7 @@ def test_records_that_are_no_more_there_are_asked_for_again(broker: Broker, topi
 def test_a_transaction_is_cut_when_half_of_its_time_is_over(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_clocks, "STEP", 1)
+    monkeypatch.setattr(transactions, "STEP", 1)
     clocks = clocks_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1500})
     clocks.prepare()
     begun = clocks.begin(10, 1, NONE)
@@ -384,7 +384,7 @@ def test_a_transaction_is_cut_when_half_of_its_time_is_over(
 def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_clocks, "STEP", 4)
+    monkeypatch.setattr(transactions, "STEP", 4)
     clocks = clocks_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1000})
     clocks.prepare()
     begun = clocks.begin(10, 1, NONE)
@@ -425,7 +425,7 @@ def test_a_record_behind_a_pending_transaction_is_waited_for(
         return as_json(1, rows)
 
     write_part(clocks, begun, rows_of(10), 0, encode)
-    monkeypatch.setattr(kafka_clocks, "PATIENCE", 2.0)
+    monkeypatch.setattr(transactions, "PATIENCE", 2.0)
     # What it has written stands behind what is pending, where a reader of what is committed would not see it.
     for again in (lambda: write_part(clocks, begun, rows_of(10), 0), lambda: clocks.last(1)):
         assert "is pending in topic=" in problem(again, StoreUnavailable)
@@ -494,7 +494,7 @@ def test_what_the_brokers_or_clients_can_not_take_is_said(broker: Broker, topic:
 
 
 def test_a_broker_that_does_not_answer_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_clocks, "PATIENCE", 0.5)
+    monkeypatch.setattr(transactions, "PATIENCE", 0.5)
     said = problem(lambda: KafkaSink("t", "127.0.0.1:9").open(ORIGIN), StoreUnavailable)
     assert said.startswith("kafka 127.0.0.1:9 t: ")
 
@@ -504,20 +504,20 @@ def test_brokers_that_fail_over_are_asked_again_at_once(
 ) -> None:
     error = confluent_kafka.KafkaError
     codes = [error.LEADER_NOT_AVAILABLE, error.NOT_LEADER_FOR_PARTITION, error.FENCED_LEADER_EPOCH]
-    ask = kafka_topics.policy_of
+    ask = sink_topics.policy_of
 
     def fail_first(*arguments: Any) -> str:
         if codes:
             raise confluent_kafka.KafkaException(error(codes.pop()))
         return ask(*arguments)
 
-    monkeypatch.setattr(kafka_topics, "policy_of", fail_first)
+    monkeypatch.setattr(sink_topics, "policy_of", fail_first)
     assert KafkaSink(topic, broker.address).open(ORIGIN) == BEGINNING
     assert not codes
 
 
 def test_options_are_in_no_text(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(kafka_clocks, "PATIENCE", 0.5)
+    monkeypatch.setattr(transactions, "PATIENCE", 0.5)
     options = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
     for name in ("sasl.password", "ssl.ca.location", "acks"):
         sink = KafkaSink("t", "127.0.0.1:9", options={**options, name: "hunter22"})
@@ -544,7 +544,7 @@ def test_tls_and_sasl_reach_every_client_and_their_secrets_no_text(
     servers = f"127.0.0.1:{secured.ports[2]}"
     deliver(clocks_of(servers, "values", options=options), 2, [10, 20])
     check(seen(secured, "values"), [10, 20])
-    monkeypatch.setattr(kafka_clocks, "PATIENCE", 3.0)
+    monkeypatch.setattr(transactions, "PATIENCE", 3.0)
     for wrong in (
         {"sasl.password": "hunter23"},
         {"ssl.ca.location": "/hunter2/none"},

@@ -21,9 +21,8 @@ from confluent_kafka import Producer
 
 from examples.broker import Broker
 from persistent_state import Chunk, InvalidInput, Json, KafkaSource, Raw, StoreUnavailable, TaskFailed
-from persistent_state.engine import kafka as connector
-from persistent_state.sources import kafka
-from persistent_state.sources.kafka import ANEW, LOST
+from persistent_state.engine import kafka_connector as connector
+from persistent_state.kafka.source import ANEW, LOST, topics
 from tests.kafka.topics import deleted_before, grow, made_anew, new_topic, produce, producer
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -32,7 +31,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 @pytest.fixture(autouse=True)
 def _impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a single broker says is so."""
-    monkeypatch.setattr(kafka.topics, "PATIENCE", 0.5)
+    monkeypatch.setattr(topics, "PATIENCE", 0.5)
 
 
 def copied(source: KafkaSource) -> KafkaSource:
@@ -446,6 +445,6 @@ def test_a_wrong_set_up_is_refused_with_a_sentence(broker: Broker) -> None:
 
 
 def test_a_broker_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka.topics, "TIMEOUT", 0.5)
+    monkeypatch.setattr(topics, "TIMEOUT", 0.5)
     with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:9"):
         Reader(KafkaSource("a", "127.0.0.1:9", options={"socket.timeout.ms": 300})).start()

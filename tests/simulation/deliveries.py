@@ -12,23 +12,26 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from persistent_state import clock as clocks
-from persistent_state import driver, merge
-from persistent_state.clock import BEGINNING, Position, Settings
-from persistent_state.collection import Collector
-from persistent_state.delivery import Due, Giver
-from persistent_state.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE, Plan
-from persistent_state.reader import seen_below, state_at
-from persistent_state.steps import shard as shard_step
-from persistent_state.steps.combine import Blob, combine
-from persistent_state.steps.lift import LATE
-from persistent_state.steps.shard import merge_shard
-from persistent_state.store import pages, sides
-from persistent_state.store import run as runs_io
+from persistent_state.batch import shard as shard_step
+from persistent_state.batch.combine import combine
+from persistent_state.batch.messages import Blob
+from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE, Plan
+from persistent_state.batch.shard import merge_shard
+from persistent_state.event_time import positions
+from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.event_time.positions import Position
+from persistent_state.partials import fold as merge
+from persistent_state.partials.at_clock import LAST, Since
+from persistent_state.protocol import commits, takeover
+from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.deliver import Due, Giver
+from persistent_state.store import late_rows, lists
+from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import from_bytes
 from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.late_rows import LATE
 from persistent_state.store.log import Log
-from persistent_state.view import LAST, Since
+from persistent_state.store.state_at import seen_below, state_at
 from persistent_state.windows import SessionWindow, TimeToLive, Window
 from tests.core import us
 from tests.simulation import windows
@@ -117,11 +120,11 @@ class DeliveryWorld:
         self.ids, self.now = 0, 1_000_000
         self.parts = rng.randint(1, 2)
         self.most_rows = rng.choice([3, 6])
-        self.keeping = driver.Keeping(rng.choice([1, 2, 5]), 0)
+        self.keeping = commits.Keeping(rng.choice([1, 2, 5]), 0)
         self.leaves = rng.random() < 0.4
         if self.leaves:
             # One that returns finds its clock.
-            self.keeping = driver.Keeping(10_000, 0)
+            self.keeping = commits.Keeping(10_000, 0)
         sent = {f"p{i}": self._messages(f"p{i}") for i in range(rng.randint(1, 3))}
         self.strands = Strands(
             messages=sent,
@@ -215,9 +218,9 @@ class DeliveryWorld:
             mock.patch.object(shard_step, "LAZY", (2, 3)),
             mock.patch.object(shard_step, "MANY", 4),
             mock.patch.object(merge, "SLICE", 5),
-            mock.patch.object(sides, "MANY", 2),
-            mock.patch.object(clocks, "MOST_SPANS", 3),
-            mock.patch.object(pages, "TAIL", 3),
+            mock.patch.object(late_rows, "MANY", 2),
+            mock.patch.object(positions, "MOST_SPANS", 3),
+            mock.patch.object(lists, "TAIL", 3),
         ):
             self._play()
 
@@ -253,14 +256,14 @@ class DeliveryWorld:
                 giver.open()
         self.now += 1000
         self.playing = delivery
-        entry = driver.start(
+        entry = takeover.take_over(
             log, list(plans.values()), interval=interval, shards=shards, writer=str(number), now=self.now
         )
         sources = {}
         for name in plans:
             task = entry.tasks[name]
             sources[name] = WorldSource(self.strands, rng, self.most_rows)
-            journal, known = pages.read(files, task.journal), {s: p.known for s, p in task.positions.items()}
+            journal, known = lists.read(files, task.journal), {s: p.known for s, p in task.positions.items()}
             noted = dict.fromkeys(self.strands.messages, 0)
             for strand, _, end in (line.replace("-", ":").split(":") for line in journal):
                 noted[strand] = max(noted[strand], int(end))
@@ -278,7 +281,7 @@ class DeliveryWorld:
                 collector.collect(entry.epoch, now=self.now, keeping=self.keeping)
             if not is_last and self._is_read(plans) and rng.random() < 0.1:
                 return
-        driver.close(log, entry.epoch, now=self.now, keeping=self.keeping)
+        commits.close(log, entry.epoch, now=self.now, keeping=self.keeping)
         for giver in givers.values():
             while giver.give_next(entry.epoch):
                 pass
@@ -291,22 +294,22 @@ class DeliveryWorld:
 
     def _batch(self, log: Log, epoch: int, plan: Plan, source: WorldSource) -> None:
         self.now += 10
-        entry = driver.own(log, epoch)
+        entry = commits.own(log, epoch)
         start = {strand: position.next for strand, position in entry.tasks[plan.name].positions.items()}
         reach = source.reach(start, everything=False)
         if plan.delivery == AT_MOST_ONCE:
-            entry = driver.announce(log, epoch, plan.name, reach, self.now, self.new_id)
+            entry = commits.announce(log, epoch, plan.name, reach, self.now, self.new_id)
             reach = replace(reach, journal=())
         else:
-            entry = driver.wake(log, epoch, plan.name, self.now)
-        basis = driver.plan_batch(entry, plan.name, reach, self.now)
+            entry = commits.wake(log, epoch, plan.name, self.now)
+        basis = commits.plan_batch(entry, plan.name, reach, self.now)
         splits = source.splits(start, reach.ends, self.parts) or [[]]
         blobs = [combine(plan, basis, i, len(splits), source.read(split)) for i, split in enumerate(splits)]
         made = [
             merge_shard(plan, shard, [Blob.from_bytes(part[shard].to_bytes()) for part in blobs], None, self.new_id)
             for shard in range(plan.shards)
         ]
-        driver.commit(log, epoch, made, now=self.now, new_id=self.new_id, keeping=self.keeping)
+        commits.commit(log, epoch, made, now=self.now, new_id=self.new_id, keeping=self.keeping)
 
     def _giver(self, log: Log, plan: Plan, life: Life) -> Giver:
         place = self.places[plan.name]
@@ -437,7 +440,9 @@ class DeliveryWorld:
     def aside(self, job: Job) -> Counter[tuple[str, str, int]]:
         """The rows that were put aside: reason, strand and position, and how often."""
         assert self.newest is not None
-        rows = [row for table in sides.read_all(self.files, self.newest.tasks[job.name]) for row in table.to_pylist()]
+        rows = [
+            row for table in late_rows.read_all(self.files, self.newest.tasks[job.name]) for row in table.to_pylist()
+        ]
         return Counter((row["reason"], row["strand"], row["position"]) for row in rows)
 
     def good(self, job: Job, on_time_only: bool = False) -> list[Sent]:

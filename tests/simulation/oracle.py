@@ -12,19 +12,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from persistent_state import driver, merge, view
-from persistent_state.batch import Basis
-from persistent_state.clock import BEGINNING
-from persistent_state.delivery import Due
-from persistent_state.plan import Plan
-from persistent_state.reader import seen_below
-from persistent_state.steps.lift import AHEAD, JUMP, LATE, NO_TIMESTAMP, REPLAYED_OR_LATE, UNFIT
-from persistent_state.steps.shard import read_values
-from persistent_state.store import pages, sides
-from persistent_state.store import run as runs_io
+from persistent_state.batch.messages import Basis
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.shard import read_values
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.partials import at_clock, fold
+from persistent_state.partials.at_clock import LAST
+from persistent_state.protocol import commits
+from persistent_state.protocol.deliver import Due
+from persistent_state.store import late_rows, lists
+from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import checksum, from_bytes, side_from_json, to_bytes
 from persistent_state.store.entry import Entry, Stored, TaskState, task_files
-from persistent_state.view import LAST
+from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, REPLAYED_OR_LATE, UNFIT
+from persistent_state.store.state_at import seen_below
 from persistent_state.windows import SessionWindow
 from tests.core import us, whole_times
 from tests.simulation import windows
@@ -62,7 +63,7 @@ class Terms:
     ahead: int
     jump: int | None
     believe: int
-    keeping: driver.Keeping
+    keeping: commits.Keeping
 
 
 @dataclass
@@ -147,7 +148,7 @@ class Oracle:
         self.delivered: dict[tuple[str, int, int], list[Sent]] = {}
         """What Spark delivered in a micro-batch that it has planned."""
         self.readings: dict[tuple[str, str], dict[Place, Any]] = {}
-        self.layouts: dict[str, merge.Layout] = {}
+        self.layouts: dict[str, fold.Layout] = {}
         self.coarsest = 0
         self.has_lost_numbers = False
         self.sinks = Sinks(self.judges, must)
@@ -240,7 +241,7 @@ class Oracle:
         settled = [
             side_from_json(line).file.path
             for task in entry.tasks.values()
-            for line in pages.read(self.files, task.settled)
+            for line in lists.read(self.files, task.settled)
         ]
         return {*entry.files(), *settled}
 
@@ -681,13 +682,13 @@ class Oracle:
             must(entry.clock >= least, "the global clock is at most a step behind the slowest task", **facts)
 
     def _rows_aside(self, judge: Judge, task: TaskState) -> list[tuple[Place, str]]:
-        settled = [side_from_json(line) for line in pages.read(self.files, task.settled)]
+        settled = [side_from_json(line) for line in lists.read(self.files, task.settled)]
         found = []
         for side in (*settled, *task.sides):
             key = side.file.path, repr(side.cuts)
             if key not in judge.rows:
                 judge.rows[key] = [
-                    (self._place_of(judge, row), row["reason"]) for row in sides.read(self.files, side).to_pylist()
+                    (self._place_of(judge, row), row["reason"]) for row in late_rows.read(self.files, side).to_pylist()
                 ]
             found += judge.rows[key]
         return found
@@ -730,7 +731,7 @@ class Oracle:
                 if layout.gap is not None:
                     windowing = SessionWindow(us(layout.gap))
                     job, layout = replace(job, windowing=windowing), replace(layout, windowing=windowing)
-                table = view.state([layout.schema.empty_table(), *levels], layout, at)
+                table = at_clock.state([layout.schema.empty_table(), *levels], layout, at)
         if clock is not None or job.windowing is None:
             table = seen_below(self.files, task.runs, layout, at)
         found = as_dict(table, layout)
@@ -752,8 +753,8 @@ def handful(low: int, high: int, interval: int, most: int) -> int:
     return step
 
 
-def as_dict(table: Any, layout: merge.Layout) -> dict[tuple[Any, ...], Any]:
+def as_dict(table: Any, layout: fold.Layout) -> dict[tuple[Any, ...], Any]:
     table = whole_times(table)
     keys = [table[name].to_pylist() for name in table.column_names if name not in ("hash", "value")]
-    values = layout.monoid.from_arrow(merge.one_chunk(table["value"]))
+    values = layout.monoid.from_arrow(fold.one_chunk(table["value"]))
     return dict(zip(zip(*keys, strict=True) if keys else [()] * len(values), values, strict=True))

@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from persistent_state import batch, clock, delivery, driver, guarantee, merge, ranges, view
-from persistent_state.collection import Collector
-from persistent_state.steps import combine, current, lift, once, shard
-from persistent_state.store import base, codec, entry, log, run, sides
+from persistent_state.batch import advance, combine, lift, shard
+from persistent_state.event_time import channels, clocks, positions
+from persistent_state.partials import at_clock, dedup, fold, lookup, sliding
+from persistent_state.protocol import commits, deliver, restore, takeover
+from persistent_state.protocol.collect import Collector
+from persistent_state.store import codec, entry, late_rows, log, runs
+from persistent_state.store.files import base
 
 
 @dataclass(frozen=True)
@@ -56,64 +59,64 @@ BUGS = (
     bug(
         "cut at the clock",
         "What is at the clock counts as below it.",
-        merge.below,
+        fold.below,
         ("starts < clock))", "starts <= clock))"),
     ),
-    bug("no limit of a run", "A run cut back at a start is read whole.", run._rows, ("run.below)", "None)")),
+    bug("no limit of a run", "A run cut back at a start is read whole.", runs._rows, ("run.below)", "None)")),
     bug(
         "current of a cut run",
         "What a run calls current is believed when messages in it have been taken back.",
-        run.read_run_with_sums,
+        runs.read_run_with_sums,
         ("if run.below is None else", "if True else"),
         theme="restless",
     ),
     bug(
         "current after a cut run",
         "What a run calls current is believed when messages in an older run have been taken back.",
-        guarantee.cut_runs,
+        restore.cut_runs,
         ("for one in losing)", "for one in losing[-1:] if one is run)"),
         theme="restless",
     ),
     bug(
         "current no more",
         "When runs are rewritten, the oldest says what is current.",
-        merge._newest,
+        fold._newest,
         ("np.maximum.reduceat", "np.minimum.reduceat"),
     ),
     bug(
         "current long ago",
         "What is current is looked up in the oldest run.",
-        current._looked_up,
+        lookup._looked_up,
         ("in reversed(levels):", "in levels:"),
     ),
     bug(
         "current of another key",
         "What is current is that of any key of the same hash.",
-        current._looked_up,
+        lookup._looked_up,
         ("keys.equal(_keys(asked, met, layout), _keys(level, at, layout), len(met))", "np.ones(len(met), np.bool_)"),
     ),
     bug(
         "retained clocks folded over",
         "Folding keeps only the cuts apart, not the retained clocks.",
-        batch.cuts_to_keep,
+        advance.cuts_to_keep,
         ("(*(clock for basis in bases for clock in basis.apart), *after.cuts)", "after.cuts[-1:]"),
     ),
     bug(
         "coarse intervals forgotten",
         "A batch does not say how coarse its intervals are.",
-        clock.split_intervals,
+        clocks.split_intervals,
         ("fine), Coarse(low, high, step)", "fine), None"),
     ),
     bug(
         "coarse intervals ignored",
         "The clock moves into the middle of a stored interval.",
-        clock.clean_clock,
+        clocks.clean_clock,
         ("segments = list(coarse)", "segments = []"),
     ),
     bug(
         "coarse intervals dropped early",
         "An interval is forgotten before the clock has passed it.",
-        batch.advance,
+        advance.advance,
         ("if segment.high > clock)", "if segment.low > clock)"),
     ),
     bug(
@@ -140,7 +143,7 @@ BUGS = (
     bug(
         "equal hashes taken for equal keys",
         "Keys are told apart by their hash alone.",
-        merge.sort,
+        fold.sort,
         ("same_key = same_hash & _same_keys", "same_key = same_hash | _same_keys"),
     ),
     # Clocks
@@ -153,14 +156,14 @@ BUGS = (
     bug(
         "upstream clock of the fastest channel",
         "The fastest channel moves the clock.",
-        clock.upstream_min,
+        channels.upstream_min,
         ("return min(", "return max("),
     ),
-    bug("no delay", "The allowed delay is ignored.", clock.upstream_min, ("c.newest - delay", "c.newest")),
+    bug("no delay", "The allowed delay is ignored.", channels.upstream_min, ("c.newest - delay", "c.newest")),
     bug(
         "silent channel ignored",
         "A channel that has delivered nothing does not hold the clock.",
-        clock.live_channels,
+        channels.live_channels,
         ("if not c.ended and", "if not c.ended and c.newest is not None and"),
     ),
     bug(
@@ -172,51 +175,51 @@ BUGS = (
     bug(
         "channels outlive a start",
         "After a start channels are believed as far as they were before it.",
-        guarantee._channels,
+        restore._channels,
         ("channel.cut_back(clock, now)", "channel"),
     ),
     bug(
         "thinning too far",
         "Between the global clock and its own a task keeps no clocks in common with others.",
-        clock.thin_cuts,
+        clocks.thin_cuts,
         ("c % step == 0", "False"),
     ),
     bug(
         "cuts lost at a commit",
         "A commit forgets which clocks its runs keep apart.",
-        driver._with_batch,
+        commits._with_batch,
         ("cuts=(*task.cuts, *after.cuts)", "cuts=task.cuts"),
     ),
     bug(
         "first cuts forgotten",
         "Before its first clock a task keeps no clocks apart.",
-        batch.advance,
+        advance.advance,
         ("else min(lows, default=clock)", "else clock"),
         theme="restless",
     ),
     bug(
         "known channel ignored",
         "A channel that is known to come does not hold the clock before it does.",
-        clock.listed_channels,
+        channels.listed_channels,
         ("return {**{name: Channel(None, now) for name in known}, **channels}", "return dict(channels)"),
     ),
     bug(
         "mistaken channel for ever",
         "A channel that was only named holds the clock though nobody names it any more.",
-        guarantee._heard,
+        restore._heard,
         (" if (c.newest, c.before) != (None, None)", ""),
     ),
     bug(
         "channel forgotten at the beginning",
         "A channel that a start cut back to before its first message does not hold the clock until it comes again.",
-        clock.Channel.cut_back,
+        channels.Channel.cut_back,
         ("min(self.newest, clock)", "None if clock == BEGINNING else min(self.newest, clock)"),
     ),
     # A task that does not hold the clock, or returns behind it
     bug(
         "not woken",
         "A task that does not hold the clock is moved by others while its batch is under way.",
-        driver.wake,
+        commits.wake,
         ("replace(task, holds=True)", "task"),
         theme="restless",
     ),
@@ -230,7 +233,7 @@ BUGS = (
     bug(
         "behind taken along",
         "A task that has yet to catch up is moved to the global clock by others.",
-        driver._moved_on,
+        commits._moved_on,
         ("if task.active and task.holds and task.clock < newest.clock:", "if False:"),
         theme="restless",
     ),
@@ -245,81 +248,84 @@ BUGS = (
     bug(
         "taken back too late",
         "A task may return though its clock was collected.",
-        driver._taken_over,
+        takeover._first_entry,
         ("if is_back and BEGINNING < known.clock < min(retained, default=known.clock):", "if False:"),
         theme="restless",
     ),
     bug(
         "built again from the global clock",
         "A task that is built again begins where one begins that is new.",
-        driver._taken_over,
+        takeover._first_entry,
         ("BEGINNING if plan.name in rebuild else clock", "clock"),
         theme="rebuilt",
     ),
     bug(
         "left while it is built again",
         "A task that has yet to catch up is refused as one that was left out.",
-        driver._taken_over,
+        takeover._first_entry,
         ("is_back = not (newest and newest.tasks[plan.name].active)", "is_back = True"),
         theme="rebuilt",
     ),
     bug(
         "close at the newest message",
         "The closing clock is not above the newest message.",
-        clock.next_multiple,
+        clocks.next_multiple,
         ("(timestamp // interval + 1)", "(timestamp // interval)"),
     ),
     # Positions and what a replay has seen
     bug(
-        "position one too far", "A start skips a message.", clock.move_position, ("Position(end,", "Position(end + 1,")
+        "position one too far",
+        "A start skips a message.",
+        positions.move_position,
+        ("Position(end,", "Position(end + 1,"),
     ),
     bug(
         "position one too few",
         "A message is read twice.",
-        clock.move_position,
+        positions.move_position,
         ("Position(end,", "Position(max(end - 1, 0),"),
     ),
     bug(
         "replay from the newest",
         "A start goes on where the last one stopped.",
-        clock.rewind_position,
+        positions.rewind_position,
         ("first = replay_from(position, clock)", "first = position.next"),
     ),
     bug(
         "replay from too late",
         "What reached exactly the clock does not start the replay.",
-        clock.replay_from,
+        positions.replay_from,
         ("if newest >= clock", "if newest > clock"),
     ),
     bug(
         "accounted forgotten",
         "A start forgets what is in the state already.",
-        clock.rewind_position,
+        positions.rewind_position,
         ("return Position(first, _needed(first, {*pairs, (position.next, clock)}))", "return Position(first)"),
     ),
     bug(
         "accounted at the clock",
         "A start takes what is at its clock for accounted.",
-        clock.is_accounted,
+        positions.is_accounted,
         ("timestamps < min(below, again)", "timestamps <= min(below, again)"),
     ),
     bug(
         "accounted dropped early",
         "A start that was not read through is forgotten.",
-        clock.rewind_position,
+        positions.rewind_position,
         ("{*pairs, (position.next, clock)}", "{(position.next, clock)}"),
     ),
     bug(
         "spans forgotten early",
         "What a start at the global clock must read again is forgotten when the task has passed it.",
-        driver._with_batch,
-        ("clocks.forget_spans(p, restart)", "clocks.forget_spans(p, after.clock)"),
+        commits._with_batch,
+        ("forget_spans(p, restart)", "clocks.forget_spans(p, after.clock)"),
     ),
     # Sources whose positions or ends nobody knows beforehand
     bug(
         "ends go back",
         "A replay from the beginning takes back how far a strand was read.",
-        batch._positions,
+        advance._positions,
         ("ends[strand] = max(end, ends.get(strand, 0))", "ends[strand] = end"),
     ),
     bug(
@@ -362,19 +368,19 @@ BUGS = (
     bug(
         "rows without positions stay aside",
         "A start does not take back rows that have no position.",
-        sides._stays,
+        late_rows._stays,
         ("(position is not None and", "(position is None or"),
     ),
     bug(
         "rows of files made one stay twice",
         "Files of rows aside that were made one stay beside it.",
-        sides.join,
+        late_rows.join,
         ("if side is whole[0] or side not in whole", "if True"),
     ),
     bug(
         "rows of files made one are lost",
         "Not all of the files that are made one are read.",
-        sides.join,
+        late_rows.join,
         ("for _, table in readable", "for _, table in readable[1:]"),
     ),
     bug(
@@ -386,7 +392,7 @@ BUGS = (
     bug(
         "rows without positions settled",
         "Rows aside that have no position are taken for final.",
-        sides.side_file,
+        late_rows.side_file,
         ("NO_POSITION if position is None", "0 if position is None"),
     ),
     # Late and bad rows
@@ -417,8 +423,8 @@ BUGS = (
     bug(
         "side rows kept at a start",
         "What is read again stays aside, and is set aside again.",
-        guarantee.cut_back,
-        ("sides.take_back(files, side, clock, replays) for side", "side for side"),
+        restore.cut_back,
+        ("late_rows.take_back(files, side, clock, replays) for side", "side for side"),
     ),
     bug(
         "side rows in every shard",
@@ -451,40 +457,40 @@ BUGS = (
     bug(
         "commit before the run is durable",
         "A run counts as written though the store did not say so.",
-        run.write_bytes,
+        runs.write_bytes,
         ("files.ensure(path, data)", "try:\n        files.create(path, data)\n    except Exception:\n        pass"),
         theme="faulty",
     ),
     bug(
         "shard missing",
         "A commit does not need all shards.",
-        driver._with_batch,
+        commits._with_batch,
         ("answered != list(range(newest.shards))", "False"),
         ("zip(ordered, shard_digests(newest, task), strict=True)", "()"),
     ),
     bug(
         "shard twice",
         "A shard may answer twice.",
-        driver._with_batch,
+        commits._with_batch,
         ("answered != list(range(newest.shards))", "set(answered) != set(range(newest.shards))"),
         ("zip(ordered, shard_digests(newest, task), strict=True)", "()"),
     ),
     bug(
         "parts not counted",
         "A part may miss in a shard, or come twice.",
-        batch.advance,
+        advance.advance,
         ("if any(whole.get(report.parts) != parts for report in reports):", "if False:"),
     ),
     bug(
         "shards may differ",
         "A commit does not look whether its shards say the same.",
-        driver._agreed,
+        commits._agreed,
         ("if (other.task, other.epoch, other.batch, other.advance, other.journal) != (", "if False and () != ("),
     ),
     bug(
         "shards in any order",
         "What shards say depends on the order in which parts arrive.",
-        batch.advance,
+        advance.advance,
         ("reports = sorted(reports, key=lambda report: report.part)", "reports = list(reports)"),
     ),
     bug(
@@ -496,14 +502,14 @@ BUGS = (
     bug(
         "runs cut wrongly",
         "At a start runs are not cut at the upper bounds of shards.",
-        guarantee.cut_runs,
+        restore.cut_runs,
         ("high=min(high, whole.high)", "high=high"),
         ("low=max(low, whole.low)", "low=low"),
     ),
     bug(
         "no epoch in a commit",
         "A driver that was taken over goes on committing.",
-        driver.own,
+        commits.own,
         ("if newest.epoch > epoch:", "if False:"),
     ),
     bug(
@@ -516,7 +522,7 @@ BUGS = (
     bug(
         "late listing taken for a takeover",
         "A worker whose listing is late takes its own driver for superseded.",
-        driver.own,
+        commits.own,
         ("if newest is None or newest.epoch < epoch:", "if newest is None:"),
         ("if newest.epoch > epoch:", "if newest.epoch != epoch:"),
         theme="faulty",
@@ -558,7 +564,7 @@ BUGS = (
     bug(
         "damaged run accepted",
         "Runs are not checked.",
-        run.read_bytes,
+        runs.read_bytes,
         ("if len(data) != stored.length or", "if False and len(data) != stored.length or"),
         ("hashlib.sha256(data).hexdigest() != stored.checksum", "False"),
     ),
@@ -599,43 +605,43 @@ BUGS = (
     bug(
         "undelivered collected",
         "A checkpoint is dropped although a sink has yet to be given it.",
-        driver._retained,
+        commits._retained,
         ("min([*kept[-keeping.clocks :], *delivered])", "kept[-keeping.clocks :][0]"),
     ),
     bug(
         "delivered collected",
         "The last checkpoint that a sink was given is dropped before the next one is delivered.",
-        driver._retained,
+        commits._retained,
         ("*delivered])", "*(min([c for c in kept if c > last], default=last) for last in delivered)])"),
     ),
     bug(
         "newest first",
         "A sink that is behind is given the newest checkpoint at once.",
-        delivery.due,
+        deliver.due,
         ("Due(waiting[0],", "Due(waiting[-1],"),
     ),
     bug(
         "delivered above the global clock",
         "A sink is given a task's own clock, which the others have not reached.",
-        delivery._waiting,
+        deliver._waiting,
         ("{*entry.retained, *own}", "{*entry.retained, *task.cuts}"),
     ),
     bug(
         "delivered before it is there",
         "A task that has yet to catch up is taken to have what it had when it left at every clock.",
-        delivery._waiting,
+        deliver._waiting,
         ("< clock <= task.clock]", "< clock]"),
     ),
     bug(
         "changes above the last",
         "A message right at the last clock that a sink was given is no change.",
-        merge.from_clock,
+        fold.from_clock,
         (">= clock", "> clock"),
     ),
     bug(
         "changes of the shared hash",
         "A key that has the hash of one that changed is given, too.",
-        view.values,
+        at_clock.values,
         (
             "_with_values(changed, folded(changed, levels, layout), layout)",
             "merge.fold_keys([merge.touched(level, changed) for level in levels], layout)",
@@ -644,19 +650,19 @@ BUGS = (
     bug(
         "changed alone",
         "A key that changed is given without what it was before.",
-        view.values,
+        at_clock.values,
         ("folded(changed, levels, layout)", 'merge.one_chunk(changed["value"])'),
     ),
     bug(
         "record forgotten at a start",
         "A start takes what was delivered for not delivered.",
-        driver._taken_over,
+        takeover._first_entry,
         ("known.delivered.get(output, BEGINNING)", "BEGINNING"),
     ),
     bug(
         "recorded in an older entry",
         "What was delivered is written into the entry that was read, whatever others have committed since.",
-        driver.amend,
+        commits.amend,
         (
             """        task = change(newest.tasks[name])
         if""",
@@ -668,7 +674,7 @@ BUGS = (
     bug(
         "folded over panes",
         "Where runs are rewritten, panes below the clock are folded like all else.",
-        merge.fold,
+        fold.fold,
         ("layout.panes.pane(starts)", "folded"),
         theme="timely",
     ),
@@ -682,98 +688,98 @@ BUGS = (
     bug(
         "window with its end",
         "A message right at a window's end is in it.",
-        view._windows_of,
+        at_clock._windows_of,
         ("_first_from(starts, begins + size,", "_first_from(starts, begins + size + 1,"),
         theme="timely",
     ),
     bug(
         "window found twice",
         "Each message of a window gives it out.",
-        view._windows_of,
+        at_clock._windows_of,
         ("first[1:] = np.where(same[1:],", "first[1:] = np.where(same[1:] & False,"),
         theme="timely",
     ),
     bug(
         "window closed late",
         "A window that ends at the clock is not closed yet, and never will be.",
-        view._windows_of,
+        at_clock._windows_of,
         ("(upto - size) // step", "(upto - size - 1) // step"),
         theme="timely",
     ),
     bug(
         "early as it began",
         "Of an open window only its first message says whether it has changed.",
-        view._windows_of,
+        at_clock._windows_of,
         ("starts[highs - 1] >= recent", "starts[lows] >= recent"),
         theme="timely",
     ),
     bug(
         "session without its bridge",
         "A session is taken to end with the part that came last.",
-        merge._sessions,
+        fold._sessions,
         ("_running_max(lasts, first)[:-1]", "lasts[:-1]"),
         theme="timely",
     ),
     bug(
         "session one longer",
         "A message that is the gap behind still belongs to a session.",
-        merge._sessions,
+        fold._sessions,
         ("firsts[1:] >= ", "firsts[1:] > "),
         theme="timely",
     ),
     bug(
         "session cut short",
         "Of the parts of a session the one that ends first says when it ends.",
-        merge.reduce,
+        fold.reduce,
         ("np.maximum.reduceat", "np.minimum.reduceat"),
         theme="timely",
     ),
     bug(
         "session closed late",
         "A session that ends at the clock is not closed yet, and never will be.",
-        view._closed_sessions,
+        at_clock._closed_sessions,
         ("(ends <= clock)", "(ends < clock)"),
         theme="timely",
     ),
     bug(
         "expired before it was given",
         "What sinks have yet to be given expires.",
-        driver._moved_on,
+        commits._moved_on,
         ("task.clock, *task.delivered.values(), *task.voided.values()]", "task.clock]"),
         theme="timely",
     ),
     bug(
         "expired before it was there",
         "A task that has yet to catch up loses what has not even closed at its own clock.",
-        driver._moved_on,
+        commits._moved_on,
         ("retained[0], task.clock,", "retained[0],"),
         theme="restless",
     ),
     bug(
         "expired while it is retained",
         "What has expired by the newest clock goes, though older ones can be read.",
-        driver._moved_on,
+        commits._moved_on,
         ("min([retained[0], task.clock,", "min([retained[-1], task.clock,"),
         theme="timely",
     ),
     bug(
         "given though it may be gone",
         "An output that is new is given windows of which parts have expired.",
-        view._closed_windows,
+        at_clock._closed_windows,
         ("max(since.clock, floor)", "since.clock"),
         theme="restless",
     ),
     bug(
         "life after life",
         "A key that lives again is told to have expired.",
-        view._living,
+        at_clock._living,
         ("was_there & ~np.isin(keys, keys[is_open])", "was_there & ~is_open"),
         theme="timely",
     ),
     bug(
         "expired unseen",
         "That a key has expired is not told.",
-        view._sessions,
+        at_clock._sessions,
         ("[ended | (lives", "[(lives"),
         theme="timely",
     ),
@@ -781,14 +787,14 @@ BUGS = (
     bug(
         "copies of later messages",
         "A message is compared with those before it in time, and not with those after.",
-        once._copies,
+        dedup._copies,
         ("is_copy |= (after < ends)", "is_copy |= (after < 0)"),
         theme="timely",
     ),
     bug(
         "copies at the horizon",
         "A copy right at the horizon counts.",
-        once._copies,
+        dedup._copies,
         ("times <= times[before] + once.horizon", "times < times[before] + once.horizon"),
         theme="timely",
     ),
@@ -802,7 +808,7 @@ BUGS = (
     bug(
         "folded out of order",
         "Where messages with ids stay apart, the others are folded by intervals that are not theirs.",
-        merge.fold,
+        fold.fold,
         (
             """ids_from)
         folded = as_numpy(table, "start")""",
@@ -813,14 +819,14 @@ BUGS = (
     bug(
         "head of the next block",
         "A window that begins and ends in one block is put together as if it reached into the next.",
-        ranges.of_edges,
+        sliding.of_edges,
         ("blocks[ends] > begins // size", "blocks[ends] >= begins // size"),
         theme="timely",
     ),
     bug(
         "sums over blocks",
         "The sums that a run holds go on from one block of time into the next.",
-        ranges.with_edges,
+        sliding.with_edges,
         ("first = np.append(True, ~same[1:] | (blocks[1:] != blocks[:-1]))", "first = ~same"),
         theme="timely",
     ),

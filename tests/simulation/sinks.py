@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from persistent_state.clock import BEGINNING
-from persistent_state.delivery import Due
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol.deliver import Due
 from persistent_state.store.entry import Entry
 from tests.simulation import windows
 from tests.simulation.messages import MONOIDS, Job, Sent

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persistent_state.sources.base import NO_POSITION, BadRecord, Chunk, Reach, TimeReplayableSource
+from persistent_state.event_time.positions import NO_POSITION
+from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
 from tests.simulation.messages import SCHEMA, Sent, batch_of
 
 

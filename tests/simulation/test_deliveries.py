@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from persistent_state import clock, driver, guarantee
-from persistent_state import delivery as deliveries
-from persistent_state.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE
-from persistent_state.steps import lift
-from persistent_state.steps.lift import LATE
+from persistent_state.batch import lift
+from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE
+from persistent_state.event_time import positions
+from persistent_state.protocol import commits, restore
+from persistent_state.protocol import deliver as deliveries
+from persistent_state.store.late_rows import LATE
 from tests.simulation.deliveries import MIXED, DeliveryWorld, is_below
 from tests.simulation.oracle import Violation, must
 from tests.simulation.planted import Bug
@@ -98,23 +99,23 @@ BUGS = (
     bug(
         AT_LEAST_ONCE,
         "windows hold for late what they have",
-        guarantee._accounted_below,
+        restore._accounted_below,
         ("if plan.takes_late else task.clock", ""),
     ),
     bug(
         AT_LEAST_ONCE,
         "bad rows again",
-        guarantee.restored,
-        ("sides.take_back(files, side, _accounted_below(task, plan, replay), replays) for side", "side for side"),
+        restore.restored,
+        ("late_rows.take_back(files, side, _accounted_below(task, plan, replay), replays) for side", "side for side"),
     ),
     bug(
         AT_LEAST_ONCE,
         "cut back",
-        guarantee.restored,
+        restore.restored,
         ("cut_runs(task.runs, LAST, shards)", "cut_runs(task.runs, min(clock, task.clock), shards)"),
     ),
-    bug(AT_LEAST_ONCE, "other intervals over kept ones", guarantee._coarse, ("if before == interval:", "if True:")),
-    bug(AT_LEAST_ONCE, "one of two grids", guarantee._coarse, ("math.lcm(segment.step, interval)", "segment.step")),
+    bug(AT_LEAST_ONCE, "other intervals over kept ones", restore._coarse, ("if before == interval:", "if True:")),
+    bug(AT_LEAST_ONCE, "one of two grids", restore._coarse, ("math.lcm(segment.step, interval)", "segment.step")),
     bug(
         AT_LEAST_ONCE,
         "nothing has changed",
@@ -124,10 +125,8 @@ BUGS = (
             "recent = last",
         ),
     ),
-    bug(
-        AT_MOST_ONCE, "read again", guarantee.positions, ("max(known.taken, task.planned.get(strand, 0))", "known.next")
-    ),
-    bug(AT_MOST_ONCE, "replayed", guarantee.positions, ("if plan.delivery == AT_MOST_ONCE and", "if False and")),
+    bug(AT_MOST_ONCE, "read again", restore.positions, ("max(known.taken, task.planned.get(strand, 0))", "known.next")),
+    bug(AT_MOST_ONCE, "replayed", restore.positions, ("if plan.delivery == AT_MOST_ONCE and", "if False and")),
     bug(
         AT_MOST_ONCE,
         "given before it is recorded",
@@ -135,25 +134,29 @@ BUGS = (
         ("if self.delivery == AT_MOST_ONCE:", "if False:"),
         at=139,
     ),
-    bug(AT_MOST_ONCE, "other intervals over kept ones", guarantee._coarse, ("if before == interval:", "if True:")),
+    bug(AT_MOST_ONCE, "other intervals over kept ones", restore._coarse, ("if before == interval:", "if True:")),
     bug(
         AT_MOST_ONCE,
         "files not remembered",
-        driver.announce,
+        commits.announce,
         ("task.journal, reach.journal, path", "task.journal, (), path"),
     ),
     bug(
         MIXED,
         "accounted above the cut",
-        clock.rewind_position,
+        positions.rewind_position,
         ("(before, min(below, clock))", "(before, below)"),
         at=8,
     ),
-    bug(MIXED, "cut back is given up", guarantee.positions, ("max(known.taken,", "max(known.known,"), at=22),
+    bug(MIXED, "cut back is given up", restore.positions, ("max(known.taken,", "max(known.known,"), at=22),
     bug(
-        MIXED, "not taken by position", clock.reread_position, ("(position.next, END)", "(position.next, clock)"), at=1
+        MIXED,
+        "not taken by position",
+        positions.reread_position,
+        ("(position.next, END)", "(position.next, clock)"),
+        at=1,
     ),
-    bug(MIXED, "again for ever", guarantee.cut_back, ("again=END,", ""), at=13),
+    bug(MIXED, "again for ever", restore.cut_back, ("again=END,", ""), at=13),
     bug(
         MIXED,
         "given what is void",

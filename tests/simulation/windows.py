@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from persistent_state.clock import BEGINNING
-from persistent_state.delivery import Due
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol.deliver import Due
 from persistent_state.windows import TimeToLive, Window
 from tests.simulation.messages import MONOIDS, Job, Sent
 

@@ -13,31 +13,26 @@ import numpy as np
 import pyarrow as pa
 from greenlet import getcurrent, greenlet
 
-from persistent_state import clock as clocks
-from persistent_state import collection, driver, keys, merge
-from persistent_state.clock import BEGINNING, Position, Settings
-from persistent_state.collection import Collector
-from persistent_state.delivery import Due, Giver
-from persistent_state.errors import (
-    CommitUnknown,
-    Damaged,
-    Disagreement,
-    Exists,
-    Fenced,
-    InvalidInput,
-    StoreUnavailable,
-)
-from persistent_state.plan import Plan
-from persistent_state.reader import state_at
+from persistent_state.batch import shard as shard_step
+from persistent_state.batch.combine import combine
+from persistent_state.batch.messages import Blob, Descriptor
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.shard import merge_shard
+from persistent_state.errors import CommitUnknown, Damaged, Disagreement, Exists, Fenced, InvalidInput, StoreUnavailable
+from persistent_state.event_time import positions
+from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.event_time.positions import Position
+from persistent_state.partials import fold, keys
+from persistent_state.partials.at_clock import Since
+from persistent_state.protocol import collect, commits, takeover
+from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.sources.base import Reach
-from persistent_state.steps import shard as shard_step
-from persistent_state.steps.combine import Blob, combine
-from persistent_state.steps.shard import Descriptor, merge_shard
-from persistent_state.store import pages, sides
-from persistent_state.store import run as runs_io
+from persistent_state.store import late_rows, lists
+from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.log import Log
-from persistent_state.view import Since
+from persistent_state.store.state_at import state_at
 from persistent_state.windows import SessionWindow, TimeToLive, Window, Windowing
 from tests.core import us
 from tests.simulation.actor import Actor, Crash, Thread
@@ -107,27 +102,27 @@ class World:
         self.delay = rng.choice([0, 20, 100, 300, 300])
         self.idle_after = rng.choice([200, 1000]) if rng.random() < 0.2 else None
         self.jump = rng.choice([200, 500]) if rng.random() < 0.15 else None
-        self.keeping = driver.Keeping(rng.randint(1, 4), rng.choice([0, 0, 0, 50, 500]))
+        self.keeping = commits.Keeping(rng.randint(1, 4), rng.choice([0, 0, 0, 50, 500]))
         if self.theme == "faulty":
             self.fault_rate, self.faulty, self.starts = 0.05, True, rng.choice([3, 4])
             self.lag, self.collect_rate = rng.choice([(0, 0.3), (50, 0.0), (300, 0.0)])
         elif self.theme == "sleepy":
             self.lag, self.collect_rate, self.nap_rate, self.doze_rate = 0, 1.0, 0.1, rng.choice([0.0, 0.05, 0.1])
             self.starts = rng.choice([3, 4])
-            self.delay, self.keeping = rng.choice([0, 20]), driver.Keeping(1, 0)
+            self.delay, self.keeping = rng.choice([0, 20]), commits.Keeping(1, 0)
         elif self.theme == "restless":
             self.idle_after, self.tick, self.starts = rng.choice([100, 200, None]), 20, rng.choice([4, 5])
-            self.keeping = driver.Keeping(rng.choice([1, 3, 6]), 0)
+            self.keeping = commits.Keeping(rng.choice([1, 3, 6]), 0)
         elif self.theme == "ordered":
             self.most_rows, self.delay, self.interval, self.growth = 3, 300, 50, 1
         elif self.theme == "timely":
             self.keeping, self.interval, self.delay = (
-                driver.Keeping(rng.choice([1, 2, 3]), 0),
+                commits.Keeping(rng.choice([1, 2, 3]), 0),
                 20,
                 rng.choice([0, 20, 100]),
             )
         elif self.theme == REBUILT:
-            self.lag, self.starts, self.keeping = 0, rng.choice([3, 4, 6]), driver.Keeping(rng.choice([1, 2, 6]), 0)
+            self.lag, self.starts, self.keeping = 0, rng.choice([3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0)
         self.sources = {f"s{i}": self._strands() for i in range(rng.choice([1, 1, 2]))}
         self.jobs = [
             self._job(i)
@@ -292,16 +287,16 @@ class World:
             mock.patch.object(shard_step, "EAGER", (self.growth, 2)),
             mock.patch.object(shard_step, "LAZY", (self.growth, 3)),
             mock.patch.object(shard_step, "MANY", 4),
-            mock.patch.object(merge, "SLICE", 5),
-            mock.patch.object(merge, "SLICE_BYTES", 400),
-            mock.patch.object(merge, "WIDE", self.wide),
+            mock.patch.object(fold, "SLICE", 5),
+            mock.patch.object(fold, "SLICE_BYTES", 400),
+            mock.patch.object(fold, "WIDE", self.wide),
             mock.patch.object(shard_step, "INLINE", 300),
-            mock.patch.object(collection, "LEFTOVER_AGE", LEFTOVER_AGE),
-            mock.patch.object(sides, "MANY", 2),
+            mock.patch.object(collect, "LEFTOVER_AGE", LEFTOVER_AGE),
+            mock.patch.object(late_rows, "MANY", 2),
             # Files are large at once, and leave the entry, or never.
-            mock.patch.object(sides, "LARGE", self.seed % 2 << 20),
-            mock.patch.object(clocks, "MOST_SPANS", 3),
-            mock.patch.object(pages, "TAIL", 30),
+            mock.patch.object(late_rows, "LARGE", self.seed % 2 << 20),
+            mock.patch.object(positions, "MOST_SPANS", 3),
+            mock.patch.object(lists, "TAIL", 30),
         ):
             self._play()
             self._audit()
@@ -548,7 +543,7 @@ class World:
         ]
         self._join(*threads)
         if actor.closes:
-            self.oracle.claim(driver.close(log, actor.epoch, now=self.now, keeping=terms.keeping))
+            self.oracle.claim(commits.close(log, actor.epoch, now=self.now, keeping=terms.keeping))
         actor.has_read = True
         self._join(*deliveries)
 
@@ -631,7 +626,7 @@ class World:
         self.oracle.starting[writer] = actor.terms, plans, anew, rebuilt
         before = self.oracle.newest
         try:
-            entry = driver.start(
+            entry = takeover.take_over(
                 log,
                 list(plans.values()),
                 interval=actor.terms.interval,
@@ -663,7 +658,7 @@ class World:
         else:
             source = WorldSource(strands, rng, rows, self.skew, plan.channel)
             state = self._newest(actor, log).tasks[job.name]
-            source.open(pages.read(log.files, state.journal), {s: p.known for s, p in state.positions.items()})
+            source.open(lists.read(log.files, state.journal), {s: p.known for s, p in state.positions.items()})
             self.oracle.opened(job.name, actor.epoch, *source.opened)
         flushed, collector = False, Collector(log)
         while True:
@@ -727,8 +722,8 @@ class World:
                 return self._by_spark(actor, plan, source, split, started.tasks[job.name], now)
 
         else:
-            entry = driver.wake(log, actor.epoch, job.name, now)
-            basis = driver.plan_batch(entry, job.name, reach, now)
+            entry = commits.wake(log, actor.epoch, job.name, now)
+            basis = commits.plan_batch(entry, job.name, reach, now)
             self.oracle.batches[job.name, basis.epoch, basis.batch] = basis
             splits = source.splits(start, reach.ends, self.parts) or [[]]
 
@@ -743,7 +738,7 @@ class World:
         self.rng.shuffle(descriptors)
         if sabotage == "shards":
             descriptors = descriptors[1:] if self.rng.random() < 0.5 else [*descriptors, self.rng.choice(descriptors)]
-        entry = driver.commit(
+        entry = commits.commit(
             log, actor.epoch, descriptors, now=self.now, new_id=self.new_id, keeping=actor.terms.keeping
         )
         must(sabotage is None, "a shard or a part too few or too many is refused", descriptors=descriptors)
@@ -761,8 +756,8 @@ class World:
         for part, split in enumerate(splits):
             attempts = []
             for _ in range(2 if self.rng.random() < 0.2 else 1):
-                entry = driver.wake(log, actor.epoch, plan.name, self.now)
-                basis = driver.plan_batch(entry, plan.name, stream.reach, 0)
+                entry = commits.wake(log, actor.epoch, plan.name, self.now)
+                basis = commits.plan_batch(entry, plan.name, stream.reach, 0)
                 basis = replace(basis, restored=restored.clock if restored.positions else BEGINNING)
                 # Who has rows has the batch time from them; the shards know it.
                 told = replace(basis, now=now)

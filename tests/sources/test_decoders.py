@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persistent_state import Avro, InvalidInput, Json, Raw
-from persistent_state.sources.decoders import Decoder, side_by_side
+from persistent_state.kafka.decoders import Decoder, side_by_side
 
 COLUMNS = pa.schema([("n", pa.int64()), ("s", pa.string())])
 OBJECTS = st.fixed_dictionaries(

@@ -25,8 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
-from persistent_state.secrets import shown
-from persistent_state.sources import records
+from persistent_state.redact import shown
+from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.sources.files import FileSource
 
@@ -286,8 +286,8 @@ class TestFormats:
         assert [position for position, _, _ in bad(chunks)] == [0, FILE, FILE + 2, 2 * FILE]
 
     def test_pieces_are_bounded_and_positions_go_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(records, "_PIECE_ROWS", 7)
-        monkeypatch.setattr(records, "_BLOCK_BYTES", 100)
+        monkeypatch.setattr(formats, "_PIECE_ROWS", 7)
+        monkeypatch.setattr(formats, "_BLOCK_BYTES", 100)
         for name in ("a.parquet", "b.csv", "c.json.gz"):
             write(tmp_path, name, table(0, 50))
         chunks = read_all(tmp_path)
@@ -434,8 +434,8 @@ class TestBadRecords:
     def test_what_comes_before_the_damage_in_a_file_is_read(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(records, "_PIECE_ROWS", 100)
-        monkeypatch.setattr(records, "_BLOCK_BYTES", 1000)
+        monkeypatch.setattr(formats, "_PIECE_ROWS", 100)
+        monkeypatch.setattr(formats, "_BLOCK_BYTES", 1000)
         noise = np.random.default_rng(0).integers(0, 2**62, 4000)
         rows = pa.table({"value": noise})
         data = bytearray(encode(rows, ".parquet", row_group_size=500))
@@ -619,7 +619,7 @@ class TestReplay:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Positions within a file move with the transform, which may change between two starts.
-        monkeypatch.setattr(records, "_PIECE_ROWS", 10)
+        monkeypatch.setattr(formats, "_PIECE_ROWS", 10)
         write(tmp_path, "a.parquet", table(0, 50))
         write(tmp_path, "b.parquet", table(50, 50))
         chunks = read_all(tmp_path, transform=half)
@@ -777,8 +777,8 @@ class TestPositions:
             write(folder, f"{i}.{ending}", self._content(ending, cells))
             expected += [(i * FILE + row, "bad" if cell == "junk" else cell) for row, cell in enumerate(cells)]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(records, "_PIECE_ROWS", piece)
-            patch.setattr(records, "_BLOCK_BYTES", piece * 8)
+            patch.setattr(formats, "_PIECE_ROWS", piece)
+            patch.setattr(formats, "_BLOCK_BYTES", piece * 8)
             bounds = {
                 "files_per_batch": data.draw(st.integers(1, 4)),
                 "bytes_per_batch": data.draw(st.integers(1, 3000)),
@@ -807,7 +807,7 @@ class TestPositions:
         for i, of_file in enumerate(cells):
             write(folder, f"{i}.csv", self._content("csv", of_file))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(records, "_BLOCK_BYTES", piece * 8)
+            patch.setattr(formats, "_BLOCK_BYTES", piece * 8)
             chunks = read_all(folder, transform=explode)
             again = read_all(folder, transform=explode, files_per_batch=1)
         assert chunks == again

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from persistent_state import Application, FileSource, KafkaSink, delivery
-from persistent_state.sinks import kafka
-from persistent_state.sinks.kafka_clocks import Begun, Clocks, Records
+from persistent_state import Application, FileSource, KafkaSink
+from persistent_state.kafka import sink as kafka
+from persistent_state.kafka.transactions import Begun, Clocks, Records
+from persistent_state.protocol import deliver
 from tests.spark.sessions import new_session
 from tests.spark.teller import Totals
 
@@ -96,7 +97,7 @@ def main() -> None:
     told = parser.parse_args()
     deadly = Deadly(told.folder, os.getpid(), told.die, told.nth)
     WatchedSink.deadly = deadly
-    record = delivery.record
+    record = deliver.record
 
     def clocks(*arguments: Any) -> Clocks:
         return WatchedClocks(*arguments, deadly)
@@ -106,7 +107,7 @@ def main() -> None:
         return record(*arguments)
 
     setattr(kafka, "Clocks", clocks)  # noqa: B010
-    setattr(delivery, "record", watched_record)  # noqa: B010
+    setattr(deliver, "record", watched_record)  # noqa: B010
     options = {"client.id": SECRET}
     sink = WatchedSink(TOPIC, told.servers, options=options, partitions=told.partitions, rows_per_transaction=2)
     app = Application(NAME, str(told.folder / "store"), checkpoint_interval="10 seconds", shards=2)

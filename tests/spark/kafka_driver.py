@@ -32,7 +32,7 @@ from persistent_state import (
     PersistentTask,
     read_state,
 )
-from persistent_state.engine.query import Progress
+from persistent_state.engine.micro_batch import Progress
 from tests.spark.sessions import new_session
 
 if TYPE_CHECKING:

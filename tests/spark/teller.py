@@ -45,10 +45,9 @@ from persistent_state import (
     ValuesAtClock,
     Window,
     WindowState,
-    delivery,
-    driver,
 )
-from persistent_state.engine import running
+from persistent_state.engine import run
+from persistent_state.protocol import commits, deliver
 from persistent_state.sinks import parquet
 from persistent_state.store.files import BytesLike, Files, LocalFiles
 from tests.spark.sessions import new_session
@@ -201,7 +200,7 @@ class Watched(Sink):
 class FilesOfTable(LocalFiles):
     """Where a Parquet table is: workers kill the driver at the file that they are told."""
 
-    driver: int = 0
+    commits: int = 0
     dies_at: str | None = None
     nth: int = 1
 
@@ -263,8 +262,8 @@ def watch(deadly: Deadly) -> None:
 
         return call
 
-    setattr(delivery, "record", around(delivery.record, "record", "recorded"))  # noqa: B010
-    setattr(driver, "close", around(driver.close, None, "close"))  # noqa: B010
+    setattr(deliver, "record", around(deliver.record, "record", "recorded"))  # noqa: B010
+    setattr(commits, "close", around(commits.close, None, "close"))  # noqa: B010
 
 
 def main() -> None:
@@ -282,7 +281,7 @@ def main() -> None:
     told = parser.parse_args()
     deadly = Deadly(told.die, told.nth)
     watch(deadly)
-    running.LONGEST_WAIT = 0.1
+    run.LONGEST_WAIT = 0.1
     app = Application(
         NAME,
         str(told.folder / "store"),

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import InvalidInput, read_state
-from persistent_state.driver import Keeping
-from persistent_state.engine.query import Commit
+from persistent_state.engine.micro_batch import Commit
+from persistent_state.protocol.commits import Keeping
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
-from persistent_state.verify import verify
+from persistent_state.store.verify import verify
 from tests import core
 from tests.fixtures.write_store import SCHEMA, Totals
 from tests.spark import sessions, stream

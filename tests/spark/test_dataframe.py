@@ -33,7 +33,7 @@ from persistent_state import (
     read_late_rows,
     read_state,
 )
-from persistent_state.clock import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests.spark import files as stream
@@ -41,7 +41,7 @@ from tests.spark import files as stream
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from persistent_state.engine.query import Progress
+    from persistent_state.engine.micro_batch import Progress
     from persistent_state.sources.base import TimeReplayableSource
 
 UTC = timezone.utc

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from persistent_state import ParquetTable, clocks, read_state
-from persistent_state.plain import read_clock
+from persistent_state.formatting import read_clock
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests.core import whole_times

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from deltalake.schema import PrimitiveType
 
-from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput, StoreUnavailable
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.sinks import delta
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.delta import OWNER, DeltaTable

@@ -35,7 +35,7 @@ from persistent_state.store.log import Log
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from persistent_state.engine.query import Progress
+    from persistent_state.engine.micro_batch import Progress
 
 SECOND = 1_000_000
 SCHEMA = pa.schema(

@@ -20,13 +20,14 @@ import psutil
 import pytest
 
 from persistent_state import StateError, application
-from persistent_state.clock import BEGINNING
-from persistent_state.driver import Keeping
-from persistent_state.engine import collecting, running
+from persistent_state.engine import collecting
+from persistent_state.engine import run as running
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol.commits import Keeping
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
-from persistent_state.verify import verify
+from persistent_state.store.verify import verify
 from tests.spark import sessions, stream
 from tests.spark.conftest import Launch
 from tests.spark.faults import FaultyFiles, Schedule, Stumbles
@@ -35,7 +36,7 @@ from tests.spark.stream import NAME, Stream, check_cut, check_end, progress
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.query import Progress
+    from persistent_state.engine.micro_batch import Progress
 
 PATIENCE = 240.0
 """Seconds until what is waited for will never come."""

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from persistent_state import Application, DataFrameSource, FileSource, clocks
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
-from persistent_state.verify import verify
+from persistent_state.store.verify import verify
 from tests.spark.conftest import Launch
 from tests.spark.sessions import Jvm
 from tests.spark.stream import LATE, NAME, SCHEMA, Balance, Journal, Stream, aside, state

@@ -16,19 +16,11 @@ import pytest
 from confluent_kafka import Producer
 
 from examples.broker import Broker, connector_jars
-from persistent_state import (
-    Application,
-    InvalidInput,
-    Json,
-    KafkaSource,
-    StoreUnavailable,
-    read_late_rows,
-    read_state,
-)
-from persistent_state.sources.kafka import LOST
+from persistent_state import Application, InvalidInput, Json, KafkaSource, StoreUnavailable, read_late_rows, read_state
+from persistent_state.kafka.source import LOST
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
-from persistent_state.verify import verify
+from persistent_state.store.verify import verify
 from tests.kafka.security import client_options, secured_broker
 from tests.kafka.topics import deleted_before, grow, new_topic, offsets_written, producer
 from tests.spark.conftest import Launch

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
-from persistent_state.clock import Position
+from persistent_state.event_time.positions import Position
 from persistent_state.sources.files import ROW_BITS, STRAND
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log

@@ -25,7 +25,7 @@ from persistent_state import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.running import Running
+    from persistent_state.engine.run import Running
 
 SECOND = 1_000_000
 SCHEMA = pa.schema([("ts", pa.int64()), ("word", pa.string())])

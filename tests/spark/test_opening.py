@@ -26,11 +26,11 @@ from persistent_state import (
     StoreUnavailable,
     ValuesAtClock,
 )
-from persistent_state.clock import BEGINNING
-from persistent_state.driver import start
+from persistent_state.batch.plan import Plan
 from persistent_state.engine import deliveries
 from persistent_state.engine.deliveries import Deliveries, Delivery
-from persistent_state.plan import Plan
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol.takeover import take_over
 from persistent_state.sinks.sql import CLOCKS
 from persistent_state.store.log import Log
 from tests import core
@@ -103,7 +103,7 @@ def recorded(plan: Plan) -> dict[str, int]:
 
 def running(plan: Plan) -> int:
     """Take the application over; the number of the start."""
-    entry = start(Log(plan.files, "app"), [plan], interval=10, shards=1, writer="w", now=0)
+    entry = take_over(Log(plan.files, "app"), [plan], interval=10, shards=1, writer="w", now=0)
     return entry.epoch
 
 

@@ -29,9 +29,10 @@ from persistent_state import (
     clocks,
     read_state,
 )
-from persistent_state.cli import main as command
-from persistent_state.clock import BEGINNING
-from persistent_state.engine import deliveries, running
+from persistent_state.cli.commands import main as command
+from persistent_state.engine import deliveries
+from persistent_state.engine import run as running
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log

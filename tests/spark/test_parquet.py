@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from persistent_state.clock import BEGINNING
 from persistent_state.errors import Damaged, InvalidInput, StateError, StoreUnavailable
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.console import Console
 from persistent_state.sinks.parquet import ParquetTable
 from persistent_state.store.files import LocalFiles
-from persistent_state.store.local import BytesLike
+from persistent_state.store.files.local import BytesLike
 from tests.store.servers import Servers, needed
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ from persistent_state import (
     application,
     read_state,
 )
-from persistent_state.driver import Keeping
-from persistent_state.engine import running
+from persistent_state.engine import run as running
+from persistent_state.protocol.commits import Keeping
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests.spark import stream
@@ -47,7 +47,7 @@ from tests.spark.stream import NAME, Balance, Journal, Stream, aside, check_cut,
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from persistent_state.engine.query import Progress
+    from persistent_state.engine.micro_batch import Progress
 
 SECOND = 1_000_000
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from monoids import Sum
 from persistent_state import Application, DataFrameSource, FileSource, NonWindowState, PersistentTask, read_state
-from persistent_state.driver import wake
+from persistent_state.protocol.commits import wake
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log

@@ -23,13 +23,13 @@ from persistent_state import (
     RunningValues,
     read_state,
 )
-from persistent_state.engine import running as engine
+from persistent_state.engine import run as engine
 from tests.spark.files import write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from persistent_state.engine.query import Progress
+    from persistent_state.engine.micro_batch import Progress
 
 SECOND = 1_000_000
 START = 1_700_000_010 * SECOND

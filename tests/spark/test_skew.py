@@ -11,22 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from monoids import Count, List
-from persistent_state import (
-    Application,
-    DataFrameSource,
-    NonWindowState,
-    PersistentTask,
-    read_late_rows,
-    read_state,
-)
-from persistent_state.clock import BEGINNING
+from persistent_state import Application, DataFrameSource, NonWindowState, PersistentTask, read_late_rows, read_state
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from tests.spark.files import write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from persistent_state.engine.query import Progress
+    from persistent_state.engine.micro_batch import Progress
 
 SECOND, HOUR = 1_000_000, 3_600_000_000
 START = 1_700_000_040 * SECOND

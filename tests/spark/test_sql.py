@@ -22,9 +22,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
-from persistent_state.clock import BEGINNING
 from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
-from persistent_state.plain import plain
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import plain
 from persistent_state.sinks import sql
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.sql import CLOCKS, SqlTable

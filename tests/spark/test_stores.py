@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from persistent_state.verify import verify
+from persistent_state.store.verify import verify
 from tests.spark.conftest import Launch
 from tests.spark.sessions import FOR_OTHERS, Jvm
 from tests.spark.test_demo import show

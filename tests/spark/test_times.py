@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
 from persistent_state import DeltaTable, InvalidInput, Origin, ParquetTable, Sink, SqlTable
-from persistent_state.clock import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.windows import TIME
 from tests.store.servers import Servers, needed
 

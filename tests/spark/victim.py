@@ -16,7 +16,7 @@ It ends with exit code 0 when it has read everything and closed, or with --conti
 that it takes, each after the number of its call.
 
 A step is one operation of the driver's own process in the store: "PHASE OPERATION KIND NTH", such as "commit create log 1",
-or "NUMBER" counted over all. The phases are the functions of `persistent_state.driver`.
+or "NUMBER" counted over all. The phases are the functions of `persistent_state.protocol`.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from persistent_state import Fenced, Message, PersistentState, application, driver
-from persistent_state.collection import Collector
-from persistent_state.driver import Keeping
-from persistent_state.engine import collecting, query, running
+from persistent_state import Fenced, Message, PersistentState, application
+from persistent_state.engine import collecting, micro_batch, run
+from persistent_state.protocol import commits, takeover
+from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.commits import Keeping
 from persistent_state.store.files import Ages, BytesLike, Files, LocalFiles, Names
 from tests.spark import stream
 from tests.spark.faults import FaultyFiles, Schedule, Stumbles, StumblingFiles
 from tests.spark.sessions import new_session
 
-PHASES = ("start", "commit", "collect", "close")
+PHASES = ("take_over", "commit", "collect", "close")
 MOST = 2
 """How many operations of one kind in a phase are steps of their own: the others are like the last of these.
 
@@ -142,7 +143,7 @@ def watch(steps: Steps) -> None:
     setattr(application, "Keeping", partial(Keeping, grace=0))  # noqa: B010
     collecting.EVERY_SECONDS = 0.3
     for name in PHASES:
-        place = Collector if name == "collect" else driver
+        place = {"take_over": takeover, "collect": Collector}.get(name, commits)
         setattr(place, name, steps.phase(name, getattr(place, name)))
 
 
@@ -214,7 +215,7 @@ def main() -> None:
     steps = Steps(told.folder / "steps", [told.die], told.from_call, act)
     if told.store is None:
         watch(steps)
-    running.LONGEST_WAIT = 0.1
+    run.LONGEST_WAIT = 0.1
     tasks = stream.TASKS
     if told.stumble:
         stumbles = Stumbles(told.folder / "stumbles")
@@ -234,7 +235,7 @@ def main() -> None:
         delivery=told.delivery,
     )
 
-    def tell(progress: query.Progress) -> None:
+    def tell(progress: micro_batch.Progress) -> None:
         with (told.folder / "progress").open("a") as file:
             file.write(json.dumps(asdict(progress)) + "\n")
 

@@ -38,11 +38,10 @@ from persistent_state import (
     StoreUnavailable,
     read_state,
 )
-from persistent_state.clock import Settings
-from persistent_state.driver import Keeping, close
-from persistent_state.store import cache
-from persistent_state.store import run as runs_io
-from persistent_state.store.files import Files, open_files
+from persistent_state.event_time.clocks import Settings
+from persistent_state.protocol.commits import Keeping, close
+from persistent_state.store import runs as runs_io
+from persistent_state.store.files import Files, cache, open_files
 from persistent_state.store.log import Log
 from tests import core
 from tests.store.proxy import Asked, Fault, Proxy

@@ -26,17 +26,19 @@ from persistent_state import (
     PersistentTask,
     StateError,
     StoreUnavailable,
-    driver,
 )
-from persistent_state import clock as clocks
-from persistent_state.clock import BEGINNING, Channel, Coarse, Position
-from persistent_state.collection import LEFTOVER_AGE, Collector
-from persistent_state.driver import Keeping, close
-from persistent_state.plan import Plan
-from persistent_state.reader import read_state
-from persistent_state.store import codec, pages, sides
+from persistent_state.batch.plan import Plan
+from persistent_state.event_time import positions
+from persistent_state.event_time.channels import Channel
+from persistent_state.event_time.clocks import BEGINNING, Coarse
+from persistent_state.event_time.positions import Position
+from persistent_state.protocol import commits
+from persistent_state.protocol.collect import LEFTOVER_AGE, Collector
+from persistent_state.protocol.commits import Keeping, close
+from persistent_state.reading import read_state
+from persistent_state.store import codec, late_rows, lists
 from persistent_state.store import log as logs
-from persistent_state.store import run as runs_io
+from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Cut, Entry, Pages, Run, SideFile, Stored, TaskState
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
 from persistent_state.store.log import Log
@@ -429,19 +431,19 @@ class TestPages:
     @given(st.lists(st.lists(st.text(max_size=3), max_size=7), max_size=6))
     def test_a_list_is_what_was_added_in_order_wherever_it_stands(self, added: list[list[str]]) -> None:
         files, known = core.memory(), Pages()
-        with mock.patch.object(pages, "TAIL", 4):
+        with mock.patch.object(lists, "TAIL", 4):
             for items in added:
-                known = pages.append(files, known, items, lambda: f"app/{core.new_id()}")
+                known = lists.append(files, known, items, lambda: f"app/{core.new_id()}")
                 assert len(known.tail) <= 4
-        assert pages.read(files, known) == [item for items in added for item in items]
+        assert lists.read(files, known) == [item for items in added for item in items]
         assert codec.from_bytes(codec.to_bytes(with_journal(known)), "e") == with_journal(known)
 
     def test_a_damaged_page_is_named(self) -> None:
         files = core.memory()
-        known = pages.append(files, Pages(), ["item"] * (pages.TAIL + 1), lambda: "app/page")
+        known = lists.append(files, Pages(), ["item"] * (lists.TAIL + 1), lambda: "app/page")
         flip(files, "app/page", 3)
         with pytest.raises(Damaged, match="app/page is damaged"):
-            pages.read(files, known)
+            lists.read(files, known)
 
 
 def with_journal(known: Pages) -> Entry:
@@ -503,12 +505,12 @@ class TestSides:
             stay = [row for row in rows if row[3] < positions[row[2]] or (row[1] is not None and row[1] < clock)]
             if side.is_settled(clock, positions):
                 assert stay == rows
-            rows, side = stay, sides.take_back(files, side, clock, positions)
+            rows, side = stay, late_rows.take_back(files, side, clock, positions)
             if not rows:
                 assert side is None
                 return
             assert side is not None
-            assert [tuple(row.values()) for row in sides.read(files, side).to_pylist()] == rows
+            assert [tuple(row.values()) for row in late_rows.read(files, side).to_pylist()] == rows
             assert side.reasons == {reason: sum(row[0] == reason for row in rows) for reason in {r[0] for r in rows}}
             assert codec.side_from_json(codec.side_to_json(side)) == side
 
@@ -559,7 +561,7 @@ class TestApplications:
         assert [entry.previous for entry in chain] == ["", *(entry.checksum for entry in chain[:-1])]
 
     def test_late_rows_are_kept_once_when_they_are_many_and_starts_come_between(self, files: Files) -> None:
-        with mock.patch.object(sides, "MANY", 2), mock.patch.object(pages, "TAIL", 3):
+        with mock.patch.object(late_rows, "MANY", 2), mock.patch.object(lists, "TAIL", 3):
             log, (plan,) = started(files)
             history = [100, *(stamp for n in range(30) for stamp in (n, 101 + 10 * n))]
             batch, at = 0, 0
@@ -573,12 +575,12 @@ class TestApplications:
         task = entry.tasks["totals"]
         assert len(task.sides) < 15
         assert task.settled.files
-        stamps = [stamp for table in sides.read_all(files, task) for stamp in table["timestamp"].to_pylist()]
+        stamps = [stamp for table in late_rows.read_all(files, task) for stamp in table["timestamp"].to_pylist()]
         assert sorted(stamps) == list(range(30))
         assert task.counts() == {"late": 30}
         assert sum(core.state_at(entry, plan, None).values()) == 31
 
-    @pytest.mark.parametrize("large", [0, sides.LARGE])
+    @pytest.mark.parametrize("large", [0, late_rows.LARGE])
     @pytest.mark.parametrize("batches", [22, 27, 41, 56])
     def test_a_settled_bad_row_is_never_delivered_again_even_where_spans_were_joined(
         self, batches: int, large: int
@@ -586,9 +588,9 @@ class TestApplications:
         # Every micro-batch holds one row without a timestamp, which only its position can tell from a new one.
         stream = [stamp for n in range(batches) for stamp in (7 * n // 10, None)]
         with (
-            mock.patch.object(clocks, "MOST_SPANS", 4),
-            mock.patch.object(sides, "MANY", 2),
-            mock.patch.object(sides, "LARGE", large),
+            mock.patch.object(positions, "MOST_SPANS", 4),
+            mock.patch.object(late_rows, "MANY", 2),
+            mock.patch.object(late_rows, "LARGE", large),
         ):
             log, (plan,) = started(core.memory())
             for at in range(0, len(stream), 2):
@@ -596,7 +598,7 @@ class TestApplications:
             task = entry.tasks["totals"]
             assert bool(task.settled_counts) == (large == 0)
             settled = sum(
-                table.num_rows for table in [sides.read(plan.files, s) for s in sides.settled(plan.files, task)]
+                table.num_rows for table in [late_rows.read(plan.files, s) for s in late_rows.settled(plan.files, task)]
             )
             for _ in range(2):
                 core.start(log, [plan])
@@ -608,7 +610,9 @@ class TestApplications:
                 entry = core.play(log, plan, rows_of(*stream[at:]))
                 task = entry.tasks["totals"]
                 assert task.counts() == {"no timestamp": batches}
-                kept = [position for t in sides.read_all(plan.files, task) for position in t["position"].to_pylist()]
+                kept = [
+                    position for t in late_rows.read_all(plan.files, task) for position in t["position"].to_pylist()
+                ]
                 assert sorted(kept) == list(range(1, len(stream), 2))
                 assert sum(core.state_at(entry, plan, None).values()) == batches
 
@@ -732,9 +736,9 @@ class TestCollection:
         self, fault: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         with (
-            mock.patch.object(sides, "MANY", 2),
-            mock.patch.object(pages, "TAIL", 3),
-            mock.patch.object(sides, "LARGE", 0),
+            mock.patch.object(late_rows, "MANY", 2),
+            mock.patch.object(lists, "TAIL", 3),
+            mock.patch.object(late_rows, "LARGE", 0),
         ):
             log, (plan,) = started(core.memory())
             files = log.files
@@ -742,7 +746,7 @@ class TestCollection:
             for i in range(20):
                 entry = core.play(log, plan, rows_of(i, 101 + 10 * i), now=i, keeping=self.KEEPING)
             (page, *_) = entry.tasks["totals"].settled.files
-            named = {json.loads(line)["file"]["path"] for line in pages.read_file(files, page)}
+            named = {json.loads(line)["file"]["path"] for line in lists.read_file(files, page)}
             content = bytes(files.read(page.path)).replace(b'{\\"cuts', b'{\\"lives\\":3,\\"cuts')
             if fault == "damaged":
                 flip(files, page.path, 3)
@@ -761,7 +765,7 @@ class TestCollection:
         assert named <= self.run_files(files)
         left = {path for number in log.numbers() for path in log.read(number).files()}
         unnamed = {path for path in self.run_files(files) - left if ".side." not in path}
-        assert all(driver.written(path) <= driver.written(page.path) for path in unnamed)
+        assert all(commits.written(path) <= commits.written(page.path) for path in unnamed)
         told = [record.message for record in caplog.records]
         assert [page.path in message for message in told] == [True], told
 

@@ -10,14 +10,14 @@ import pytest
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state import clock as clocks
-from persistent_state.driver import Keeping
 from persistent_state.errors import Damaged
-from persistent_state.store import sides
+from persistent_state.event_time.positions import MOST_SPANS
+from persistent_state.protocol.commits import Keeping
+from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
-from persistent_state.verify import verify
+from persistent_state.store.verify import verify
 from tests.core import collect, plan_of, play, start
 
 ROW = pa.schema([("ts", pa.int64()), ("n", pa.int64())])
@@ -35,16 +35,16 @@ def rows_of(*stamps: int | None) -> pa.RecordBatch:
 
 
 def kept(entry: Entry, log: Log) -> list[int | None]:
-    tables = sides.read_all(log.files, entry.tasks["Total"])
+    tables = late_rows.read_all(log.files, entry.tasks["Total"])
     return [stamp for table in tables for stamp in table["timestamp"].to_pylist()]
 
 
-@pytest.mark.parametrize("large", [0, sides.LARGE])
+@pytest.mark.parametrize("large", [0, late_rows.LARGE])
 def test_a_settled_row_is_never_delivered_again_where_a_slow_channel_catches_up(
     large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More micro-batches than spans are remembered, and then a leap of the clock over many of them."""
-    monkeypatch.setattr(sides, "LARGE", large)
+    monkeypatch.setattr(late_rows, "LARGE", large)
     rows = pa.schema([*ROW, ("c", pa.string())])
     plan = plan_of(Total(), rows, channel="c")
     log = Log(plan.files, plan.application)
@@ -58,11 +58,11 @@ def test_a_settled_row_is_never_delivered_again_where_a_slow_channel_catches_up(
     go((0, "fast"), (0, "slow"))
     go((None, "fast"))
     go((None, "fast"))
-    for n in range(1, clocks.MOST_SPANS - 1):
+    for n in range(1, MOST_SPANS - 1):
         go((10 * n + 1, "fast"), (None, "fast"))
-    go((352, "slow"), (10 * clocks.MOST_SPANS - 9, "fast"), (None, "fast"))
+    go((352, "slow"), (10 * MOST_SPANS - 9, "fast"), (None, "fast"))
     for n in range(3):
-        entry = go((10 * (clocks.MOST_SPANS + n) + 1, "fast"), (None, "fast"))
+        entry = go((10 * (MOST_SPANS + n) + 1, "fast"), (None, "fast"))
     told = {"no timestamp": [ts for ts, _ in sent].count(None)}
     assert entry.tasks["Total"].counts() == told
     assert bool(entry.tasks["Total"].settled_counts) == (large == 0)
@@ -80,7 +80,7 @@ def test_a_lost_file_is_named_and_a_task_can_start_anew_without_it(tmp_path: Pat
     entry = play(log, plan, rows_of(100, None), placed=False)
     lost = tmp_path / entry.tasks["Total"].sides[0].file.path
     lost.unlink()
-    for n in range(2 * sides.MANY):
+    for n in range(2 * late_rows.MANY):
         entry = play(log, plan, rows_of(100 + n, None), placed=False)
     with pytest.raises(Damaged, match=rf"{lost.name}.*; restore it, or start the task anew"):
         start(log, [plan])
@@ -96,10 +96,12 @@ def test_the_oldest_rows_aside_come_first_and_large_files_are_left_as_they_are(
     start(log, [plan])
     for n in range(40):
         entry = play(log, plan, rows_of(1000 * (n == 0), *[None] * (1 + n % 3)))
-    positions = [p for table in sides.read_all(log.files, entry.tasks["Total"]) for p in table["position"].to_pylist()]
-    assert len(entry.tasks["Total"].sides) <= sides.MANY
+    positions = [
+        p for table in late_rows.read_all(log.files, entry.tasks["Total"]) for p in table["position"].to_pylist()
+    ]
+    assert len(entry.tasks["Total"].sides) <= late_rows.MANY
     assert len(positions) == len(set(positions)) == sum(1 + n % 3 for n in range(40)) + 39
-    monkeypatch.setattr(sides, "LARGE", 0)
+    monkeypatch.setattr(late_rows, "LARGE", 0)
     before = len(entry.tasks["Total"].sides)
     for _ in range(20):
         entry = play(log, plan, rows_of(None))
@@ -127,7 +129,7 @@ def test_rows_that_never_settle_stand_in_few_files_and_a_start_takes_all_of_them
     for n in range(count):
         entry = play(log, plan, rows_of(n, None), placed=False)
         listed = entry.tasks["Total"].sides
-        assert len(listed) <= sides.MANY
+        assert len(listed) <= late_rows.MANY
         written.update({side.file.path: sum(side.reasons.values()) for side in listed if side.file.path not in written})
     assert written.total() < 4 * count, "each row is written again a few times, not hundreds of times"
     assert kept(entry, log) == [None] * count
@@ -146,12 +148,12 @@ def test_late_rows_of_many_starts_stand_in_one_file_for_each(tmp_path: Path) -> 
         positions = start(log, [plan]).tasks["Total"].positions
         if positions:
             play(log, plan, rows_of(*sent[positions[""].next :]))
-        for stamp in (1000 * (n + 1), *range(sides.MANY)):
+        for stamp in (1000 * (n + 1), *range(late_rows.MANY)):
             sent.append(stamp)
             entry = play(log, plan, rows_of(stamp))
     task = entry.tasks["Total"]
-    assert len(task.sides) <= sides.MANY
-    assert len(sides.settled(log.files, task)) == starts - 1
-    assert sorted(filter(None, kept(entry, log))) == sorted(starts * [*range(1, sides.MANY)])
-    assert task.counts() == {"late": starts * sides.MANY}
+    assert len(task.sides) <= late_rows.MANY
+    assert len(late_rows.settled(log.files, task)) == starts - 1
+    assert sorted(filter(None, kept(entry, log))) == sorted(starts * [*range(1, late_rows.MANY)])
+    assert task.counts() == {"late": starts * late_rows.MANY}
     assert verify(str(tmp_path)).problems == ()

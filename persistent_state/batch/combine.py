@@ -1,0 +1,195 @@
+"""One part of a micro-batch before the shuffle: its rows become one blob per shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from persistent_state.batch.lift import Lifted, lift_chunk
+from persistent_state.batch.messages import Basis, Blob, Report
+from persistent_state.batch.plan import Plan
+from persistent_state.event_time import clocks
+from persistent_state.partials import fold, keys
+from persistent_state.sources.base import Chunk
+
+PIECE_BYTES = 32 << 20
+"""About how many bytes of tables a blob has at the most: each is a value in a row of Spark's."""
+
+
+def combine(plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iterable[Chunk]) -> list[Blob]:
+    """Lift a part's rows and fold them as far as no clock can come between: one blob per shard, empty ones too.
+
+    Raises:
+        TaskFailed: user code raised, or a row is bad and bad rows are to fail.
+    """
+    pieces: list[list[Blob]] = [[] for _ in range(plan.shards)]
+    for shard, blob in combine_in_pieces(plan, basis, part, parts, chunks):
+        pieces[shard].append(blob)
+    return [
+        replace(
+            some[-1],
+            tables=tuple(table for blob in some for table in blob.tables),
+            sides=tuple(side for blob in some for side in blob.sides),
+            number=0,
+        )
+        for some in pieces
+    ]
+
+
+def combine_in_pieces(
+    plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iterable[Chunk]
+) -> Iterator[tuple[int, Blob]]:
+    """The same as (shard, blob), of each shard several where it is much: memory does not grow with the part.
+
+    Raises:
+        TaskFailed: user code raised, or a row is bad and bad rows are to fail.
+    """
+    lifted, kept, size = Lifted(), list[pa.Table](), 0
+    lows, coarse = list[int](), list[clocks.Coarse]()
+    numbers, before = [0] * plan.shards, Report(part, parts)
+
+    def sums(tables: Sequence[pa.Table]) -> list[pa.Table]:
+        # No clock comes between the rows of what was folded: the beginning of their interval tells as much as their times.
+        timed = [table if "time" in table.column_names else table.rename_columns({"start": "time"}) for table in tables]
+        table, low, step = _partial_sums(plan, basis, timed, _horizon(plan, basis, lifted))
+        lows.extend([] if low is None else [low])
+        coarse.extend([] if step is None else [step])
+        return [] if table is None else [table]
+
+    def sent(tables: Sequence[pa.Table], report: Report | None = None) -> Iterator[tuple[int, Blob]]:
+        sides, lifted.sides = lifted.sides, []
+        for shard, of_shard in enumerate(_by_shard(plan, tables)):
+            # Late and bad rows go to one shard, so that they are written and counted once.
+            lots = _lots(of_shard, sides if shard == part % plan.shards else ())
+            for i, (some, aside) in enumerate(lots):
+                is_last = report is not None and i == len(lots) - 1
+                if some or aside or is_last:
+                    said = report if report is not None and is_last else before
+                    yield shard, Blob(basis, said, tuple(some), tuple(aside), numbers[shard], is_last)
+                    numbers[shard] += 1
+
+    for chunk in chunks:
+        known = len(lifted.tables), len(lifted.sides)
+        lift_chunk(plan, basis, chunk, lifted)
+        size += sum(table.nbytes for table in (*lifted.tables[known[0] :], *lifted.sides[known[1] :]))
+        if size <= fold.SLICE_BYTES // 4:
+            continue
+        kept += sums(lifted.tables)
+        lifted.tables, size = [], 0
+        much = fold.SLICE_BYTES // 2 if _may_fold(plan) else 0
+        if _bytes([*kept, *lifted.sides]) <= much:
+            continue
+        kept = sums(kept) if _may_fold(plan) else kept
+        # What folding does not make much less is not worth waiting for more.
+        if _bytes([*kept, *lifted.sides]) > much // 2:
+            yield from sent(kept)
+            kept = []
+    kept = sums([*kept, *lifted.tables])
+    report = Report(
+        part=part,
+        parts=parts,
+        seen=tuple((name, newest, lifted.beyond.get(name, 0)) for name, newest in lifted.newest.items()),
+        spans=tuple(lifted.spans),
+        ends=tuple(lifted.ends.items()),
+        replaying=tuple(sorted(lifted.replaying)),
+        low=min(lows, default=None),
+        coarse=_joined(coarse),
+        counts=dict(lifted.counts),
+        is_silent=basis.is_silent,
+    )
+    yield from sent(kept, report)
+
+
+def _bytes(tables: Sequence[pa.Table]) -> int:
+    return sum(table.nbytes for table in tables)
+
+
+def _joined(coarse: Sequence[clocks.Coarse]) -> clocks.Coarse | None:
+    """How coarse intervals are at the most; one step is a multiple of the other."""
+    if not coarse:
+        return None
+    return clocks.Coarse(min(c.low for c in coarse), max(c.high for c in coarse), max(c.step for c in coarse))
+
+
+def _may_fold(plan: Plan) -> bool:
+    """Whether rows of a part may be folded before those of the other parts are there."""
+    return not (plan.task.reads_state or plan.layout.is_ordered or plan.layout.once is not None)
+
+
+def _by_shard(plan: Plan, tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
+    """What each shard is sent of sorted tables."""
+    of_shards: list[list[pa.Table]] = [[] for _ in range(plan.shards)]
+    for table in tables:
+        bounds = keys.shard_bounds(fold.as_numpy(table, "hash"), plan.shards).tolist()
+        for shard, (low, high) in enumerate(pairwise(bounds)):
+            of_shards[shard] += [table.slice(low, high - low)] if low < high else []
+    return of_shards
+
+
+def _lots(tables: Sequence[pa.Table], sides: Sequence[pa.Table]) -> list[tuple[list[pa.Table], list[pa.Table]]]:
+    """Tables and side rows, as many at a time as a blob may have."""
+    lots: list[tuple[list[pa.Table], list[pa.Table]]] = [([], [])]
+    size = 0
+    for is_side, some in ((False, tables), (True, sides)):
+        for piece in (piece for table in some for piece in _cut(table)):
+            if size and size + piece.nbytes > PIECE_BYTES:
+                lots.append(([], []))
+                size = 0
+            lots[-1][is_side].append(piece)
+            size += piece.nbytes
+    return lots
+
+
+def _cut(table: pa.Table) -> list[pa.Table]:
+    rows = -(-len(table) // max(1, -(-table.nbytes // PIECE_BYTES)))
+    return [table.slice(first, rows) for first in range(0, len(table), max(1, rows))]
+
+
+def _partial_sums(
+    plan: Plan, basis: Basis, tables: Sequence[pa.Table], horizon: int
+) -> tuple[pa.Table | None, int | None, clocks.Coarse | None]:
+    """Tables of updates or messages as one, sorted by hash and folded where that may be, if the clock can move to `horizon`.
+
+    With it come the lowest start of an interval, and how coarse intervals below the horizon had to be.
+    """
+    if not any(table.num_rows for table in tables):
+        return None, None, None
+    columns = tables[0].column_names if plan.task.reads_state else _columns(plan)
+    table = pa.concat_tables([table.select(columns) for table in tables]).combine_chunks()
+    times, panes = fold.as_numpy(table, "time"), plan.layout.panes
+    if panes and panes.step > panes.size and not (is_met := panes.is_met(times)).all():
+        table, times = table.filter(pa.array(is_met)), times[is_met]
+        if len(times) == 0:
+            return None, None, None
+    starts, coarse = clocks.split_intervals(times, basis.clock, horizon, plan.settings.interval)
+    if basis.is_behind:
+        # The clocks that it passes while it catches up are retained, and need not be on today's grid.
+        starts = clocks.begin_apart(starts, times, basis.apart)
+    if panes:
+        starts = np.maximum(starts, panes.pane(times))
+    table = table.add_column(0, "start", pa.array(starts))
+    low = int(starts.min())
+    if plan.task.reads_state:
+        return table.take(pa.array(np.argsort(fold.as_numpy(table, "hash"), kind="stable"))), low, coarse
+    table = table.select(plan.layout.schema.names)
+    if not _may_fold(plan):
+        order, _ = fold.sort(table, plan.layout)
+        return (table if order is None else table.take(pa.array(order))), low, coarse
+    return fold.fold([table], plan.layout), low, coarse
+
+
+def _columns(plan: Plan) -> list[str]:
+    """The columns of updates."""
+    return [name for name in plan.layout.schema.names if name not in ("start", "time")] + ["time"]
+
+
+def _horizon(plan: Plan, basis: Basis, lifted: Lifted) -> int:
+    """How far the clock could move by the channels of this part alone; the others can only hold it further back."""
+    newest = [timestamp for timestamp in lifted.newest.values() if timestamp is not None]
+    if not newest or basis.is_behind:
+        return basis.clock
+    return max(basis.clock, min(newest) - plan.settings.delay)

@@ -1,0 +1,230 @@
+"""All that a worker needs to know about one task of a running application; picklable and frozen."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from persistent_state.errors import InvalidInput, StateError, TaskFailed, raised
+from persistent_state.event_time.clocks import Settings
+from persistent_state.partials import keys
+from persistent_state.partials.fold import Layout, Once
+from persistent_state.state import KeptState
+from persistent_state.store.files import Files
+from persistent_state.task import PersistentTask
+from persistent_state.windows import length, window_columns
+
+KEEP, FAIL = "keep", "fail"
+EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = DELIVERIES = ("exactly-once", "at-least-once", "at-most-once")
+
+TIMESTAMP_UNITS = ("s", "ms", "us", "ns")
+
+COLUMN = "_persistent_state_update"
+"""The column of a chunk's rows, beside those of the schema, that holds the updates which Spark computed."""
+
+
+def folded(name: str) -> str:
+    """A task's name, as a file system has it that does not tell upper from lower case."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One task as planned by a driver: its messages' schema, where its state is, and how event time moves.
+
+    `schema` is that of the rows that the task sees; `timestamp` and `channel` name columns of it. `emits` says whether the
+    running values of touched keys are written, `outputs` names the outputs at each clock; `has_positions` whether the source
+    can tell its rows apart, `has_order` whether a part of a micro-batch holds the rows that come before it, `by_spark` whether
+    Spark plans the micro-batches. `delivery` is the application's. `timestamp_unit` is that of timestamps that are integers;
+    None is microseconds, of which nobody has said that they are.
+    """
+
+    application: str
+    files: Files
+    task: PersistentTask
+    schema: pa.Schema
+    timestamp: str
+    channel: str | None
+    settings: Settings
+    shards: int
+    emits: bool = False
+    outputs: tuple[str, ...] = ()
+    on_bad_row: str = KEEP
+    has_positions: bool = True
+    has_order: bool = True
+    by_spark: bool = False
+    delivery: str = EXACTLY_ONCE
+    timestamp_unit: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.task.task_name
+
+    @cached_property
+    def layout(self) -> Layout:
+        types = tuple(keys.normal_type(self.schema.field(name).type) for name in self.task.key_columns)
+        once = None
+        if self.task.message_id is not None:
+            type = keys.normal_type(self.schema.field(self.task.message_id).type)
+            once = Once(type, length("horizon", self.task.horizon or ""))
+        return Layout(types, self.state.monoid, self.state.windowing, once)
+
+    @cached_property
+    def state(self) -> KeptState[Any]:
+        try:
+            return self.task.persistent_state()
+        except StateError:
+            raise
+        except Exception as error:
+            raise InvalidInput(f"persistent_state of task={self.name} raised {raised(error)}; mend it.") from error
+
+    def present(self, column: pa.Array) -> pa.Array:
+        """What outputs show of a column of values.
+
+        Raises:
+            TaskFailed: user code raised, or gave what is not of the type that it said.
+        """
+        try:
+            return self.state.present(column)
+        except Exception as error:
+            raise self.failed_to_present(error) from error
+
+    def failed_to_present(self, error: Exception) -> TaskFailed:
+        """Return the error that says what the user's `present` raised."""
+        return TaskFailed(f"task={self.name}: what presents its values raised {raised(error)}; mend it, or its type.")
+
+    @property
+    def takes_late(self) -> bool:
+        """Whether a message below the clock is taken in all the same, as one of the clock.
+
+        A window that has closed takes none in, nor does what is told apart by its time: there late is late.
+        """
+        return self.delivery == AT_LEAST_ONCE and self.layout.windowing is None and self.layout.once is None
+
+    @property
+    def keeps_current(self) -> bool:
+        """Whether runs hold the current values of keys, which are asked for in each micro-batch."""
+        of_time = self.layout.is_ordered or self.layout.windowing is not None or self.layout.once is not None
+        return (self.emits or self.task.reads_state) and not of_time
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the store must have been written with for this task to go on from it; JSON."""
+        columns = [
+            {"name": name, "type": str(type)}
+            for name, type in zip(self.task.key_columns, self.layout.key_types, strict=True)
+        ]
+        once = {} if self.layout.once is None else {"message_id": str(self.layout.once.type)}
+        return {**self.state.identity(), "key": columns, **once}
+
+    def check(self) -> None:
+        """Refuse what can never work.
+
+        Raises:
+            InvalidInput: a column is missing, or the monoid does not fit it.
+        """
+        name, task = self.name, self.task
+        if not name or not all(c.isalnum() or c in "_.-" for c in name) or name[0] == ".":
+            raise InvalidInput(f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'.")
+        way = task.update_way
+        if not isinstance(self.state, KeptState):
+            raise InvalidInput(
+                f"task={name}: persistent_state() gives no state; return one, such as NonWindowState(Sum())."
+            )
+        if task.reads_state and self.state.windowing is not None:
+            raise InvalidInput(
+                f"task={name} reads its state, and {self.state.windowing!r} bounds that in time, which can't be read; leave "
+                "out reads_state, or keep a NonWindowState without a ttl."
+            )
+        wanted = {
+            "timestamp": self.timestamp,
+            "channel": self.channel,
+            "value": task.value,
+            "message id": task.message_id,
+        }
+        for role, column in [*wanted.items(), *(("key", column) for column in task.key_columns)]:
+            if column is not None and self.schema.get_field_index(column) < 0:
+                known = ", ".join(self.schema.names)
+                raise InvalidInput(f"task={name}: the {role} column {column!r} is not in the source; it has {known}.")
+        if (task.message_id is None) != (task.horizon is None):
+            raise InvalidInput(
+                f"task={name}: message_id={task.message_id!r} and horizon={task.horizon!r} go together; give both or neither."
+            )
+        for column in task.key_columns:
+            if column in ("value", *window_columns(self.state.windowing)):
+                raise InvalidInput(
+                    f"task={name}: the key column {column!r} has the name of a column of the state; "
+                    "rename it in the source's transform."
+                )
+            if task.key_columns.count(column) > 1:
+                raise InvalidInput(f"task={name}: the key names column {column!r} twice; name it once.")
+            try:
+                keys.normal_type(self.schema.field(column).type)
+            except InvalidInput as error:
+                raise InvalidInput(f"task={name}, column {column!r}: {error}") from None
+        if task.message_id is not None:
+            length("horizon", task.horizon or "")
+            try:
+                keys.normal_type(self.schema.field(task.message_id).type)
+            except InvalidInput as error:
+                raise InvalidInput(f"task={name}, message id {task.message_id!r}: {error}") from None
+        if self.channel is not None and not _names_channels(self.schema.field(self.channel).type):
+            found = self.schema.field(self.channel).type
+            raise InvalidInput(
+                f"task={name}: the channel column {self.channel!r} is {found}; make it text or integers."
+            )
+        stamp = self.schema.field(self.timestamp).type
+        if not (pa.types.is_timestamp(stamp) or pa.types.is_int64(stamp) or pa.types.is_date32(stamp)):
+            raise InvalidInput(
+                f"task={name}: the timestamp column {self.timestamp!r} is {stamp}; "
+                "make it a timestamp, or int64 microseconds UTC."
+            )
+        if self.timestamp_unit not in (None, *TIMESTAMP_UNITS):
+            raise InvalidInput(
+                f"task={name}: timestamp_unit={self.timestamp_unit!r}; say one of {', '.join(map(repr, TIMESTAMP_UNITS))}."
+            )
+        if self.timestamp_unit is not None and not pa.types.is_int64(stamp):
+            raise InvalidInput(
+                f"task={name}: timestamp_unit={self.timestamp_unit!r} is for integers, and the timestamp column "
+                f"{self.timestamp!r} is {stamp}, which has a unit of its own; leave it out."
+            )
+        if way == "value" and task.value is not None:
+            self.check_update(self.schema.field(task.value).type)
+        if self.layout.is_ordered and not self.has_positions:
+            raise InvalidInput(
+                f"task={name}: {self.layout.monoid.name} does not commute, and its source gives messages of one time no order; "
+                "name a column of positions."
+            )
+        if self.settings.jump is not None and not self.has_order:
+            raise InvalidInput(
+                f"task={name}: max_jump={self.settings.jump} microseconds is measured from row to row, and Spark hands over a "
+                "DataFrame's rows in parts of any order; leave it out, or use another source."
+            )
+        for column in (taken for taken in self.schema.names if taken.startswith("_persistent_state_")):
+            raise InvalidInput(f"task={name}: the name of column {column!r} is this package's own; rename it.")
+        if self.on_bad_row not in (KEEP, FAIL):
+            raise InvalidInput(f"task={name}: on_bad_row={self.on_bad_row!r}; say 'keep' or 'fail'.")
+
+    def check_update(self, type: pa.DataType) -> None:
+        """Refuse a column of updates that can never fit.
+
+        Raises:
+            InvalidInput: the monoid can't take its type, and nothing prepares its items.
+        """
+        monoid = self.layout.monoid
+        if self.state.prepare is None and not monoid.accepts(type):
+            said = "the column" if self.task.value is None else f"column {self.task.value!r}"
+            raise InvalidInput(
+                f"task={self.name}: {monoid.name} holds {monoid.type} and can't take {said} of {type}; "
+                "cast the column or choose another monoid."
+            )
+
+
+def _names_channels(type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(type):
+        type = type.value_type
+    return bool(pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_integer(type))

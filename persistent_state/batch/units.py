@@ -1,0 +1,49 @@
+"""The unit of timestamps that are integers: refused at the beginning where they look like another than they are taken for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from persistent_state.batch.messages import Basis
+from persistent_state.batch.plan import Plan
+from persistent_state.errors import InvalidInput
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import show_clock
+
+_USUAL = (946_684_800, 4_102_444_800)
+"""The years 2000 to 2100 in seconds since 1970: when most messages are."""
+
+_OTHERS = {"s": ("seconds", 1), "ms": ("milliseconds", 1_000), "ns": ("nanoseconds", 1_000_000_000)}
+"""Units beside microseconds: what they are called, and how many make a second. Of no two are the usual years alike."""
+
+
+def check_unit(plan: Plan, basis: Basis, believed: Collection[str], timestamps: NDArray[np.int64]) -> None:
+    """Refuse the first timestamps of a task if most of them are usual ones in another unit than microseconds.
+
+    A task that has a clock, or in which any channel was `believed` before, is never stopped: one broken clock poisons nothing.
+
+    Raises:
+        InvalidInput: they are, and nobody has said their unit.
+    """
+    if plan.timestamp_unit is not None or basis.clock != BEGINNING or believed:
+        return
+    if not pa.types.is_int64(plan.schema.field(plan.timestamp).type):
+        return
+    if any(channel.newest is not None or channel.before is not None for channel in basis.channels.values()):
+        return
+    for unit, (name, per_second) in _OTHERS.items():
+        low, high = (bound * per_second for bound in _USUAL)
+        is_usual = (timestamps >= low) & (timestamps < high)
+        if 2 * np.count_nonzero(is_usual) > len(timestamps):
+            first = int(timestamps[is_usual.argmax()])
+            shown = show_clock(first)
+            as_read = "after the year 9999" if shown == str(first) else shown
+            raise InvalidInput(
+                f"task={plan.name}: column {plan.timestamp!r} begins with the timestamp {first}; an int64 is microseconds, "
+                f"which makes that {as_read}, and in {name} it would be {show_clock(first * 1_000_000 // per_second)}. Say "
+                f"timestamp_unit={unit!r}, or timestamp_unit='us' if microseconds are right."
+            )

@@ -1,0 +1,221 @@
+"""The command line: what a store holds, a task's state as a table, and whether every file is what was written."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from monoids import Aggregator, Monoid
+from persistent_state import __version__, formatting
+from persistent_state.cli.describe import summary
+from persistent_state.cli.text import application, applications, verified, width
+from persistent_state.errors import InvalidInput, StateError
+from persistent_state.formatting import plain, read_clock, to_json
+from persistent_state.store.files import open_files
+from persistent_state.store.state_at import find_applications, find_state
+from persistent_state.store.verify import verify
+
+PROGRAM = "persistent-state"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; its exit status: 0, 1 if problems were found, 2 if it could not be done."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Nobody reads on; nor what Python would flush at its end.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except KeyboardInterrupt:
+        return 128 + 2
+    except (StateError, OSError) as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("store", metavar="STORE", help="the store's folder or url, as the application has it")
+    common.add_argument("--json", action="store_true", help="print JSON, for programs")
+    common.add_argument(
+        "--storage-options",
+        metavar="JSON|@FILE",
+        default="{}",
+        help="a JSON object of what the store needs, such as keys; from a file, so that secrets are in no list of processes",
+    )
+    parser = argparse.ArgumentParser(
+        PROGRAM, description="Look into a store of persistent state. Nothing in it is changed or executed."
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    tell = commands.add_parser("show", parents=[common], help="the applications of a store, or the tasks of one")
+    tell.add_argument("application", metavar="APP", nargs="?", help="an application (default: list them all)")
+    tell.set_defaults(run=_show)
+
+    state = commands.add_parser("state", parents=[common], help="the state of a task at a clock")
+    state.add_argument("application", metavar="APP")
+    state.add_argument("task", metavar="TASK")
+    state.add_argument(
+        "--clock", metavar="CLOCK", help="microseconds or ISO time, UTC unless it says a zone (default: the newest)"
+    )
+    state.add_argument(
+        "--format",
+        choices=("table", "csv", "json"),
+        default="table",
+        help="json is one object per line (default: table)",
+    )
+    state.add_argument("--limit", metavar="N", type=_count, help="only the first N keys, in the order of the keys")
+    state.add_argument(
+        "--monoid",
+        metavar="MODULE:NAME",
+        action="append",
+        default=[],
+        help="a monoid of your own, or its class, that the task was written with, or an Aggregator of one; its module is "
+        "imported",
+    )
+    state.add_argument(
+        "--present",
+        action="store_true",
+        help="the values as outputs show them: what a summary says, or what an Aggregator given as --monoid makes of them",
+    )
+    state.set_defaults(run=_state)
+
+    check = commands.add_parser("verify", parents=[common], help="every checksum and every reference of a store")
+    check.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")
+    check.set_defaults(run=_verify)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of keys")
+    return int(text)
+
+
+def _storage_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    given: str = arguments.storage_options
+    if given.startswith("@"):
+        with open(given[1:], encoding="utf-8") as file:
+            given = file.read()
+    try:
+        options = json.loads(given)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise InvalidInput('--storage-options=... holds no JSON object; write it as {"key": "value"}, or as @FILE.')
+    return options
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    files = open_files(arguments.store, **_storage_options(arguments))
+    if arguments.application is not None:
+        found = summary(files, arguments.application)
+        _print([to_json(found)] if arguments.json else application(found))
+        return 0
+    every = [summary(files, name) for name in find_applications(files)]
+    if not every and not arguments.json:
+        raise InvalidInput(f"there is no application in store={files.url}; look at its address.")
+    _print([to_json(every)] if arguments.json else applications(every))
+    return 0
+
+
+def _state(arguments: argparse.Namespace) -> int:
+    state = find_state(
+        open_files(arguments.store, **_storage_options(arguments)),
+        arguments.application,
+        arguments.task,
+        None if arguments.clock is None else read_clock(arguments.clock),
+        [_monoid(name) for name in arguments.monoid],
+        arguments.present,
+    )
+    with _progress() as tell:
+        tell(f"reading {sum(run.rows for run in state.runs):,} rows of {len(state.runs):,} runs")
+        table = state.read()
+    keys = table.num_rows
+    if state.key_columns:
+        table = table.sort_by([(name, "ascending") for name in state.key_columns])
+    table = table.slice(0, arguments.limit)
+    if arguments.json or arguments.format == "json":
+        names = table.column_names
+        _print(to_json(dict(zip(names, map(plain, row), strict=True))) for row in _rows(table))
+        return 0
+    # A struct's fields are columns of their own; one that is null has null fields.
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    if arguments.format == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(table.column_names)
+        writer.writerows([formatting.cell(value) for value in row] for row in _rows(table))
+    else:
+        _print(formatting.state(table, list(_rows(table)), keys, state.clock))
+    return 0
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[pa.Scalar, ...]]:
+    return zip(*table.columns, strict=True)
+
+
+def _monoid(name: str) -> Monoid[Any] | Aggregator[Any, Any, Any]:
+    """A monoid or an Aggregator that the user names, as an instance or a class that takes no arguments."""
+    module, _, attribute = name.partition(":")
+    try:
+        # As with `python -m`, what is in the working folder can be imported.
+        sys.path.insert(0, os.getcwd())
+        found = getattr(importlib.import_module(module), attribute)
+        found = found() if isinstance(found, type) else found
+    except Exception as error:
+        raise InvalidInput(f"monoid={name}: {error!r}; name it as module:name, of an instance or a class.") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    if not isinstance(found, (Monoid, Aggregator)):
+        raise InvalidInput(f"monoid={name} is {found!r}; name an instance of Monoid, or its class, or an Aggregator.")
+    return found
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    count = 0
+
+    def on_file(path: str) -> None:
+        nonlocal count
+        count += 1
+        tell(f"{count:,} files, {path}")
+
+    with _progress() as tell:
+        found = verify(arguments.store, arguments.application, on_file=on_file, **_storage_options(arguments))
+    _print([to_json(asdict(found))] if arguments.json else verified(found))
+    return 1 if found.problems else 0
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Tells what is being done, on a terminal and only there, until it is done."""
+    is_shown = sys.stderr.isatty()
+
+    def tell(text: str) -> None:
+        if is_shown:
+            print(f"\r\x1b[K{text[: width()]}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield tell
+    finally:
+        tell("")
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)

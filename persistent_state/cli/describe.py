@@ -1,0 +1,73 @@
+"""What there is to tell of an application, from its newest log entry, as JSON. Clocks and times are microseconds UTC."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol import deliver
+from persistent_state.store import late_rows
+from persistent_state.store.entry import Entry, task_files
+from persistent_state.store.files.base import Files
+from persistent_state.store.state_at import newest_entry
+
+
+def summary(files: Files, name: str) -> dict[str, Any]:
+    """An application, its tasks, and what is stored of them; `clock` is None while there is no checkpoint.
+
+    Raises:
+        InvalidInput: there is no such application.
+    """
+    entry = newest_entry(files, name)
+    tasks = [_task(files, entry, name) for name in sorted(entry.tasks)]
+    return {
+        "application": name,
+        "clock": None if entry.clock == BEGINNING else entry.clock,
+        "retained": list(entry.retained),
+        "interval": entry.interval,
+        "shards": entry.shards,
+        "epoch": entry.epoch,
+        "entry": entry.number,
+        "written": entry.time,
+        "bytes": sum(task["bytes"] for task in tasks),
+        "tasks": tasks,
+    }
+
+
+def _task(files: Files, entry: Entry, name: str) -> dict[str, Any]:
+    task = entry.tasks[name]
+    stored = {file.path: file.length for file in (*task_files(task), *(s.file for s in late_rows.settled(files, task)))}
+    timed = {channel: state.newest for channel, state in task.channels.items() if state.newest is not None}
+    live = {channel: newest for channel, newest in timed.items() if not task.channels[channel].ended}
+    slowest = min(live, key=lambda channel: live[channel], default=None)
+    return {
+        "task": name,
+        "key": [column["name"] for column in task.identity["key"]],
+        "monoid": task.identity["monoid"]["name"],
+        "type": task.identity["monoid"]["type"],
+        "window": task.identity.get("window"),
+        "active": task.active,
+        "clock": None if task.clock == BEGINNING else task.clock,
+        "runs": len(task.runs),
+        "rows": sum(run.rows for run in {run.file: run for run in task.runs}.values()),
+        "files": len(stored),
+        "bytes": sum(stored.values()),
+        "late_and_bad": task.counts(),
+        "outputs": [
+            {
+                "output": output,
+                "clock": found.clock,
+                # Of what a task that is left out has missed, nothing is told.
+                "behind": found.behind if task.active else None,
+            }
+            for output, found in sorted(deliver.delivered(entry, name).items())
+        ],
+        "channels": {
+            "count": len(task.channels),
+            "ended": sum(channel.ended for channel in task.channels.values()),
+            "silent": sum(channel.newest is None for channel in task.channels.values()),
+            "slowest": slowest,
+            "slowest_at": None if slowest is None else live[slowest],
+            "newest_at": max(timed.values(), default=None),
+        },
+    }

@@ -1,0 +1,169 @@
+"""What the command line prints for people, as lines of text."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from persistent_state.event_time.durations import show_duration
+from persistent_state.formatting import full_clock, shortened, show_clock, table
+from persistent_state.store.verify import Verified
+
+MOST = 10
+"""How many items of a list are shown."""
+
+
+def applications(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    heads = ("application", "tasks", "clock", "epoch", "entry", "rows", "size", "written")
+    rows = [
+        (
+            each["application"],
+            f"{len(each['tasks']):,}",
+            show_clock(each["clock"]),
+            f"{each['epoch']:,}",
+            f"{each['entry']:,}",
+            f"{sum(task['rows'] for task in each['tasks']):,}",
+            size(each["bytes"]),
+            show_clock(each["written"]),
+        )
+        for each in found
+    ]
+    return table(heads, rows, right={1, 3, 4, 5, 6})
+
+
+def application(found: Mapping[str, Any]) -> Iterator[str]:
+    clocks = [f"{show_clock(clock)}  {clock}" for clock in found["retained"]]
+    if len(clocks) > MOST:
+        clocks = [*clocks[:2], f"... {len(clocks) - 4:,} more ...", *clocks[-2:]]
+    yield from _pairs(
+        {
+            "application": found["application"],
+            "clock": full_clock(found["clock"]),
+            "retained": clocks or ["none yet"],
+            "interval": show_duration(found["interval"]),
+            "shards": f"{found['shards']:,}",
+            "epoch": f"{found['epoch']:,}",
+            "entry": f"{found['entry']:,}, written {show_clock(found['written'])}",
+            "size": size(found["bytes"]),
+        }
+    )
+    tasks = found["tasks"]
+    yield ""
+    yield from table(
+        ("task", "key", "state", "clock", "runs", "rows", "size"),
+        [
+            (
+                task["task"],
+                ", ".join(task["key"]) or "-",
+                _monoid(task) + _window(task["window"]),
+                full_clock(task["clock"]) if task["active"] else f"{show_clock(task['clock'])}, left out",
+                f"{task['runs']:,}",
+                f"{task['rows']:,}",
+                size(task["bytes"]),
+            )
+            for task in tasks
+        ],
+        right={4, 5, 6},
+    )
+    bad = [(task["task"], why, f"{n:,}") for task in tasks for why, n in sorted(task["late_and_bad"].items())]
+    yield ""
+    yield from table(("task", "late and bad", "rows"), bad or [("all", "none", "0")], right={2})
+    outputs = [(task["task"], each) for task in tasks for each in task["outputs"]]
+    if outputs:
+        yield ""
+        yield from table(
+            ("task", "output", "delivered up to", "clocks behind"),
+            [
+                (
+                    task,
+                    each["output"],
+                    full_clock(each["clock"]),
+                    "-" if each["behind"] is None else f"{each['behind']:,}",
+                )
+                for task, each in outputs
+            ],
+            right={3},
+        )
+    yield ""
+    yield from table(
+        ("task", "channels", "ended", "silent", "slowest", "is at", "newest is at"),
+        [
+            (
+                task["task"],
+                *(f"{task['channels'][count]:,}" for count in ("count", "ended", "silent")),
+                "-" if task["channels"]["slowest"] is None else task["channels"]["slowest"] or "(unnamed)",
+                show_clock(task["channels"]["slowest_at"]),
+                show_clock(task["channels"]["newest_at"]),
+            )
+            for task in tasks
+        ],
+        right={1, 2, 3},
+    )
+
+
+def verified(found: Verified) -> Iterator[str]:
+    for path in sorted({problem.path for problem in found.problems}):
+        yield path
+        yield from (f"  {problem.what}" for problem in found.problems if problem.path == path)
+    if found.problems:
+        yield ""
+    if found.unreferenced:
+        yield f"{_count(len(found.unreferenced), 'file')} that no log entry names, as left by what was never committed:"
+        yield from (f"  {path}" for path in found.unreferenced[:MOST])
+        if len(found.unreferenced) > MOST:
+            yield f"  ... and {len(found.unreferenced) - MOST:,} more; --json has all"
+        yield ""
+    what = ", ".join(
+        (
+            _count(found.applications, "application"),
+            _count(found.entries, "log entry", "log entries"),
+            _count(found.files, "file"),
+            size(found.bytes),
+        )
+    )
+    yield f"{what}: {_count(len(found.problems), 'problem') if found.problems else 'all is as it was written'}"
+
+
+def size(count: int) -> str:
+    """Bytes as people say them."""
+    if count < 1000:
+        return f"{count} B"
+    amount = float(count)
+    for unit in ("kB", "MB", "GB", "TB", "PB"):
+        amount /= 1000
+        if amount < 999.95 or unit == "PB":
+            break
+    return f"{amount:,.1f} {unit}"
+
+
+def width() -> int:
+    """How many letters a line of the terminal has."""
+    return shutil.get_terminal_size().columns - 1
+
+
+def _window(window: Mapping[str, int] | None) -> str:
+    """What bounds a state in time."""
+    if window is None:
+        return ""
+    said = {name: show_duration(length) for name, length in window.items()}
+    if "size" not in said:
+        return f", sessions by {said['gap']}" if "gap" in said else f", for {said['ttl']}"
+    return f", windows of {said['size']}" + (f" each {said['step']}" if said["step"] != said["size"] else "")
+
+
+def _monoid(task: Mapping[str, Any]) -> str:
+    """The monoid's name and what is in it."""
+    _, nested, inner = task["type"].partition("<")
+    return shortened(f"{task['monoid']}<{inner}" if nested else f"{task['monoid']}<{task['type']}>")
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _pairs(pairs: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
+    wide = max(map(len, pairs))
+    for name, values in pairs.items():
+        for place, value in enumerate([values] if isinstance(values, str) else values):
+            yield f"{'' if place else name:<{wide}}  {value}"

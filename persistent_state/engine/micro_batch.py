@@ -1,0 +1,235 @@
+"""One task as a streaming query: blobs to shards in applyInPandasWithState, control rows to a commit."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from persistent_state.batch.messages import Blob, Descriptor
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.shard import merge_shard, read_values
+from persistent_state.engine import deliveries, failures
+from persistent_state.engine.arrow_source import new_id, now_us
+from persistent_state.engine.causes import naming
+from persistent_state.engine.failures import Watch
+from persistent_state.engine.frames import NO_SINK, shown, types_of, values_schema
+from persistent_state.engine.session import settings
+from persistent_state.engine.workers import settle
+from persistent_state.errors import StateError
+from persistent_state.outputs import RunningValues
+from persistent_state.protocol import commits, deliver
+from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.deliver import Delivered
+from persistent_state.store.codec import run_from_json, run_to_json
+from persistent_state.store.entry import Entry
+from persistent_state.store.late_rows import LATE, REPLAYED_OR_LATE
+from persistent_state.store.log import Log
+
+_logger = logging.getLogger("persistent_state")
+_progress = logging.getLogger("persistent_state.progress")
+_telling = threading.Lock()
+_here = threading.local()
+_INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
+"""By this text Spark knows that what failed is what it has interrupted itself; of others it makes pages of text."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One committed micro-batch of a task. Clocks are microseconds UTC; `upstream_min` is None if no channel is live.
+
+    `messages` and `replayed` are those of the micro-batch, and so are `skipped`, which an earlier one has accounted for by
+    their positions, and `replayed_or_late`, what a source without positions delivered from below the clock of the start.
+    `copies` are the messages of the micro-batch that had come before, by their ids.
+    `late` and `bad` are all that the state's clock knows of, `reasons` the same by reason. `outputs` are those at clocks.
+    `unread` is how many positions were there beyond the micro-batch when it was planned, such as Kafka's offsets; None where
+    the source does not know.
+    """
+
+    task: str
+    epoch: int
+    batch: int
+    messages: int
+    replayed: int
+    skipped: int
+    replayed_or_late: int
+    copies: int
+    late: int
+    bad: int
+    reasons: Mapping[str, int]
+    upstream_min: int | None
+    clock: int
+    global_clock: int
+    outputs: Mapping[str, Delivered]
+    unread: int | None = None
+
+
+def is_committing() -> bool:
+    """Whether this thread is in the middle of a commit, of a sink or of a report on progress."""
+    return getattr(_here, "is_committing", False)
+
+
+def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int], attempts: int) -> DataFrame:
+    """One row per shard and micro-batch: (shard, descriptor). Running it writes the runs that the descriptors name.
+
+    Where a part or a shard fails, an error stands in the place of a descriptor.
+    """
+
+    shards = {label: shard for shard, label in enumerate(labels)}
+
+    def step(key: tuple[int], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        shard, now = shards[int(key[0])], state.getCurrentProcessingTimeMs() * 1000
+        sent = [blob for frame in frames for blob in frame["blob"]]
+        answer = next((blob for blob in sent if failures.error_of(blob)), None)
+        if answer is None:
+            received = [_timed(Blob.from_bytes(blob), now) for blob in sent]
+            # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
+            cached = list(map(run_from_json, json.loads(state.get[0]))) if state.exists else None
+            try:
+                merged = merge_shard(plan, shard, received, cached, new_id)
+                answer = pickle.dumps(merged)
+                state.update((json.dumps(list(map(run_to_json, merged.runs))),))
+            except StateError as error:
+                answer = failures.as_row(error, attempts)
+        settle()
+        yield pd.DataFrame({"shard": [shard], "descriptor": [answer]})
+
+    return blobs.groupBy("label").applyInPandasWithState(
+        step, "shard int, descriptor binary", "runs string", "update", GroupStateTimeout.NoTimeout
+    )
+
+
+def _timed(blob: Blob, now: int) -> Blob:
+    """A blob whose basis has a batch time; where only Spark plans the parts, they are not told it, but shards are."""
+    return blob if blob.basis.now else replace(blob, basis=replace(blob.basis, now=now))
+
+
+class Commit:
+    """What runs in foreachBatch: collect the control rows once, commit them, then hand out what follows from it.
+
+    It can be pickled, and reaches the rest of the application only through the store.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        epoch: int,
+        keeping: Keeping,
+        running: Sequence[RunningValues],
+        on_progress: Callable[[Progress], None] | None,
+        is_planned_by_spark: bool,
+        for_sinks: Mapping[str, str | None],
+        watch: Watch | None = None,
+    ) -> None:
+        self._plan = plan
+        self._is_planned_by_spark = is_planned_by_spark
+        self._for_sinks = for_sinks
+        self._epoch = epoch
+        self._keeping = keeping
+        self._running = running
+        self._on_progress = on_progress
+        self._watch = watch
+        self._log = Log(plan.files, plan.application)
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        # Spark's own plan never leaves this method: run twice or partly, it would fork the state.
+        _here.is_committing = True
+        try:
+            self._run(rows, batch)
+        except Exception as error:
+            if self._watch is None:
+                raise
+            self._watch.fail(self._plan.name, error)
+            if self._is_planned_by_spark:
+                # In a session of the user's, Spark looks whether all shards have run.
+                raise RuntimeError(_INTERRUPTED) from None
+        else:
+            if self._watch is not None:
+                self._watch.finish(self._plan.name)
+        finally:
+            _here.is_committing = False
+
+    def _run(self, rows: DataFrame, batch: int) -> None:
+        answers = [row["descriptor"] for row in rows.collect()]
+        for error in filter(None, map(failures.error_of, answers)):
+            raise error
+        descriptors: list[Descriptor] = list(map(pickle.loads, answers))
+        if not descriptors and self._is_planned_by_spark:
+            # Spark has found out that there is nothing to read, and has run no part.
+            return
+        entry = commits.commit(self._log, self._epoch, descriptors, now=now_us(), new_id=new_id, keeping=self._keeping)
+        told = progress(entry, descriptors)
+        _progress.info("%s", json.dumps(asdict(told)))
+        if self._on_progress is not None:
+            # Tasks commit in threads of their own; what they tell comes one after the other.
+            with _telling:
+                self._on_progress(told)
+        deliveries.tell()
+        if self._running:
+            values = running_values(rows, self._plan, descriptors)
+            with settings(values.sparkSession, self._for_sinks):
+                for output in self._running:
+                    with naming(f"task={self._plan.name}: a function of RunningValues", StateError):
+                        output.function(values, batch)
+
+
+def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
+    first = descriptors[0]
+    task = entry.tasks[first.task]
+    reasons = task.counts()
+    late = reasons.get(LATE, 0)
+    return Progress(
+        task=first.task,
+        epoch=first.epoch,
+        batch=first.batch,
+        messages=first.advance.counts.get("messages", 0),
+        replayed=first.advance.counts.get("replayed", 0),
+        skipped=first.advance.counts.get("skipped", 0),
+        replayed_or_late=first.advance.counts.get(REPLAYED_OR_LATE, 0),
+        copies=sum(descriptor.copies for descriptor in descriptors),
+        late=late,
+        bad=sum(reasons.values()) - late,
+        reasons=reasons,
+        upstream_min=first.advance.upstream_min,
+        clock=task.clock,
+        global_clock=entry.clock,
+        outputs=deliver.delivered(entry, first.task),
+        unread=first.advance.unread,
+    )
+
+
+def running_values(rows: DataFrame, plan: Plan, descriptors: list[Descriptor]) -> DataFrame:
+    """The values of the keys that a micro-batch touched: what its shards say, or have written to immutable files."""
+    said = [descriptor.values for descriptor in descriptors if descriptor.values]
+    schema, session = values_schema(plan), rows.sparkSession
+    if all(isinstance(values, bytes) for values in said):
+        tables = [shown(plan, read_values(plan.files, values)).cast(schema) for values in said]
+        table = pa.concat_tables([schema.empty_table(), *tables])
+        return session.createDataFrame(table, from_arrow_schema(schema)).coalesce(max(1, len(said)))
+
+    def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from shown(plan, read_values(plan.files, said[number])).cast(schema).to_batches()
+
+    # A partition for each shard, and nothing to shuffle.
+    numbers = session.range(0, len(said), 1, len(said))
+    return numbers.mapInArrow(unpack, from_arrow_schema(schema))
+
+
+def check_values(plan: Plan) -> None:
+    """Refuse a sink for values that Spark has no type for.
+
+    Raises:
+        InvalidInput: a key column or the monoid is of such a type.
+    """
+    types_of(plan.name, values_schema(plan), NO_SINK)

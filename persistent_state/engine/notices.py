@@ -1,0 +1,125 @@
+"""What a run says of a task on the terminal: how many rows did not count and why, and what no checkpoint holds at the end."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from persistent_state.batch.plan import FAIL, Plan
+from persistent_state.event_time import positions
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import show_clock
+from persistent_state.sources.formats import NO_FORMAT
+from persistent_state.store.entry import Entry
+from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, UNFIT, UNFIT_KEY
+
+EVERY = 60.0
+"""Seconds between two warnings of rows of one task that did not count."""
+
+MOST_REASONS = 3
+"""How many reasons a warning names, those of most rows."""
+
+_OF_ROWS = {LATE, AHEAD, JUMP, NO_TIMESTAMP, UNFIT, UNFIT_KEY}
+"""The reasons why a row does not count; all others are of records that could not be made a row, and are no messages."""
+
+
+class Notices:
+    """Of one task in one run, since the entry that the run began with. The times are seconds of any one clock.
+
+    The first warning comes no earlier than at `first`, and from then on at most one in `EVERY` seconds, when there is more to
+    tell.
+    """
+
+    def __init__(self, plan: Plan, entry: Entry, first: float) -> None:
+        task = entry.tasks[plan.name]
+        self._plan = plan
+        self._before = Counter(task.counts())
+        self._aside: Counter[str] = Counter()
+        self._messages = 0
+        self._told = 0
+        self._due = first
+        self._born = task.born if task.born != BEGINNING and not task.positions else None
+        left = [name for name, other in entry.tasks.items() if not other.active and other.identity == task.identity]
+        self._left = max(left, key=lambda name: entry.tasks[name].clock, default=None)
+
+    def note(self, messages: int, reasons: Mapping[str, int], now: float) -> str | None:
+        """Take in a micro-batch of so many new messages; the warning that is due after it, if one is.
+
+        `reasons` counts all late and bad rows that the store has of the task.
+        """
+        self._messages += messages
+        self._aside = Counter(reasons) - self._before
+        if now < self._due or self._aside.total() <= self._told:
+            return None
+        self._due = now + EVERY
+        return f"task={self._plan.name}: {self._of_aside()}"
+
+    def end(self, entry: Entry, is_whole: bool) -> tuple[int, str]:
+        """The line at the end of the run and its level, by the newest entry.
+
+        Where the run is `is_whole` it has read its source to the end, and the line says what is missing in the checkpoint.
+        """
+        task = entry.tasks[self._plan.name]
+        newest = positions.newest_read(task.positions.values())
+        is_above = is_whole and newest is not None and newest >= entry.clock
+        is_news = bool(self._aside) and (is_whole or self._aside.total() > self._told)
+        is_empty = is_whole and not self._messages and entry.clock == BEGINNING
+        at = "There is no checkpoint yet"
+        if entry.clock != BEGINNING:
+            at = f"The newest checkpoint is at clock={show_clock(entry.clock)} ({entry.clock})"
+        if is_above:
+            at += f": messages up to {show_clock(newest)} wait above it for newer ones; run(close=True) checkpoints them now"
+            silent = sorted(name for name, one in task.channels.items() if one.newest is None and not one.ended)
+            if self._plan.settings.idle_after is None and 0 < len(silent) < len(task.channels):
+                at += f". {_count(len(silent), 'channel')}, such as {silent[0]!r}, delivered nothing: idle_after lets it go"
+        sentences = [f"task={self._plan.name}: {_count(self._messages, 'message')} read.", f"{at}."]
+        if self._aside:
+            sentences.append(self._of_aside())
+        return logging.WARNING if is_above or is_news or is_empty else logging.INFO, " ".join(sentences)
+
+    def _of_aside(self) -> str:
+        """How many rows did not count, why, and where they are."""
+        self._told = self._aside.total()
+        bad = self._told - self._aside[LATE]
+        rows = self._messages + sum(n for reason, n in self._aside.items() if reason not in _OF_ROWS)
+        reasons = [f"{n:,} {reason!r}{self._hint(reason)}" for reason, n in self._aside.most_common(MOST_REASONS)]
+        if more := len(self._aside) - len(reasons):
+            reasons.append(f"and {_count(more, 'more reason')}")
+        stop = ", or stop at the first with on_bad_row='fail'" if bad and self._plan.on_bad_row != FAIL else ""
+        of = f" of {rows:,}" if rows >= self._told else ""
+        return (
+            f"{self._told:,}{of} rows did not count: {', '.join(reasons)}. See read_late_rows(store, "
+            f"{self._plan.application!r}, {self._plan.name!r}){stop}."
+        )
+
+    def _hint(self, reason: str) -> str:
+        """What a reason usually comes from, in parentheses."""
+        plan = self._plan
+        if reason == LATE and self._born is not None and self._aside[LATE] >= self._messages:
+            hint = f"the task is new to the application and begins at its clock, {show_clock(self._born)}; "
+            hint += f"rebuild=[{plan.name!r}] of a start builds it from the beginning of its source"
+            if self._left is not None:
+                hint += f"; if it is task={self._left} under another name, give it name={self._left!r}"
+        elif reason == LATE:
+            hint = "they came after the clock had passed them; allowed_delay waits for longer"
+        elif reason == NO_TIMESTAMP:
+            hint = f"column {plan.timestamp!r} is null or missing; the first line of a CSV file must name the columns"
+        elif reason == UNFIT:
+            hint = f"{plan.layout.monoid.name} holds {plan.layout.monoid.type}"
+        elif reason == AHEAD:
+            hint = "max_ahead says how far is right"
+        elif reason.endswith(NO_FORMAT):
+            hint = "give the source format="
+        else:
+            return ""
+        is_unsaid = pa.types.is_int64(plan.schema.field(plan.timestamp).type) and plan.timestamp_unit is None
+        if reason in (LATE, AHEAD) and is_unsaid and self._aside[reason] >= self._messages:
+            hint += "; an int64 is microseconds, unless timestamp_unit says another unit"
+        return f" ({hint})"
+
+
+def _count(number: int, one: str) -> str:
+    return f"{number:,} {one if number == 1 else one + 's'}"

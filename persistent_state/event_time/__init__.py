@@ -1,0 +1,1 @@
+"""Pure functions of timestamps: durations, clocks, channels and positions."""

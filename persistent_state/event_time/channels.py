@@ -1,0 +1,95 @@
+"""Channels of a source: how far each has come, when it is idle, and the upstream min clock of those that are live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from persistent_state.event_time.clocks import BEGINNING
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One independently ordered strand of event time, as of this start of the application.
+
+    `newest` is the greatest timestamp it delivered since the start (None: nothing yet), `active` the batch time at which it
+    last delivered, `beyond` how many of its last messages in a row were over the jump limit. `before` is a timestamp that it
+    had reached when the start cut it back: a jump is measured from there. It is `BEGINNING` if the channel has been heard of
+    and no more is known, and None if it is only said to come.
+    """
+
+    newest: int | None
+    active: int
+    ended: bool = False
+    beyond: int = 0
+    before: int | None = None
+
+    def cut_back(self, clock: int, now: int) -> Channel:
+        """The channel at a start that cuts its task back to `clock`."""
+        return Channel(None, now, before=self.before if self.newest is None else min(self.newest, clock))
+
+
+def is_idle(channel: Channel, now: int, idle_after: int | None) -> bool:
+    return idle_after is not None and now - channel.active >= idle_after
+
+
+def live_channels(channels: Mapping[str, Channel], now: int, idle_after: int | None) -> list[Channel]:
+    """The channels that hold the clock: neither ended nor idle."""
+    return [c for c in channels.values() if not c.ended and not is_idle(c, now, idle_after)]
+
+
+def upstream_min(live: Iterable[Channel], clock: int, delay: int) -> int:
+    """Min over live channels of (newest timestamp - delay). A channel that has delivered nothing holds it at `clock`."""
+    return min(clock if c.newest is None else max(clock, c.newest - delay) for c in live)
+
+
+def beyond_limit(
+    timestamps: NDArray[np.int64], newest: int | None, streak: int, jump: int, believe: int
+) -> tuple[NDArray[np.bool_], int]:
+    """Which messages of a channel, in its order, jump too far ahead of it, and how many in a row do at the end.
+
+    A jump is measured from the newest message believed so far. After `believe` in a row beyond the limit the channel is
+    believed: that one and those after it count.
+    """
+    bad = np.zeros(len(timestamps), dtype=np.bool_)
+    for i, timestamp in enumerate(timestamps.tolist()):
+        if newest is not None and timestamp > newest + jump:
+            streak += 1
+            bad[i] = streak < believe
+        else:
+            streak = 0
+        if not bad[i]:
+            streak = 0
+            newest = timestamp if newest is None else max(newest, timestamp)
+    return bad, streak
+
+
+def listed_channels(
+    channels: Mapping[str, Channel], listed: Mapping[str, bool] | None, known: Iterable[str], now: int
+) -> dict[str, Channel]:
+    """The channels to reckon with, once the source has said which there are and whether each has ended.
+
+    None: channels appear with their messages, but for those `known` to come. One that is no longer listed has disappeared.
+    """
+    if listed is None:
+        return {**{name: Channel(None, now) for name in known}, **channels}
+    return {name: replace(channels.get(name, Channel(None, now)), ended=ended) for name, ended in listed.items()}
+
+
+def deliver(
+    channels: Mapping[str, Channel], seen: Iterable[tuple[str, int | None, int]], now: int
+) -> dict[str, Channel]:
+    """The channels after a batch, from what each part of it saw: (channel, newest timestamp or None, jumps in a row)."""
+    after = dict(channels)
+    for name, newest, beyond in seen:
+        known = after.get(name, Channel(None, now))
+        if known.before is None:
+            known = replace(known, before=BEGINNING)
+        if newest is not None:
+            newest = newest if known.newest is None else max(known.newest, newest)
+            known = replace(known, newest=newest, active=now)
+        after[name] = replace(known, beyond=beyond)
+    return after

@@ -1,0 +1,159 @@
+"""Event time as pure functions: upstream min clocks, checkpoint clocks, cuts, and what a replay has already seen.
+
+Timestamps and clocks are microseconds UTC, as Python integers. Ranges are half-open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+BEGINNING = -(2**63)
+"""The clock before every message."""
+
+END = 2**63 - 1
+"""The clock above every message."""
+
+MOST_CUTS = 8
+"""How many clocks a task that is ahead of the global clock keeps apart."""
+
+MOST_IN_BATCH = 2
+"""How many clocks one micro-batch keeps apart below its horizon: each is another row for nearly every key."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How event time moves, per application; everything in microseconds.
+
+    `interval` is the checkpoint interval, `delay` the allowed delay. A channel silent for `idle_after` of batch time stops
+    holding the clock (None: never). A timestamp more than `ahead` beyond the batch time is a bad row; so is one more than
+    `jump` beyond its channel (None: no limit), until `believe` messages in a row are.
+    """
+
+    interval: int
+    delay: int = 0
+    idle_after: int | None = None
+    ahead: int = 86_400_000_000
+    jump: int | None = None
+    believe: int = 100
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """Between `low` and `high` messages were folded into intervals of `step`: only its multiples can be clocks there."""
+
+    low: int
+    high: int
+    step: int
+
+    def straddles(self, clock: int) -> bool:
+        return self.low < clock < self.high and clock % self.step != 0
+
+
+def checkpoint_clock(upstream_min: int, interval: int) -> int:
+    """Largest multiple of the interval at or below the upstream min clock."""
+    return upstream_min // interval * interval
+
+
+def next_multiple(timestamp: int, interval: int) -> int:
+    """First multiple of the interval above the timestamp."""
+    return (timestamp // interval + 1) * interval
+
+
+def grid_step(low: int, high: int, interval: int, most: int = MOST_CUTS) -> int:
+    """The least interval * 2**j of which at most `most` multiples lie strictly between low and high.
+
+    Such grids are counted from the epoch and nest, so tasks of different speed keep clocks in common.
+    """
+    step = interval
+    while (high - 1) // step - low // step > most:
+        step *= 2
+    return step
+
+
+def clean_clock(clock: int, coarse: Iterable[Coarse]) -> int:
+    """The latest clock at or below `clock` that straddles nothing stored."""
+    segments = list(coarse)
+    while blocking := [s for s in segments if s.straddles(clock)]:
+        clock = min(max(s.low, clock // s.step * s.step) for s in blocking)
+    return clock
+
+
+def joined(coarse: Iterable[Coarse]) -> list[Coarse]:
+    """Return fewer segments that keep the same clocks apart: of one step those that overlap are one.
+
+    A clock that is held while a backlog is read would gather one for each part of each micro-batch.
+    """
+    found: list[Coarse] = []
+    for segment in sorted(set(coarse), key=lambda s: (s.step, s.low)):
+        if found and found[-1].step == segment.step and segment.low < found[-1].high:
+            found[-1] = replace(found[-1], high=max(found[-1].high, segment.high))
+        else:
+            found.append(segment)
+    return found
+
+
+def split_intervals(
+    timestamps: NDArray[np.int64], clock: int, horizon: int, interval: int
+) -> tuple[NDArray[np.int64], Coarse | None]:
+    """The start of each message's interval, and how coarse the intervals below `horizon` had to be.
+
+    `horizon` is how far the clock could move by what the caller knows. Below it few clocks will ever be asked for, so one
+    batch that spans hundreds of intervals keeps at most `MOST_IN_BATCH` of them; above it every clock is still possible.
+    """
+    if len(timestamps) == 0:
+        return timestamps, None
+    # A clock that was fixed under another interval need not be on today's grid: no interval starts before it.
+    low = max(clock, int(timestamps.min()) // interval * interval)
+    high = horizon // interval * interval
+    fine = _on_grid(timestamps, low, interval)
+    if high <= low or (step := grid_step(low, high, interval, MOST_IN_BATCH)) == interval:
+        return fine, None
+    return np.where(timestamps < high, _on_grid(timestamps, low, step), fine), Coarse(low, high, step)
+
+
+def _on_grid(timestamps: NDArray[np.int64], low: int, step: int) -> NDArray[np.int64]:
+    """The beginning of each timestamp's step, `low` where that is before it."""
+    first = int(timestamps.min()) // step * step
+    if int(timestamps.max()) - first < step:
+        return np.full(len(timestamps), max(first, low))
+    starts: NDArray[np.int64] = timestamps // step
+    starts *= step
+    return np.maximum(starts, low, out=starts)
+
+
+def begin_apart(starts: NDArray[np.int64], timestamps: NDArray[np.int64], clocks: Sequence[int]) -> NDArray[np.int64]:
+    """Starts of intervals of which none reaches over one of these clocks."""
+    edges = np.unique(np.array([BEGINNING, *clocks], dtype=np.int64))
+    return np.maximum(starts, edges[np.searchsorted(edges, timestamps, side="right") - 1])
+
+
+def new_cuts(old: int, new: int, interval: int, coarse: Sequence[Coarse]) -> tuple[int, ...]:
+    """Clocks in (old, new] to keep apart when a task moves from old to new, which straddle nothing stored."""
+    if new <= old:
+        return ()
+    step = grid_step(old, new, interval)
+    points = range(next_multiple(old, step), new, step)
+    return (*(p for p in points if clean_clock(p, coarse) == p), new)
+
+
+def thin_cuts(cuts: Iterable[int], global_clock: int, clock: int, interval: int) -> tuple[int, ...]:
+    """The handful of clocks between the global clock and a task's own that stay apart, both included."""
+    between = sorted(c for c in cuts if global_clock < c < clock)
+    if between:
+        low = global_clock if global_clock != BEGINNING else between[0]
+        step = grid_step(low, clock, interval)
+        between = [c for c in between if c % step == 0]
+    return tuple(sorted({global_clock, clock, *between}))
+
+
+def fold_starts(starts: NDArray[np.int64], cuts: Sequence[int], clock: int) -> NDArray[np.int64]:
+    """Starts of intervals after folding: below `clock` only `cuts` stay apart. The first start of all stays what it is."""
+    if clock == BEGINNING:
+        return starts
+    edges = np.unique(np.array([starts.min(), *cuts], dtype=np.int64))
+    folded = edges[np.searchsorted(edges, starts, side="right") - 1]
+    return np.where(starts < clock, folded, starts)

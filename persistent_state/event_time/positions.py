@@ -1,0 +1,111 @@
+"""Positions of a source: what was read, what of it is accounted for, and from where a replay starts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from persistent_state.event_time.clocks import END
+
+MOST_SPANS = 64
+"""How many spans of a strand are remembered for finding where a replay may start."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a strand of a source was read, and what earlier starts accounted for.
+
+    Everything before `next` is accounted for. So is a message before `position` and below `clock` for each pair of
+    `accounted`: earlier starts had read up to `position` when they were cut back to `clock`. `spans` are pairs (first
+    position, newest timestamp) of what was delivered; both rise, so the first span that reaches a clock is where its
+    replay may start. At least once a start cuts nothing back: its pair has the clock `END`, as all before its position is in
+    the state, whatever its time.
+    """
+
+    next: int = 0
+    accounted: tuple[tuple[int, int], ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def known(self) -> int:
+        """The first position that no start of the application has ever committed."""
+        return max([self.next, *(position for position, _ in self.accounted)])
+
+    @property
+    def taken(self) -> int:
+        """The position before which nothing has been cut back."""
+        return max([self.next, *(position for position, below in self.accounted if below == END)])
+
+
+def is_accounted(
+    position: Position, positions: NDArray[np.int64], timestamps: NDArray[np.int64], again: int = END
+) -> NDArray[np.bool_]:
+    """Which messages an earlier batch or start has accounted for: in the state, or counted as late or bad.
+
+    From the clock `again` on what earlier starts have accounted for counts once more.
+    """
+    done = positions < position.next
+    for before, below in position.accounted:
+        done |= (positions < before) & (timestamps < min(below, again))
+    return done
+
+
+def replay_from(position: Position, clock: int) -> int:
+    """The lowest position that may hold a message at or above the clock."""
+    return next((first for first, newest in position.spans if newest >= clock), position.next)
+
+
+def rewind_position(position: Position, clock: int) -> Position:
+    """The position of a start that cuts its task back to `clock`: nothing at or above that is in the state any more."""
+    first = replay_from(position, clock)
+    pairs = {(before, min(below, clock)) for before, below in position.accounted}
+    return Position(first, _needed(first, {*pairs, (position.next, clock)}))
+
+
+def reread_position(position: Position, clock: int) -> Position:
+    """The position of a start that reads again from `clock` on, though the state keeps all that was read."""
+    first = replay_from(position, clock)
+    # The spans stay, as does what they tell of.
+    spans = forget_spans(position, clock).spans
+    return Position(first, _needed(first, {*position.accounted, (position.next, END)}), spans)
+
+
+def _needed(first: int, pairs: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The pairs (position, clock) that say something which neither `first` nor another pair does."""
+    return tuple(
+        (before, below)
+        for before, below in sorted(pairs)
+        if before > first and not any(b >= before and c >= below and (b, c) != (before, below) for b, c in pairs)
+    )
+
+
+def move_position(position: Position, end: int, spans: Iterable[tuple[int, int]]) -> Position:
+    """The position after a batch that read up to `end` and delivered these spans."""
+    rising: list[tuple[int, int]] = []
+    for first, newest in sorted([*position.spans, *spans]):
+        if rising and rising[-1][0] == first:
+            rising[-1] = (first, newest)
+        elif not rising or newest > rising[-1][1]:
+            rising.append((first, newest))
+    while len(rising) > MOST_SPANS:
+        # Joining two neighbours only makes a replay start earlier than it must.
+        rising = [(a[0], b[1]) for a, b in zip(rising[::2], [*rising[1::2], rising[-1]], strict=False)]
+    accounted = tuple(pair for pair in position.accounted if pair[0] > end)
+    return Position(end, accounted, tuple(rising))
+
+
+def forget_spans(position: Position, clock: int) -> Position:
+    """The position without the spans that no start at or above the clock has to read again."""
+    return replace(position, spans=tuple(span for span in position.spans if span[1] >= clock))
+
+
+def newest_read(positions: Iterable[Position]) -> int | None:
+    """The greatest timestamp that was delivered, but for what is below every clock that a start may go back to."""
+    return max((newest for position in positions for _, newest in position.spans[-1:]), default=None)
+
+
+NO_POSITION = 2**63 - 1
+"""The position of a row whose source has none: it stands behind all that was ever read."""

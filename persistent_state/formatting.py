@@ -1,0 +1,172 @@
+"""Arrow values and clocks as JSON, as text, and in tables: what people, files and other programs are shown."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import unicodedata
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+
+from persistent_state.errors import InvalidInput
+from persistent_state.event_time.clocks import BEGINNING
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def plain(value: pa.Scalar) -> Any:
+    """An Arrow value as JSON knows values.
+
+    Times are ISO text, or an integer of their unit where they are beyond the year 9999; bytes are base64, decimals, NaN and
+    infinities text, and maps objects whose keys are text.
+    """
+    kind = pa.types
+    if not value.is_valid:
+        return None
+    if kind.is_struct(value.type):
+        return {name: plain(value[place]) for place, name in enumerate(field.name for field in value.type)}
+    if kind.is_map(value.type):
+        return {_key(entry[0]): plain(entry[1]) for entry in value.values}
+    if kind.is_nested(value.type):
+        return [plain(item) for item in value.values]
+    if kind.is_dictionary(value.type):
+        return plain(value.dictionary[value.index.as_py()])
+    if kind.is_timestamp(value.type) or kind.is_time(value.type) or kind.is_date(value.type):
+        return _time(value)
+    if kind.is_duration(value.type):
+        return value.cast(pa.int64()).as_py()
+    found = value.as_py()
+    if isinstance(found, bytes):
+        return base64.b64encode(found).decode()
+    if kind.is_decimal(value.type) or (isinstance(found, float) and not math.isfinite(found)):
+        return str(found)
+    return found
+
+
+def _key(value: pa.Scalar) -> str:
+    found = plain(value)
+    return found if isinstance(found, str) else to_json(found)
+
+
+def _time(value: pa.Scalar) -> Any:
+    try:
+        found = value.as_py()
+    except (OverflowError, ValueError):
+        return value.value
+    # pandas has nanoseconds, where it is there.
+    return _zulu(found.isoformat())
+
+
+def _zulu(iso: str) -> str:
+    return iso.removesuffix("+00:00") + "Z" if iso.endswith("+00:00") else iso
+
+
+def show_clock(clock: int | None) -> str:
+    """A clock (microseconds UTC) as ISO text; as the number itself beyond the years 1 to 9999."""
+    if clock is None or clock == BEGINNING:
+        return "none yet"
+    try:
+        return _zulu((_EPOCH + timedelta(microseconds=clock)).isoformat())
+    except OverflowError:
+        return str(clock)
+
+
+def full_clock(clock: int | None) -> str:
+    """Return a clock as ISO text and as microseconds, of which Python takes the one and the command line both."""
+    return show_clock(clock) if clock is None or clock == BEGINNING else f"{show_clock(clock)} ({clock})"
+
+
+def show_identity(value: Any) -> str:
+    """Return a part of a task's identity as people write it: `Sum(double)`, `word: string`."""
+    if isinstance(value, list):
+        return ", ".join(f"{column['name']}: {column['type']}" for column in value) or "none"
+    if not isinstance(value, dict):
+        return "none" if value is None else str(value)
+    if "parameters" not in value:
+        # What bounds a state in time, in microseconds.
+        return ", ".join(f"{name}={part} microseconds" for name, part in value.items())
+    parts = [f"{name}={show_identity(part)}" for name, part in value["parameters"].items()]
+    # The type of what is put together is said by its parts.
+    is_composed = any(isinstance(part, dict) for part in value["parameters"].values())
+    return f"{value['name']}({', '.join([*parts, *([] if is_composed else [value['type']])])})"
+
+
+def read_clock(text: str) -> int:
+    """A clock from microseconds, or from ISO text, which is UTC unless it says a zone.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        found = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
+    except ValueError as error:
+        raise InvalidInput(
+            f"clock={text!r} is no time; say microseconds since 1970, or ISO such as 2013-01-31T12:00:00Z."
+        ) from error
+    zoned = found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+    return (zoned - _EPOCH) // timedelta(microseconds=1)
+
+
+WIDEST = 60
+"""How wide a column of a table of states may be."""
+
+Row = Sequence[str]
+
+
+def state(found: pa.Table, rows: Sequence[Sequence[pa.Scalar]], keys: int, clock: int) -> Iterator[str]:
+    """The rows of a state, of which there are `keys`, and what they are."""
+    numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    right = {i for i, field in enumerate(found.schema) if any(is_one(field.type) for is_one in numbers)}
+    shown = [[shortened(_printable(cell(value))) if value.is_valid else "null" for value in row] for row in rows]
+    yield from table(found.column_names, shown, right)
+    yield ""
+    count = f"{keys:,} {'key' if keys == 1 else 'keys'}"
+    yield f"{count if len(shown) == keys else f'{len(shown):,} of {count}'} at {full_clock(clock)}"
+
+
+def table(heads: Row, rows: Sequence[Row], right: Collection[int] = ()) -> Iterator[str]:
+    """Rows below their heads; columns are as wide as what is in them, and those in `right` end at one place."""
+    # Names of channels and tasks are data, too.
+    rows = [[_printable(text) for text in row] for row in rows]
+    widths = [max(map(_width, column)) for column in zip(heads, *rows, strict=True)]
+    for row in (heads, ["-" * width for width in widths], *rows):
+        cells = []
+        for place, (text, width) in enumerate(zip(row, widths, strict=True)):
+            space = " " * (width - _width(text))
+            cells.append(space + text if place in right else text + space)
+        yield "  ".join(cells).rstrip()
+
+
+def cell(value: pa.Scalar) -> str:
+    """A value as text; nothing for null."""
+    shown = plain(value)
+    return "" if shown is None else shown if isinstance(shown, str) else to_json(shown)
+
+
+def _printable(text: str) -> str:
+    """The text, or if letters of it would disturb a terminal, its JSON."""
+    return text if text.isprintable() else json.dumps(text)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
+
+
+def _width(text: str) -> int:
+    """How many places of a terminal the text takes."""
+    return sum(
+        0 if unicodedata.combining(letter) else 1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text
+    )

@@ -1,0 +1,175 @@
+"""A sink that is a topic of Kafka: transactions that also record the clock, so that a clock is written once."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from persistent_state.errors import Disagreement, InvalidInput, StateError
+from persistent_state.formatting import plain, to_json
+from persistent_state.kafka.transactions import TIMEOUT, Clocks, Encode, Records
+from persistent_state.partials.keys import Hashes, hash_keys, normalise, shard_range
+from persistent_state.sinks.base import Origin, Sink, shard_labels
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_OURS = {"bootstrap.servers", "transactional.id", "isolation.level"}
+_LABEL = "label"
+
+
+class KafkaSink(Sink):
+    """A topic to which each clock adds its values: whoever reads with `isolation.level=read_committed` sees each once.
+
+    The topic must be there; it may have partitions and other writers as you like. A record's key is a JSON object of the
+    key columns, and its value one of all columns, with `clock` (microseconds UTC) and `value`. Its timestamp is the time of
+    the writing, and it goes to the partition that Java's clients find for its key. `encode` makes other keys and values, each
+    text, bytes or None: a function of an Arrow batch that gives a list of both, and which is sent to Spark's workers.
+
+    A clock is written in so many `partitions`, parts by the hash of the key, each by one Spark task that holds its rows in
+    memory; the number may change at any start. A part is written in transactions of up to `rows_per_transaction`.
+
+    How far that has come stands in the topic `bookkeeping` (default: the topic's name and `.clocks`), which is compacted, and
+    is made if it is missing. `options` are librdkafka's, for all clients, such as those of TLS and SASL and
+    `transaction.timeout.ms`.
+
+    Raises:
+        InvalidInput: an argument or an option is wrong.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        servers: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        partitions: int = 1,
+        bookkeeping: str | None = None,
+        rows_per_transaction: int = 100_000,
+        encode: Encode | None = None,
+    ) -> None:
+        self.topic = topic
+        self.servers = servers
+        self.partitions = partitions
+        self.bookkeeping = bookkeeping or f"{topic}.clocks"
+        self.rows_per_transaction = rows_per_transaction
+        self._options = dict(options or {})
+        self._encode = encode
+        for name in (self.topic, self.bookkeeping):
+            if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name):
+                raise InvalidInput(f"topic={name!r} can't be one of Kafka; use letters, digits, '.', '_', '-'.")
+        if self.bookkeeping == topic:
+            raise InvalidInput(f"{topic=} has the values; name another for bookkeeping.")
+        if partitions < 1 or rows_per_transaction < 1:
+            raise InvalidInput(f"{partitions=}, {rows_per_transaction=} of a KafkaSink; give at least 1 of each.")
+        if ours := _OURS & self._options.keys():
+            raise InvalidInput(f"options={sorted(ours)} of a KafkaSink are not yours to set; leave them out.")
+        if not re.fullmatch(r"[1-9]\d*", str(self._options.get(TIMEOUT, 1))):
+            raise InvalidInput(f"{TIMEOUT}={self._options[TIMEOUT]!r} is no time; give milliseconds.")
+        self._origin: Origin | None = None
+        self._known = Records(0, {})
+
+    def __repr__(self) -> str:
+        return f"KafkaSink({self.topic!r}, {self.servers!r}, partitions={self.partitions})"
+
+    @property
+    def name(self) -> str:
+        return f"kafka {self.servers} {self.topic}"
+
+    def records(self, task: str) -> frozenset[Hashable]:
+        # Tasks may share a topic: each has records of its own. One server is enough to reach a cluster.
+        return frozenset((server.strip(), self.bookkeeping, self.topic, task) for server in self.servers.split(","))
+
+    def open(self, origin: Origin) -> int:
+        # A topic has no columns that say what its consumers know, and its keys are what it is compacted by.
+        self._origin, self._known = origin.with_whole(origin.times), Records(0, {})
+        clocks = self._clocks()
+        clocks.prepare()
+        return clocks.last(self.partitions)
+
+    def write(self, values: DataFrame, clock: int) -> None:
+        origin, clocks = self._origin, self._clocks()
+        assert origin is not None, "open comes first"
+        begun = clocks.begin(clock, self.partitions, self._known)
+        if begun is None:
+            return
+        self._known = begun.records
+        encode = self._encode or partial(as_json, len(origin.key_columns))
+        session = values.sparkSession
+        labels = shard_labels(session, begun.parts)
+
+        def label(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                parts = part_of(_hashes(origin, batch), begun.parts)
+                yield batch.append_column(_LABEL, pa.array(np.array(labels, np.int32)[parts]))
+
+        def store(rows: pa.Table, labelled: pa.Table) -> pa.Table:
+            part, error = labels.index(labelled[_LABEL][0].as_py()), None
+            try:
+                rows = rows.drop_columns([_LABEL]).rename_columns(origin.schema.names).cast(origin.schema)
+                clocks.write(begun, part, rows, _hashes(origin, rows), encode)
+            except StateError as raised:
+                # Sent back, as Spark makes pages of text of what a worker raises.
+                error = pickle.dumps(raised)
+            return pa.table([[part], pa.array([error], pa.binary())], ["part", "error"])
+
+        # By their places, since PySpark hands no column to Python that has a dot in its name.
+        numbered = values.toDF(*map(str, range(len(origin.schema))))
+        schema = copy.deepcopy(numbered.schema).add(_LABEL, "integer")
+        rows = numbered.mapInArrow(label, schema).repartition(begun.parts, _LABEL).groupBy(_LABEL)
+        # A part without rows is written too: the record of it says that there are none.
+        every = session.sql(f"SELECT * FROM VALUES {', '.join(f'({label})' for label in labels)} AS t({_LABEL})")
+        told = rows.cogroup(every.groupBy(_LABEL)).applyInArrow(store, "part bigint, error binary").collect()
+        for row in told:
+            if row["error"] is not None:
+                raise pickle.loads(row["error"])
+        if sorted(row["part"] for row in told) != list(range(begun.parts)):
+            raise Disagreement(
+                f"{self.name}: Spark wrote parts={[row['part'] for row in told]} of {begun.parts}; try again."
+            )
+
+    def _clocks(self) -> Clocks:
+        origin = self._origin
+        assert origin is not None, "open comes first"
+        return Clocks(
+            origin.application,
+            origin.task,
+            self.topic,
+            self.bookkeeping,
+            self.servers,
+            self._options,
+            self.rows_per_transaction,
+        )
+
+
+def part_of(hashes: Hashes, parts: int) -> npt.NDArray[np.int64]:
+    """Which part each row is of, by the hash of its key."""
+    lows = np.array([shard_range(part, parts)[0] for part in range(parts)], np.uint64)
+    return np.searchsorted(lows, hashes, "right") - 1
+
+
+def as_json(keys: int, rows: pa.RecordBatch) -> tuple[list[str], list[str]]:
+    """Rows as JSON objects: of the first so many columns, which are the key's, and of all."""
+    columns = [_plain(column) for column in rows.columns]
+    names = rows.schema.names
+    objects = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [to_json({name: row[name] for name in names[:keys]}) for row in objects], list(map(to_json, objects))
+
+
+def _plain(column: pa.Array) -> list[Any]:
+    kind = column.type
+    is_plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)
+    found: list[Any] = column.to_pylist() if is_plain else [plain(value) for value in column]
+    return found
+
+
+def _hashes(origin: Origin, rows: pa.RecordBatch | pa.Table) -> Hashes:
+    return hash_keys([normalise(rows.column(place)) for place in range(len(origin.key_columns))], len(rows))

@@ -1,0 +1,83 @@
+"""The topics that a sink of Kafka needs: looked for, and that of its bookkeeping made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from persistent_state.errors import InvalidInput
+from persistent_state.kafka.client import answer, client_options, is_refusal, library, needing
+
+
+def prepare(name: str, topic: str, bookkeeping: str, servers: str, options: Mapping[str, Any], patience: float) -> None:
+    """Look for the topics of the sink `name`, and make that of its bookkeeping if it is missing.
+
+    Brokers that answer what they answer for a moment in a failover are asked again, for `patience` seconds.
+
+    Raises:
+        InvalidInput: the topic of the values is missing, or that of the bookkeeping might lose records.
+        KafkaException: the brokers refuse, or do not answer.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        admin = library().admin.AdminClient(client_options(servers, options))
+        try:
+            if not exists(name, admin, topic, patience):
+                raise InvalidInput(f"topic={topic!r} is not at servers={servers!r}; make it, or name another.")
+            if not exists(name, admin, bookkeeping, patience):
+                make(name, admin, bookkeeping, patience)
+            policy = policy_of(name, admin, bookkeeping, patience)
+            break
+        except library().KafkaException as error:
+            if is_refusal(error.args[0]) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+    if policy != "compact":
+        raise InvalidInput(
+            f"topic={bookkeeping!r} has cleanup.policy={policy}, and would forget what was delivered; make that compact, or"
+            " name another for bookkeeping."
+        )
+
+
+def exists(name: str, admin: Any, topic: str, patience: float) -> bool:
+    """Return whether the topic is there."""
+    kafka = library()
+    try:
+        asked = admin.describe_topics(kafka.TopicCollection([topic]), request_timeout=patience)
+        with needing(name, "DESCRIBE", f"topic={topic!r}"):
+            answer(asked[topic], 2 * patience)
+    except kafka.KafkaException as error:
+        if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return False
+        raise
+    return True
+
+
+def make(name: str, admin: Any, topic: str, patience: float) -> None:
+    """Make a compacted topic of one partition, and wait until it is there."""
+    kafka = library()
+    # What is not yet compacted is read at each start.
+    config = {"cleanup.policy": "compact", "segment.bytes": str(1 << 24)}
+    new = kafka.admin.NewTopic(topic, 1, -1, config=config)
+    asked = admin.create_topics([new], operation_timeout=patience, request_timeout=patience)
+    try:
+        with needing(name, "CREATE", f"topic={topic!r}"):
+            answer(asked[topic], 2 * patience)
+    except kafka.KafkaException as error:
+        if error.args[0].code() != kafka.KafkaError.TOPIC_ALREADY_EXISTS:
+            raise
+    deadline = time.monotonic() + patience
+    while not exists(name, admin, topic, patience) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def policy_of(name: str, admin: Any, topic: str, patience: float) -> str:
+    """Return the topic's `cleanup.policy`."""
+    kafka = library()
+    resource = kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, topic)
+    asked = admin.describe_configs([resource], request_timeout=patience)
+    with needing(name, "DESCRIBE_CONFIGS", f"topic={topic!r}"):
+        found = answer(asked[resource], 2 * patience)
+    policy: str = found["cleanup.policy"].value
+    return policy

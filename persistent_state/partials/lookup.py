@@ -1,0 +1,104 @@
+"""The current values of keys: looked up where a run holds them, and folded from all runs where none does.
+
+Beside its partial sums a run may hold, in the column `current`, at the last row of each key the fold of all the key's rows in
+it and in older runs; null where nobody has worked it out. So what a key is now is one look at the newest run that has it,
+however many intervals its rows are kept apart in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from persistent_state.partials import fold, keys
+from persistent_state.partials.fold import CURRENT, Layout
+
+
+def add_current(new: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tuple[pa.Table, pa.Table]:
+    """New partial sums with their column `current`, and one row per key with its current value.
+
+    `levels` are the older runs, the oldest first, with theirs where they have it; the monoid commutes.
+    """
+    _, first = fold.sort(new, layout)
+    keyed = fold.reduce(new, None, first, layout)
+    values = _plus(current(keyed, levels, layout), fold.one_chunk(keyed["value"]), layout)
+    is_last = np.append(first[1:], True)
+    column = values.take(pa.array(np.cumsum(first) - 1, mask=~is_last)) if not is_last.all() else values
+    place = keyed.schema.get_field_index("value")
+    return new.append_column(CURRENT, column), keyed.set_column(place, "value", values)
+
+
+def current(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Array:
+    """The current value of each key of a sorted table, null if it has no row in any level."""
+    if layout.is_ordered:
+        return folded(asked, levels, layout)
+    found, unknown = _looked_up(asked, levels, layout)
+    if len(unknown) == 0:
+        return found
+    rest = folded(asked.take(pa.array(unknown)), levels, layout)
+    place = np.arange(len(found))
+    place[unknown] = len(found) + np.arange(len(unknown))
+    return pa.concat_arrays([found, rest]).take(pa.array(place))
+
+
+def _looked_up(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tuple[pa.Array, NDArray[np.intp]]:
+    """What the newest level that has a key says of it, and the keys of which none can say it."""
+    hashes, rows = fold.as_numpy(asked, "hash"), np.arange(asked.num_rows)
+    values, of, unknown = [pa.array([], layout.monoid.type)], [rows[:0]], [rows[:0]]
+    for level in reversed(levels):
+        stored = fold.as_numpy(level, "hash")
+        if len(stored) == 0 or len(rows) == 0:
+            continue
+        at = np.searchsorted(stored, hashes[rows], side="right") - 1
+        is_met = stored[at] == hashes[rows]
+        met, at, rows = rows[is_met], at[is_met], rows[~is_met]
+        if CURRENT not in level.column_names:
+            unknown.append(met)
+            continue
+        is_same = keys.equal(_keys(asked, met, layout), _keys(level, at, layout), len(met))
+        # A key whose hash another has too stands somewhere among its rows.
+        unknown.append(met[~is_same])
+        some = fold.taken(fold.one_chunk(level[CURRENT]), at[is_same])
+        values.append(some)
+        of.append(met[is_same])
+        if some.null_count:
+            unknown.append(of[-1][some.is_null().to_numpy(zero_copy_only=False)])
+    place = np.full(asked.num_rows, -1)
+    place[np.concatenate(of)] = np.arange(sum(map(len, of)))
+    return pa.concat_arrays(values).take(pa.array(place, mask=place < 0)), np.sort(np.concatenate(unknown))
+
+
+def _keys(table: pa.Table, rows: NDArray[np.intp], layout: Layout) -> list[pa.Array]:
+    return [fold.taken(fold.one_chunk(table[name]), rows) for name in layout.key_names]
+
+
+def folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Array:
+    """The fold of all rows of each key of a sorted table, null if it has none."""
+    stored = fold.fold_keys([fold.touched(level, asked) for level in levels], layout)
+    names, count = ["hash", *layout.key_names], stored.num_rows
+    # Keys and stored values side by side: each stored row is followed by the key that asks for it, or by none.
+    known = stored.select(names).append_column("row", pa.array(np.arange(count)))
+    wanted = asked.select(names).append_column("row", pa.array(np.arange(asked.num_rows) + count))
+    both = pa.concat_tables([known, wanted]).combine_chunks()
+    both = both.sort_by([(name, "ascending") for name in [*names, "row"]])
+    answered = np.flatnonzero(keys.same_as_previous([fold.one_chunk(both[name]) for name in names]))
+    order = fold.as_numpy(both, "row")
+    place = np.full(asked.num_rows, -1)
+    place[order[answered] - count] = order[answered - 1]
+    return fold.one_chunk(stored["value"]).take(pa.array(place, mask=place < 0))
+
+
+def _plus(before: pa.Array, more: pa.Array, layout: Layout) -> pa.Array:
+    """Both values of each key together; where there is none before, the other alone."""
+    known = before.is_valid().to_numpy(zero_copy_only=False)
+    if not known.any():
+        return more
+    count = len(known)
+    begins = np.arange(count) + np.cumsum(known) - known
+    order = np.empty(count + int(known.sum()), np.intp)
+    order[begins] = np.arange(count) + count * ~known
+    order[begins[known] + 1] = count + np.flatnonzero(known)
+    return fold.sums(fold.taken(pa.concat_arrays([before, more]), order), begins, layout)

@@ -1,0 +1,117 @@
+"""Collecting garbage: old log entries, and the files that no entry names any more and no commit can come to name.
+
+Entries stay as long as the files that only they name: they are the record of who may still be reading what, also for the next
+process, and being small they cost little.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from itertools import chain, takewhile
+
+from persistent_state.errors import Damaged
+from persistent_state.protocol.commits import Keeping, written
+from persistent_state.store import lists
+from persistent_state.store.codec import side_from_json
+from persistent_state.store.entry import Entry, Stored
+from persistent_state.store.log import Log
+
+LEFTOVER_AGE = 3600.0
+"""Seconds after which a temporary file has no writer any more."""
+
+_logger = logging.getLogger("persistent_state")
+
+
+class Collector:
+    """Deletes what no reader and no commit of an application can ask for any more.
+
+    It reads each entry once, and each file of a list of settled rows, which never changes. Of an entry it remembers the time,
+    of a file the newest entry that names it: it is named by one that is left if that one is.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._times: dict[int, int] = {}
+        self._last_named: dict[str, int] = {}
+        self._listed: dict[str, list[str]] = {}
+        """By file of a list of settled rows, the files that it names."""
+        self._unread: set[str] = set()
+        """The files of such lists that can't be read."""
+
+    def collect(self, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
+        """Delete what can go, if the application is still this driver's; the paths that went.
+
+        Entries go `keeping.grace` after a newer one was written, except the newest two: those let a driver that slept find its
+        number taken. A file goes when no entry that is left names it and its micro-batch can't be committed any more.
+        """
+        log, files = self._log, self._log.files
+        newest = log.newest()
+        if newest is None or newest.epoch != epoch:
+            return []
+        numbers = log.numbers()
+        for number in numbers:
+            self._look_at(number)
+        known = [number for number in numbers if number in self._times]
+        overdue = list(takewhile(lambda number: self._times[number] <= now - keeping.grace, known))
+        old = [number for number in numbers[:-2] if overdue and number < overdue[-1]]
+        gone = [log.path(number) for number in old]
+        # One after the other: were this driver killed, none would be missing between two that are left.
+        for path in gone:
+            files.delete(path)
+        left = numbers[len(old) :]
+        if not self._times.keys() >= set(left):
+            # What an entry names that can't be read is not known: its files stay until it goes itself.
+            return gone
+        self._forget_below(left[0])
+        settled = set(chain.from_iterable(self._listed.values()))
+        unnamed = []
+        for name, task in newest.tasks.items():
+            folder = f"{log.application}/runs/{name}"
+            # A list that can't be read may name what is no younger than it is: that stays until no entry names the list.
+            kept = max([written(path) for path in self._unread if path.startswith(f"{folder}/")], default=(-1, 0))
+            for file in files.list(folder):
+                path = f"{folder}/{file}"
+                is_named = path in self._last_named or path in settled
+                if not is_named and kept < written(file) < (newest.epoch, task.batch):
+                    unnamed.append(path)
+        for folder in (f"{log.application}/log", *(f"{log.application}/runs/{name}" for name in newest.tasks)):
+            leftovers = files.leftovers(folder, now)
+            unnamed += [f"{folder}/{file}" for file, age in leftovers if age > LEFTOVER_AGE]
+        files.for_each(files.delete, unnamed)
+        return [*gone, *unnamed]
+
+    def _look_at(self, number: int) -> None:
+        """Know what an entry names, unless it is gone or damaged: an old one that is damaged stops nobody's work."""
+        if number in self._times:
+            return
+        with suppress(FileNotFoundError, Damaged):
+            self._know(self._log.read(number))
+
+    def _know(self, entry: Entry) -> None:
+        named = entry.files()
+        for task in entry.tasks.values():
+            # Of every entry: a driver that slept through a takeover holds an old one for the newest.
+            for file in task.settled.files:
+                if file.path not in self._listed:
+                    self._listed[file.path] = self._read_list(file)
+            named.update(side_from_json(line).file.path for line in task.settled.tail)
+        for path in named:
+            self._last_named[path] = max(entry.number, self._last_named.get(path, 0))
+        self._times[entry.number] = entry.time
+
+    def _read_list(self, file: Stored) -> list[str]:
+        """The files that a file of a list names; none if it can't be read, and the file is remembered as such."""
+        try:
+            return [side_from_json(line).file.path for line in lists.read_file(self._log.files, file)]
+        except (FileNotFoundError, Damaged) as error:
+            self._unread.add(file.path)
+            _logger.warning("files of late and bad rows that %s may name are kept: %s", file.path, error)
+            return []
+
+    def _forget_below(self, number: int) -> None:
+        """Forget the entries before this one, and the files that only they name."""
+        self._times = {known: time for known, time in self._times.items() if known >= number}
+        self._last_named = {path: last for path, last in self._last_named.items() if last >= number}
+        self._listed = {path: listed for path, listed in self._listed.items() if path in self._last_named}
+        self._unread &= self._last_named.keys()

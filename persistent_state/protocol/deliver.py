@@ -1,0 +1,191 @@
+"""Which checkpoint a sink is to be given next, and the record of how far each has them; free of Spark.
+
+A checkpoint stays retained until every output has it, and the last that an output has stays too: between the two stands
+what changed. Where that is not so, as for an output that is new or voided, the sink is given every key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
+from persistent_state.errors import InvalidInput
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import full_clock
+from persistent_state.protocol.commits import amend, own
+from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.log import Log
+
+
+@dataclass(frozen=True)
+class Due:
+    """Values at `clock` that a sink is to be given: of what changed since `since` (`BEGINNING`: of all).
+
+    What closed or expired since then can be told of any clock; what changed in windows that are open only since `recent`.
+    """
+
+    clock: int
+    since: int
+    recent: int
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """How far a sink has been given values at clocks: up to `clock` (None: none yet), and it has yet to get `behind` more."""
+
+    clock: int | None
+    behind: int
+
+
+def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | None:
+    """What an output is to be given next, by the newest entry; None if its sink has all that there is.
+
+    `at_once` it need not wait for the global clock: the task's own clocks will do.
+    """
+    known = entry.tasks[task]
+    last = min(known.delivered[output], known.voided.get(output, known.delivered[output]))
+    own = known.cuts if at_once else ()
+    waiting = _waiting(entry, task, output, own)
+    if not waiting:
+        return None
+    recent = last if output not in known.voided and last in (*entry.retained, *own) else BEGINNING
+    return Due(waiting[0], last if "window" in known.identity else recent, recent)
+
+
+def behind(entry: Entry, task: str) -> Mapping[str, int]:
+    """By output of a task, how many checkpoints its sink has yet to be given."""
+    return {output: len(_waiting(entry, task, output)) for output in entry.tasks[task].delivered}
+
+
+def delivered(entry: Entry, task: str) -> Mapping[str, Delivered]:
+    """By output of a task, how far its sink has come."""
+    last = entry.tasks[task].delivered
+    return {
+        output: Delivered(None if last[output] == BEGINNING else last[output], count)
+        for output, count in behind(entry, task).items()
+    }
+
+
+def _waiting(entry: Entry, name: str, output: str, own: Sequence[int] = ()) -> list[int]:
+    task = entry.tasks[name]
+    # What a task was before it began is nothing, and one that is behind the global clock has yet to get there.
+    clocks = {*entry.retained, *own}
+    return [clock for clock in sorted(clocks) if max(task.born, task.delivered[output]) < clock <= task.clock]
+
+
+def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -> Entry:
+    """Write down that an output's sink has every checkpoint up to this clock, and none above.
+
+    Raises:
+        Fenced: a newer driver owns the application.
+    """
+
+    def change(known: TaskState) -> TaskState:
+        return replace(
+            known,
+            delivered={**known.delivered, output: clock},
+            voided=_without(known.voided, output),
+            cut_at=_without(known.cut_at, output),
+        )
+
+    return amend(log, epoch, task, change, now)
+
+
+def believe(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -> Entry:
+    """Write down how far an output's sink has come by its own record, which is the truth.
+
+    Raises:
+        Fenced: a newer driver owns the application.
+    """
+
+    def change(known: TaskState) -> TaskState:
+        voided = dict(known.voided)
+        # A start of an older version did not say where it cut the task back.
+        cut = known.cut_at.get(output, known.clock)
+        if clock > cut:
+            # A driver gave the sink that clock before a start cut the task back, and died before the log said so.
+            voided.setdefault(output, min(known.delivered[output], cut))
+        delivered = {**known.delivered, output: clock}
+        return replace(known, delivered=delivered, voided=voided, cut_at=_without(known.cut_at, output))
+
+    return amend(log, epoch, task, change, now)
+
+
+def _without(clocks: Mapping[str, int], output: str) -> dict[str, int]:
+    return {name: clock for name, clock in clocks.items() if name != output}
+
+
+@dataclass
+class Giver:
+    """Gives the sink of one output what it has yet to get; `open_sink` and `write` are the sink's, `now` a wall clock.
+
+    `delivery` is the application's: at least once no clock waits for the global one, at most once none is given a second time.
+    """
+
+    log: Log
+    task: str
+    output: str
+    open_sink: Callable[[], int | None]
+    write: Callable[[Entry, Due], None]
+    now: Callable[[], int]
+    delivery: str = EXACTLY_ONCE
+    _is_open: bool = False
+    _applied: int | None = None
+    _given: int = BEGINNING
+
+    def open(self) -> None:
+        """Open the sink.
+
+        Raises:
+            InvalidInput: it holds a clock above the global one, so it has what this application never said.
+        """
+        applied = self.open_sink()
+        newest = self.log.newest()
+        if applied is not None and applied > self._furthest(newest):
+            raise InvalidInput(
+                f"it holds clock={full_clock(applied)}, to which application={self.log.application} has never come; it is of "
+                "another store: name a place of its own."
+            )
+        self._applied, self._is_open = applied, True
+
+    @property
+    def not_empty(self) -> str:
+        """Why the sink can't be known to hold nothing, before it is given anything; "" if it can."""
+        if not self._is_open:
+            return "does not answer: start again when it does."
+        if self._applied is not None and self._applied != BEGINNING:
+            return f"holds clock={full_clock(self._applied)} already: name a place of its own."
+        return ""
+
+    def give_next(self, epoch: int) -> bool:
+        """Give the sink the values at the next clock, and write that down; whether there was one.
+
+        Raises:
+            Fenced: a newer driver owns the application.
+        """
+        if not self._is_open:
+            self.open()
+        entry = own(self.log, epoch)
+        if self._applied is not None:
+            entry = believe(self.log, epoch, self.task, self.output, self._applied, self.now())
+            self._applied = None
+        found = due(entry, self.task, self.output, self.delivery == AT_LEAST_ONCE)
+        if found is None:
+            return False
+        if self.delivery == AT_MOST_ONCE:
+            record(self.log, epoch, self.task, self.output, found.clock, self.now())
+            self.write(entry, found)
+            return True
+        if found.clock != self._given:
+            self.write(entry, found)
+            self._given = found.clock
+        # If this fails, what is given is known here, and only this is done again.
+        record(self.log, epoch, self.task, self.output, found.clock, self.now())
+        return True
+
+    def _furthest(self, newest: Entry | None) -> int:
+        """The last clock that the sink can have been given: at least once it may be above the global one."""
+        task = newest.tasks.get(self.task) if newest else None
+        own = (task.clock, task.furthest, task.delivered.get(self.output, BEGINNING)) if task else ()
+        return max(newest.clock if newest else BEGINNING, *own, BEGINNING)

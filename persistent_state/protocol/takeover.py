@@ -1,0 +1,138 @@
+"""Take over an application: the first entry of a new epoch, which fences every driver before it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from persistent_state.batch.plan import Plan
+from persistent_state.errors import Exists, Fenced, InvalidInput, StoreUnavailable
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import full_clock
+from persistent_state.protocol import refusals, restore
+from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.files import Files
+from persistent_state.store.log import Log
+
+
+def take_over(
+    log: Log,
+    plans: Sequence[Plan],
+    *,
+    interval: int,
+    shards: int,
+    writer: str,
+    now: int,
+    anew: Collection[str] = (),
+    rebuild: Collection[str] = (),
+    after: int | None = None,
+) -> Entry:
+    """Take the application over: a new epoch in which every task stands at the global clock and nothing is above it.
+
+    Where the plans' delivery is not exactly-once, tasks stand where `guarantee.restored` says instead.
+
+    Tasks named in `anew` start from zero at that clock, whatever the store holds of them, and those named in `rebuild` at the
+    clock before every message: they read their sources from the beginning, and the global clock waits until they have caught
+    up. A driver that starts again names the epoch `after` which it does.
+
+    Raises:
+        InvalidInput: the store was written by another monoid or key, or a task returns after its clock was left behind, or
+            `anew` or `rebuild` names none of these tasks, or a task is built again and keeps an output.
+        Damaged: the newest entry is damaged.
+        Fenced: a driver newer than `after` owns the application.
+        StoreUnavailable: there is nothing any more of what was started.
+    """
+    while True:
+        newest = log.newest()
+        if newest is None and after is not None:
+            raise StoreUnavailable(f"the log of application={log.application} is gone; bring the store back.")
+        # A start whose answer was lost is its own, too.
+        if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
+            raise Fenced(f"a newer driver owns {log.application}; this one (epoch {after}) has stopped.")
+        refusals.check(newest, plans, anew, rebuild)
+        entry = _first_entry(log.files, newest, plans, interval, shards, writer, now, anew, rebuild)
+        try:
+            log.append(entry)
+        except Exists:
+            # Someone committed since we looked; what we would cut back is not the newest any more.
+            continue
+        return entry
+
+
+def _first_entry(
+    files: Files,
+    newest: Entry | None,
+    plans: Sequence[Plan],
+    interval: int,
+    shards: int,
+    writer: str,
+    now: int,
+    anew: Collection[str],
+    rebuild: Collection[str],
+) -> Entry:
+    clock = newest.clock if newest else BEGINNING
+    epoch = newest.epoch + 1 if newest else 1
+    retained = newest.retained if newest else ()
+    tasks: dict[str, TaskState] = {}
+    going_on = {plan.name for plan in plans if restore.goes_on(plan)}
+    for name, task in (newest.tasks if newest else {}).items():
+        # What is to start anew is not looked at: it may be damaged.
+        if task.active and name not in (*anew, *rebuild) and name not in going_on:
+            task = replace(restore.cut_back(files, task, clock, shards, now), active=False)
+        tasks[name] = task
+    for plan in plans:
+        known = tasks.get(plan.name)
+        if known is None or plan.name in (*anew, *rebuild):
+            tasks[plan.name] = _born(plan, known, epoch, BEGINNING if plan.name in rebuild else clock)
+            continue
+        # What it missed since, its source delivers again; but not all that it once read is kept in mind for ever.
+        is_back = not (newest and newest.tasks[plan.name].active)
+        if is_back and BEGINNING < known.clock < min(retained, default=known.clock):
+            raise InvalidInput(
+                f"task={plan.name} left at clock={full_clock(known.clock)}, and the oldest that is retained is "
+                f"{full_clock(retained[0])}. {refusals.WAYS.format(plan.name)}"
+            )
+        delivered = {output: known.delivered.get(output, BEGINNING) for output in plan.outputs}
+        intervals = (newest.interval if newest else interval, interval)
+        back = restore.restored(files, known, plan, clock, intervals, shards, now)
+        voided = {output: last for output, last in back.voided.items() if output in delivered}
+        # An output that is left out is not given what it lacks, and is new when it comes back: its sink then says what it has.
+        cut_at = {**back.cut_at, **{output: last for output, last in back.voided.items() if output not in delivered}}
+        tasks[plan.name] = replace(
+            back, active=True, delivered=delivered, voided=voided, left=_left(known, plan), cut_at=cut_at
+        )
+    return Entry(
+        number=newest.number + 1 if newest else 1,
+        epoch=epoch,
+        writer=writer,
+        time=now,
+        previous=newest.checksum if newest else "",
+        interval=interval,
+        shards=shards,
+        clock=clock,
+        retained=newest.retained if newest else (),
+        tasks=tasks,
+    )
+
+
+def _born(plan: Plan, known: TaskState | None, epoch: int, clock: int) -> TaskState:
+    """A task that starts from zero at a clock; `known` is what it was before."""
+    task = TaskState(
+        identity=plan.identity,
+        clock=clock,
+        born=clock,
+        cuts=(clock,),
+        delivered=dict.fromkeys(plan.outputs, BEGINNING),
+    )
+    if known is None:
+        return task
+    task = replace(task, furthest=max(known.furthest, known.clock))
+    if clock != BEGINNING:
+        cut_at = {**dict.fromkeys((*plan.outputs, *known.delivered, *known.left), clock), **known.cut_at}
+        return replace(task, life=known.life, retired=known.retired, left=_left(known, plan), cut_at=cut_at)
+    return replace(task, life=epoch, retired=tuple(sorted({*known.retired, *known.delivered, *known.left})))
+
+
+def _left(known: TaskState, plan: Plan) -> tuple[str, ...]:
+    """The outputs that a task has had since it was built, and has no more in this plan."""
+    return tuple(sorted({*known.left, *known.delivered} - {*plan.outputs}))

@@ -1,0 +1,406 @@
+"""What Parquet, CSV and JSON lines files hold: record batches of one schema, each record that can't be one apart."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from persistent_state.errors import InvalidInput
+from persistent_state.formatting import plain, to_json
+from persistent_state.sources.base import BadRecord
+
+Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
+Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
+Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tuple[pa.Table, list[int]]]
+
+PARQUET, CSV, JSON = "parquet", "csv", "json"
+FORMATS = (PARQUET, CSV, JSON)
+UNDECODABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError)
+"""What pyarrow raises for content that is not what it should be."""
+
+NO_FORMAT = "its ending tells no format"
+
+_PIECE_ROWS = 1 << 18
+_PIECE_BYTES = 1 << 26
+_BLOCK_BYTES = 1 << 24
+_ZONE = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
+
+
+class Unfit(pa.ArrowInvalid):  # type: ignore[misc]
+    """Why a record can't be decoded, in the same words for all that are alike: reasons are counted."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """A record as it came: its bytes, unless its row has all of it, and its line in a text or row in a file, from 1 on."""
+
+    record: bytes | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`count` records that follow each other: the good ones as rows, the bad ones with their places among all.
+
+    `original` gives the record at a place.
+    """
+
+    rows: pa.RecordBatch
+    count: int
+    bad: tuple[BadRecord, ...] = ()
+    original: Callable[[int], Original] = lambda place: Original()
+
+
+def read_pieces(file: io.RawIOBase, format: str | None, codec: Codec | None, schema: pa.Schema) -> Iterator[Piece]:
+    """The records of a file in pieces of bounded size, always the same.
+
+    All that can't be read any more is one bad record. What `file` itself raises goes to the caller, unless it is one of
+    UNDECODABLE.
+    """
+    stored = pa.PythonFile(file, mode="r")
+    try:
+        if format == PARQUET:
+            yield from _parquet_pieces(stored, schema)
+        elif format is None:
+            raise Unfit(NO_FORMAT)
+        else:
+            text = pa.CompressedInputStream(stored, codec) if codec else stored
+            yield from _text_pieces(_line_blocks(text), format, schema)
+    except UNDECODABLE as error:
+        why = str(error) if isinstance(error, Unfit) else f"damaged, or not {format}"
+        yield Piece(one_batch([], schema), 1, (BadRecord(0, f"unreadable file: {why}"),))
+
+
+def check_text(format: str, schema: pa.Schema) -> None:
+    """Refuse a schema that a text format can't hold.
+
+    Raises:
+        InvalidInput: it has a column of such a type.
+    """
+    try:
+        if format == CSV:
+            _fit(one_batch([], pa.schema([(name, pa.string()) for name in schema.names])), schema)
+        else:
+            list(_text_pieces([b"{}\n"], format, schema))
+    except pa.ArrowNotImplementedError as error:
+        raise InvalidInput(
+            f"the schema does not fit {format} files: {error}; read another type, and transform it."
+        ) from error
+
+
+def one_batch(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of all parts as one."""
+    batches = pa.Table.from_batches(parts, schema).combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
+
+
+def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """What a source's function makes of its rows, as one batch."""
+    made = rows if transform is None else transform(rows)
+    return one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made
+
+
+def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """These rows in this schema, or ArrowInvalid if one does not fit. A missing column is null."""
+    columns = []
+    for field in schema:
+        found = rows.schema.get_field_index(field.name)
+        try:
+            columns.append(_cast(rows.column(found), field.type) if found >= 0 else pa.nulls(rows.num_rows, field.type))
+        except pa.ArrowInvalid as error:
+            raise Unfit(f"column {field.name} is not {field.type}") from error
+        try:
+            # Parquet does not promise that text is UTF-8; what is not would fail much later, in the user's code.
+            columns[-1].validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise Unfit(f"column {field.name} is not UTF-8") from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
+    """As another type, without loss."""
+    if column.type.equals(type):
+        return column
+    if not pa.types.is_string(column.type):
+        return column.cast(type)
+    try:
+        return _parse(column, type)
+    except pa.ArrowInvalid:
+        return _parse(pc.utf8_trim_whitespace(column), type)
+
+
+def _parse(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
+    if not pa.types.is_timestamp(type):
+        return column.cast(type)
+    local, utc = pa.timestamp(type.unit), pa.timestamp(type.unit, "UTC")
+    try:
+        return column.cast(utc).cast(type)
+    except pa.ArrowInvalid:
+        has_zone = pc.match_substring_regex(column, _ZONE)
+        naive, zoned = pc.if_else(has_zone, None, column), pc.if_else(has_zone, column, None)
+        return pc.coalesce(zoned.cast(utc), naive.cast(local).cast(utc)).cast(type)
+
+
+def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int, str]) -> list[pa.RecordBatch]:
+    """What `decode` makes of records, from place to place. Where it can't, halves are tried, down to one bad record.
+
+    It says why by `Unfit`.
+    """
+    good = []
+    parts = [(0, count)] if count else []
+    while parts:
+        first, end = parts.pop()
+        try:
+            good.append(decode(first, end))
+        except pa.ArrowInvalid as error:
+            if end - first == 1:
+                bad[first] = str(error)
+            else:
+                middle = (first + end) // 2
+                parts += [(middle, end), (first, middle)]
+    return good
+
+
+def _piece(
+    raw: pa.RecordBatch, schema: pa.Schema, bad: dict[int, str], count: int, original: Callable[[int], Original]
+) -> Piece:
+    """Records that were read as `raw`, but for some `bad` ones, in this schema."""
+    unfit: dict[int, str] = {}
+    good = sift(raw.num_rows, lambda first, end: _fit(raw.slice(first, end - first), schema), unfit)
+    if unfit:
+        places = np.delete(np.arange(count), list(bad)).tolist()
+        bad = {**bad, **{places[row]: reason for row, reason in unfit.items()}}
+    rows = good[0] if len(good) == 1 else one_batch(good, schema)
+    return Piece(rows, count, bad_records(bad), original)
+
+
+def bad_records(bad: Mapping[int, str]) -> tuple[BadRecord, ...]:
+    """Those at these places, for these reasons."""
+    return tuple(BadRecord(i, bad[i]) for i in sorted(bad))
+
+
+def _check_once(names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        raise Unfit("a column stands twice in it")
+
+
+def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
+    parquet = pq.ParquetFile(file)
+    fields = [field for field in parquet.schema_arrow if field.name in schema.names]
+    names = [field.name for field in fields]
+    _check_once(names)
+    for field in fields:
+        try:
+            _cast(pa.nulls(0, field.type), schema.field(field.name).type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            # The fault of the file, not of each of its rows.
+            raise Unfit(f"column {field.name} is {field.type}, not {schema.field(field.name).type}") from error
+    meta = parquet.metadata
+    total_bytes = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+    piece_rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES * meta.num_rows // max(1, total_bytes)))
+    first = 1
+    for batch in parquet.iter_batches(piece_rows, columns=names):
+        piece = _piece(batch, schema, {}, batch.num_rows, lambda place: Original())
+        bad = {record.position for record in piece.bad}
+        yield replace(piece, original=partial(_parquet_original, batch, bad, first))
+        first += batch.num_rows
+
+
+def _parquet_original(batch: pa.RecordBatch, bad: Container[int], first: int, place: int) -> Original:
+    """A row of a Parquet file: where it stood and, if it is none of the task's, its columns as JSON."""
+    record = None
+    if place in bad:
+        # What is text that is not UTF-8 can't be told.
+        with suppress(ValueError):
+            record = to_json(plain(batch.slice(place, 1).to_struct_array()[0])).encode()
+    return Original(record, first + place)
+
+
+def _line_blocks(file: pa.NativeFile) -> Iterator[bytes]:
+    """A text in blocks of whole lines, each with its end."""
+    rest, mark = b"", codecs.BOM_UTF8
+    while data := file.read(_BLOCK_BYTES):
+        data, mark = data.removeprefix(mark), b""
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield rest + data[:end]
+            rest = b""
+        rest += data[end:]
+    if rest:
+        yield rest + b"\n"
+
+
+def _text_pieces(blocks: Iterable[bytes], format: str, schema: pa.Schema) -> Iterator[Piece]:
+    parse = _json_parser(schema) if format == JSON else None
+    line = 1
+    for block in blocks:
+        end = line + block.count(b"\n")
+        if parse is None:
+            header, _, block = block.lstrip(b"\r\n").partition(b"\n")
+            if header:
+                parse = _csv_parser(header, schema)
+        if parse is not None:
+            yield _text_piece(block, end - block.count(b"\n"), schema, parse)
+        line = end
+
+
+def _text_piece(block: bytes, line: int, schema: pa.Schema, parse: Parser) -> Piece:
+    """The records of whole lines, of which the first is this one of its file."""
+    codes = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(codes == ord("\n")) + 1
+    starts = np.concatenate([[0], ends])[:-1]
+    # Empty lines are no records.
+    lengths = ends - starts - (codes[np.maximum(ends - 2, starts)] == ord("\r"))
+    records = np.flatnonzero(lengths > 1)
+    return _parsed_piece(block, starts[records], ends[records], line + records, schema, parse)
+
+
+def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
+    """The records of JSON objects, one in each of these values."""
+    lines = b"\n".join(values) + b"\n"
+    if codecs.BOM_UTF8 in lines:
+        values = [value.removeprefix(codecs.BOM_UTF8) for value in values]
+        lines = b"\n".join(values) + b"\n"
+    if lines.count(b"\n") > len(values) or lines.startswith(b"{") + lines.count(b"\n{") < len(values):
+        # Between the parts of an object a line end is a space, and within a text there can't be one.
+        values = [value.replace(b"\n", b" ").strip() for value in values]
+        lines = b"\n".join(values) + b"\n"
+    ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)) + 1)
+    starts = np.concatenate([[0], ends])[:-1]
+    return _parsed_piece(lines, starts, ends, np.arange(len(values)), schema, _json_parser(schema))
+
+
+def _parsed_piece(
+    block: bytes,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    lines: NDArray[np.int64],
+    schema: pa.Schema,
+    parse: Parser,
+) -> Piece:
+    """The records of lines that begin and end at these places, and have these numbers."""
+    bad: dict[int, str] = {}
+
+    def decode(first: int, end: int) -> pa.RecordBatch:
+        offset = starts[first]
+        text = block[offset : ends[end - 1]]
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            raise Unfit("not UTF-8") from None
+        table, odd = parse(text, starts[first:end] - offset, ends[first:end] - offset)
+        # As many as there are lines is one of each: no CSV line makes two rows, no JSON line less than one.
+        if len(table) + len(odd) != end - first:
+            raise Unfit("not one record in one line")
+        bad.update({first + i: "not as many fields as in the header" for i in odd})
+        return one_batch(table.to_batches(), table.schema)
+
+    def original(i: int) -> Original:
+        return Original(block[starts[i] : ends[i]].rstrip(b"\r\n"), int(lines[i]))
+
+    good = sift(len(starts), decode, bad)
+    raw = one_batch(good, good[0].schema if good else schema)
+    return _piece(raw, schema, bad, len(starts), original)
+
+
+def _csv_parser(header: bytes, schema: pa.Schema) -> Parser:
+    """How to parse the lines under a header."""
+    names = pa_csv.read_csv(io.BytesIO(header + b"\n")).column_names
+    wanted = [name for name in names if name in schema.names]
+    _check_once(wanted)
+    # All as text: it is parsed later, as fast, and by values instead of lines where some are bad.
+    convert = pa_csv.ConvertOptions(
+        column_types={name: pa.string() for name in wanted},
+        include_columns=wanted or names[:1],
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    # With one field too many it is met as a line of its own, unless a quote before it was not closed.
+    sentinel = b"," * len(names) + b"\n"
+
+    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, list[int]]:
+        # Elsewhere a carriage return ends a line too, so that one line might make two rows.
+        if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
+            raise Unfit("a carriage return within a line")
+        odd: list[int] = []
+
+        def skip(row: pa_csv.InvalidRow) -> Literal["skip"]:
+            odd.append((row.number or 0) - 1)
+            return "skip"
+
+        text += sentinel
+        source: Any = pa.BufferReader(text)
+        read = pa_csv.ReadOptions(column_names=names, block_size=len(text), use_threads=False)
+        rules = pa_csv.ParseOptions(invalid_row_handler=skip)
+        try:
+            table = pa_csv.read_csv(source, read_options=read, parse_options=rules, convert_options=convert)
+        except pa.ArrowInvalid as error:
+            raise Unfit("not a CSV record") from error
+        if not odd:
+            raise Unfit("a quote is not closed")
+        return table, odd[:-1]
+
+    return parse
+
+
+def _json_parser(schema: pa.Schema) -> Parser:
+    """How to parse lines of one object each."""
+    # Dates would be numbers; timestamps as text are parsed by values instead of lines where some are bad.
+    is_text = [pa.types.is_date(field.type) or pa.types.is_timestamp(field.type) for field in schema]
+    fields = [field.with_type(pa.string()) if text else field for field, text in zip(schema, is_text, strict=True)]
+    rules = pa_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+
+    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, list[int]]:
+        codes = np.frombuffer(text, np.uint8)
+        last = codes[ends - 2]
+        last = np.where(last == ord("\r"), codes[np.maximum(ends - 3, 0)], last)
+        # pyarrow takes objects wherever their lines end, and crashes on a null. But a line end between "}" and "{" can
+        # only be one between two objects, so that no object lies in two lines and each line makes a row or more.
+        if (codes[starts] != ord("{")).any() or (last != ord("}")).any():
+            raise Unfit("not a JSON object")
+        source: Any = pa.BufferReader(text)
+        read = pa_json.ReadOptions(block_size=len(text), use_threads=False)
+        try:
+            return pa_json.read_json(source, read_options=read, parse_options=rules), []
+        except pa.ArrowInvalid as error:
+            raise Unfit(_unfit_json(text, fields, schema) if len(starts) == 1 else "") from error
+
+    return parse
+
+
+def _unfit_json(text: bytes, fields: Iterable[pa.Field], schema: pa.Schema) -> str:
+    """Why a line is none of these fields, in words that don't depend on the library's."""
+    is_twice = False
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal is_twice
+        is_twice = is_twice or len(dict(pairs)) < len(pairs)
+        return dict(pairs)
+
+    try:
+        found = json.loads(text, object_pairs_hook=members)
+    except (ValueError, RecursionError):
+        return "not a JSON object"
+    if is_twice:
+        return "a member stands twice"
+    for field in fields:
+        try:
+            pa.array([found.get(field.name)], field.type)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            return f"column {field.name} is not {schema.field(field.name).type}"
+    return "not a record of the schema"

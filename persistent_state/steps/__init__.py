@@ -1,1 +1,0 @@
-"""What one Spark task does, as plain functions without Spark: lift and combine, then merge a shard."""

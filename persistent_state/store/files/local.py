@@ -1,0 +1,118 @@
+"""Files of a local disk: written aside, made durable, and linked to their name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from contextlib import suppress
+
+import pyarrow as pa
+
+from persistent_state.errors import InvalidInput
+from persistent_state.store.files.base import TEMPORARY, Ages, BytesLike, Files, Names
+
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+
+_durable_folders: set[str] = set()
+
+
+class LocalFiles(Files):
+    """Files of a local disk; the url is an absolute path. The file system must have hard links."""
+
+    def create(self, path: str, data: BytesLike) -> None:
+        target = os.path.join(self.url, self._checked_new(path))
+        folder = os.path.dirname(target)
+        temporary = os.path.join(folder, TEMPORARY + secrets.token_hex(8))
+        with self._asking(path):
+            _make_folder(folder)
+            try:
+                _write(temporary, data)
+                won = self._link(temporary, target)
+            finally:
+                with suppress(OSError):
+                    os.unlink(temporary)
+            # The loser too: it will act on what stands there, which the winner may not live to make durable.
+            _sync_folder(folder)
+        if not won:
+            raise self._taken(path)
+
+    def read(self, path: str) -> pa.Buffer:
+        with self._asking(path, may_be_absent=True):
+            return pa.memory_map(os.path.join(self.url, self._checked(path))).read_buffer()
+
+    def list(self, folder: str) -> Names:
+        return [name for name in self._names(folder) if not name.startswith(TEMPORARY)]
+
+    def delete(self, path: str) -> None:
+        with self._asking(path), suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.url, self._checked(path)))
+
+    def leftovers(self, folder: str, now_us: int) -> Ages:
+        found = []
+        for name in self._names(folder):
+            if name.startswith(TEMPORARY):
+                with self._asking(folder), suppress(FileNotFoundError):
+                    modified_ns = os.stat(os.path.join(self.url, folder, name)).st_mtime_ns
+                    found.append((name, (now_us - modified_ns // 1000) / 1e6))
+        return found
+
+    def _names(self, folder: str) -> Names:
+        place = os.path.join(self.url, self._checked(folder)) if folder else self.url
+        with self._asking(folder), suppress(FileNotFoundError):
+            return sorted(os.listdir(place))
+        return []
+
+    def _link(self, temporary: str, target: str) -> bool:
+        """Give the name to the file, unless it is taken."""
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            raise InvalidInput(
+                f"store={self.url!r} is on a file system without hard links, where two writers cannot be told apart;"
+                " put it on another."
+            ) from error
+        return True
+
+
+def _write(place: str, data: BytesLike) -> None:
+    """Make a new file of these bytes, on the disk when this returns."""
+    file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        left = memoryview(data).cast("B")
+        while left:
+            # Some file systems take one large piece ten times slower than many small ones.
+            left = left[os.write(file, left[: 1 << 20]) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _sync_folder(folder: str) -> None:
+    """Make the names in a folder survive a power cut."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _make_folder(folder: str) -> None:
+    """Make a folder and its parents, up to the mount point, and their names survive a power cut.
+
+    Also one that exists, the first time in this process: who made it may have been killed before its name was safe.
+    """
+    if os.path.ismount(folder) or (folder in _durable_folders and os.path.isdir(folder)):
+        return
+    parent = os.path.dirname(folder)
+    _make_folder(parent)
+    with suppress(FileExistsError):
+        os.mkdir(folder)
+    # A parent that may not be read was there long before the store.
+    with suppress(PermissionError):
+        _sync_folder(parent)
+    _durable_folders.add(folder)

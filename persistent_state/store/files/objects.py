@@ -1,0 +1,70 @@
+"""Files of object stores: a name is given by a conditional PUT, which has one winner and is whole or absent."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from persistent_state.errors import InvalidInput
+from persistent_state.store.files.base import Ages, BytesLike, Names
+from persistent_state.store.files.remote import RemoteFiles, status
+
+_LARGEST_PUT = 5 * 2**30
+"""Bytes that S3 takes in one PUT."""
+
+_IN_ONE_PUT: dict[str, dict[str, Any]] = {
+    # Of several parts, not every store that speaks this protocol asks for the condition when they are put together.
+    "s3": {"chunksize": _LARGEST_PUT},
+    "gs": {"chunksize": _LARGEST_PUT},
+    # Its client names the blocks of each upload at random and asks for the condition when it commits them.
+    "abfs": {},
+}
+
+
+class ObjectFiles(RemoteFiles):
+    """Files of a bucket. A folder is the names that begin with it, so a file may have the name of a folder.
+
+    The clients ask again when an answer is lost, and then find the name taken by themselves.
+    """
+
+    form: ClassVar[str] = "{}://bucket/folder"
+
+    def create(self, path: str, data: BytesLike) -> None:
+        size = memoryview(data).nbytes
+        if size >= _LARGEST_PUT:
+            raise InvalidInput(
+                f"path={path!r} has {size} bytes, more than an object store takes at once; use more shards."
+            )
+        self._checked_new(path)
+        with self._asking(path):
+            client, place = self._reach(path)
+            try:
+                client.pipe_file(place, bytes(data), mode="create", **_IN_ONE_PUT[self.url.partition("://")[0]])
+            except Exception as error:
+                if isinstance(error, FileExistsError) or status(error) == 412:
+                    raise self._taken(path) from None
+                if isinstance(error, FileNotFoundError) or status(error) == 404:
+                    raise InvalidInput(
+                        f"store={self.url!r} is in a bucket that does not exist; make it first."
+                    ) from None
+                raise
+
+    def read(self, path: str) -> pa.Buffer:
+        self._checked(path)
+        with self._asking(path, may_be_absent=True):
+            client, place = self._reach(path)
+            return pa.py_buffer(client.cat_file(place))
+
+    def list(self, folder: str) -> Names:
+        if folder:
+            self._checked(folder)
+        with self._asking(folder), suppress(FileNotFoundError):
+            client, place = self._reach(folder)
+            names = (name.rstrip("/") for name in client.ls(place, detail=False, refresh=True))
+            return sorted({name[len(place) + 1 :] for name in names if name.startswith(f"{place}/")})
+        return []
+
+    def leftovers(self, folder: str, now_us: int) -> Ages:
+        return []

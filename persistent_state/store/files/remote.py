@@ -1,0 +1,131 @@
+"""What stores behind a network have in common: their client libraries, how these fail, and no word of their secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, ClassVar
+
+import fsspec
+
+from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
+from persistent_state.redact import without_secrets
+from persistent_state.store.files.base import Files
+
+_REFUSED = {
+    "ClientAuthenticationError",
+    "CredentialRetrievalError",
+    "DefaultCredentialsError",
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "PermissionError",
+}
+"""Names of the errors that say, without a status, that there are no credentials or not the right ones."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The client of a kind of store, and which extra of this package installs it."""
+
+    extra: str
+    package: str
+    module: str
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the client that are not the user's to choose."""
+
+    def missing(self) -> InvalidInput:
+        return InvalidInput(
+            f"package={self.package!r} is missing for this store; pip install 'persistent-state[{self.extra}]'."
+        )
+
+
+_UNCACHED = {"use_listings_cache": False}
+
+LIBRARIES = {
+    "s3": Library("s3", "s3fs", "s3fs", "S3FileSystem", _UNCACHED),
+    "abfs": Library("azure", "adlfs", "adlfs", "AzureBlobFileSystem", _UNCACHED),
+    # Of the core, since what gcsfs registers asks the store for each bucket what kind it is.
+    "gs": Library("gcs", "gcsfs", "gcsfs.core", "GCSFileSystem", _UNCACHED),
+    "webhdfs": Library("hdfs", "requests", "fsspec.implementations.webhdfs", "WebHDFS"),
+}
+"""By the protocol of a url."""
+
+
+@dataclass(frozen=True)
+class RemoteFiles(Files):
+    """Files behind a network. Whatever a client library raises when its store fails becomes StoreUnavailable.
+
+    Credentials that the store refuses are InvalidInput, and so is a bucket that is missing when a file is created.
+    Neither a message nor the error behind it holds a storage option's value.
+    """
+
+    near: ClassVar[bool] = False
+    form: ClassVar[str]
+
+    def delete(self, path: str) -> None:
+        self._checked(path)
+        with self._asking(path), suppress(FileNotFoundError):
+            client, place = self._reach(path)
+            client.rm_file(place)
+
+    def _reach(self, path: str) -> tuple[fsspec.AbstractFileSystem, str]:
+        """The client, and the name that it has for a path.
+
+        Looked up each time: fsspec keeps a client for its process only, since none works across a fork.
+        """
+        library = LIBRARIES[self.url.partition("://")[0]]
+        try:
+            made = getattr(import_module(library.module), library.name)
+        except ImportError:
+            raise library.missing() from None
+        options = {**made._get_kwargs_from_urls(self.url), **self.options, **library.settings}
+        try:
+            client = made(**options)
+        except ValueError as error:
+            raise self._misused(error) from None
+        root = made._strip_protocol(self.url).rstrip("/")
+        return client, f"{root}/{path}" if path else root
+
+    @contextmanager
+    def _asking(self, path: str, may_be_absent: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except StateError:
+            raise
+        except Exception as error:
+            # Not chained, here and below: the libraries' errors show urls with their keys.
+            if may_be_absent and (isinstance(error, FileNotFoundError) or status(error) == 404):
+                raise FileNotFoundError(f"path={path!r} in store={self.url!r} is absent.") from None
+            raise self._told(path, error) from None
+
+    def _misused(self, error: Exception) -> InvalidInput:
+        return InvalidInput(
+            f"the client of store={self.url!r} takes no such storage options {sorted(self.options)}:"
+            f" {without_secrets(error, self.options)}; see docs/stores.md for what it takes."
+        )
+
+    def _told(self, path: str, error: Exception) -> StateError:
+        # Some clients look at their options only when they connect.
+        if isinstance(error, TypeError):
+            return self._misused(error)
+        where, what = f"path={path!r} in store={self.url!r}", without_secrets(error, self.options)
+        # gcsfs has nothing but a text for 403.
+        if type(error).__name__ in _REFUSED or status(error) in (401, 403) or str(error).startswith("Forbidden:"):
+            return InvalidInput(f"{where} is refused: {what}. Check the credentials and what they permit.")
+        return StoreUnavailable(f"{where}: {what}. Mend it, then try again.")
+
+
+def status(error: BaseException) -> int | None:
+    """The HTTP status in an error of any of the libraries, or in its cause."""
+    for told in (error, error.__cause__):
+        response = getattr(told, "response", None)
+        if isinstance(response, Mapping):
+            told, response = None, response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        for holder in (response, told):
+            for found in (holder, *(getattr(holder, name, None) for name in ("status_code", "status", "code"))):
+                if isinstance(found, int):
+                    return found
+    return None

@@ -1,0 +1,176 @@
+"""Late and bad rows: files of rows as they came, each with its reason, of which a restart may take some back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from persistent_state.errors import Damaged
+from persistent_state.event_time.positions import NO_POSITION
+from persistent_state.store import lists, runs
+from persistent_state.store.codec import side_from_json
+from persistent_state.store.entry import Cut, SideFile, Stored, TaskState
+from persistent_state.store.files.base import Files
+
+MANY = 16
+"""How many files stand in a log entry one by one; beyond, they are made fewer."""
+
+LARGE = 16 << 20
+"""Bytes of a file that is not written again to make it one with others."""
+
+
+def read(files: Files, side: SideFile) -> pa.Table:
+    """The rows of a file that were not taken back."""
+    table = left(runs.read_table(files, side.file), side)
+    # Older versions kept text.
+    fields = (field.with_type(pa.large_binary()) if field.name == "record" else field for field in table.schema)
+    return table.cast(pa.schema(fields))
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of several tables; `origin` is null where only others tell it."""
+    table = pa.concat_tables(tables, promote_options="default")
+    return table.select([*(name for name in table.column_names if name != "row"), "row"])
+
+
+def left(table: pa.Table, side: SideFile) -> pa.Table:
+    """The rows of a file's whole table that were not taken back."""
+    for cut in side.cuts:
+        table = table.filter(pa.array(_stays(table, cut)))
+    return table
+
+
+def read_all(files: Files, task: TaskState) -> list[pa.Table]:
+    """All late and bad rows of a task, oldest file first. Files may have different columns."""
+    return [read(files, side) for side in all_of(files, task)]
+
+
+def all_of(files: Files, task: TaskState) -> list[SideFile]:
+    """All files of late and bad rows of a task, oldest first."""
+    return [*settled(files, task), *task.sides]
+
+
+def settled(files: Files, task: TaskState) -> list[SideFile]:
+    """The files that a task's entry does not name one by one any more, oldest first."""
+    return [side_from_json(line) for line in lists.read(files, task.settled)]
+
+
+def take_back(files: Files, side: SideFile, clock: int, positions: Mapping[str, int]) -> SideFile | None:
+    """The file after a start at this clock, which replays from these positions; None if no row is left.
+
+    A row goes if it will be delivered again and judged anew: it is not below the clock, nor before the replay.
+    """
+    if side.is_settled(clock, positions):
+        return side
+    with runs.named_by_newest():
+        table = read(files, side)
+    cut = Cut(clock, dict(positions))
+    stays = _stays(table, cut)
+    if stays.all():
+        return side
+    table = table.filter(pa.array(stays))
+    if table.num_rows == 0:
+        return None
+    return replace(side_file(side.file, table), cuts=(*side.cuts, cut))
+
+
+def side_file(file: Stored, table: pa.Table) -> SideFile:
+    """What an entry says of a file with these rows."""
+    stamps = table["timestamp"]
+    ends: dict[str, int] = {}
+    for strand, position in zip(table["strand"].to_pylist(), table["position"].to_pylist(), strict=True):
+        ends[strand] = max(ends.get(strand, 0), NO_POSITION if position is None else position + 1)
+    return SideFile(
+        file=file,
+        reasons=dict(Counter(table["reason"].to_pylist())),
+        newest=None if stamps.null_count else max(stamps.to_pylist()),
+        ends=ends,
+    )
+
+
+def fewer(
+    files: Files, listed: Sequence[SideFile], alike: Sequence[SideFile], path: Callable[[], str]
+) -> tuple[SideFile, ...]:
+    """The listed files; where more than `MANY` are alike in columns, the newer ones of those are one.
+
+    So are older ones that are not larger than all that come after: a row is written again about as often as the logarithm
+    of their number. What is damaged, or large, stays as it is.
+    """
+    alike = [side for side in alike if side.file.length < LARGE]
+    if len(alike) <= MANY:
+        return tuple(listed)
+    lengths = [side.file.length for side in alike]
+    first = MANY // 2 - lists.not_larger(lengths[: MANY // 2], sum(lengths[MANY // 2 :]), LARGE)
+    return join(files, listed, alike[first:], path)
+
+
+def join(
+    files: Files, listed: Sequence[SideFile], alike: Sequence[SideFile], path: Callable[[], str]
+) -> tuple[SideFile, ...]:
+    """The listed files, of which these, `alike` in columns, have become one; or several, as none is to be much too large."""
+    left = list(alike)
+    while left:
+        count = sum(total <= LARGE for total in accumulate(side.file.length for side in left))
+        group, left = left[: max(count, 1)], left[max(count, 1) :]
+        found = zip(group, files.for_each(partial(_read_or_none, files), group), strict=True)
+        readable = [(side, table) for side, table in found if table is not None]
+        if len(readable) < 2:
+            continue
+        whole = [side for side, _ in readable]
+        stamps, ends = [side.newest for side in whole if side.newest is not None], dict[str, int]()
+        for side in whole:
+            ends.update({strand: max(end, ends.get(strand, 0)) for strand, end in side.ends.items()})
+        one = SideFile(
+            file=runs.write_table(files, path(), joined([table for _, table in readable])),
+            reasons=dict(sum((Counter(side.reasons) for side in whole), Counter[str]())),
+            newest=max(stamps) if len(stamps) == len(whole) else None,
+            ends=ends,
+        )
+        listed = [one if side is whole[0] else side for side in listed if side is whole[0] or side not in whole]
+    return tuple(listed)
+
+
+def _read_or_none(files: Files, side: SideFile) -> pa.Table | None:
+    """The rows of a file that an entry names, unless it is damaged or gone: then it is named when somebody needs it."""
+    try:
+        return read(files, side)
+    except (Damaged, FileNotFoundError):
+        return None
+
+
+def _stays(table: pa.Table, cut: Cut) -> NDArray[np.bool_]:
+    stays = [
+        (position is not None and position < cut.positions.get(strand, 0))
+        or (timestamp is not None and timestamp < cut.clock)
+        for strand, position, timestamp in zip(
+            table["strand"].to_pylist(), table["position"].to_pylist(), table["timestamp"].to_pylist(), strict=True
+        )
+    ]
+    return np.array(stays, dtype=np.bool_)
+
+
+LATE = "late"
+REPLAYED_OR_LATE = "replayed or late"
+
+NO_TIMESTAMP = "no timestamp"
+AHEAD = "timestamp ahead of the batch time"
+JUMP = "timestamp too far ahead of its channel"
+UNFIT = "value does not fit"
+UNFIT_KEY = "key does not fit"
+
+SIDE_COLUMNS = {
+    "reason": pa.string(),
+    "timestamp": pa.int64(),
+    "strand": pa.string(),
+    "channel": pa.string(),
+    "position": pa.int64(),
+    "record": pa.large_binary(),
+}
+"""What stands in a side file before `row`; `origin` stands between, where the source tells where a record stood."""

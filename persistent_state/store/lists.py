@@ -1,0 +1,63 @@
+"""Lists that only grow: the newest items stand in the log entry, older ones in checksummed files that it names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from persistent_state.errors import Damaged
+from persistent_state.store import runs as runs_io
+from persistent_state.store.entry import Pages, Stored
+from persistent_state.store.files.base import Files
+
+TAIL = 2 << 10
+"""Bytes of items that stand in the entry at the most."""
+
+LARGE = 4 << 20
+"""Bytes of a file that is not written again to make it one with others."""
+
+
+def append(files: Files, pages: Pages, items: Sequence[str], path: Callable[[], str]) -> Pages:
+    """The list with these items added; it may write a file, which counts only when an entry names it.
+
+    A file becomes one with what comes after it, unless it is larger than all that together. So the entry names about as many
+    files as the logarithm of the list's length, beside the large ones, and an item is written again about as often.
+    """
+    tail = (*pages.tail, *items)
+    data = _lines(tail)
+    if len(data) <= TAIL:
+        return Pages(pages.files, tail)
+    kept = pages.files[: len(pages.files) - not_larger([file.length for file in pages.files], len(data), LARGE)]
+    try:
+        with runs_io.named_by_newest():
+            older = [bytes(runs_io.read_bytes(files, file)) for file in pages.files[len(kept) :]]
+    except Damaged:
+        # It is named when somebody needs the list, and keeps nobody from adding to it.
+        kept, older = pages.files, []
+    return Pages((*kept, runs_io.write_bytes(files, path(), b"".join([*older, data]))))
+
+
+def not_larger(lengths: Sequence[int], total: int, large: int) -> int:
+    """How many of the newest files are to become one with `total` bytes that come after them: up to one that is larger."""
+    for count, length in enumerate(reversed(lengths)):
+        if length > total or length >= large:
+            return count
+        total += length
+    return len(lengths)
+
+
+def read(files: Files, pages: Pages) -> list[str]:
+    """All items, oldest first."""
+    items: list[str] = []
+    for file in pages.files:
+        items += read_file(files, file)
+    return [*items, *pages.tail]
+
+
+def read_file(files: Files, file: Stored) -> list[str]:
+    """The items in one of a list's files."""
+    return [json.loads(line) for line in bytes(runs_io.read_bytes(files, file)).splitlines()]
+
+
+def _lines(items: Sequence[str]) -> bytes:
+    return "".join(json.dumps(item) + "\n" for item in items).encode()

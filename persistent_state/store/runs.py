@@ -1,0 +1,115 @@
+"""Immutable Arrow files: written whole under a name of their own, verified whole once per process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persistent_state.errors import Damaged
+from persistent_state.partials import fold
+from persistent_state.partials.fold import CURRENT, HEAD, TAIL, Layout
+from persistent_state.store.entry import Run, Stored
+from persistent_state.store.files import cache
+from persistent_state.store.files.base import Files
+
+MOST_VERIFIED = 10_000
+"""How many verified files a process remembers."""
+
+_verified: set[tuple[str, str, str]] = set()
+
+
+def write_bytes(files: Files, path: str, data: bytes | pa.Buffer) -> Stored:
+    """Write a new file, durable when this returns."""
+    files.ensure(path, data)
+    stored = Stored(path, len(data), hashlib.sha256(data).hexdigest())
+    if not files.near:
+        cache.keep(stored.checksum, data)
+    return stored
+
+
+def write_table(files: Files, path: str, table: pa.Table) -> Stored:
+    """Write a table as a new Arrow IPC file, durable when this returns."""
+    # Twice, as the first time tells the size: a buffer that grows is copied more often.
+    measured = pa.MockOutputStream()
+    _write(measured, table)
+    buffer = pa.allocate_buffer(measured.size())
+    _write(pa.FixedSizeBufferWriter(buffer), table)
+    return write_bytes(files, path, buffer)
+
+
+def _write(sink: Any, table: pa.Table) -> None:
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
+    """The content of a file that a log entry names.
+
+    Raises:
+        Damaged: it is not what was written.
+        FileNotFoundError: it was collected.
+    """
+    if not files.near and (kept := cache.find(stored.checksum)) is not None:
+        return kept
+    data = files.read(stored.path)
+    known = (files.url, stored.path, stored.checksum)
+    if not files.near or known not in _verified:
+        if len(data) != stored.length or hashlib.sha256(data).hexdigest() != stored.checksum:
+            raise Damaged(
+                f"{stored.path} is damaged: it is not what was written; restore it, read another clock, or start the task anew."
+            )
+        if len(_verified) >= MOST_VERIFIED:
+            _verified.clear()
+        _verified.add(known)
+    if not files.near:
+        cache.keep(stored.checksum, data)
+    return data
+
+
+@contextmanager
+def named_by_newest() -> Iterator[None]:
+    """Around reading what the newest entry names: one that is gone was not collected.
+
+    Raises:
+        Damaged: a file is gone.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise Damaged(
+            f"a file that the newest log entry names is gone ({error}); restore it, or start the task anew."
+        ) from None
+
+
+def read_table(files: Files, stored: Stored) -> pa.Table:
+    """The table of an Arrow file, without a copy where the file system can map it."""
+    return pa.ipc.open_file(read_bytes(files, stored)).read_all()
+
+
+def read_run(files: Files, run: Run) -> pa.Table:
+    """The rows of a run that are part of the state, sorted by hash."""
+    table = _rows(files, run)
+    return table.drop_columns([name for name in (CURRENT, HEAD, TAIL) if name in table.column_names])
+
+
+def read_run_with_sums(files: Files, run: Run) -> pa.Table:
+    """The same with the columns `current`, `head` and `tail` that the run has, if no start has cut this run or an older one."""
+    return _rows(files, run) if run.below is None else read_run(files, run)
+
+
+def _rows(files: Files, run: Run) -> pa.Table:
+    return fold.below(fold.between(read_table(files, run.file), run.low, run.high), run.below)
+
+
+def write_run(files: Files, path: str, table: pa.Table, layout: Layout, low: int, high: int) -> Run:
+    """Write partial sums of the hashes in [low, high), at least one, as a run."""
+    starts, fading = fold.as_numpy(table, "start"), fold.fading(table, layout)
+    middle = (table.num_rows - 1) // 2
+    half = None if fading is None else int(np.partition(fading, middle)[middle])
+    file = write_table(files, path, table)
+    return Run(file, table.num_rows, low, high, int(starts.min()), int(starts.max()), half=half)

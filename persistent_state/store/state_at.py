@@ -1,0 +1,280 @@
+"""Find applications, tasks and clocks in a store, and read a task's state at a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from monoids import Aggregator, Monoid, MonoidError, from_identity
+from monoids.types import parse_type
+from persistent_state import windows
+from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed, raised
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import full_clock, show_identity
+from persistent_state.partials import at_clock, fold, keys
+from persistent_state.partials.at_clock import Since
+from persistent_state.partials.fold import Layout
+from persistent_state.state import KeptState, NonWindowState
+from persistent_state.store import late_rows
+from persistent_state.store import runs as runs_io
+from persistent_state.store.entry import Entry, Run, SideFile, TaskState
+from persistent_state.store.files.base import Files
+from persistent_state.store.log import Log
+from persistent_state.task import PersistentTask
+from persistent_state.windows import FINAL
+
+
+@dataclass(frozen=True)
+class StateAt:
+    """A task's state at a clock, or the part of it with low <= hash < high: the runs that hold it. Can be pickled.
+
+    With `since` it is what an output is given at the clock instead. With `presents` its values are what that presents.
+    """
+
+    files: Files
+    application: str
+    task: str
+    clock: int
+    shards: int
+    key_columns: tuple[str, ...]
+    layout: Layout
+    runs: tuple[Run, ...]
+    born: int
+    life: int
+    floor: int
+    since: Since | None = None
+    low: int = 0
+    high: int = 1 << 64
+    presents: KeptState[Any] | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The key columns, those of the window if there are windows, and `value`."""
+        value = self.layout.schema.field("value")
+        if self.presents is not None:
+            value = pa.field("value", self.presents.presented)
+        final = [pa.field(FINAL, pa.bool_())] if self.since is not None and self.since.early else []
+        keys = map(pa.field, self.key_columns, self.layout.key_types)
+        return pa.schema([*keys, *self.layout.window_fields, *final, value])
+
+    def part(self, number: int, parts: int) -> StateAt:
+        """One of so many parts of the state, by the hash of the key."""
+        low, high = keys.shard_range(number, parts)
+        return replace(self, low=low, high=high).of(self.runs)
+
+    def of(self, runs: Iterable[Run]) -> StateAt:
+        """The same, held by those of these runs that hold a part of it."""
+        cut = (
+            replace(run, low=max(self.low, run.low), high=min(self.high, run.high))
+            for run in runs
+            if run.first < self.clock and run.low < self.high and self.low < run.high
+        )
+        return replace(self, runs=tuple(cut))
+
+    def read(self) -> pa.Table:
+        """One row per key.
+
+        Raises:
+            InvalidInput: the clock is no longer retained, or the type of what is presented is not known.
+            Damaged: a file is not what was written.
+        """
+        schema = self.schema
+        try:
+            table = self._folded()
+        except FileNotFoundError as error:
+            # Runs are rewritten and the old ones deleted, but the state at a clock that is retained is in the new ones.
+            entry = newest_entry(self.files, self.application)
+            task = entry.tasks[self.task]
+            newest = self.of(task.runs)
+            is_there = self.clock in _apart(entry, task) and self._is_known_since(entry, task)
+            if newest == self or (task.born, task.life) != (self.born, self.life) or not is_there:
+                raise InvalidInput(
+                    f"clock={full_clock(self.clock)} of {self.application} is no longer retained; open a newer one."
+                ) from error
+            return newest.read()
+        if self.presents is not None:
+            table = with_presented(table, self._presented)
+        # Windows are told as whole numbers until here.
+        return table.drop_columns(["hash"]).rename_columns(schema.names).cast(schema)
+
+    def _is_known_since(self, entry: Entry, task: TaskState) -> bool:
+        """Whether what changed is still stored apart."""
+        if self.since is None:
+            return True
+        if self.layout.windowing is None:
+            return self.since.clock in _apart(entry, task)
+        is_kept = task.floor <= max(self.since.clock, self.floor)
+        return is_kept and self.since.recent in _apart(entry, task)
+
+    def _presented(self, column: pa.Array) -> pa.Array:
+        assert self.presents is not None
+        try:
+            return self.presents.present(column)
+        except Exception as error:
+            raise TaskFailed(
+                f"task={self.task}: what presents its values raised {raised(error)}; mend it, or its type."
+            ) from error
+
+    def _folded(self) -> pa.Table:
+        return seen_below(self.files, self.runs, self.layout, self.clock, self.since, self.floor)
+
+
+def with_presented(table: pa.Table, present: Callable[[pa.Array], pa.Array]) -> pa.Table:
+    """A table whose last column is `value`, with what is presented of its values."""
+    # Piece by piece: all of it may be more than Arrow holds in one.
+    pieces = table["value"].chunks or [fold.one_chunk(table["value"])]
+    return table.set_column(table.num_columns - 1, "value", pa.chunked_array([present(piece) for piece in pieces]))
+
+
+def _apart(entry: Entry, task: TaskState) -> tuple[int, ...]:
+    """The clocks at which a task's state can be told: those above the global one are asked for at least once."""
+    return (*entry.retained, entry.clock, *task.cuts, BEGINNING)
+
+
+def seen_below(
+    files: Files, runs: Sequence[Run], layout: Layout, clock: int, since: Since | None = None, floor: int = BEGINNING
+) -> pa.Table:
+    """What `view` shows of the rows of these runs below the clock: the state, or the values since another clock."""
+    tables = [layout.schema.empty_table()]
+    if since is None or layout.windowing is not None or any(run.last >= since.clock for run in runs):
+        tables += [fold.below(runs_io.read_run_with_sums(files, run), clock) for run in runs]
+    parts = []
+    # A row that is in many windows makes many rows.
+    for low, high in fold.slices(tables, share=at_clock.windows_per_row(layout, clock, since, floor)):
+        levels = [fold.between(table, low, high) for table in tables]
+        if since is None:
+            parts.append(at_clock.state(levels, layout, clock))
+        else:
+            parts.append(at_clock.values(levels, layout, since, clock, floor))
+    return pa.concat_tables(parts)
+
+
+def find_state(
+    files: Files,
+    application: str,
+    task: PersistentTask | str,
+    clock: int | None = None,
+    monoids: Sequence[Monoid[Any] | Aggregator[Any, Any, Any]] = (),
+    presented: bool = False,
+) -> StateAt:
+    """What `read_state` reads."""
+    entry = newest_entry(files, application)
+    name = task if isinstance(task, str) else task.task_name
+    found = find_task(entry, application, name)
+    at = check_clock(entry, found, name, clock)
+    try:
+        kept = _named(found.identity, monoids) if isinstance(task, str) else _checked(task, found.identity)
+        columns = found.identity["key"]
+        types = tuple(parse_type(column["type"]) for column in columns)
+        layout = Layout(types, kept.monoid, windows.from_identity(found.identity))
+    except MonoidError as error:
+        raise InvalidInput(f"task={name}: {error}") from error
+    state = state_at(files, application, entry, name, layout, at)
+    return replace(state, presents=kept) if presented and kept.aggregator is not None else state
+
+
+def state_at(
+    files: Files, application: str, entry: Entry, name: str, layout: Layout, clock: int, since: Since | None = None
+) -> StateAt:
+    """A task's state at a clock that an entry retains, or what an output is given then."""
+    task = entry.tasks[name]
+    columns = tuple(column["name"] for column in task.identity["key"])
+    return StateAt(
+        files,
+        application,
+        name,
+        clock,
+        entry.shards,
+        columns,
+        layout,
+        task.runs,
+        task.born,
+        task.life,
+        task.floor,
+        since,
+    )
+
+
+def _named(identity: Mapping[str, Any], given: Sequence[Monoid[Any] | Aggregator[Any, Any, Any]]) -> KeptState[Any]:
+    """A state with the monoid of this identity, and with the Aggregator of it that is given, if one is."""
+    own = [each.monoid if isinstance(each, Aggregator) else each for each in given]
+    monoid = from_identity(identity["monoid"], own)
+    return NonWindowState(next((each for each, other in zip(given, own, strict=True) if other is monoid), monoid))
+
+
+def _checked(task: PersistentTask, identity: Mapping[str, Any]) -> KeptState[Any]:
+    kept = task.persistent_state()
+    own = kept.identity()
+    for what in sorted({*own, *identity} - {"key", "message_id"}):
+        if identity.get(what) != own.get(what):
+            raise InvalidInput(
+                f"task={task.task_name}: the store was written with {what}={show_identity(identity.get(what))}, not "
+                f"{show_identity(own.get(what))}; open it with the task that wrote it."
+            )
+    return kept
+
+
+def find_sides(files: Files, application: str, task: str) -> list[SideFile]:
+    """The files that `read_late_rows` reads, oldest first."""
+    return late_rows.all_of(files, find_task(newest_entry(files, application), application, task))
+
+
+def read_side(files: Files, side: SideFile) -> pa.Table:
+    """The late and bad rows of one file."""
+    try:
+        return late_rows.read(files, side)
+    except FileNotFoundError as error:
+        raise InvalidInput(f"{side.file.path} is no longer retained; look for the late rows again.") from error
+
+
+def find_applications(files: Files) -> list[str]:
+    """The applications of a store: its folders that have a log."""
+    return [name for name in files.list("") if _has_log(files, name)]
+
+
+def _has_log(files: Files, folder: str) -> bool:
+    try:
+        return bool(files.list(f"{folder}/log"))
+    except StoreUnavailable as error:
+        if isinstance(error.__cause__, NotADirectoryError):
+            return False
+        raise
+
+
+def newest_entry(files: Files, application: str) -> Entry:
+    entry = Log(files, application).newest()
+    if entry is None:
+        raise no_application(files, application)
+    return entry
+
+
+def no_application(files: Files, application: str) -> InvalidInput:
+    return InvalidInput(f"there is no application {application} in store={files.url}; look at its name and address.")
+
+
+def find_task(entry: Entry, application: str, name: str) -> TaskState:
+    if name not in entry.tasks:
+        raise InvalidInput(f"application {application} has no task {name}; it has {', '.join(sorted(entry.tasks))}.")
+    return entry.tasks[name]
+
+
+def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> int:
+    """The clock to read at: a retained one at which the task was there; one that is gone or behind is read at its own."""
+    newest = min(entry.clock, task.clock)
+    at = newest if clock is None else clock
+    readable = [c for c in entry.retained if task.born <= c <= newest]
+    if at not in (*readable, newest):
+        if task.active and task.life and at in entry.retained and at > newest:
+            raise InvalidInput(
+                f"task={name} is built again and has come to clock={full_clock(newest)}; read clock={full_clock(at)} when it "
+                "has caught up."
+            )
+        oldest = readable[0] if readable else newest
+        raise InvalidInput(
+            f"clock={full_clock(at)} of task={name} is not retained; the retained clocks go from {full_clock(oldest)} to "
+            f"{full_clock(newest)}, use one of them."
+        )
+    return at

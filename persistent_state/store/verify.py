@@ -1,0 +1,364 @@
+"""Verifying a store: every checksum and every reference of what its logs hold, without stopping at the first problem."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from persistent_state.errors import Damaged, StateError, StoreUnavailable
+from persistent_state.partials import fold, keys
+from persistent_state.store import late_rows
+from persistent_state.store.codec import from_bytes, rewritten, side_to_json
+from persistent_state.store.entry import Entry, Run, SideFile, Stored, TaskState, task_files
+from persistent_state.store.files import open_files
+from persistent_state.store.files.base import Files
+from persistent_state.store.late_rows import SIDE_COLUMNS
+from persistent_state.store.log import Log
+from persistent_state.store.state_at import find_applications, no_application
+
+Check: TypeAlias = Callable[[pa.Buffer], Iterable[str]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a file of the store, in words."""
+
+    path: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was verified. `unreferenced` are files that no kept log entry names, which is no problem: see `docs/format.md`."""
+
+    applications: int
+    entries: int
+    files: int
+    bytes: int
+    unreferenced: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def verify(
+    store: str,
+    application: str | None = None,
+    *,
+    on_file: Callable[[str], None] | None = None,
+    **storage_options: Any,
+) -> Verified:
+    """Read every log entry of an application, or of all of a store, and every file that one of them names.
+
+    A store may be verified while it is written to: what is collected meanwhile is no problem. `on_file` is called with
+    the path of each file before it is read.
+
+    Raises:
+        InvalidInput: there is no such application.
+        StoreUnavailable: the store does not answer.
+    """
+    files = open_files(store, **storage_options)
+    names = find_applications(files) if application is None else [application]
+    done = [_Application(files, name, on_file or (lambda path: None)).verify() for name in names]
+    return Verified(
+        applications=len(done),
+        entries=sum(each.entries for each in done),
+        files=sum(each.files for each in done),
+        bytes=sum(each.bytes for each in done),
+        unreferenced=tuple(path for each in done for path in each.unreferenced),
+        problems=tuple(problem for each in done for problem in each.problems),
+    )
+
+
+@dataclass
+class _Named:
+    """A file that log entries name: as what, and which is the newest of them."""
+
+    entry: int
+    stored: dict[Stored, None] = field(default_factory=dict)
+    checks: dict[Any, Check] = field(default_factory=dict)
+
+
+class _Application:
+    """One application while it is verified."""
+
+    def __init__(self, files: Files, name: str, tell: Callable[[str], None]) -> None:
+        self._files = files
+        self._log = Log(files, name)
+        self._tell = tell
+        self._named: dict[str, _Named] = {}
+        self._lists: set[Any] = set()
+        self._problems: dict[Problem, None] = {}
+        self._bytes = 0
+
+    def verify(self) -> Verified:
+        # Listed before the entries are read: a file that is committed meanwhile is not unreferenced.
+        present = self._present()
+        entries = self._entries()
+        # The newest entry first: what it names is still there if anything is.
+        for number in sorted(entries, reverse=True):
+            self._entry(entries[number])
+        for path in sorted(self._named):
+            self._file(path, self._named[path])
+        known = {*self._named, *map(self._log.path, entries), *(problem.path for problem in self._problems)}
+        return Verified(
+            applications=1,
+            entries=len(entries),
+            files=len(self._named),
+            bytes=self._bytes,
+            unreferenced=tuple(path for path in present if path not in known),
+            problems=tuple(sorted(self._problems, key=lambda problem: problem.path)),
+        )
+
+    def _present(self) -> list[str]:
+        runs = f"{self._log.application}/runs"
+        folders = [f"{self._log.application}/log", *(f"{runs}/{task}" for task in self._files.list(runs))]
+        return [f"{folder}/{name}" for folder in folders for name in self._files.list(folder)]
+
+    def _found(self, path: str, problems: Iterable[str]) -> None:
+        self._problems.update((Problem(path, what), None) for what in problems)
+
+    def _read(self, path: str) -> pa.Buffer:
+        self._tell(path)
+        data = self._files.read(path)
+        self._bytes += len(data)
+        return data
+
+    def _entries(self) -> dict[int, Entry]:
+        """The entries that are sound in themselves, by number."""
+        numbers = self._log.numbers()
+        if not numbers:
+            raise no_application(self._files, self._log.application)
+        entries: dict[int, Entry] = {}
+        for number in numbers:
+            path = self._log.path(number)
+            try:
+                data = bytes(self._read(path))
+                entry = from_bytes(data, path)
+                if entry.number == number:
+                    entries[number] = entry
+                else:
+                    self._found(path, [f"it says that it is entry {entry.number}"])
+            except FileNotFoundError:
+                pass  # collected since it was listed
+            except StoreUnavailable as error:
+                self._found(path, [f"it can't be read: {error}"])
+            except Damaged:
+                self._found(path, ["it is not what was written, or of a later format"])
+            except (KeyError, TypeError, ValueError) as error:
+                self._found(path, [f"it is no entry: {error!r}"])
+        for number, follower in pairwise(numbers):
+            if follower > number + 1:
+                gap = (
+                    f"it is missing; unless a driver that slept too long wrote entry {number}, which counts for nothing"
+                )
+                self._found(self._log.path(number + 1), [gap])
+                # Nothing keeps what the entries before are about.
+                entries = {kept: entry for kept, entry in entries.items() if kept > number}
+            elif number in entries and follower in entries:
+                self._found(self._log.path(follower), self._chain_problems(entries[number], entries[follower]))
+        return entries
+
+    def _chain_problems(self, entry: Entry, follower: Entry) -> Iterator[str]:
+        if follower.previous != entry.checksum and not self._was_rewritten(entry, follower):
+            yield f"it does not go on from entry {entry.number} as that is now"
+        if follower.epoch < entry.epoch:
+            yield f"its epoch={follower.epoch} is below epoch={entry.epoch} of the entry before it"
+        if follower.clock < entry.clock:
+            yield f"its clock={follower.clock} is below clock={entry.clock} of the entry before it"
+        for name, task in entry.tasks.items():
+            is_gone = name not in follower.tasks or follower.tasks[name].clock < task.clock
+            if follower.epoch == entry.epoch and is_gone:
+                yield f"its task {name} is gone, or has a clock below clock={task.clock} of the entry before it"
+
+    def _was_rewritten(self, entry: Entry, follower: Entry) -> bool:
+        """Whether an upgrade within format 1 explains that the first entry of a start names another checksum."""
+        if follower.epoch != entry.epoch + 1:
+            return False
+        try:
+            before, after = (bytes(self._files.read(self._log.path(each.number))) for each in (entry, follower))
+        except FileNotFoundError:
+            return True  # collected since it was read, and then nothing follows from it
+        except StoreUnavailable:
+            return False
+        return follower.previous in rewritten(before, after)
+
+    def _entry(self, entry: Entry) -> None:
+        path = self._log.path(entry.number)
+        self._found(path, _entry_problems(entry))
+        for name, task in entry.tasks.items():
+            self._found(path, _task_problems(entry, name, task, f"{self._log.application}/runs/{name}/"))
+            for run in task.runs:
+                is_own = _epoch(run.file.path) == entry.epoch
+                self._name(entry, run.file, (run, is_own), partial(_run_problems, run, is_own, task.identity))
+            for side in task.sides:
+                self._name(entry, side.file, side_to_json(side), partial(_side_problems, side))
+            for pages in (task.journal, task.settled):
+                for file in pages.files:
+                    self._name(entry, file, "list", _list_problems)
+            # Most entries have the list of the one before.
+            known = (task.settled, *sorted(task.settled_counts.items()))
+            if known not in self._lists:
+                self._lists.add(known)
+                self._settled(entry, name, task)
+
+    def _name(self, entry: Entry, stored: Stored, role: Any, check: Check) -> None:
+        named = self._named.setdefault(stored.path, _Named(entry.number))
+        named.stored[stored] = None
+        named.checks.setdefault(role, check)
+
+    def _settled(self, entry: Entry, name: str, task: TaskState) -> None:
+        """Files of late and bad rows that the entry names in a list."""
+        try:
+            settled = late_rows.settled(self._files, task)
+        except (StateError, FileNotFoundError, KeyError, TypeError, ValueError):
+            return  # what is wrong with the list is found when its files are verified
+        counts: Counter[str] = Counter()
+        for side in settled:
+            counts.update(side.reasons)
+            self._name(entry, side.file, side_to_json(side), partial(_side_problems, side))
+        if counts != Counter(task.settled_counts):
+            what = f"task {name}: settled_counts={dict(task.settled_counts)}, and the settled files hold {dict(counts)}"
+            self._found(self._log.path(entry.number), [what])
+
+    def _file(self, path: str, named: _Named) -> None:
+        try:
+            data = self._read(path)
+        except FileNotFoundError:
+            # Gone with the last entry that named it, if it was collected.
+            if named.entry in self._log.numbers():
+                self._found(path, [f"it is missing, and entry {named.entry} names it"])
+            return
+        except StoreUnavailable as error:
+            self._found(path, [f"it can't be read: {error}"])
+            return
+        checksum = hashlib.sha256(data).hexdigest()
+        for stored in named.stored:
+            if len(data) != stored.length:
+                self._found(path, [f"it has {len(data)} bytes, and {stored.length} were written"])
+            elif checksum != stored.checksum:
+                self._found(path, ["its SHA-256 is not that of what was written"])
+        if any(problem.path == path for problem in self._problems):
+            return
+        for check in named.checks.values():
+            try:
+                self._found(path, check(data))
+            except Exception as error:  # whatever its bytes make Arrow or JSON raise
+                self._found(path, [f"it can't be read: {error!r}"])
+
+
+def _entry_problems(entry: Entry) -> Iterator[str]:
+    if list(entry.retained) != sorted(set(entry.retained)) or entry.retained[-1:] not in ((), (entry.clock,)):
+        yield f"its retained={list(entry.retained)} do not ascend to clock={entry.clock}"
+
+
+def _task_problems(entry: Entry, name: str, task: TaskState, folder: str) -> Iterator[str]:
+    for stored in task_files(task):
+        if not stored.path.startswith(folder):
+            yield f"task {name} names {stored.path}, which is not its own"
+    shard = 0
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for run in task.runs:
+        ranges.setdefault(run.file.path, []).append((run.low, run.high))
+        # A task that was left out of a start keeps the shards that it had.
+        if task.active:
+            low, high = keys.shard_range(run.low * entry.shards >> 64, entry.shards)
+            if not low <= run.low < run.high <= high:
+                yield f"task {name} has {run.file.path} from {run.low} to {run.high}, in no one of {entry.shards} shards"
+            if low < shard:
+                yield f"task {name} has {run.file.path} among the runs of a later shard"
+            shard = max(shard, low)
+    for path, parts in ranges.items():
+        if any(low < high for (_, high), (low, _) in pairwise(sorted(parts))):
+            yield f"task {name} has rows of {path} twice"
+
+
+def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.Buffer) -> Iterator[str]:
+    """What is wrong with a run; `is_own` says that no start has cut it yet."""
+    table = _table(data)
+    types = [column["type"] for column in identity["key"]]
+    found = [(field.name, str(field.type)) for field in table.schema]
+    allowed = _run_columns(types, identity)
+    if found not in allowed:
+        yield f"its columns are {_columns(found)}, not {_columns(allowed[0])}"
+        return
+    if any(table[name].null_count for name in ("hash", "start", "value")):
+        yield "it has nulls"
+        return
+    if table.num_rows != run.rows:
+        yield f"it has {table.num_rows} rows, not {run.rows}"
+    if table.num_rows == 0:
+        return
+    hashes, starts = fold.as_numpy(table, "hash"), fold.as_numpy(table, "start")
+    columns = [fold.one_chunk(table[f"key{i}"]) for i in range(len(types))]
+    made = keys.hash_keys(columns, len(hashes))
+    if fold.CURRENT in table.column_names:
+        is_said = table[fold.CURRENT].is_valid().to_numpy()
+        if (is_said[:-1] & keys.same_as_previous(columns, len(hashes))[1:]).any():
+            yield "it says what is current at a row that is not the last of its key"
+    if not np.array_equal(hashes, made):
+        yield "its hashes are not those of its keys"
+    if (hashes[1:] < hashes[:-1]).any():
+        yield "it is not sorted by hash"
+    if is_own and not run.low <= int(hashes.min()) <= int(hashes.max()) < run.high:
+        yield f"it has hashes that are not from {run.low} to {run.high}"
+    if (int(starts.min()), int(starts.max())) != (run.first, run.last):
+        yield f"its starts are from {starts.min()} to {starts.max()}, not from {run.first} to {run.last}"
+
+
+def _run_columns(types: Sequence[str], identity: Mapping[str, Any]) -> list[list[tuple[str, str]]]:
+    """The columns that runs of a task with these types of keys may have."""
+    kind, window = identity["monoid"]["type"], identity.get("window", {})
+    rows = [("hash", "uint64"), *((f"key{i}", type) for i, type in enumerate(types)), ("start", "int64")]
+    if {"gap", "ttl"} & window.keys():
+        rows += [("first", "int64"), ("last", "int64")]
+    rows.append(("value", kind))
+    ordered = list(zip(fold.ORDER, map(str, fold.ORDER_TYPES), strict=True))
+    if "message_id" in identity:
+        id = (fold.ID, identity["message_id"])
+        return [[*rows, id, ordered[0]], [*rows, id, *ordered]]
+    with_edges = [*rows, (fold.HEAD, kind), (fold.TAIL, kind)]
+    return [rows, [*rows, *ordered], [*rows, (fold.CURRENT, kind)], *([with_edges] if "size" in window else [])]
+
+
+def _side_problems(side: SideFile, data: pa.Buffer) -> Iterator[str]:
+    table = _table(data)
+    wanted = [(name, str(type)) for name, type in SIDE_COLUMNS.items()]
+    found = [(field.name, str(field.type)) for field in table.schema]
+    # Older versions kept records as text.
+    older = [*wanted[:-1], ("record", "string")]
+    if [each for each in found[:-1] if each[0] != "origin"] not in (wanted, older) or found[-1][0] != "row":
+        yield f"its columns are {_columns(found)}, not {_columns([*wanted, ('row', 'struct')])}"
+        return
+    reasons = Counter(late_rows.left(table, side)["reason"].to_pylist())
+    if reasons != Counter(side.reasons):
+        yield f"it holds {dict(reasons)}, not {dict(side.reasons)}"
+
+
+def _list_problems(data: pa.Buffer) -> Iterator[str]:
+    for number, line in enumerate(bytes(data).splitlines(), 1):
+        if not isinstance(json.loads(line), str):
+            yield f"its line {number} is no text"
+
+
+def _table(data: pa.Buffer) -> pa.Table:
+    table = pa.ipc.open_file(data).read_all()
+    table.validate(full=True)
+    return table
+
+
+def _columns(columns: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {type}" for name, type in columns)
+
+
+def _epoch(path: str) -> int:
+    found = re.fullmatch(r"(\d+)-.*", path.rpartition("/")[2])
+    return int(found[1]) if found else 0

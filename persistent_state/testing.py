@@ -1,0 +1,227 @@
+"""Running a task without Spark: what users test with."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from persistent_state.batch.combine import combine
+from persistent_state.batch.plan import KEEP, Plan
+from persistent_state.batch.shard import merge_shard
+from persistent_state.errors import InvalidInput
+from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.event_time.durations import Duration, duration, positive
+from persistent_state.partials import fold
+from persistent_state.partials.at_clock import Since
+from persistent_state.protocol import commits, takeover
+from persistent_state.protocol.commits import Keeping
+from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.schemas import AnySchema, arrow_schema
+from persistent_state.store import late_rows
+from persistent_state.store.entry import Entry
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
+from persistent_state.store.state_at import seen_below
+from persistent_state.task import Message, PersistentTask
+
+TIMESTAMP = "_timestamp"
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """What a task made of messages. Keys are plain values, tuples if there are several key columns, () if there is none.
+
+    `states` holds the state at each checkpoint clock, `outputs` what is presented at it of the keys that changed since the
+    clock before; `late` holds the late and bad rows, each with its `reason`, `timestamp` and `row`. Of a `WindowState` the keys
+    are tuples that end with the window's start and end in microseconds, the states those of the open windows, and the outputs
+    those of the windows that have closed.
+    """
+
+    states: Mapping[int, Mapping[Any, Any]]
+    outputs: Mapping[int, Mapping[Any, Any]]
+    late: Sequence[Mapping[str, Any]]
+
+    @property
+    def clocks(self) -> list[int]:
+        return sorted(self.states)
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """The state of every message that was not late."""
+        return self.states[self.clocks[-1]] if self.states else {}
+
+
+def run_local(
+    task: PersistentTask,
+    messages: Iterable[Message],
+    *,
+    checkpoint_interval: Duration = "1 minute",
+    allowed_delay: Duration = "0 seconds",
+    batch_size: int = 100,
+    schema: AnySchema | None = None,
+    on_bad_row: str = KEEP,
+    timestamp_unit: str | None = None,
+) -> LocalRun:
+    """Run a task over messages in the order given, `batch_size` of them in a micro-batch, and close it.
+
+    `schema` gives the types of the messages' columns, as Arrow's, DDL or Spark's (default: inferred from their values). The
+    messages' timestamps are datetimes, or integers that are microseconds UTC, or count in `timestamp_unit`: "s", "ms", "us"
+    or "ns".
+
+    Raises:
+        InvalidInput: the task does not fit the messages.
+        TaskFailed: user code raised.
+    """
+    messages = list(messages)
+    if not messages and schema is None:
+        return LocalRun({}, {}, [])
+    source = _Messages(messages, None if schema is None else arrow_schema(schema), batch_size)
+    interval = positive("checkpoint_interval", checkpoint_interval)
+    plan = Plan(
+        application="local",
+        files=open_files(f"memory://run-local-{uuid.uuid4().hex}"),
+        task=task,
+        schema=source.schema,
+        timestamp=TIMESTAMP,
+        channel=None,
+        settings=Settings(interval, duration("allowed_delay", allowed_delay), ahead=2**62),
+        shards=1,
+        # One that is given nothing meanwhile: what expires stays until all outputs are read.
+        outputs=("outputs",),
+        on_bad_row=on_bad_row,
+        timestamp_unit=timestamp_unit,
+    )
+    plan.check()
+    if task.update_way == "column":
+        raise InvalidInput(f"task={plan.name} says its update in process_column, which needs Spark; run it there.")
+    try:
+        return _run(plan, source, interval)
+    finally:
+        _delete_all(plan)
+
+
+def _run(plan: Plan, source: _Messages, interval: int) -> LocalRun:
+    ids = (str(i) for i in range(2**62))
+    keeping = Keeping(clocks=2**31, grace=0)
+    log = Log(plan.files, plan.application)
+    entry = takeover.take_over(log, [plan], interval=interval, shards=1, writer="local", now=0)
+    cached: tuple[Any, ...] = ()
+    while True:
+        start = {strand: position.next for strand, position in entry.tasks[plan.name].positions.items()}
+        reach = source.reach(start, everything=False)
+        if reach.ends == start:
+            break
+        basis = commits.plan_batch(entry, plan.name, reach, now=0)
+        chunks = (chunk for split in source.splits(start, reach.ends, parts=1) for chunk in source.read(split))
+        blobs = combine(plan, basis, 0, 1, chunks)
+        descriptor = merge_shard(plan, 0, blobs, cached, lambda: next(ids))
+        cached = descriptor.runs
+        entry = commits.commit(log, entry.epoch, [descriptor], now=0, new_id=lambda: next(ids), keeping=keeping)
+    return _result(plan, commits.close(log, entry.epoch, now=0, keeping=keeping))
+
+
+def _result(plan: Plan, entry: Entry) -> LocalRun:
+    task = entry.tasks[plan.name]
+    states, outputs = {}, {}
+    present = plan.state.aggregator.present if plan.state.aggregator else lambda value: value
+    before = BEGINNING
+    for clock in entry.retained:
+        states[clock] = _as_dict(seen_below(plan.files, task.runs, plan.layout, clock), plan)
+        values = _as_dict(seen_below(plan.files, task.runs, plan.layout, clock, Since(before), task.floor), plan)
+        try:
+            outputs[clock] = {key: present(value) for key, value in values.items()}
+        except Exception as error:
+            raise plan.failed_to_present(error) from error
+        before = clock
+    late = [row for table in late_rows.read_all(plan.files, task) for row in table.to_pylist()]
+    return LocalRun(states, outputs, late)
+
+
+def _as_dict(table: pa.Table, plan: Plan) -> dict[Any, Any]:
+    values = plan.layout.monoid.from_arrow(fold.one_chunk(table["value"]))
+    # One NaN for all: a dictionary finds it only as the very same object.
+    names = table.column_names[1:-1]
+    columns = [[math.nan if x != x else x for x in table[name].to_pylist()] for name in names]
+    keys = list(zip(*columns, strict=True))
+    if len(names) == 1:
+        return {key: value for (key,), value in zip(keys, values, strict=True)}
+    return dict(zip(keys or [()] * len(values), values, strict=True))
+
+
+def _delete_all(plan: Plan) -> None:
+    for folder in (f"{plan.application}/log", f"{plan.application}/runs/{plan.name}"):
+        for name in plan.files.list(folder):
+            plan.files.delete(f"{folder}/{name}")
+
+
+def _timestamps(messages: Sequence[Message]) -> pa.Array:
+    """The messages' timestamps as a column: integers, or times if they are datetimes.
+
+    Raises:
+        InvalidInput: one is neither, or some are one and some the other.
+    """
+    kinds = set()
+    for i, message in enumerate(messages):
+        if not isinstance(message, Message):
+            raise InvalidInput(
+                f"message {i} is {message!r}, a {type(message).__name__}; give Message(timestamp, {{...}}), with the "
+                "timestamp in microseconds UTC or as a datetime."
+            )
+        stamp: object = message.timestamp
+        if stamp is None:
+            continue
+        is_whole = hasattr(stamp, "__index__") and not isinstance(stamp, bool)
+        if not is_whole and not isinstance(stamp, datetime):
+            raise InvalidInput(
+                f"message {i} has timestamp={stamp!r}; give whole microseconds UTC, or a datetime, which is in UTC if it "
+                "tells no zone."
+            )
+        kinds.add(is_whole)
+    if len(kinds) > 1:
+        raise InvalidInput(
+            f"some of messages={len(messages)} have integers as timestamps and some datetimes; choose one."
+        )
+    stamps = [message.timestamp for message in messages]
+    return pa.array(stamps, pa.timestamp("us", "UTC") if kinds == {False} else pa.int64())
+
+
+class _Messages(TimeReplayableSource):
+    """Messages in memory, as one strand."""
+
+    timestamp = TIMESTAMP
+
+    def __init__(self, messages: Sequence[Message], schema: pa.Schema | None, batch_size: int) -> None:
+        if batch_size < 1:
+            raise InvalidInput(f"batch_size={batch_size}; a micro-batch holds at least one message.")
+        stamps = _timestamps(messages)
+        rows = pa.Table.from_pylist([dict(message) for message in messages], schema)
+        if TIMESTAMP in rows.column_names:
+            raise InvalidInput(f"column {TIMESTAMP!r} of the messages stands for their timestamp here; rename it.")
+        self._table = rows.add_column(0, TIMESTAMP, stamps).combine_chunks()
+        self._batch_size = batch_size
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._table.schema
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        pass
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        begin = start.get("", 0)
+        end = self._table.num_rows if everything else min(begin + self._batch_size, self._table.num_rows)
+        return Reach({"": end} if end > begin else dict(start))
+
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        return [(start.get("", 0), end.get("", 0))]
+
+    def read(self, split: Any) -> Iterator[Chunk]:
+        begin, end = split
+        for batch in self._table.slice(begin, end - begin).combine_chunks().to_batches():
+            yield Chunk("", begin, batch)
