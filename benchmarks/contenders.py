@@ -25,8 +25,8 @@ from persistent_state import (
     PersistentTask,
     RunningValues,
     SessionWindow,
+    SlidingWindow,
     ValuesAtClock,
-    Window,
     WindowState,
 )
 from persistent_state.application import positive
@@ -56,19 +56,19 @@ class Setting:
     workload: Workload
     folder: Path
     emits: bool
-    files_per_batch: int
+    max_files_per_batch: int
     scratch: Path
     interval: str
 
     @property
-    def window(self) -> Window | SessionWindow | None:
+    def window(self) -> SlidingWindow | SessionWindow | None:
         """The windows of the workload, if it has some."""
         if not self.workload.windows:
             return None
         if self.workload.windows == "sessions":
             return SessionWindow(timedelta(microseconds=MEANS * self.workload.keys * STEP))
         step = timedelta(microseconds=positive("interval", self.interval))
-        return Window(STEPS * step, step)
+        return SlidingWindow(STEPS * step, step)
 
 
 Contender = Callable[[Setting], Pass]
@@ -76,7 +76,7 @@ Contender = Callable[[Setting], Pass]
 
 def rows_of(setting: Setting, session: SparkSession) -> DataFrame:
     reader = session.readStream.schema(f"ts timestamp, k {setting.workload.key_type}, v long")
-    return reader.option("maxFilesPerTrigger", setting.files_per_batch).parquet(str(setting.folder))
+    return reader.option("maxFilesPerTrigger", setting.max_files_per_batch).parquet(str(setting.folder))
 
 
 def session_of(setting: Setting, provider: str | None = None) -> SparkSession:
@@ -160,7 +160,7 @@ class WindowSum(PersistentTask):
     key = "k"
     value = "v"
 
-    def __init__(self, window: Window | SessionWindow) -> None:
+    def __init__(self, window: SlidingWindow | SessionWindow) -> None:
         self.window = window
 
     def persistent_state(self) -> WindowState[int]:
@@ -177,7 +177,7 @@ def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> P
     task = task or task_of(setting)
     app = Application("benchmark", str(setting.scratch / "store"), setting.interval)
     if source == "files":
-        read: Any = FileSource(setting.folder, timestamp="ts", files_per_batch=setting.files_per_batch)
+        read: Any = FileSource(setting.folder, timestamp="ts", max_files_per_batch=setting.max_files_per_batch)
     else:
         read = DataFrameSource(rows_of(setting, session_of(setting)), "ts")
     output = RunningValues(to_nowhere) if setting.window is None else ValuesAtClock(to_nowhere)
@@ -218,7 +218,7 @@ def native(setting: Setting, provider: str | None = None) -> Pass:
     return spark_query(setting, by_window.agg(*aggregates(setting)), "append")
 
 
-def window_column(window: Window | SessionWindow) -> Column:
+def window_column(window: SlidingWindow | SessionWindow) -> Column:
     from pyspark.sql import functions as F
 
     if isinstance(window, SessionWindow):
@@ -277,7 +277,7 @@ def blobs_of(setting: Setting) -> DataFrame:
 
     shards = setting.spark.sparkContext.defaultParallelism
     files, interval = open_files(str(setting.scratch / "store")), positive("interval", setting.interval)
-    source = FileSource(setting.folder, timestamp="ts", files_per_batch=setting.files_per_batch)
+    source = FileSource(setting.folder, timestamp="ts", max_files_per_batch=setting.max_files_per_batch)
     task = task_of(setting)
     plan = Plan("benchmark", files, task, source.schema, "ts", None, Settings(interval), shards)
     entry = takeover.take_over(
@@ -313,9 +313,9 @@ def pyarrow_scan(setting: Setting) -> Pass:
     """pyarrow reads the files in this process, as many threads as it likes."""
     files = sorted(setting.folder.glob("*.parquet"))
     with measured() as taken:
-        for first in range(0, len(files), setting.files_per_batch):
+        for first in range(0, len(files), setting.max_files_per_batch):
             with measured() as batch:
-                for file in files[first : first + setting.files_per_batch]:
+                for file in files[first : first + setting.max_files_per_batch]:
                     pq.read_table(file, columns=["ts", "k", "v"])
             taken.batches.append(batch.wall)
     return taken

@@ -63,7 +63,7 @@ def measure(spark: SparkSession, delivery: str, place: Path, keys: int, files: i
             write(stream, file, keys)
         told.clear()
         app = Application("costs", str(place / "store"), "10 seconds", "1 minute", shards=2, delivery=delivery)
-        app.add(Totals(), FileSource(str(stream), timestamp="ts", files_per_batch=1))
+        app.add(Totals(), FileSource(str(stream), timestamp="ts", max_files_per_batch=1))
         started = time.perf_counter()
         app.run(spark, on_progress=lambda progress: told.append((time.perf_counter(), progress)))
         return started

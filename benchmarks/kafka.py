@@ -75,7 +75,12 @@ def fill(broker: Broker, topic: str, payload: str, keys: int, rows: int) -> None
 
     broker.make(topic, PARTITIONS)
     producer = Producer(
-        {"bootstrap.servers": broker.address, "linger.ms": 50, "batch.num.messages": 100_000, "compression.type": "lz4"}
+        {
+            "bootstrap.servers": broker.address,
+            "linger.ms": 50,
+            "batch.num.messages": 100_000,
+            "compression.type": "lz4",
+        }
     )
     chance = np.random.default_rng(keys)
     filler = bytes(50)
@@ -110,7 +115,7 @@ def ours(setting: Setting, topic: str, by_spark: bool) -> Pass:
         topic,
         setting.servers,
         timestamp="ts" if is_json else "kafka_timestamp",
-        offsets_per_batch=PER_BATCH,
+        max_offsets_per_batch=PER_BATCH,
         **decoders,
     )
     interval = f"{PER_BATCH if is_json else PER_BATCH // 1000 * 1000} microseconds"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.cost import checkpoints, plan_of
 from benchmarks.measure import write_json
 from benchmarks.throughput import session
-from persistent_state import ParquetTable, SqlTable
+from persistent_state import ParquetSink, SqlSink
 from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import state_at
@@ -33,7 +33,7 @@ Write = Callable[["DataFrame", int], Any]
 
 
 def sinks(folder: Path, origin: Any) -> dict[str, Write]:
-    parquet, sqlite = ParquetTable(folder / "parquet", files=2), SqlTable(str(folder / "out.db"), "totals")
+    parquet, sqlite = ParquetSink(folder / "parquet", files=2), SqlSink(str(folder / "out.db"), "totals")
     for sink in (parquet, sqlite):
         sink.open(origin)
 

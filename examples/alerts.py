@@ -91,8 +91,8 @@ def send_alerts(values: DataFrame, clock: int, inbox: Inbox) -> None:
 
 def application(folder: Path, send: Callable[[DataFrame, int], None]) -> Application:
     app = Application("alerts", store=str(folder / "store"), checkpoint_interval="1 minute")
-    logins = FileSource(folder / "stream", timestamp="ts", files_per_batch=1)
-    # How far the function has come is written down under this name: under another one it begins anew.
+    logins = FileSource(folder / "stream", timestamp="ts", max_files_per_batch=1)
+    # How far the function has come is written down under this name: under another one it begins again.
     return app.add(FailedLogins(), logins, sink=ValuesAtClock(send, name="alerts"))
 
 
@@ -138,7 +138,7 @@ def drive(folder: Path, dies: bool) -> None:
         if dies and len({alert.clock for alert in inbox.all("sent")}) == DIES_AT:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    application(folder, send).run(local_spark("alerts"), close=True)
+    application(folder, send).run(local_spark("alerts"), drain=True)
 
 
 def make_logins() -> list[Login]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persistent_state import ParquetTable
+from persistent_state import ParquetSink
 from persistent_state.engine.java import java_problem
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def last_words(folder: Path) -> str:
     return lines[-1].rstrip(".") if lines else "nothing"
 
 
-def windows_in(table: ParquetTable) -> dict[Key, list[Any]]:
+def windows_in(table: ParquetSink) -> dict[Key, list[Any]]:
     """The values that a table has of each key and window: one, if each window was given once."""
     values = defaultdict[Key, list[Any]](list)
     for row in in_microseconds(table.dataset().to_table()).to_pylist():

@@ -87,7 +87,9 @@ def application(place: Place, shards: int) -> Application:
         shards=shards,
     )
     for task in (FlightsPerRoute(), DelayPerOrigin()):
-        app.add(task, FileSource(str(place.folder / "stream"), timestamp="time_hour", files_per_batch=FILES_PER_BATCH))
+        app.add(
+            task, FileSource(str(place.folder / "stream"), timestamp="time_hour", max_files_per_batch=FILES_PER_BATCH)
+        )
     return app
 
 
@@ -106,7 +108,7 @@ def drive(place: Place, shards: int) -> None:
     def tell(progress: Any) -> None:
         print(json.dumps(asdict(progress)), flush=True)
 
-    application(place, shards).run(spark, close=True, on_progress=tell)
+    application(place, shards).run(spark, drain=True, on_progress=tell)
 
 
 @dataclass
@@ -173,8 +175,8 @@ class Verdict:
 def check(place: Place, table: pa.Table) -> Verdict:
     """Compare every key of both tasks with a plain computation over the same flights."""
     wanted = flights.expected(table)
-    routes = read_state(place.store, NAME, FlightsPerRoute(), **place.options).to_pylist()
-    delays = read_state(place.store, NAME, DelayPerOrigin(), **place.options).to_pylist()
+    routes = read_state(place.store, NAME, FlightsPerRoute(), storage_options=place.options).to_pylist()
+    delays = read_state(place.store, NAME, DelayPerOrigin(), storage_options=place.options).to_pylist()
     found = {(row["carrier"], row["dest"]): row["value"] for row in routes}
     found_delays = {row["origin"]: (row["value"]["delays"], row["value"]["minutes"]) for row in delays}
     differences = [found.get(key, 0) - wanted.flights.get(key, 0) for key in found.keys() | wanted.flights.keys()]
@@ -237,7 +239,7 @@ def global_clock(place: Place) -> int | None:
     from persistent_state import clocks
 
     try:
-        retained = clocks(place.store, NAME, **place.options)
+        retained = clocks(place.store, NAME, storage_options=place.options)
     except StateError:
         return None
     return retained[-1] if retained else None

@@ -2,7 +2,7 @@
 
     python -m examples.ledger [--folder DIR] [--json] [--transfers N] [--kills N]
 
-Each transfer takes from one account what it gives another, so all balances together are 0 at every clock. SqlTable
+Each transfer takes from one account what it gives another, so all balances together are 0 at every clock. SqlSink
 changes the table from clock to clock, in transactions that record the clock too: a driver that dies in the middle of
 one leaves the table as it was, and the next driver goes on there.
 
@@ -35,7 +35,7 @@ import pyarrow.compute as pc
 
 from examples.driven import driver, folder_for, last_words, local_spark, write_stream
 from monoids import Sum
-from persistent_state import Application, FileSource, NonWindowState, PersistentTask, SqlTable
+from persistent_state import Application, FileSource, NonWindowState, PersistentTask, SqlSink
 from persistent_state.formatting import read_clock, show_clock
 
 
@@ -68,8 +68,8 @@ def application(folder: Path, shards: int) -> Application:
         allowed_delay="30 seconds",
         shards=shards,
     )
-    transfers = FileSource(folder / "stream", timestamp="ts", transform=postings, files_per_batch=1)
-    return app.add(Balance(), transfers, sink=SqlTable(str(folder / "ledger.db"), "balances"))
+    transfers = FileSource(folder / "stream", timestamp="ts", transform=postings, max_files_per_batch=1)
+    return app.add(Balance(), transfers, sink=SqlSink(str(folder / "ledger.db"), "balances"))
 
 
 # That was the application. What follows makes transfers, kills drivers, and checks.
@@ -223,7 +223,7 @@ def main() -> int:
     parser.add_argument("--drive", type=int, metavar="SHARDS", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.drive:
-        application(arguments.folder, arguments.drive).run(local_spark("ledger"), close=True)
+        application(arguments.folder, arguments.drive).run(local_spark("ledger"), drain=True)
         return 0
     count, kills = arguments.transfers, arguments.kills
     with folder_for("ledger", arguments.folder) as folder:

@@ -21,7 +21,7 @@ from examples.driven import folder_for, local_spark, write_stream
 from monoids import Sum
 from persistent_state import (
     Application,
-    Console,
+    ConsoleSink,
     FileSource,
     Message,
     NonWindowState,
@@ -48,7 +48,9 @@ class MessageCount(PersistentTask):
 
 def application(folder: Path) -> Application:
     app = Application("message-count", store=str(folder / "store"), checkpoint_interval="10 seconds")
-    return app.add(MessageCount(), FileSource(folder / "stream", timestamp="ts", files_per_batch=1), sink=Console())
+    return app.add(
+        MessageCount(), FileSource(folder / "stream", timestamp="ts", max_files_per_batch=1), sink=ConsoleSink()
+    )
 
 
 def main() -> int:
@@ -60,7 +62,7 @@ def main() -> int:
         times = [begin + timedelta(seconds=second) for second in range(len(words))]
         write_stream(folder / "stream", pa.table({"word": words, "ts": times}), files=3)
 
-        application(folder).run(local_spark("message-count"), close=True)
+        application(folder).run(local_spark("message-count"), drain=True)
 
         counts = read_state(str(folder / "store"), "message-count", MessageCount()).to_pylist()
     found = {row["word"]: row["value"] for row in counts}

@@ -41,7 +41,7 @@ from persistent_state import (
     Application,
     FileSource,
     Message,
-    ParquetTable,
+    ParquetSink,
     PersistentState,
     PersistentTask,
     SessionWindow,
@@ -49,7 +49,7 @@ from persistent_state import (
     read_late_rows,
     read_state,
 )
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import show_clock, table
 
 
@@ -75,8 +75,8 @@ def application(folder: Path, shards: int) -> Application:
         allowed_delay="10 minutes",
         shards=shards,
     )
-    clicks = FileSource(folder / "stream", timestamp="ts", files_per_batch=1)
-    return app.add(Sessions(), clicks, sink=ParquetTable(folder / "sessions"))
+    clicks = FileSource(folder / "stream", timestamp="ts", max_files_per_batch=1)
+    return app.add(Sessions(), clicks, sink=ParquetSink(folder / "sessions"))
 
 
 # That was the application. What follows makes clicks, kills a driver, and checks.
@@ -165,8 +165,8 @@ def run_twice(folder: Path) -> tuple[int, list[str]]:
 def clocks_in(folder: Path) -> list[int]:
     """The clocks that the table has been given."""
     try:
-        return ParquetTable(folder / "sessions").clocks()
-    except InvalidInput:  # the first driver has yet to make it
+        return ParquetSink(folder / "sessions").clocks()
+    except InvalidInputError:  # the first driver has yet to make it
         return []
 
 
@@ -175,7 +175,7 @@ def check(folder: Path, clicks: list[Click], late: list[Click]) -> tuple[dict[Ke
     store, last = str(folder / "store"), clocks_in(folder)[-1]
     sessions = plain_sessions(set(clicks).difference(late))
     problems = differences(
-        windows_in(ParquetTable(folder / "sessions")), {key: sessions[key] for key in sessions if key[2] <= last}
+        windows_in(ParquetSink(folder / "sessions")), {key: sessions[key] for key in sessions if key[2] <= last}
     )
     rows = in_microseconds(read_state(store, "sessions", Sessions())).to_pylist()
     state = {tuple(row.values())[:3]: row["value"] for row in rows}
@@ -220,7 +220,7 @@ def main() -> int:
     parser.add_argument("--drive", type=int, metavar="SHARDS", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.drive:
-        application(arguments.folder, arguments.drive).run(local_spark("sessions"), close=True)
+        application(arguments.folder, arguments.drive).run(local_spark("sessions"), drain=True)
         return 0
     figures: dict[str, int] = {}
     with folder_for("sessions", arguments.folder) as folder:

@@ -27,14 +27,14 @@ from examples.broker import Broker, Unavailable
 from examples.driven import driver, folder_for, last_words, local_spark
 from examples.message_count import MessageCount
 from persistent_state import Application, Json, KafkaSink, KafkaSource
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import show_clock
 from persistent_state.kafka.client import library
 
 
 def application(folder: Path, servers: str, partitions: int) -> Application:
     app = Application("words", store=str(folder / "store"), checkpoint_interval="10 seconds")
-    words = KafkaSource("words", servers, value=Json(pa.schema([("word", pa.string())])), offsets_per_batch=2_000)
+    words = KafkaSource("words", servers, value=Json(pa.schema([("word", pa.string())])), max_offsets_per_batch=2_000)
     return app.add(MessageCount(), words, sink=KafkaSink("counts", servers, partitions=partitions))
 
 
@@ -64,7 +64,12 @@ def produce(servers: str, words: Sequence[str], first: int) -> None:
 def committed(servers: str) -> Iterator[dict[str, Any]]:
     """The values of all records of the topic "counts" that are committed."""
     kafka = library()
-    options = {"bootstrap.servers": servers, "group.id": "check", "enable.partition.eof": True, "log_level": 0}
+    options = {
+        "bootstrap.servers": servers,
+        "group.id": "check",
+        "enable.partition.eof": True,
+        "log_level": 0,
+    }
     consumer = kafka.Consumer(options)
     try:
         consumer.assign([kafka.TopicPartition("counts", partition, 0) for partition in range(PARTITIONS)])
@@ -132,13 +137,13 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.drive is not None:
         servers, partitions = arguments.drive
-        application(arguments.folder, servers, int(partitions)).run(local_spark("words"), close=True)
+        application(arguments.folder, servers, int(partitions)).run(local_spark("words"), drain=True)
         return 0
     if arguments.messages < 20_000:
         parser.error(f"messages={arguments.messages}; give 20,000 or more, so that there is something left to kill.")
     try:
         library()
-    except InvalidInput as error:
+    except InvalidInputError as error:
         sys.exit(str(error))
     chance = random.Random(7)
     words = [chance.choice(WORDS) for _ in range(arguments.messages)]

@@ -29,7 +29,7 @@ from examples import flights
 from examples.driven import Key, differences, folder_for, local_spark, windows_in
 from examples.flights import HOUR_US
 from monoids import HyperLogLog
-from persistent_state import Application, FileSource, ParquetTable, PersistentTask, Window, WindowState
+from persistent_state import Application, FileSource, ParquetSink, PersistentTask, TumblingWindow, WindowState
 from persistent_state.formatting import show_clock, table
 
 LG_K = 8
@@ -40,15 +40,15 @@ class UniqueAircraft(PersistentTask):
     key, value = "dest", "tailnum"  # null, where the aircraft is not known, is no update
 
     def persistent_state(self) -> WindowState[bytes]:
-        return WindowState(SKETCH, Window("1 day"))
+        return WindowState(SKETCH, TumblingWindow("1 day"))
 
 
 def application(folder: Path) -> Application:
     app = Application(
         "unique-aircraft", store=str(folder / "store"), checkpoint_interval="1 day", allowed_delay="6 hours"
     )
-    departures = FileSource(folder / "stream", timestamp="time_hour", files_per_batch=3)
-    return app.add(UniqueAircraft(), departures, sink=ParquetTable(folder / "aircraft"))
+    departures = FileSource(folder / "stream", timestamp="time_hour", max_files_per_batch=3)
+    return app.add(UniqueAircraft(), departures, sink=ParquetSink(folder / "aircraft"))
 
 
 # That was the application. What follows checks its table, and prints some of it.
@@ -80,7 +80,7 @@ def aircraft(departures: pa.Table) -> tuple[dict[Key, int], dict[Key, float]]:
 def check(folder: Path, departures: pa.Table) -> tuple[dict[Key, int], dict[Key, float], list[str]]:
     """The exact counts, the estimates as they must be, and what is wrong with those in the table, a sentence each."""
     exact, estimates = aircraft(departures)
-    problems = differences(windows_in(ParquetTable(folder / "aircraft")), estimates)
+    problems = differences(windows_in(ParquetSink(folder / "aircraft")), estimates)
     if (error := typical_error(exact, estimates)) > PROMISED:
         problems.append(f"the estimates are off by {error:.1%}, and no more than {PROMISED:.1%} was promised")
     return exact, estimates, problems
@@ -122,7 +122,7 @@ def main() -> int:
     with folder_for("unique-aircraft", arguments.folder) as folder:
         departures = flights.write_stream(folder / "stream", most=arguments.flights)
         print(f"{departures.num_rows:,} flights; Spark takes seconds to start.", flush=True)
-        application(folder).run(local_spark("unique-aircraft"), close=True)
+        application(folder).run(local_spark("unique-aircraft"), drain=True)
         exact, estimates, problems = check(folder, departures)
     error = typical_error(exact, estimates)
     for problem in problems:

@@ -2,7 +2,7 @@
 
     python -m examples.window_average [--folder DIR] [--json] [--flights N]
 
-For each airport of New York City it keeps the average delay of the flights that were to leave within three hours, anew
+For each airport of New York City it keeps the average delay of the flights that were to leave within three hours, again
 every hour. The flights come up to six hours out of order. A window is given once, when a checkpoint clock is at or above
 its end: what comes for it after that is late, so its average is final.
 
@@ -26,7 +26,7 @@ from examples import flights
 from examples.driven import Key, differences, folder_for, local_spark, windows_in
 from examples.flights import HOUR_US
 from monoids import Average, Averaged
-from persistent_state import Application, FileSource, ParquetTable, PersistentTask, Window, WindowState
+from persistent_state import Application, FileSource, ParquetSink, PersistentTask, SlidingWindow, WindowState
 from persistent_state.formatting import show_clock, table
 
 
@@ -34,15 +34,15 @@ class AverageDelay(PersistentTask):
     key, value = "origin", "arr_delay"  # null, where a flight did not arrive, is no update
 
     def persistent_state(self) -> WindowState[Averaged]:
-        return WindowState(Average(pa.int64()), Window("3 hours", "1 hour"))
+        return WindowState(Average(pa.int64()), SlidingWindow("3 hours", "1 hour"))
 
 
 def application(folder: Path) -> Application:
     app = Application(
         "window-average", store=str(folder / "store"), checkpoint_interval="1 hour", allowed_delay="6 hours"
     )
-    departures = FileSource(folder / "stream", timestamp="time_hour", files_per_batch=3)
-    return app.add(AverageDelay(), departures, sink=ParquetTable(folder / "averages"))
+    departures = FileSource(folder / "stream", timestamp="time_hour", max_files_per_batch=3)
+    return app.add(AverageDelay(), departures, sink=ParquetSink(folder / "averages"))
 
 
 # That was the application. What follows checks its table, and prints some of it.
@@ -65,7 +65,7 @@ def plain_averages(departures: pa.Table, clock: int) -> dict[Key, float]:
 
 def check(folder: Path, departures: pa.Table) -> tuple[dict[Key, float], list[str]]:
     """The averages as they must be, and what is wrong with those in the table, a sentence each."""
-    averages = ParquetTable(folder / "averages")
+    averages = ParquetSink(folder / "averages")
     clock = averages.clocks()[-1]
     wanted = plain_averages(departures, clock)
     problems = differences(windows_in(averages), wanted)
@@ -99,7 +99,7 @@ def main() -> int:
     with folder_for("window-average", arguments.folder) as folder:
         departures = flights.write_stream(folder / "stream", most=arguments.flights)
         print(f"{departures.num_rows:,} flights; Spark takes seconds to start.", flush=True)
-        application(folder).run(local_spark("window-average"), close=True)
+        application(folder).run(local_spark("window-average"), drain=True)
         averages, problems = check(folder, departures)
     for problem in problems:
         print(f"FAILED: {problem}.", file=sys.stderr)

@@ -1,5 +1,7 @@
 """Exactly-once state for PySpark streams: Gearpump's persistent tasks, in open files that you own."""
 
+from typing import TYPE_CHECKING, Any
+
 import monoids
 
 if not hasattr(monoids, "MonoidError"):
@@ -13,51 +15,54 @@ if not hasattr(monoids, "MonoidError"):
 
 from persistent_state.application import Application
 from persistent_state.errors import (
-    CommitUnknown,
-    Damaged,
-    Disagreement,
-    Exists,
-    Fenced,
-    InvalidInput,
+    CommitUnknownError,
+    DamagedError,
+    FencedError,
+    InvalidInputError,
     StateError,
-    StoreUnavailable,
-    TaskFailed,
+    StoreUnavailableError,
+    TaskFailedError,
 )
-from persistent_state.kafka.decoders import Avro, Json, Raw
+from persistent_state.kafka.decoders import Avro, Decoder, Json, Raw
 from persistent_state.kafka.sink import KafkaSink
 from persistent_state.kafka.source import KafkaSource
 from persistent_state.outputs import RunningValues, ValuesAtClock
 from persistent_state.reading import clocks, late_rows_frame, read_late_rows, read_state, state_frame
-from persistent_state.sinks.base import Origin, Sink, arrow_batches
-from persistent_state.sinks.console import Console
-from persistent_state.sinks.delta import DeltaTable
-from persistent_state.sinks.parquet import ParquetTable
-from persistent_state.sinks.sql import SqlTable
-from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.sinks.base import Origin, RecordingSink, Sink, arrow_batches
+from persistent_state.sinks.console import ConsoleSink
+from persistent_state.sinks.delta import DeltaSink
+from persistent_state.sinks.parquet import ParquetSink
+from persistent_state.sinks.sql import SqlSink
+from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.rate import RateSource
 from persistent_state.state import NonWindowState, PersistentState, WindowState
+from persistent_state.store.verify import verify
 from persistent_state.task import Message, PersistentTask
 from persistent_state.testing import LocalRun, run_local
-from persistent_state.windows import SessionWindow, Window
+from persistent_state.windows import SessionWindow, SlidingWindow, TumblingWindow
+
+if TYPE_CHECKING:
+    from persistent_state.engine.micro_batch import Progress
+    from persistent_state.engine.run import Running
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Application",
     "Avro",
+    "BadRecord",
     "Chunk",
-    "CommitUnknown",
-    "Console",
-    "Damaged",
+    "CommitUnknownError",
+    "ConsoleSink",
+    "DamagedError",
     "DataFrameSource",
-    "DeltaTable",
-    "Disagreement",
-    "Exists",
-    "Fenced",
+    "Decoder",
+    "DeltaSink",
+    "FencedError",
     "FileSource",
-    "InvalidInput",
+    "InvalidInputError",
     "Json",
     "KafkaSink",
     "KafkaSource",
@@ -65,22 +70,26 @@ __all__ = [
     "Message",
     "NonWindowState",
     "Origin",
-    "ParquetTable",
+    "ParquetSink",
     "PersistentState",
     "PersistentTask",
+    "Progress",
     "RateSource",
     "Raw",
     "Reach",
+    "RecordingSink",
+    "Running",
     "RunningValues",
     "SessionWindow",
     "Sink",
-    "SqlTable",
+    "SlidingWindow",
+    "SqlSink",
     "StateError",
-    "StoreUnavailable",
-    "TaskFailed",
+    "StoreUnavailableError",
+    "TaskFailedError",
     "TimeReplayableSource",
+    "TumblingWindow",
     "ValuesAtClock",
-    "Window",
     "WindowState",
     "arrow_batches",
     "clocks",
@@ -89,4 +98,18 @@ __all__ = [
     "read_state",
     "run_local",
     "state_frame",
+    "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # These import Spark.
+    if name == "Progress":
+        from persistent_state.engine.micro_batch import Progress
+
+        return Progress
+    if name == "Running":
+        from persistent_state.engine.run import Running
+
+        return Running
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

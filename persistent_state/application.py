@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import Duration, duration, positive
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of
@@ -42,43 +42,46 @@ class Application:
     `checkpoint_interval` is the distance of checkpoint clocks in event time; a message up to `allowed_delay` behind the
     newest before it in its channel is never late. A channel silent for `idle_after` holds the clock no longer. Timestamps
     more than `max_ahead` beyond the wall clock are bad rows, and if `max_jump` is given, so are those more than that beyond
-    their channel. The newest `checkpoints` stay readable; each costs up to one more row per key that changed between them.
-    `shards` is the number of parallel state writers (default: Spark's parallelism); it may change at any start. `scratch` is
-    where Spark keeps its own checkpoints, as a path that Spark knows: on a cluster all machines must reach it; nothing in
-    it is needed after the run. A failing run is started again up to `restarts` times without a new global clock. `delivery` is
+    their channel. The newest `retained_checkpoints` stay readable; each costs up to one more row per key that changed between
+    them. `shards` is the number of parallel state writers (default: Spark's parallelism); it may change at any start. `scratch`
+    is where Spark keeps its own checkpoints, as a path that Spark knows: on a cluster all machines must reach it; nothing in it
+    is needed after the run. A failing run is started again up to `max_restarts` times without a new global clock. `delivery` is
     "exactly-once", "at-least-once" or "at-most-once": how often a message and an output count when something fails. It may
     change at any start. Durations are text such as "10 seconds" or "1 hour", or a `datetime.timedelta`.
     """
 
     name: str
     store: str
+    _: KW_ONLY
     checkpoint_interval: Duration = "1 minute"
     allowed_delay: Duration = "0 seconds"
     idle_after: Duration | None = None
     max_ahead: Duration = "1 day"
     max_jump: Duration | None = None
-    checkpoints: int = 10
+    retained_checkpoints: int = 10
     shards: int | None = None
     scratch: str | None = None
-    restarts: int = 5
-    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    max_restarts: int = 5
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     delivery: str = EXACTLY_ONCE
     _added: list[_Added] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.name):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"application name={self.name!r} can't name a folder; use letters, digits, '_', '.', '-'."
             )
         self._settings()
-        if self.checkpoints < 1:
-            raise InvalidInput(f"checkpoints={self.checkpoints}; keep at least one, a restart needs it.")
+        if self.retained_checkpoints < 1:
+            raise InvalidInputError(
+                f"retained_checkpoints={self.retained_checkpoints}; keep at least one, a restart needs it."
+            )
         if self.shards is not None and self.shards < 1:
-            raise InvalidInput(f"shards={self.shards}; there must be at least one.")
-        if self.restarts < 0:
-            raise InvalidInput(f"restarts={self.restarts}; say 0 for none.")
+            raise InvalidInputError(f"shards={self.shards}; there must be at least one.")
+        if self.max_restarts < 0:
+            raise InvalidInputError(f"max_restarts={self.max_restarts}; say 0 for none.")
         if self.delivery not in DELIVERIES:
-            raise InvalidInput(f"delivery={self.delivery!r}; say one of {', '.join(map(repr, DELIVERIES))}.")
+            raise InvalidInputError(f"delivery={self.delivery!r}; say one of {', '.join(map(repr, DELIVERIES))}.")
 
     def add(
         self,
@@ -94,13 +97,13 @@ class Application:
         on_bad_row="fail" stop the application.
 
         Raises:
-            InvalidInput: the application has a task of this name, or two outputs of the task have one; or two outputs
+            InvalidInputError: the application has a task of this name, or two outputs of the task have one; or two outputs
                 write to one place that keeps a record.
         """
         _check_task(task)
         _check_source(task.task_name, source)
         if any(added.task.task_name == task.task_name for added in self._added):
-            raise InvalidInput(f"two tasks are named {task.task_name}; give one a name of its own.")
+            raise InvalidInputError(f"two tasks are named {task.task_name}; give one a name of its own.")
         outputs = outputs_of(task.task_name, sink)
         check_places({**{added.task.task_name: added.outputs for added in self._added}, task.task_name: outputs})
         self._added.append(_Added(task, source, outputs, on_bad_row))
@@ -110,18 +113,18 @@ class Application:
         self,
         spark: SparkSession,
         *,
-        anew: Sequence[str] = (),
+        reset: Sequence[str] = (),
         rebuild: Sequence[str] = (),
         trigger: Duration | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Running:
-        """Start on Spark and go on as messages arrive; wait with `await_end()`, end with `stop()`.
+        """Start on Spark and go on as messages arrive; wait with `await_termination()`, end with `stop()`.
 
         The state is restored at the global clock and the sources are replayed from there, or as `delivery` says. A failure
-        starts all that again, after a second, then two, four, up to a minute; after `restarts` of them without a new global
+        starts all that again, after a second, then two, four, up to a minute; after `max_restarts` of them without a new global
         clock it is raised.
 
-        Tasks named in `anew` start from zero at that clock instead, as a task does that is new to the application: what
+        Tasks named in `reset` start from zero at that clock instead, as a task does that is new to the application: what
         their sources deliver from below it is late. Those named in `rebuild` are built again from the beginning of their
         sources, and until they have caught up the global clock waits; their outputs need names that the store does not know.
 
@@ -129,18 +132,18 @@ class Application:
         logger `persistent_state.progress` tells the same as one line of JSON, at level INFO.
 
         Raises:
-            InvalidInput: the set-up can't work; nothing was changed.
+            InvalidInputError: the set-up can't work; nothing was changed.
         """
         seconds = f"{positive('trigger', trigger) / 1e6:f} seconds" if trigger is not None else None
-        return self._start(spark, anew, rebuild, on_progress, trigger=seconds, to_the_end=False)
+        return self._start(spark, reset, rebuild, on_progress, trigger=seconds, to_the_end=False)
 
     def run(
         self,
         spark: SparkSession,
         *,
-        anew: Sequence[str] = (),
+        reset: Sequence[str] = (),
         rebuild: Sequence[str] = (),
-        close: bool = False,
+        drain: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Running:
         """Run to the end of what the sources hold now, and with `close` give every task one clock above all of it.
@@ -150,22 +153,22 @@ class Application:
         some do, as a warning. SIGINT and SIGTERM stop it cleanly before the end. A failure starts again as in `start`.
 
         Raises:
-            InvalidInput: the set-up can't work; nothing was changed.
+            InvalidInputError: the set-up can't work; nothing was changed.
             StateError: the run failed; the next start goes on from the global clock.
         """
-        running = self._start(spark, anew, rebuild, on_progress, trigger=None, to_the_end=True, closes=close)
-        running.await_end()
+        running = self._start(spark, reset, rebuild, on_progress, trigger=None, to_the_end=True, drains=drain)
+        running.await_termination()
         return running
 
     def _start(
         self,
         spark: SparkSession,
-        anew: Sequence[str],
+        reset: Sequence[str],
         rebuild: Sequence[str],
         on_progress: Callable[[Progress], None] | None,
         trigger: str | None,
         to_the_end: bool,
-        closes: bool = False,
+        drains: bool = False,
     ) -> Running:
         from persistent_state.engine import dataframe_source, kafka_connector
         from persistent_state.engine.run import Part, Setup, start
@@ -173,8 +176,8 @@ class Application:
         if on_progress is not None:
             check_takes("on_progress", on_progress, "progress")
         if not self._added:
-            raise InvalidInput(f"application {self.name} has no task; add one.")
-        files = open_files(self.store, **self.storage_options)
+            raise InvalidInputError(f"application {self.name} has no task; add one.")
+        files = open_files(self.store, self.storage_options)
         settings = self._settings()
         shards = self.shards or spark.sparkContext.defaultParallelism
         parts = []
@@ -213,15 +216,15 @@ class Application:
             parts,
             interval=settings.interval,
             shards=shards,
-            keeping=Keeping(self.checkpoints),
+            keeping=Keeping(self.retained_checkpoints),
             scratch=self.scratch,
-            restarts=self.restarts,
+            max_restarts=self.max_restarts,
             to_the_end=to_the_end,
-            closes=closes,
+            drains=drains,
             trigger=trigger,
             on_progress=on_progress,
         )
-        return start(setup, anew, rebuild)
+        return start(setup, reset, rebuild)
 
     def _settings(self) -> Settings:
         return Settings(
@@ -237,18 +240,20 @@ def _check_task(task: object) -> None:
     """Refuse what is no task.
 
     Raises:
-        InvalidInput: it is none, such as the class of one.
+        InvalidInputError: it is none, such as the class of one.
     """
     if not isinstance(task, PersistentTask):
         hint = f"{task.__name__}()" if isinstance(task, type) else "MessageCount()"
-        raise InvalidInput(f"task={task!r} is not a task; give an instance of your PersistentTask, such as {hint}.")
+        raise InvalidInputError(
+            f"task={task!r} is not a task; give an instance of your PersistentTask, such as {hint}."
+        )
 
 
 def _check_source(task: str, source: object) -> None:
     """Refuse what is no source.
 
     Raises:
-        InvalidInput: it is none; the sentence says what could be meant.
+        InvalidInputError: it is none; the sentence says what could be meant.
     """
     if isinstance(source, (TimeReplayableSource, DataFrameSource)):
         return
@@ -261,4 +266,4 @@ def _check_source(task: str, source: object) -> None:
         way = f"give an instance of it, {source.__name__}(...)"
     else:
         way = "give a FileSource, a KafkaSource, a DataFrameSource or a TimeReplayableSource of your own"
-    raise InvalidInput(f"task={task}: source={found} is not a source; {way}.")
+    raise InvalidInputError(f"task={task}: source={found} is not a source; {way}.")

@@ -8,11 +8,11 @@ import math
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -100,20 +100,28 @@ def show_identity(value: Any) -> str:
     return f"{value['name']}({', '.join([*parts, *([] if is_composed else [value['type']])])})"
 
 
-def read_clock(text: str) -> int:
-    """A clock from microseconds, or from ISO text, which is UTC unless it says a zone.
+Clock: TypeAlias = "int | str | datetime"
+"""A point in event time: microseconds UTC, ISO text (UTC unless it says a zone), or a `datetime` with a zone."""
+
+
+def read_clock(given: Clock) -> int:
+    """Return the microseconds UTC of a clock.
 
     Raises:
-        InvalidInput: it is neither.
+        InvalidInputError: It is not a clock, or a `datetime` without a zone.
     """
+    if isinstance(given, datetime):
+        if given.tzinfo is None:
+            raise InvalidInputError(f"clock={given!r} has no time zone; give it one, such as timezone.utc.")
+        return (given - _EPOCH) // timedelta(microseconds=1)
     try:
-        return int(text)
+        return int(given)
     except ValueError:
-        pass
+        text = str(given)
     try:
         found = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     except ValueError as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"clock={text!r} is no time; say microseconds since 1970, or ISO such as 2013-01-31T12:00:00Z."
         ) from error
     zoned = found if found.tzinfo else found.replace(tzinfo=timezone.utc)

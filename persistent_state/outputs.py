@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.sinks.base import Sink
 from persistent_state.sinks.function import Function
 
@@ -20,11 +20,11 @@ def check_takes(name: str, function: Any, *arguments: str) -> None:
     """Refuse what can't be called with these arguments; `name` says which parameter it was given as.
 
     Raises:
-        InvalidInput: it can't.
+        InvalidInputError: it can't.
     """
     wanted = f"a function of ({', '.join(arguments)})"
     if not callable(function):
-        raise InvalidInput(f"{name}={function!r} is not a function; give {wanted}.")
+        raise InvalidInputError(f"{name}={function!r} is not a function; give {wanted}.")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -33,7 +33,7 @@ def check_takes(name: str, function: Any, *arguments: str) -> None:
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        raise InvalidInput(f"{name}={function!r} takes {signature}: {error}; give {wanted}.") from None
+        raise InvalidInputError(f"{name}={function!r} takes {signature}: {error}; give {wanted}.") from None
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ValuesAtClock:
     of a window comes under the same key, `window_start` and `window_end` as its early ones. What a session will be is not known
     before it closes.
 
-    How far a sink has come is written down under `name` (default: the sink's own). Under another name all begins anew.
+    How far a sink has come is written down under `name` (default: the sink's own). Under another name all begins again.
     """
 
     sink: Sink | Callable[[DataFrame, int], None]
@@ -99,7 +99,7 @@ def check_places(tasks: Mapping[str, Outputs]) -> None:
     """Refuse outputs that would take each other's clocks for their own.
 
     Raises:
-        InvalidInput: two outputs, of one task or of two, write to a place that keeps one record for both.
+        InvalidInputError: two outputs, of one task or of two, write to a place that keeps one record for both.
     """
     known: dict[Hashable, str] = {}
     for task, outputs in tasks.items():
@@ -107,7 +107,7 @@ def check_places(tasks: Mapping[str, Outputs]) -> None:
             named = f"task={task}, sink={output.output_name!r}"
             for record in output.place.records(task):
                 if record in known:
-                    raise InvalidInput(
+                    raise InvalidInputError(
                         f"{named} writes to the place of {known[record]}, {output.place.name}, where one record tells which "
                         "clocks were written: each would leave out rows of the other; give each a place of its own."
                     )
@@ -118,7 +118,7 @@ def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
     """The outputs that a user gives a task: a sink or a function alone is given values at each clock.
 
     Raises:
-        InvalidInput: one is no output, or two have one name.
+        InvalidInputError: one is no output, or two have one name.
     """
     listed = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
     running, at_clock = [], []
@@ -127,7 +127,7 @@ def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
         given_to = said.function if isinstance(said, RunningValues) else said.sink
         # A class is a function too, but only by mistake.
         if isinstance(given_to, type) or not (callable(given_to) or isinstance(given_to, Sink)):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={task}: sink={given_to!r} is no output; give a Sink, a function of (values, clock), ValuesAtClock or "
                 "RunningValues."
             )
@@ -142,7 +142,7 @@ def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
     found = Outputs(tuple(running), tuple(at_clock))
     for name, count in Counter(found.names).items():
         if count > 1:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={task}: {count} outputs are named {name!r}; give them names, ValuesAtClock(name=...)."
             )
     return found

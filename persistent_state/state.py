@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from monoids import Aggregator, Monoid, Summary
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration
-from persistent_state.windows import SessionWindow, TimeToLive, Window, Windowing, length
+from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing, length
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class PersistentState(ABC, Generic[T]):
         """The fold of everything of this key processed so far, above the checkpoint clock too.
 
         Raises:
-            InvalidInput: the task does not say `reads_state = True`.
+            InvalidInputError: the task does not say `reads_state = True`.
         """
 
 
@@ -54,11 +54,11 @@ class KeptState(PersistentState[T]):
         aggregator = monoid if isinstance(monoid, Aggregator) else None
         own = monoid if aggregator is None else aggregator.monoid
         if not isinstance(own, Monoid):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{type(self).__name__}({monoid!r}) is given no monoid; give an instance, such as monoids.Sum()."
             )
         if aggregator is None and hasattr(own, "present") and not isinstance(own, Summary):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{type(self).__name__}({monoid!r}): the present of {type(own).__name__} would never be called, as it is no "
                 "Summary; make it a subclass of Summary, or give the state an Aggregator with this present."
             )
@@ -87,11 +87,11 @@ class KeptState(PersistentState[T]):
         """The Arrow type of what outputs show of a value.
 
         Raises:
-            InvalidInput: it is not known.
+            InvalidInputError: it is not known.
         """
         found = self._monoid.type if self.aggregator is None else self.aggregator.type
         if found is None:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{type(self).__name__}({self._monoid!r}): the Arrow type of what is presented is not known; "
                 "give it, as type= of the Aggregator or presented of the Summary."
             )
@@ -121,7 +121,7 @@ class NonWindowState(KeptState[T]):
     T - ttl: what it is depends on timestamps only. What has expired takes no room.
 
     Raises:
-        InvalidInput: there is no monoid, or the time to live is not longer than nothing.
+        InvalidInputError: there is no monoid, or the time to live is not longer than nothing.
     """
 
     def __init__(self, monoid: Monoid[T] | Aggregator[Any, T, Any], ttl: Duration | None = None) -> None:
@@ -129,17 +129,19 @@ class NonWindowState(KeptState[T]):
 
 
 class WindowState(KeptState[T]):
-    """One monoid value per key and window of event time: a `Window` that tumbles or slides, or a `SessionWindow`.
+    """One monoid value per key and window of event time: a `TumblingWindow`, a `SlidingWindow` or a `SessionWindow`.
 
     A window closes at the first checkpoint clock at or above its end, and its value is final: outputs are given each window
     once, when it closes. The state at a clock is that of the windows which are open then and hold a message. What no open
     window needs takes no room.
 
     Raises:
-        InvalidInput: there is no monoid, or no window.
+        InvalidInputError: there is no monoid, or no window.
     """
 
-    def __init__(self, monoid: Monoid[T] | Aggregator[Any, T, Any], window: Window | SessionWindow) -> None:
-        if not isinstance(window, (Window, SessionWindow)):
-            raise InvalidInput(f"window={window!r} is none; give a Window or a SessionWindow.")
+    def __init__(self, monoid: Monoid[T] | Aggregator[Any, T, Any], window: SlidingWindow | SessionWindow) -> None:
+        if not isinstance(window, (SlidingWindow, SessionWindow)):
+            raise InvalidInputError(
+                f"window={window!r} is not a window; give a TumblingWindow, a SlidingWindow or a SessionWindow."
+            )
         super().__init__(monoid, window)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration
 from persistent_state.state import KeptState, PersistentState
 
@@ -54,6 +55,10 @@ class PersistentTask:
     One whose id is null always counts.
     """
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        _check_attributes(cls)
+
     name: str = ""
     key: str | Sequence[str] | None = None
     value: str | None = None
@@ -63,7 +68,7 @@ class PersistentTask:
 
     def persistent_state(self) -> KeptState[Any]:
         """The state this task keeps."""
-        raise InvalidInput(f"task={self.task_name} keeps no state; define persistent_state().")
+        raise InvalidInputError(f"task={self.task_name} keeps no state; define persistent_state().")
 
     def process_message(self, state: PersistentState[Any], message: Message) -> None:
         """Update the state of the message's key: `state.update(message.timestamp, value)`, as often as needed."""
@@ -92,7 +97,7 @@ class PersistentTask:
         """Which of the four ways says the update: "value", "batch", "column" or "message".
 
         Raises:
-            InvalidInput: none or several do.
+            InvalidInputError: none or several do.
         """
         ways = [
             way
@@ -105,10 +110,27 @@ class PersistentTask:
             if said
         ]
         if len(ways) != 1:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={self.task_name} says its update in {len(ways)} ways; "
                 "define exactly one of process_message, process_batch, process_column and value."
             )
         if self.reads_state and ways != ["message"]:
-            raise InvalidInput(f"task={self.task_name} reads its state; say its update in process_message.")
+            raise InvalidInputError(f"task={self.task_name} reads its state; say its update in process_message.")
         return ways[0]
+
+
+_KNOWN = sorted(name for name in vars(PersistentTask) if not name.startswith("_"))
+
+
+def _check_attributes(task: type[PersistentTask]) -> None:
+    """Refuse attributes whose names are almost those that a task has: nobody would read them.
+
+    Raises:
+        InvalidInputError: There is such an attribute.
+    """
+    for name in vars(task):
+        meant = get_close_matches(name, _KNOWN, 1, 0.8)
+        if meant and name not in _KNOWN:
+            raise InvalidInputError(
+                f"task={task.__qualname__} has {name}, which means nothing here; write {meant[0]}, or give it another name."
+            )

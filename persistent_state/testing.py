@@ -14,7 +14,7 @@ import pyarrow as pa
 from persistent_state.batch.combine import combine
 from persistent_state.batch.plan import KEEP, Plan
 from persistent_state.batch.shard import merge_shard
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.durations import Duration, duration, positive
 from persistent_state.partials import fold
@@ -75,8 +75,8 @@ def run_local(
     or "ns".
 
     Raises:
-        InvalidInput: the task does not fit the messages.
-        TaskFailed: user code raised.
+        InvalidInputError: the task does not fit the messages.
+        TaskFailedError: user code raised.
     """
     messages = list(messages)
     if not messages and schema is None:
@@ -99,7 +99,7 @@ def run_local(
     )
     plan.check()
     if task.update_way == "column":
-        raise InvalidInput(f"task={plan.name} says its update in process_column, which needs Spark; run it there.")
+        raise InvalidInputError(f"task={plan.name} says its update in process_column, which needs Spark; run it there.")
     try:
         return _run(plan, source, interval)
     finally:
@@ -113,7 +113,7 @@ def _run(plan: Plan, source: _Messages, interval: int) -> LocalRun:
     entry = takeover.take_over(log, [plan], interval=interval, shards=1, writer="local", now=0)
     cached: tuple[Any, ...] = ()
     while True:
-        start = {strand: position.next for strand, position in entry.tasks[plan.name].positions.items()}
+        start = {partition: position.next for partition, position in entry.tasks[plan.name].positions.items()}
         reach = source.reach(start, everything=False)
         if reach.ends == start:
             break
@@ -164,12 +164,12 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
     """The messages' timestamps as a column: integers, or times if they are datetimes.
 
     Raises:
-        InvalidInput: one is neither, or some are one and some the other.
+        InvalidInputError: one is neither, or some are one and some the other.
     """
     kinds = set()
     for i, message in enumerate(messages):
         if not isinstance(message, Message):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"message {i} is {message!r}, a {type(message).__name__}; give Message(timestamp, {{...}}), with the "
                 "timestamp in microseconds UTC or as a datetime."
             )
@@ -178,13 +178,13 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
             continue
         is_whole = hasattr(stamp, "__index__") and not isinstance(stamp, bool)
         if not is_whole and not isinstance(stamp, datetime):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"message {i} has timestamp={stamp!r}; give whole microseconds UTC, or a datetime, which is in UTC if it "
                 "tells no zone."
             )
         kinds.add(is_whole)
     if len(kinds) > 1:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"some of messages={len(messages)} have integers as timestamps and some datetimes; choose one."
         )
     stamps = [message.timestamp for message in messages]
@@ -192,17 +192,17 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
 
 
 class _Messages(TimeReplayableSource):
-    """Messages in memory, as one strand."""
+    """Messages in memory, as one partition."""
 
     timestamp = TIMESTAMP
 
     def __init__(self, messages: Sequence[Message], schema: pa.Schema | None, batch_size: int) -> None:
         if batch_size < 1:
-            raise InvalidInput(f"batch_size={batch_size}; a micro-batch holds at least one message.")
+            raise InvalidInputError(f"batch_size={batch_size}; a micro-batch holds at least one message.")
         stamps = _timestamps(messages)
         rows = pa.Table.from_pylist([dict(message) for message in messages], schema)
         if TIMESTAMP in rows.column_names:
-            raise InvalidInput(f"column {TIMESTAMP!r} of the messages stands for their timestamp here; rename it.")
+            raise InvalidInputError(f"column {TIMESTAMP!r} of the messages stands for their timestamp here; rename it.")
         self._table = rows.add_column(0, TIMESTAMP, stamps).combine_chunks()
         self._batch_size = batch_size
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration, positive, show_duration
 
 LONGEST = 2**61
@@ -36,11 +36,11 @@ def length(name: str, given: Duration) -> int:
     """Return the microseconds of a duration that bounds a state; `name` is that of the parameter.
 
     Raises:
-        InvalidInput: it is no duration, not longer than nothing, or far too long.
+        InvalidInputError: it is no duration, not longer than nothing, or far too long.
     """
     found = positive(name, given)
     if found > LONGEST:
-        raise InvalidInput(f"{name}={given!r}; it must be at most {LONGEST} microseconds.")
+        raise InvalidInputError(f"{name}={given!r}; it must be at most {LONGEST} microseconds.")
     return found
 
 
@@ -49,51 +49,79 @@ def _said(length: int) -> str:
 
 
 @dataclass(frozen=True)
-class Window:
-    """Windows [k * step, k * step + size) for every whole k, counted from the epoch: tumbling, or sliding by `step`.
+class SlidingWindow:
+    """Windows of one length, one of which begins at each multiple of `slide`: [k * slide, k * slide + size) for every whole k.
 
-    Both are durations, such as "10 minutes" or a timedelta; without a step windows follow each other. A step that is longer
-    than the size leaves gaps, and messages in them are in no window: it samples.
+    Windows are counted from the epoch. A slide that is longer than the size samples: messages in the gaps are in no window.
+
+    Args:
+        size: How long each window is: a text such as "3 hours", or a `timedelta`.
+        slide: The time between the beginnings of two windows, as a text or a `timedelta`.
 
     Raises:
-        InvalidInput: one of them is no duration, or not longer than nothing.
+        InvalidInputError: One of them is not a duration, or not longer than nothing.
+
+    Example:
+        >>> SlidingWindow("3 hours", "1 hour")
+        SlidingWindow('3 hours', '1 hour')
     """
 
     size: int
-    step: int
+    slide: int
 
-    def __init__(self, size: Duration, step: Duration | None = None) -> None:
+    def __init__(self, size: Duration, slide: Duration) -> None:
         object.__setattr__(self, "size", length("size", size))
-        object.__setattr__(self, "step", self.size if step is None else length("step", step))
+        object.__setattr__(self, "slide", length("slide", slide))
 
     def __repr__(self) -> str:
-        return f"Window({_said(self.size)!r}, {_said(self.step)!r})"
+        return f"SlidingWindow({_said(self.size)!r}, {_said(self.slide)!r})"
 
     # A pane is a stretch of time in which no window begins or ends: windows share panes.
 
     def pane(self, times: Times) -> Times:
         """The beginning of the pane of each timestamp."""
-        within = times % self.step
-        edge = self.size % self.step
+        within = times % self.slide
+        edge = self.size % self.slide
         begins: Times = times - within
         return begins + np.where(within >= edge, edge, 0) if edge else begins
 
     def is_met(self, times: Times) -> NDArray[np.bool_]:
         """Which timestamps are in any window."""
-        return np.asarray(times % self.step < self.size)
+        return np.asarray(times % self.slide < self.size)
 
     def first(self, times: Times) -> Times:
         """The beginning of the first window that holds each timestamp."""
-        begins: Times = ((times - self.size) // self.step + 1) * self.step
+        begins: Times = ((times - self.size) // self.slide + 1) * self.slide
         return begins
 
     def last(self, times: Times) -> Times:
         """The beginning of the last window that holds each timestamp."""
-        begins: Times = times // self.step * self.step
+        begins: Times = times // self.slide * self.slide
         return begins
 
     def identity(self) -> dict[str, int]:
-        return {"size": self.size, "step": self.step}
+        return {"size": self.size, "step": self.slide}
+
+
+class TumblingWindow(SlidingWindow):
+    """Windows of one length, each of which begins where the one before it ends. They are counted from the epoch.
+
+    Args:
+        size: How long each window is: a text such as "1 hour", or a `timedelta`.
+
+    Raises:
+        InvalidInputError: The size is not a duration, or not longer than nothing.
+
+    Example:
+        >>> TumblingWindow("1 hour")
+        TumblingWindow('1 hour')
+    """
+
+    def __init__(self, size: Duration) -> None:
+        super().__init__(size, size)
+
+    def __repr__(self) -> str:
+        return f"TumblingWindow({_said(self.size)!r})"
 
 
 @dataclass(frozen=True)
@@ -103,7 +131,7 @@ class SessionWindow:
     `gap` is a duration, such as "30 minutes" or a timedelta.
 
     Raises:
-        InvalidInput: it is no duration, or not longer than nothing.
+        InvalidInputError: it is no duration, or not longer than nothing.
     """
 
     gap: int
@@ -139,12 +167,12 @@ class TimeToLive:
         return {"ttl": self.ttl}
 
 
-Windowing: TypeAlias = Window | SessionWindow | TimeToLive
+Windowing: TypeAlias = SlidingWindow | SessionWindow | TimeToLive
 
 
 def window_columns(windowing: Windowing | None) -> tuple[str, ...]:
     """The columns that say which window a value is of, if there are windows."""
-    return WINDOW if isinstance(windowing, (Window, SessionWindow)) else ()
+    return WINDOW if isinstance(windowing, (SlidingWindow, SessionWindow)) else ()
 
 
 def from_identity(identity: Mapping[str, Any]) -> Windowing | None:
@@ -155,4 +183,8 @@ def from_identity(identity: Mapping[str, Any]) -> Windowing | None:
     if "ttl" in window:
         return TimeToLive(window["ttl"])
     lengths = {name: timedelta(microseconds=length) for name, length in window.items()}
-    return SessionWindow(**lengths) if "gap" in lengths else Window(**lengths)
+    if "gap" in lengths:
+        return SessionWindow(lengths["gap"])
+    # The format says step.
+    size, slide = lengths["size"], lengths["step"]
+    return TumblingWindow(size) if size == slide else SlidingWindow(size, slide)

@@ -1,4 +1,4 @@
-"""The core driven by hand, without Spark: one strand of rows, cut into micro-batches, parts and shards."""
+"""The core driven by hand, without Spark: one partition of rows, cut into micro-batches, parts and shards."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def plan_of(
 
 
 def start(
-    log: Log, plans: Sequence[Plan], *, now: int = 0, anew: Sequence[str] = (), rebuild: Sequence[str] = ()
+    log: Log, plans: Sequence[Plan], *, now: int = 0, reset: Sequence[str] = (), rebuild: Sequence[str] = ()
 ) -> Entry:
     settings = plans[0].settings
     return takeover.take_over(
@@ -94,7 +94,7 @@ def start(
         shards=plans[0].shards,
         writer="test",
         now=now,
-        anew=anew,
+        reset=reset,
         rebuild=rebuild,
     )
 
@@ -103,7 +103,7 @@ def ways(task: str) -> str:
     """What the refusal of a task that can't go on offers."""
     return (
         f'Name it in rebuild=["{task}"] of run or start, and it is built again from the beginning of its source, while the '
-        f'global clock waits. Under another name, or with anew=["{task}"], it starts from zero at the global clock: older '
+        f'global clock waits. Under another name, or with reset=["{task}"], it starts from zero at the global clock: older '
         "messages are late."
     )
 
@@ -118,7 +118,7 @@ def descriptors(
     channels: Mapping[str, bool] | None = None,
     placed: bool = True,
 ) -> list[Descriptor]:
-    """What the shards make of the next rows of the task's only strand, read in so many parts, perhaps without positions."""
+    """What the shards make of the next rows of the task's only partition, read in so many parts, perhaps without positions."""
     newest = log.newest()
     assert newest is not None
     entry = commits.wake(log, newest.epoch, plan.name, now)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from persistent_state import InvalidInput, StateError
+from persistent_state import InvalidInputError, StateError
 
 
-def problem(call: Callable[[], object], kind: type[StateError] = InvalidInput) -> str:
+def problem(call: Callable[[], object], kind: type[StateError] = InvalidInputError) -> str:
     """The one sentence that says what is wrong and what to do."""
     with pytest.raises(StateError) as caught:
         call()

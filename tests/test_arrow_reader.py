@@ -39,7 +39,7 @@ class Counts(PersistentTask):
 
 
 class Stamps(TimeReplayableSource):
-    """One strand and channel of timestamps, of which `there` can be read."""
+    """One partition and channel of timestamps, of which `there` can be read."""
 
     timestamp = "ts"
 

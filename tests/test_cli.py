@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from monoids import Average, Max, Monoid, Struct, Sum
-from persistent_state import NonWindowState, PersistentTask, Window, WindowState, read_state
+from persistent_state import NonWindowState, PersistentTask, SlidingWindow, WindowState, read_state
 from persistent_state.cli.commands import main
 from persistent_state.cli.text import size
 from persistent_state.event_time.durations import show_duration
@@ -353,7 +353,7 @@ def test_keys_of_every_type_are_shown_in_their_order(tmp_path: Path, capsys: pyt
 def test_windows_are_shown_by_their_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Windowed(Kept):
         def persistent_state(self) -> Any:
-            return WindowState(self.monoid, Window("20 microseconds", "10 microseconds"))
+            return WindowState(self.monoid, SlidingWindow("20 microseconds", "10 microseconds"))
 
     rows = pa.RecordBatch.from_pydict({"ts": [85, 95, 99], "k": ["a", "a", "b"]})
     write(tmp_path / "store", Windowed("k", "ts", Max()), rows)

@@ -177,7 +177,7 @@ class TestIntervals:
         assert len(below) <= len({cut for cut in cuts if cut < clock and cut != BEGINNING}) + 1
 
 
-class Strand:
+class Partition:
     """A naive model: which messages a task has in its state or counted as late, and where its source stands."""
 
     def __init__(self, stamps: list[int], delay: int) -> None:
@@ -230,22 +230,24 @@ class Strand:
 class TestPositions:
     @given(st.data())
     def test_batches_and_restarts_lose_nothing_and_account_for_nothing_twice(self, data: st.DataObject) -> None:
-        strand = Strand(data.draw(st.lists(st.integers(0, 12), max_size=30)), delay=data.draw(st.integers(0, 4)))
+        partition = Partition(data.draw(st.lists(st.integers(0, 12), max_size=30)), delay=data.draw(st.integers(0, 4)))
         oldest = BEGINNING
         with mock.patch.object(positions, "MOST_SPANS", data.draw(st.sampled_from([1, 2, 3, 64]))):
             for _ in range(data.draw(st.integers(0, 10))):
                 if data.draw(st.integers(0, 2)):
-                    strand.batch(data.draw(st.lists(st.integers(1, 5), max_size=4)), oldest)
+                    partition.batch(data.draw(st.lists(st.integers(1, 5), max_size=4)), oldest)
                 else:
                     # The global clock: anything up to the task's own, never back.
-                    oldest = data.draw(st.integers(max(oldest, -1), strand.clock)) if strand.clock >= 0 else oldest
-                    known = strand.position.known
-                    strand.restart(oldest)
-                    assert strand.position.known == known
-                strand.check()
-            strand.batch([len(strand.stamps)], oldest)
-            strand.check()
-            assert len(strand.state) + len(strand.late) == len(strand.stamps)
+                    oldest = (
+                        data.draw(st.integers(max(oldest, -1), partition.clock)) if partition.clock >= 0 else oldest
+                    )
+                    known = partition.position.known
+                    partition.restart(oldest)
+                    assert partition.position.known == known
+                partition.check()
+            partition.batch([len(partition.stamps)], oldest)
+            partition.check()
+            assert len(partition.state) + len(partition.late) == len(partition.stamps)
 
     @given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=4), min_size=1, max_size=12), st.integers(0, 31))
     def test_a_replay_starts_at_the_first_chunk_that_holds_a_message_at_or_above_the_clock(

@@ -16,7 +16,7 @@ from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import Basis, Blob
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
-from persistent_state.errors import Disagreement
+from persistent_state.errors import DisagreementError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.partials import fold
 from persistent_state.protocol.commits import plan_batch
@@ -123,5 +123,5 @@ def test_a_piece_that_is_missing_or_came_twice_is_noticed() -> None:
         blobs = [blob for shard, blob in combine_in_pieces(plan, basis, 0, 1, chunks(ROWS)) if shard == 0]
     assert len(blobs) > 2
     for wrong in (blobs[1:], [*blobs, blobs[0]], [*blobs, blobs[-1]], blobs[:-1]):
-        with pytest.raises(Disagreement):
+        with pytest.raises(DisagreementError):
             merge_shard(plan, 0, wrong, None, core.new_id)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.deliver import Due, Giver, behind, due
 from persistent_state.store.entry import Entry, TaskState
@@ -66,11 +66,11 @@ def test_what_is_given_is_not_given_again_when_only_its_record_fails(monkeypatch
 
     def fail_once(log: Log, entry: Entry) -> None:
         if next(fails, False):
-            raise InvalidInput("not now")
+            raise InvalidInputError("not now")
         append(log, entry)
 
     monkeypatch.setattr(Log, "append", fail_once)
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInputError):
         giver.give_next(1)
     assert [giver.give_next(1) for _ in range(3)] == [True, True, False]
     assert given == [10, 20]
@@ -86,5 +86,5 @@ def test_a_sink_with_a_record_of_its_own_is_believed() -> None:
     newest = log.newest()
     assert newest is not None
     assert newest.tasks == {"t": replace(entry.tasks["t"], delivered={"out": 30})}
-    with pytest.raises(InvalidInput, match=r"holds clock=.*Z \(40\), to which application=app has never come"):
+    with pytest.raises(InvalidInputError, match=r"holds clock=.*Z \(40\), to which application=app has never come"):
         Giver(log, "t", "out", lambda: 40, lambda entry, due: None, lambda: 0).open()

@@ -103,7 +103,5 @@ def test_the_code_of_a_page_names_what_is_there(page: Path) -> None:
 
 
 def test_a_wrong_name_is_found() -> None:
-    code = (
-        "from monoids import Sum, Summe\napp.add(Task(), sinks=[])\nmonoids.Maximum()\nSqlTable('url', table=1, at=2)"
-    )
-    assert sorted(wrong_names(code)) == ["Maximum", "SqlTable(at=)", "Summe", "app.add(sinks=)"]
+    code = "from monoids import Sum, Summe\napp.add(Task(), sinks=[])\nmonoids.Maximum()\nSqlSink('url', table=1, at=2)"
+    assert sorted(wrong_names(code)) == ["Maximum", "SqlSink(at=)", "Summe", "app.add(sinks=)"]

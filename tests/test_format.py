@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persistent_state import InvalidInput, clocks, read_late_rows, read_state
+from persistent_state import InvalidInputError, clocks, read_late_rows, read_state
 from tests.fixtures.write_store import APPLICATION, Notes, Totals, rows, write
 
 STORE = Path(__file__).parent / "fixtures" / "store-v1"
@@ -133,5 +133,5 @@ def test_late_and_bad_rows_are_each_there_once(store: Path) -> None:
 
 
 def test_a_clock_that_is_not_retained_is_refused(store: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"clock=.* \(-7\) of task=Totals is not retained"):
+    with pytest.raises(InvalidInputError, match=r"clock=.* \(-7\) of task=Totals is not retained"):
         read_state(str(store), APPLICATION, Totals(), -7)

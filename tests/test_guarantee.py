@@ -12,13 +12,13 @@ import pytest
 from monoids import List, Sum
 from persistent_state import (
     Application,
-    InvalidInput,
+    InvalidInputError,
     Message,
     NonWindowState,
     PersistentState,
     PersistentTask,
-    StoreUnavailable,
-    Window,
+    StoreUnavailableError,
+    TumblingWindow,
     WindowState,
 )
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Plan
@@ -67,7 +67,7 @@ class Windowed(Times):
     name = "windowed"
 
     def persistent_state(self) -> Any:
-        return WindowState(Sum(), Window(core.us(10)))
+        return WindowState(Sum(), TumblingWindow(core.us(10)))
 
 
 class Remembered(Times):
@@ -314,7 +314,7 @@ def test_a_sink_is_believed_to_have_what_a_start_has_cut_away(recorded: bool) ->
     assert not giver.give_next(entry.epoch)
     task = newest(log).tasks["ids"]
     assert (task.delivered["out"], task.voided["out"] <= 20) == (50, True)
-    with pytest.raises(InvalidInput, match="to which application=app has never come"):
+    with pytest.raises(InvalidInputError, match="to which application=app has never come"):
         Giver(log, "ids", "out", lambda: 60, lambda _, due: None, lambda: 0).open()
 
 
@@ -351,7 +351,7 @@ def test_an_entry_says_nothing_of_plans_where_there_are_none() -> None:
 
 def test_an_unknown_delivery_is_refused() -> None:
     with pytest.raises(
-        InvalidInput, match="delivery='twice'; say one of 'exactly-once', 'at-least-once', 'at-most-once'"
+        InvalidInputError, match="delivery='twice'; say one of 'exactly-once', 'at-least-once', 'at-most-once'"
     ):
         Application("app", "store", delivery="twice")
 
@@ -367,7 +367,7 @@ def test_at_least_once_the_clocks_of_a_task_are_due_before_the_global_one_has_co
 def test_at_least_once_a_sink_may_have_what_the_global_clock_has_not_reached() -> None:
     log = log_with(entry_of((10, 20), 20, clock=40))
     Giver(log, "t", "out", lambda: 40, lambda entry, due: None, lambda: 0, AT_LEAST_ONCE).open()
-    with pytest.raises(InvalidInput, match=r"holds clock=.* \(50\)"):
+    with pytest.raises(InvalidInputError, match=r"holds clock=.* \(50\)"):
         Giver(log, "t", "out", lambda: 50, lambda entry, due: None, lambda: 0, AT_LEAST_ONCE).open()
 
 
@@ -377,10 +377,10 @@ def test_at_most_once_a_clock_is_recorded_before_it_is_given() -> None:
     def write(entry: Entry, due: Due) -> None:
         given.append((due.clock, newest(log).tasks["t"].delivered["out"]))
         if due.clock == 10:
-            raise StoreUnavailable("no")
+            raise StoreUnavailableError("no")
 
     giver = Giver(log, "t", "out", lambda: None, write, lambda: 0, AT_MOST_ONCE)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         giver.give_next(1)
     assert [giver.give_next(1), giver.give_next(1)] == [True, False]
     assert given == [(10, 10), (20, 20)]

@@ -12,7 +12,7 @@ import pytest
 
 from persistent_state.engine import java
 from persistent_state.engine.java import java_version, require_java
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 
 Install = Callable[..., Path]
 
@@ -71,7 +71,7 @@ def test_a_java_of_17_or_newer_is_taken(install: Install, version: str) -> None:
 
 def test_an_older_java_is_refused_with_its_path_and_version(install: Install) -> None:
     program = install('openjdk version "11.0.20" 2023-07-18')
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         require_java()
     assert str(refused.value) == (
         f"Java 17 or newer is needed, and {program} is version 11: install one (for example apt-get install "
@@ -81,25 +81,25 @@ def test_an_older_java_is_refused_with_its_path_and_version(install: Install) ->
 
 def test_java_8_is_refused(install: Install) -> None:
     install('java version "1.8.0_392"')
-    with pytest.raises(InvalidInput, match="is version 8:"):
+    with pytest.raises(InvalidInputError, match="is version 8:"):
         require_java()
 
 
 def test_no_java_is_refused(install: Install) -> None:
-    with pytest.raises(InvalidInput, match="there is no java on PATH: install one"):
+    with pytest.raises(InvalidInputError, match="there is no java on PATH: install one"):
         require_java()
 
 
 def test_a_program_that_is_no_java_is_refused(install: Install) -> None:
     program = install("Unable to locate a Java Runtime.", exit_code=1)
-    with pytest.raises(InvalidInput, match=f"{program} does not tell its version: install one"):
+    with pytest.raises(InvalidInputError, match=f"{program} does not tell its version: install one"):
         require_java()
 
 
 def test_a_file_that_does_not_run_is_refused(install: Install) -> None:
     program = install()
     program.write_bytes(b"\x7fELF")
-    with pytest.raises(InvalidInput, match=f"{program} does not tell its version: install one"):
+    with pytest.raises(InvalidInputError, match=f"{program} does not tell its version: install one"):
         require_java()
 
 
@@ -115,7 +115,7 @@ def test_a_java_home_without_a_java_is_refused_whatever_is_on_path(
 ) -> None:
     install('openjdk version "17.0.15"')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(InvalidInput, match=f"JAVA_HOME={tmp_path} has no bin/java: install one"):
+    with pytest.raises(InvalidInputError, match=f"JAVA_HOME={tmp_path} has no bin/java: install one"):
         require_java()
 
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.partials.keys import (
     hash_keys,
     normal_type,
@@ -278,7 +278,7 @@ def test_without_key_columns_there_is_one_key() -> None:
 )
 def test_a_type_that_cannot_be_a_key_is_refused_by_name(type: Any) -> None:
     named = type.value_type if pa.types.is_dictionary(type) else type
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         normalise(pa.nulls(1, type))
     assert str(refused.value).startswith(f"key type={named} cannot be a key; cast the column to ")
 
@@ -289,7 +289,7 @@ def test_a_type_that_cannot_be_a_key_is_refused_by_name(type: Any) -> None:
     ids=str,
 )
 def test_a_value_that_the_stored_form_cannot_hold_is_refused(value: int, type: Any) -> None:
-    with pytest.raises(InvalidInput, match="a key does not fit type="):
+    with pytest.raises(InvalidInputError, match="a key does not fit type="):
         normalise(pa.array([value]).view(type))
 
 

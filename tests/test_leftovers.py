@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persistent_state import Origin, ParquetTable
+from persistent_state import Origin, ParquetSink
 from persistent_state.engine import session
 from persistent_state.engine.session import SCRATCH_KEPT, Scratch, collect_scratch
 
@@ -93,7 +93,7 @@ def test_a_start_collects_and_its_own_scratch_goes_at_its_end(tmp_path: Path, mo
 def test_temporary_files_of_a_parquet_table_go_at_a_start_once_they_are_old(tmp_path: Path) -> None:
     schema = pa.schema([("key", pa.string()), ("clock", pa.timestamp("us", "UTC")), ("value", pa.int64())])
     origin = Origin("app", "Task", ("key",), schema)
-    ParquetTable(tmp_path).open(origin)
+    ParquetSink(tmp_path).open(origin)
     (tmp_path / "_clocks").mkdir()
     old, young = [tmp_path / ".tmp-1", tmp_path / "_clocks" / ".tmp-2"], [tmp_path / ".tmp-3"]
     others = [tmp_path / "mine.tmp", tmp_path / "of-nobody.parquet"]
@@ -101,6 +101,6 @@ def test_temporary_files_of_a_parquet_table_go_at_a_start_once_they_are_old(tmp_
         path.write_text("half")
     for path in (*old, *others):
         os.utime(path, (0, 0))
-    ParquetTable(tmp_path).open(origin)
+    ParquetSink(tmp_path).open(origin)
     assert not any(path.exists() for path in old)
     assert all(path.exists() for path in (*young, *others, tmp_path / "_table.json"))

@@ -19,8 +19,8 @@ from persistent_state import (
     NonWindowState,
     PersistentState,
     PersistentTask,
-    TaskFailed,
-    Window,
+    TaskFailedError,
+    TumblingWindow,
     WindowState,
     run_local,
 )
@@ -69,7 +69,7 @@ class Windowed(Words):
     """Counts words by the minute."""
 
     def persistent_state(self) -> WindowState[Any]:
-        return WindowState(Sum(), Window("1 minute"))
+        return WindowState(Sum(), TumblingWindow("1 minute"))
 
 
 class Reading(Kept):
@@ -275,7 +275,7 @@ class TestLateAndBadRows:
                     ("key does not fit", 1),
                     ("key does not fit", 4),
                 ]
-            with pytest.raises(TaskFailed, match=r"met a bad row \(key does not fit\) .* position=1 "):
+            with pytest.raises(TaskFailedError, match=r"met a bad row \(key does not fit\) .* position=1 "):
                 run_local(task, messages, schema=schema, on_bad_row="fail")
 
     def test_a_timestamp_that_no_clock_can_follow_is_a_bad_row(self) -> None:
@@ -290,10 +290,10 @@ class TestLateAndBadRows:
             state.update(message.timestamp, "two")
 
         for kind in (Kept, Reading):
-            with pytest.raises(TaskFailed) as caught:
+            with pytest.raises(TaskFailedError) as caught:
                 run_local(kind(Sum(), process), said((1, "a")), on_bad_row="fail")
             assert str(caught.value) == (
-                f"task={kind.__name__} met a bad row (value does not fit) at channel='' strand='' position=0 "
+                f"task={kind.__name__} met a bad row (value does not fit) at channel='' partition='' position=0 "
                 "key={'word': 'a'}; mend it, or keep bad rows aside."
             )
 
@@ -310,12 +310,12 @@ class TestUserCode:
 
         place = f"{__file__}:{process.__code__.co_firstlineno + 2} in process"
         for kind in (Kept, Reading):
-            with pytest.raises(TaskFailed) as caught:
+            with pytest.raises(TaskFailedError) as caught:
                 run_local(kind(Sum(), process), said((1, "a"), (2, "b")))
             assert str(caught.value).startswith(
                 f"process_message of task={kind.__name__} raised ZeroDivisionError('oh') at {place}, called from "
             )
-            assert str(caught.value).endswith(", at channel='' strand='' position=1 key={'word': 'b'}.")
+            assert str(caught.value).endswith(", at channel='' partition='' position=1 key={'word': 'b'}.")
             assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
     @pytest.mark.parametrize("batch_size", [1, 2])
@@ -330,7 +330,7 @@ class TestUserCode:
         def process(state: PersistentState[Any], message: Message) -> None:
             state.update(message.timestamp, 1)
 
-        with pytest.raises(TaskFailed, match=r"^monoid Broken raised ValueError\('boom'\) .*; mend it\.$"):
+        with pytest.raises(TaskFailedError, match=r"^monoid Broken raised ValueError\('boom'\) .*; mend it\.$"):
             run_local(Kept(Broken(), process), said((1, "a"), (2, "a")), batch_size=batch_size)
 
     def test_an_update_must_be_at_the_timestamp_of_the_message(self) -> None:
@@ -339,7 +339,7 @@ class TestUserCode:
 
         for kind in (Kept, Reading):
             with pytest.raises(
-                TaskFailed, match=r"update\(timestamp=8\) is not the message's 7; pass message.timestamp"
+                TaskFailedError, match=r"update\(timestamp=8\) is not the message's 7; pass message.timestamp"
             ):
                 run_local(kind(Sum(), process), said((7, "a")))
 
@@ -347,7 +347,9 @@ class TestUserCode:
         def process(state: PersistentState[Any], message: Message) -> None:
             state.get()
 
-        with pytest.raises(TaskFailed, match=r"task=Kept calls get\(\); set reads_state = True to read the state\."):
+        with pytest.raises(
+            TaskFailedError, match=r"task=Kept calls get\(\); set reads_state = True to read the state\."
+        ):
             run_local(Kept(Sum(), process), said((7, "a")))
 
     def test_an_exception_in_a_batch_function_names_where_it_is(self) -> None:
@@ -357,7 +359,7 @@ class TestUserCode:
             def process_batch(self, batch: pa.RecordBatch) -> Any:
                 raise ZeroDivisionError("oh")
 
-        with pytest.raises(TaskFailed) as caught:
+        with pytest.raises(TaskFailedError) as caught:
             run_local(Batch(), said((1, "a"), (2, "b")))
         assert "process_batch of task=Batch raised ZeroDivisionError('oh')" in str(caught.value)
         assert "position=0 key={'word': 'a'}" in str(caught.value)
@@ -374,11 +376,11 @@ class TestUserCode:
                 return self.updates
 
         messages = said((1, "a"), (2, "b"))
-        with pytest.raises(TaskFailed, match=r"gave 1 updates for 2 rows; give one for each, null for none\."):
+        with pytest.raises(TaskFailedError, match=r"gave 1 updates for 2 rows; give one for each, null for none\."):
             run_local(Batch(pa.array([1])), messages)
-        with pytest.raises(TaskFailed, match="task=Batch: Sum: a column of string does not fit int64"):
+        with pytest.raises(TaskFailedError, match="task=Batch: Sum: a column of string does not fit int64"):
             run_local(Batch(pa.array(["1", "2"])), messages)
-        with pytest.raises(TaskFailed, match=r"gave a list, not an Arrow array"):
+        with pytest.raises(TaskFailedError, match=r"gave a list, not an Arrow array"):
             run_local(Batch([1, 2]), messages)
         assert run_local(Batch(pa.chunked_array([[1], [None]], pa.int64())), messages).state == {"a": 1}
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monoids import List, Sum
-from persistent_state import TaskFailed
+from persistent_state import TaskFailedError
 from persistent_state.partials import fold, sizes
 from persistent_state.partials.fold import Layout
 
@@ -140,6 +140,6 @@ class TestBytes:
         column = pa.chunked_array([["a"], ["b"]])
         with (
             mock.patch.object(fold.pa, "concat_arrays", side_effect=overflow),
-            pytest.raises(TaskFailed, match="the values of one key hold more than 2 GiB"),
+            pytest.raises(TaskFailedError, match="the values of one key hold more than 2 GiB"),
         ):
             fold.one_chunk(column)

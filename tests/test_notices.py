@@ -61,7 +61,7 @@ class Run:
     def read(self, now: float = 0) -> str | None:
         """Read what there is to read in one micro-batch; what is said of it."""
         known = self.entry.tasks[self.plan.name].positions
-        start = {strand: position.next for strand, position in known.items()}
+        start = {partition: position.next for partition, position in known.items()}
         reach = self.source.reach(start, everything=True)
         basis = commits.plan_batch(
             commits.wake(self.log, self.entry.epoch, self.plan.name, 0), self.plan.name, reach, 0
@@ -95,7 +95,7 @@ def test_a_run_that_has_all_in_a_checkpoint_has_nothing_to_warn_of(tmp_path: Pat
 def test_a_run_says_what_lies_above_its_clock_and_how_to_get_it(tmp_path: Path) -> None:
     run = Run(write(tmp_path, "0.parquet", 1, 12), Words())
     run.read()
-    above = ": messages up to 1970-01-01T00:00:00.000012Z wait above it for newer ones; run(close=True) checkpoints them now."
+    above = ": messages up to 1970-01-01T00:00:00.000012Z wait above it for newer ones; run(drain=True) checkpoints them now."
     assert run.notices.end(run.entry, is_whole=True) == (
         logging.WARNING,
         f"task=Words: 2 messages read. The newest checkpoint is at clock=1970-01-01T00:00:00.000010Z (10){above}",

@@ -10,16 +10,16 @@ import pytest
 from monoids import Sum
 from persistent_state import (
     Application,
-    Console,
-    DeltaTable,
+    ConsoleSink,
+    DeltaSink,
     FileSource,
-    InvalidInput,
+    InvalidInputError,
     KafkaSink,
     NonWindowState,
-    ParquetTable,
+    ParquetSink,
     PersistentTask,
     Sink,
-    SqlTable,
+    SqlSink,
     ValuesAtClock,
 )
 
@@ -38,33 +38,33 @@ class More(Total):
 
 
 ONE_PLACE: list[tuple[Sink, Sink]] = [
-    (ParquetTable("out"), ParquetTable(f"{Path.cwd()}/in/../out/", files=4)),
-    (ParquetTable("out"), ParquetTable(f"file://{Path.cwd()}/out")),
-    (ParquetTable("s3a://lake/out"), ParquetTable("s3://lake/out/")),
-    (ParquetTable("out"), DeltaTable("out")),
-    (DeltaTable("out"), DeltaTable(f"file://{Path.cwd()}/out/")),
-    (SqlTable("a.db", "t"), SqlTable(f"sqlite:///{Path.cwd()}/a.db?timeout=5", "T", history=True)),
+    (ParquetSink("out"), ParquetSink(f"{Path.cwd()}/in/../out/", files=4)),
+    (ParquetSink("out"), ParquetSink(f"file://{Path.cwd()}/out")),
+    (ParquetSink("s3a://lake/out"), ParquetSink("s3://lake/out/")),
+    (ParquetSink("out"), DeltaSink("out")),
+    (DeltaSink("out"), DeltaSink(f"file://{Path.cwd()}/out/")),
+    (SqlSink("a.db", "t"), SqlSink(f"sqlite:///{Path.cwd()}/a.db?timeout=5", "T", history=True)),
     (
-        SqlTable("postgresql://me:a@b:c@h/d", "t"),
-        SqlTable("postgresql+psycopg://me@H:5432/d", "t", history=True),
+        SqlSink("postgresql://me:a@b:c@h/d", "t"),
+        SqlSink("postgresql+psycopg://me@H:5432/d", "t", history=True),
     ),
     (KafkaSink("t", "a:1,b:1"), KafkaSink("t", "b:1", partitions=2)),
 ]
 APART: list[tuple[Sink, Sink]] = [
-    (ParquetTable("out"), ParquetTable("out/more")),
+    (ParquetSink("out"), ParquetSink("out/more")),
     (
-        ParquetTable("s3://lake/out", storage_options={"endpoint_url": "http://a"}),
-        ParquetTable("s3://lake/out", storage_options={"endpoint_url": "http://b"}),
+        ParquetSink("s3://lake/out", storage_options={"endpoint_url": "http://a"}),
+        ParquetSink("s3://lake/out", storage_options={"endpoint_url": "http://b"}),
     ),
-    (SqlTable("a.db", "t"), SqlTable("a.db", "u")),
-    (SqlTable("a?1.db", "t"), SqlTable("a?2.db", "t")),
-    (SqlTable("postgresql://h/d", "t"), SqlTable("postgresql://h/d", "T")),
-    (SqlTable("postgresql://h/d", "t"), SqlTable("postgresql://h:5433/d", "t")),
-    (SqlTable("postgresql://me:x@h/d", "t"), SqlTable("postgresql://you:x@h/d", "t")),
-    (SqlTable("postgresql:///d?host=/a", "t"), SqlTable("postgresql:///d?host=/b", "t")),
+    (SqlSink("a.db", "t"), SqlSink("a.db", "u")),
+    (SqlSink("a?1.db", "t"), SqlSink("a?2.db", "t")),
+    (SqlSink("postgresql://h/d", "t"), SqlSink("postgresql://h/d", "T")),
+    (SqlSink("postgresql://h/d", "t"), SqlSink("postgresql://h:5433/d", "t")),
+    (SqlSink("postgresql://me:x@h/d", "t"), SqlSink("postgresql://you:x@h/d", "t")),
+    (SqlSink("postgresql:///d?host=/a", "t"), SqlSink("postgresql:///d?host=/b", "t")),
     (KafkaSink("t", "a:1"), KafkaSink("t", "b:1")),
     (KafkaSink("t", "a:1"), KafkaSink("t", "a:1", bookkeeping="other")),
-    (Console(), Console()),
+    (ConsoleSink(), ConsoleSink()),
 ]
 
 
@@ -72,7 +72,7 @@ APART: list[tuple[Sink, Sink]] = [
 def test_outputs_of_one_place_are_refused(one: Sink, other: Sink) -> None:
     for first, second in ((one, other), (other, one)):
         named = [ValuesAtClock(first, name="a"), ValuesAtClock(second, all=True, name="b")]
-        with pytest.raises(InvalidInput) as caught:
+        with pytest.raises(InvalidInputError) as caught:
             Application("app", "store").add(Total(), SOURCE, named)
         assert str(caught.value) == (
             f"task=Total, sink='b' writes to the place of task=Total, sink='a', {second.name}, where one record tells which "
@@ -85,7 +85,7 @@ def test_outputs_of_one_place_are_refused(one: Sink, other: Sink) -> None:
             add()
         else:
             with pytest.raises(
-                InvalidInput, match=r"^task=More, sink='b' writes to the place of task=Total, sink='a', "
+                InvalidInputError, match=r"^task=More, sink='b' writes to the place of task=Total, sink='a', "
             ):
                 add()
 
@@ -98,6 +98,6 @@ def test_outputs_of_two_places_are_taken(one: Sink, other: Sink) -> None:
 def test_a_place_behind_a_link_is_the_same(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    named = [ValuesAtClock(ParquetTable(tmp_path / name), name=name) for name in ("real", "link")]
-    with pytest.raises(InvalidInput, match="sink='link' writes to the place of task=Total, sink='real'"):
+    named = [ValuesAtClock(ParquetSink(tmp_path / name), name=name) for name in ("real", "link")]
+    with pytest.raises(InvalidInputError, match="sink='link' writes to the place of task=Total, sink='real'"):
         Application("app", "store").add(Total(), SOURCE, named)

@@ -17,7 +17,7 @@ from monoids import Sum
 from persistent_state import (
     Application,
     FileSource,
-    InvalidInput,
+    InvalidInputError,
     Json,
     Message,
     NonWindowState,
@@ -260,5 +260,5 @@ def test_the_version_is_told_in_one_way() -> None:
 
 
 def test_a_refusal_is_an_invalid_input() -> None:
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInputError):
         arrow_schema(None)

@@ -11,10 +11,10 @@ import pytest
 
 from monoids import Aggregator, Average, Map, Monoid, Sum
 from persistent_state import (
-    InvalidInput,
+    InvalidInputError,
     NonWindowState,
     PersistentTask,
-    TaskFailed,
+    TaskFailedError,
     clocks,
     read_late_rows,
     read_state,
@@ -53,7 +53,7 @@ def test_the_object_of_another_task_is_refused_and_another_monoid_changes_nothin
     class Other(Totals):
         name = "Notes"
 
-    with pytest.raises(InvalidInput, match="task=Notes: the store was written with monoid="):
+    with pytest.raises(InvalidInputError, match="task=Notes: the store was written with monoid="):
         read_state(STORE, APPLICATION, Other())
     others: list[Monoid[object]] = [Map(pa.string(), Totals().persistent_state().monoid)]
     assert read_state(STORE, APPLICATION, "Notes", monoids=others).equals(read_state(STORE, APPLICATION, Notes()))
@@ -65,10 +65,10 @@ def test_files_that_were_collected_are_said_to_be_gone(tmp_path: Path) -> None:
     for path in (store / APPLICATION / "runs").rglob("*.arrow"):
         path.unlink()
     with pytest.raises(
-        InvalidInput, match=rf"clock=.* \({state.clock}\) of app is no longer retained; open a newer one"
+        InvalidInputError, match=rf"clock=.* \({state.clock}\) of app is no longer retained; open a newer one"
     ):
         state.read()
-    with pytest.raises(InvalidInput, match=r"side\.arrow is no longer retained; look for the late rows again"):
+    with pytest.raises(InvalidInputError, match=r"side\.arrow is no longer retained; look for the late rows again"):
         read_late_rows(str(store), APPLICATION, "Totals")
 
 
@@ -127,10 +127,10 @@ def test_what_an_aggregator_presents_is_known_of_the_task_or_of_the_aggregator(t
     # By its name alone a sum is shown as it is.
     assert presented(store, "Means") == {"a": 7, "b": 10}
     untyped = Aggregator(abs, Sum(), str)
-    with pytest.raises(InvalidInput, match="the Arrow type of what is presented is not known"):
+    with pytest.raises(InvalidInputError, match="the Arrow type of what is presented is not known"):
         presented(store, Means(untyped))
     wrong = Aggregator(abs, Sum(), lambda total: 1 // 0, pa.int64())
-    with pytest.raises(TaskFailed, match=r"task=Means: what presents its values raised ZeroDivisionError"):
+    with pytest.raises(TaskFailedError, match=r"task=Means: what presents its values raised ZeroDivisionError"):
         presented(store, Means(wrong))
 
 
@@ -145,6 +145,6 @@ def test_a_present_that_nobody_would_call_is_refused() -> None:
         def present(self, value: int) -> int:
             return 2 * value
 
-    with pytest.raises(InvalidInput, match="the present of Doubled would never be called, as it is no Summary"):
+    with pytest.raises(InvalidInputError, match="the present of Doubled would never be called, as it is no Summary"):
         NonWindowState(Doubled())
     assert NonWindowState(Aggregator(abs, Doubled(), Doubled().present, pa.int64())).presented == pa.int64()

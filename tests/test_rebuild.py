@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from monoids import Sum
-from persistent_state import InvalidInput, NonWindowState, PersistentTask, read_state
+from persistent_state import InvalidInputError, NonWindowState, PersistentTask, read_state
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import refusals
@@ -95,7 +95,7 @@ def test_a_start_while_it_catches_up_goes_on_where_it_stands() -> None:
     core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
     core.play(ran.log, ran.new, rows(SENT[:2]))
     core.start(ran.log, [ran.other])
-    with pytest.raises(InvalidInput, match="task=sum left at clock="):
+    with pytest.raises(InvalidInputError, match="task=sum left at clock="):
         core.start(ran.log, [ran.new, ran.other])
 
 
@@ -111,11 +111,13 @@ def test_a_task_is_not_built_again_for_a_sink_that_has_what_it_was() -> None:
     ran = Ran()
     core.start(ran.log, [replace(ran.old, outputs=("out",)), ran.other])
     before = ran.newest.number
-    with pytest.raises(InvalidInput, match="task=sum is built again, and sink='out' has what it was before; give it"):
+    with pytest.raises(
+        InvalidInputError, match="task=sum is built again, and sink='out' has what it was before; give it"
+    ):
         core.start(ran.log, [replace(ran.new, outputs=("out",)), ran.other], rebuild=["sum"])
     assert ran.newest.number == before
     core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
-    with pytest.raises(InvalidInput, match="sink='out' has what it was before"):
+    with pytest.raises(InvalidInputError, match="sink='out' has what it was before"):
         core.start(ran.log, [replace(ran.new, outputs=("out",)), ran.other])
     entry = core.start(ran.log, [replace(ran.new, outputs=("again",)), ran.other])
     assert entry.tasks["sum"].delivered == {"again": BEGINNING}
@@ -124,29 +126,33 @@ def test_a_task_is_not_built_again_for_a_sink_that_has_what_it_was() -> None:
 def test_a_task_is_not_built_again_for_a_sink_that_an_earlier_start_left_out() -> None:
     ran = Ran()
 
-    def start(plan: Plan, *outputs: str, anew: Sequence[str] = (), rebuild: Sequence[str] = ()) -> tuple[str, ...]:
+    def start(plan: Plan, *outputs: str, reset: Sequence[str] = (), rebuild: Sequence[str] = ()) -> tuple[str, ...]:
         plan = replace(plan, outputs=outputs)
-        return core.start(ran.log, [plan, ran.other], anew=anew, rebuild=rebuild).tasks["sum"].left
+        return core.start(ran.log, [plan, ran.other], reset=reset, rebuild=rebuild).tasks["sum"].left
 
     assert [start(ran.old, "a", "b"), start(ran.old, "a"), start(ran.old, "b"), start(ran.old, "a")] == [
         (), ("b",), ("a",), ("b",)
     ]  # fmt: skip
-    # What it was given stays there when the task starts anew.
-    assert start(ran.old, "d", anew=["sum"]) == ("a", "b")
-    with pytest.raises(InvalidInput, match="task=sum is built again, and sink='b' has what it was before; give it"):
+    # What it was given stays there when the task starts again.
+    assert start(ran.old, "d", reset=["sum"]) == ("a", "b")
+    with pytest.raises(
+        InvalidInputError, match="task=sum is built again, and sink='b' has what it was before; give it"
+    ):
         start(ran.new, "b", rebuild=["sum"])
     assert start(ran.new, "c", rebuild=["sum"]) == ()
     assert ran.newest.tasks["sum"].retired == ("a", "b", "d")
-    with pytest.raises(InvalidInput, match="sink='b' has what it was before"):
+    with pytest.raises(InvalidInputError, match="sink='b' has what it was before"):
         start(ran.new, "c", "b")
 
 
 def test_only_tasks_that_are_added_are_built_again_and_none_is_both() -> None:
     ran = Ran()
-    with pytest.raises(InvalidInput, match=r"rebuild names task=summe, which is not added; the tasks are sum, other."):
+    with pytest.raises(
+        InvalidInputError, match=r"rebuild names task=summe, which is not added; the tasks are sum, other."
+    ):
         core.start(ran.log, [ran.new, ran.other], rebuild=["summe"])
-    with pytest.raises(InvalidInput, match=r"task=sum is named in anew and in rebuild; name it in one of them."):
-        core.start(ran.log, [ran.new, ran.other], rebuild=["sum"], anew=["sum"])
+    with pytest.raises(InvalidInputError, match=r"task=sum is named in reset and in rebuild; name it in one of them."):
+        core.start(ran.log, [ran.new, ran.other], rebuild=["sum"], reset=["sum"])
 
 
 def test_a_reader_learns_that_a_task_is_built_again() -> None:
@@ -154,12 +160,14 @@ def test_a_reader_learns_that_a_task_is_built_again() -> None:
     held = find_state(ran.old.files, "app", Total("sum"), 40)
     core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
     core.play(ran.log, ran.new, rows(SENT[:2]))
-    with pytest.raises(InvalidInput, match=r"task=sum is built again and has come to clock=.* when it has caught up"):
+    with pytest.raises(
+        InvalidInputError, match=r"task=sum is built again and has come to clock=.* when it has caught up"
+    ):
         read_state(ran.old.files.url, "app", Total("sum", pa.float64()), 40)
     core.play(ran.log, ran.new, rows([*SENT[2:], (52, 0)]))
     core.collect(ran.log, ran.newest.epoch, now=10**12, keeping=Keeping(clocks=10, grace=0))
     # What it was is gone, and is never mixed with what it is.
-    with pytest.raises(InvalidInput, match="no longer retained"):
+    with pytest.raises(InvalidInputError, match="no longer retained"):
         held.read()
     assert read_state(ran.old.files.url, "app", Total("sum", pa.float64()), 40).to_pylist() == [{"value": 15.0}]
 
@@ -169,9 +177,9 @@ def test_names_that_a_file_system_may_take_for_one_are_refused(name: str) -> Non
     ran = Ran()
     refused = f"task={name} and task=sum differ in no more than case or accents' spelling"
     other = core.plan_of(Total(name), ROW, files=ran.old.files)
-    with pytest.raises(InvalidInput, match=refused):
+    with pytest.raises(InvalidInputError, match=refused):
         core.start(ran.log, [other])
-    with pytest.raises(InvalidInput, match=refused):
+    with pytest.raises(InvalidInputError, match=refused):
         core.start(Log(ran.old.files, "new"), [ran.old, other])
 
 

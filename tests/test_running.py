@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persistent_state import FileSource, InvalidInput, StateError, TaskFailed
+from persistent_state import FileSource, InvalidInputError, StateError, TaskFailedError
 from persistent_state.engine import collecting
 from persistent_state.engine.causes import as_own_error
 from persistent_state.engine.run import Part, check_parts
@@ -54,7 +54,7 @@ def test_a_collection_that_fails_for_any_reason_is_told_of_and_followed_by_other
 def test_a_source_that_can_not_be_opened_is_refused_before_anything_changes(tmp_path: Path) -> None:
     missing = part(tmp_path / "missing")
     files = missing.plan.files
-    with pytest.raises(InvalidInput, match="is not a folder; make it, or mend the path"):
+    with pytest.raises(InvalidInputError, match="is not a folder; make it, or mend the path"):
         check_parts(files, [missing], {}, BEGINNING)
     assert Log(files, missing.plan.application).numbers() == []
     check_parts(files, [part(tmp_path)], {}, BEGINNING)
@@ -66,7 +66,7 @@ def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fen
     core.start(log, [plan])
     entry = core.play(log, plan, pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 1}], SCHEMA))
     source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA, format="parquet")
-    with pytest.raises(InvalidInput, match="its journal has only 0 files"):
+    with pytest.raises(InvalidInputError, match="its journal has only 0 files"):
         check_parts(plan.files, [Part(plan, source, None)], entry.tasks, entry.clock)
     newest = log.newest()
     assert newest is not None
@@ -96,7 +96,7 @@ def test_only_what_spark_can_not_work_out_of_a_value_is_a_failure_of_the_task(te
     if shown is None:
         assert type(made) is StateError
     else:
-        assert (type(made), str(made)) == (TaskFailed, f"task=Total: Spark could not work out a value: {shown}")
+        assert (type(made), str(made)) == (TaskFailedError, f"task=Total: Spark could not work out a value: {shown}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

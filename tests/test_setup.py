@@ -16,7 +16,7 @@ import persistent_state
 from monoids import List, Map, Max, Monoid, Sum
 from persistent_state import (
     Application,
-    InvalidInput,
+    InvalidInputError,
     Message,
     NonWindowState,
     PersistentState,
@@ -96,7 +96,7 @@ class NoState(Stateless):
 
 
 def refused(call: Callable[[], Any], sentence: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         call()
     assert str(caught.value) == sentence
 
@@ -272,7 +272,8 @@ class TestApplications:
                 partial(Application, "app", "store", shards=shards), f"shards={shards}; there must be at least one."
             )
         refused(
-            lambda: Application("app", "store", checkpoints=0), "checkpoints=0; keep at least one, a restart needs it."
+            lambda: Application("app", "store", retained_checkpoints=0),
+            "retained_checkpoints=0; keep at least one, a restart needs it.",
         )
 
     def test_two_tasks_of_one_name(self) -> None:
@@ -311,11 +312,11 @@ class Ran:
         self.keeping = Keeping(clocks=2)
         self.plans = self.start(*tasks)
 
-    def start(self, *tasks: PersistentTask, anew: tuple[str, ...] = ()) -> list[Plan]:
+    def start(self, *tasks: PersistentTask, reset: tuple[str, ...] = ()) -> list[Plan]:
         plans = [core.plan_of(task, ROW, files=self.files) for task in tasks]
         for plan in plans:
             plan.check()
-        core.start(self.log, plans, anew=anew)
+        core.start(self.log, plans, reset=reset)
         return plans
 
     def play(self, *stamps: int) -> None:
@@ -364,7 +365,7 @@ class TestStores:
             f"task=totals: the store was written with {what}={was}, the task has {now}. {core.ways('totals')}",
         )
         assert ran.log.numbers() == before
-        ran.start(task, anew=("totals",))
+        ran.start(task, reset=("totals",))
         assert ran.log.numbers() == [*before, before[-1] + 1]
 
     def test_a_monoid_written_by_other_code_is_the_same_monoid(self, store: str) -> None:
@@ -385,9 +386,9 @@ class TestStores:
             f"task=totals left at clock={full_clock(30)}, and the oldest that is retained is "
             f"{full_clock(60)}. {core.ways('totals')}",
         )
-        # Gone, it stays readable; anew, it starts from zero at the clock.
+        # Gone, it stays readable; reset, it starts from zero at the clock.
         assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 2}]
-        ran.plans = ran.start(Task(), Task(name="other"), anew=("totals",))
+        ran.plans = ran.start(Task(), Task(name="other"), reset=("totals",))
         assert read_state(store, "app", Task()).num_rows == 0
         ran.play(85)
         assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 1}]
@@ -406,7 +407,7 @@ class TestStores:
         entry = core.play(ran.log, returned, rows(45), keeping=ran.keeping)
         assert (entry.clock, entry.tasks["totals"].clock) == (50, 40)
         assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 2}]
-        with pytest.raises(InvalidInput, match=r"clock=.*Z \(50\) of task=totals is not retained"):
+        with pytest.raises(InvalidInputError, match=r"clock=.*Z \(50\) of task=totals is not retained"):
             read_state(store, "app", Task(), clock=50)
         # A start in the middle of it takes up where it stands.
         returned, other = ran.start(Task(), Task(name="other"))
@@ -427,8 +428,8 @@ class TestStores:
 
     def test_an_unknown_task_to_start_anew(self, store: str) -> None:
         refused(
-            lambda: Ran(store, Task()).start(Task(), Task(name="other"), anew=("totale",)),
-            "anew names task=totale, which is not added; the tasks are totals, other.",
+            lambda: Ran(store, Task()).start(Task(), Task(name="other"), reset=("totale",)),
+            "reset names task=totale, which is not added; the tasks are totals, other.",
         )
 
     def test_a_clock_that_is_not_retained(self, store: str) -> None:

@@ -21,7 +21,7 @@ from monoids import Sum
 from persistent_state import (
     Chunk,
     FileSource,
-    InvalidInput,
+    InvalidInputError,
     KafkaSource,
     Message,
     NonWindowState,
@@ -127,7 +127,7 @@ def test_a_task_that_has_heard_a_channel_is_not_stopped_by_another_though_it_has
         assert entry.clock == BEGINNING
         return core.state_at(entry, plan, None)
 
-    with pytest.raises(InvalidInput, match="timestamp_unit='s'"):
+    with pytest.raises(InvalidInputError, match="timestamp_unit='s'"):
         play("a", "s")
     assert play("a", "us") == {("a",): 1}
     assert play("b", "s") == {("a",): 1, ("b",): 1}
@@ -163,7 +163,7 @@ def test_what_follows_in_the_first_micro_batch_stops_nobody() -> None:
     ]
     (blob,) = combine(plan, basis, 0, 1, chunks)
     assert blob.report.counts["messages"] == 2
-    with pytest.raises(InvalidInput, match="timestamp_unit='ms'"):
+    with pytest.raises(InvalidInputError, match="timestamp_unit='ms'"):
         combine(plan, basis, 0, 1, chunks[::-1])
 
 
@@ -211,7 +211,7 @@ def test_a_folder_of_any_format_has_a_unit(tmp_path: Path, format: str) -> None:
         return core.state_at(entry, plan, stamps("us", 61)[0] // 10 * 10)
 
     assert played("ms") == {("a",): 1}
-    with pytest.raises(InvalidInput, match="in milliseconds it would be 2026-01-01T00:00:00Z"):
+    with pytest.raises(InvalidInputError, match="in milliseconds it would be 2026-01-01T00:00:00Z"):
         played(None)
 
 

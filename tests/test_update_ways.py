@@ -52,12 +52,12 @@ from monoids import (
 )
 from monoids.strategies import values
 from persistent_state import (
-    InvalidInput,
+    InvalidInputError,
     Message,
     NonWindowState,
     PersistentState,
     PersistentTask,
-    TaskFailed,
+    TaskFailedError,
     run_local,
 )
 from persistent_state.batch import shard
@@ -441,27 +441,28 @@ class TestOrder:
 
     @pytest.mark.parametrize("way", [ByColumn, ByMessage, ByReading, ByBatch])
     @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-    def test_of_equal_times_and_positions_in_one_channel_the_order_is_that_of_the_strands(
+    def test_of_equal_times_and_positions_in_one_channel_the_order_is_that_of_the_partitions(
         self, way: type[PerMessage], order: tuple[int, int]
     ) -> None:
         schema = pa.schema([("ts", pa.int64()), ("device", pa.string()), ("update", pa.list_(pa.string()))])
         plan = core.plan_of(way(List(pa.string()), None), schema, channel="device")
         log = Log(plan.files, "app")
-        strands = ["p", "q"]
+        partitions = ["p", "q"]
         chunks = [
-            Chunk(s, 0, pa.RecordBatch.from_pylist([{"ts": 5, "device": "x", "update": [s]}], schema)) for s in strands
+            Chunk(s, 0, pa.RecordBatch.from_pylist([{"ts": 5, "device": "x", "update": [s]}], schema))
+            for s in partitions
         ]
         for parts in ([[chunks[i]] for i in order], [[chunks[i] for i in order]]):
-            entry = core.start(log, [plan], anew=[plan.name])
-            basis = plan_batch(entry, plan.name, Reach(dict.fromkeys(strands, 1)), 0)
+            entry = core.start(log, [plan], reset=[plan.name])
+            basis = plan_batch(entry, plan.name, Reach(dict.fromkeys(partitions, 1)), 0)
             blobs = [combine(plan, basis, i, len(parts), part)[0] for i, part in enumerate(parts)]
             for arrived in (blobs, blobs[::-1]):
                 made = shard.merge_shard(plan, 0, arrived, None, core.new_id)
                 rows = [runs_io.read_run(plan.files, run) for run in made.runs]
                 state = fold_keys(rows, plan.layout)
-                assert state["value"].to_pylist() == [strands]
+                assert state["value"].to_pylist() == [partitions]
             entry = core.commit(log, [made])
-            assert core.state_at(entry, plan, None) == {(): strands}
+            assert core.state_at(entry, plan, None) == {(): partitions}
 
 
 class TestLargeBatches:
@@ -633,17 +634,19 @@ class TestAggregators:
 
     @pytest.mark.parametrize("way", PREPARED)
     def test_what_prepare_raises_is_told_with_channel_position_and_key(self, way: type[Prepared]) -> None:
-        with pytest.raises(TaskFailed) as caught:
+        with pytest.raises(TaskFailedError) as caught:
             play_prepared(way(), pa.array(["x", None, "raise"]), ["a", "b", "c"], [5])
         said = "process_message" if way in (PreparedByMessage, PreparedByReading) else "prepare"
         assert str(caught.value).startswith(
             f"{said} of task={way.__name__} raised ZeroDivisionError('oh') at {__file__}:"
         )
-        assert str(caught.value).endswith(", at channel='' strand='' position=2 key={'k': 'c'}.")
+        assert str(caught.value).endswith(", at channel='' partition='' position=2 key={'k': 'c'}.")
 
     @pytest.mark.parametrize("way", PREPARED)
     def test_a_bad_row_stops_where_that_is_wanted(self, way: type[Prepared]) -> None:
-        with pytest.raises(TaskFailed, match=r"met a bad row \(value does not fit\) .* position=1 key=\{'k': 'b'\}"):
+        with pytest.raises(
+            TaskFailedError, match=r"met a bad row \(value does not fit\) .* position=1 key=\{'k': 'b'\}"
+        ):
             play_prepared(way(), pa.array(["x", SECRET]), ["a", "b"], [5], on_bad_row="fail")
 
     def test_items_are_of_any_type(self) -> None:
@@ -691,8 +694,8 @@ class TestAggregators:
 
     def test_what_is_shown_has_a_type(self) -> None:
         with pytest.raises(
-            InvalidInput, match=r"^NonWindowState\(Max\(int64\)\): the Arrow type .* type= of the Aggregator"
+            InvalidInputError, match=r"^NonWindowState\(Max\(int64\)\): the Arrow type .* type= of the Aggregator"
         ):
             _ = NonWindowState(Aggregator(len, Max(), str)).presented
-        with pytest.raises(InvalidInput, match="is given no monoid"):
+        with pytest.raises(InvalidInputError, match="is given no monoid"):
             NonWindowState(Aggregator(len, len, str))  # type: ignore[arg-type]

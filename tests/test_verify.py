@@ -12,7 +12,15 @@ import pyarrow as pa
 import pytest
 
 import monoids
-from persistent_state import InvalidInput, NonWindowState, PersistentTask, SessionWindow, Window, WindowState
+from persistent_state import (
+    InvalidInputError,
+    NonWindowState,
+    PersistentTask,
+    SessionWindow,
+    SlidingWindow,
+    TumblingWindow,
+    WindowState,
+)
 from persistent_state.state import KeptState
 from persistent_state.store import late_rows, lists
 from persistent_state.store import runs as runs_io
@@ -93,15 +101,15 @@ def kept(state: KeptState[Any], **more: Any) -> PersistentTask:
 @pytest.mark.parametrize(
     "task",
     [
-        kept(WindowState(monoids.Sum(), Window("20 microseconds", "10 microseconds"))),
-        kept(WindowState(monoids.Sum(), Window("400 microseconds", "10 microseconds"))),
+        kept(WindowState(monoids.Sum(), SlidingWindow("20 microseconds", "10 microseconds"))),
+        kept(WindowState(monoids.Sum(), SlidingWindow("400 microseconds", "10 microseconds"))),
         kept(WindowState(monoids.Sum(), SessionWindow("15 microseconds"))),
         kept(NonWindowState(monoids.Sum(), ttl="15 microseconds")),
         kept(NonWindowState(monoids.Sum()), message_id="item", horizon="1 hour"),
         kept(
             WindowState(monoids.Last(pa.int64()), SessionWindow("15 microseconds")), message_id="item", horizon="1 hour"
         ),
-        kept(WindowState(monoids.Last(pa.int64()), Window("20 microseconds"))),
+        kept(WindowState(monoids.Last(pa.int64()), TumblingWindow("20 microseconds"))),
     ],
     ids=["windows", "wide windows", "sessions", "ttl", "ids", "ids of sessions in order", "windows in order"],
 )
@@ -191,7 +199,7 @@ def test_what_is_collected_meanwhile_is_no_problem_but_what_else_goes_is(store: 
 def test_another_application_and_none_at_all(store: Path) -> None:
     (store / "app").rename(store / "moved")
     assert {path.split("/")[0] for path in found(verify(str(store)))} == {"app", "moved"}
-    with pytest.raises(InvalidInput, match="there is no application app"):
+    with pytest.raises(InvalidInputError, match="there is no application app"):
         verify(str(store), "app")
     assert verify(str(store / "moved")).applications == 0
 

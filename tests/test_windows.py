@@ -22,15 +22,16 @@ from hypothesis import strategies as st
 from monoids import Aggregator, Average, List, Map, Monoid, Sum
 from monoids.laws import monoid_laws
 from persistent_state import (
-    InvalidInput,
+    InvalidInputError,
     LocalRun,
     Message,
     NonWindowState,
     PersistentState,
     PersistentTask,
     SessionWindow,
-    TaskFailed,
-    Window,
+    SlidingWindow,
+    TaskFailedError,
+    TumblingWindow,
     WindowState,
     run_local,
 )
@@ -78,11 +79,11 @@ def windows_of(windowing: Windowing, messages: Iterable[Sent]) -> dict[Named, li
     found: dict[Named, list[Sent]] = {}
     for message in sorted(messages, key=lambda m: m[:2]):
         key, time, _ = message
-        if isinstance(windowing, Window):
-            begin = time // windowing.step * windowing.step
+        if isinstance(windowing, SlidingWindow):
+            begin = time // windowing.slide * windowing.slide
             while time < begin + windowing.size:
                 found.setdefault((key, begin, begin + windowing.size), []).append(message)
-                begin -= windowing.step
+                begin -= windowing.slide
             continue
         last = next(reversed(found), None)
         before = found.pop(last) if last and last[0] == key and time < last[2] else []
@@ -131,19 +132,19 @@ class TestPanes:
     def test_a_pane_begins_at_the_last_edge_of_a_window_before_a_timestamp(
         self, size: int, step: int, times: list[int]
     ) -> None:
-        panes = Window(us(size), us(step)).pane(np.array(times)).tolist()
+        panes = SlidingWindow(us(size), us(step)).pane(np.array(times)).tolist()
         assert panes == [max(t - t % step, t - (t - size) % step) for t in times]
 
     @given(LENGTHS, LENGTHS, st.lists(TIMES, min_size=1))
     def test_windows_hold_whole_panes(self, size: int, step: int, times: list[int]) -> None:
-        window, stamps = Window(us(size), us(step)), np.array(times)
+        window, stamps = SlidingWindow(us(size), us(step)), np.array(times)
         panes = window.pane(stamps)
         for of in (window.first, window.last, window.is_met, window.pane):
             assert of(panes).tolist() == of(stamps).tolist()
 
     @given(LENGTHS, LENGTHS, st.lists(TIMES, min_size=1))
     def test_the_first_and_the_last_window_of_a_timestamp(self, size: int, step: int, times: list[int]) -> None:
-        window, stamps = Window(us(size), us(step)), np.array(times)
+        window, stamps = SlidingWindow(us(size), us(step)), np.array(times)
         found = zip(
             times, window.first(stamps).tolist(), window.last(stamps).tolist(), window.is_met(stamps), strict=True
         )
@@ -155,15 +156,16 @@ class TestPanes:
 
     @given(st.integers(1, 12), st.integers(1, 12), st.integers(-60, 60))
     def test_a_timestamp_is_in_the_windows_that_say_so(self, size: int, step: int, time: int) -> None:
-        window, stamp = Window(us(size), us(step)), np.array([time])
+        window, stamp = SlidingWindow(us(size), us(step)), np.array([time])
         holding = [k * step for k in range(-100, 100) if k * step <= time < k * step + size]
         assert bool(window.is_met(stamp)[0]) == bool(holding)
         found = range(window.first(stamp)[0], window.last(stamp)[0] + 1, step)
         assert list(found) == holding
 
     def test_windows_are_given_as_text_or_as_timedeltas(self) -> None:
-        assert Window("1 minute") == Window(us(60_000_000)) == Window("1 minute", "60 seconds")
-        assert repr(Window("1 hour", "10 minutes")) == "Window('1 hour', '10 minutes')"
+        assert TumblingWindow("1 minute") == TumblingWindow(us(60_000_000))
+        assert SlidingWindow("1 minute", "60 seconds").identity() == TumblingWindow("1 minute").identity()
+        assert repr(SlidingWindow("1 hour", "10 minutes")) == "SlidingWindow('1 hour', '10 minutes')"
         assert repr(SessionWindow("30 minutes")) == "SessionWindow('30 minutes')"
 
 
@@ -246,7 +248,7 @@ class Numbers(Kept):
 
 
 WINDOWINGS = st.one_of(
-    st.builds(Window, lengths(1, 40), lengths(1, 20)),
+    st.builds(SlidingWindow, lengths(1, 40), lengths(1, 20)),
     st.builds(SessionWindow, lengths(1, 20)),
     st.builds(TimeToLive, st.integers(1, 20)),
     st.none(),
@@ -254,7 +256,7 @@ WINDOWINGS = st.one_of(
 
 
 def state_in(windowing: Windowing | None, monoid: Monoid[Any]) -> KeptState[Any]:
-    if isinstance(windowing, (Window, SessionWindow)):
+    if isinstance(windowing, (SlidingWindow, SessionWindow)):
         return WindowState(monoid, windowing)
     return NonWindowState(monoid, None if windowing is None else us(windowing.ttl))
 
@@ -285,7 +287,7 @@ def test_no_interval_reaches_over_the_edge_of_a_window_or_a_clock(
             fixed, fresh = ran.task.clock, []
             for number, (key, time) in enumerate(batch, count):
                 fresh.append((key, time, number))
-                in_window = not isinstance(windowing, Window) or time % windowing.step < windowing.size
+                in_window = not isinstance(windowing, SlidingWindow) or time % windowing.slide < windowing.size
                 if time >= fixed and in_window:
                     accepted[number] = fresh[-1]
             count += len(batch)
@@ -304,8 +306,8 @@ def check_rows(ran: Ran, windowing: Windowing | None, accepted: Mapping[int, Sen
         assert {key for key, _, _ in some} == {row["key0"]}
         assert row["start"] <= min(times)
         assert not any(min(times) < clock <= max(times) for clock in clocks)
-        if isinstance(windowing, Window):
-            edges = [(t - t % windowing.step, t - (t - windowing.size) % windowing.step) for t in times]
+        if isinstance(windowing, SlidingWindow):
+            edges = [(t - t % windowing.slide, t - (t - windowing.size) % windowing.slide) for t in times]
             assert len({max(edge) for edge in edges}) == 1
             assert row["start"] >= max(edges[0])
         elif windowing is not None:
@@ -350,7 +352,7 @@ def shown(found: pa.Table) -> dict[Any, Any]:
 
 
 BOUNDED = st.one_of(
-    st.builds(Window, lengths(1, 30), lengths(1, 12)),
+    st.builds(SlidingWindow, lengths(1, 30), lengths(1, 12)),
     st.builds(SessionWindow, lengths(1, 15)),
     st.builds(TimeToLive, st.integers(1, 15)),
 )
@@ -368,11 +370,11 @@ def test_what_is_seen_is_what_plain_python_makes_of_the_messages(
     since = Since(
         data.draw(st.sampled_from([BEGINNING, before])),
         all=isinstance(windowing, TimeToLive) and data.draw(st.booleans()),
-        early=isinstance(windowing, Window) and data.draw(st.booleans()),
+        early=isinstance(windowing, SlidingWindow) and data.draw(st.booleans()),
     )
     since = replace(since, recent=since.clock)
-    if isinstance(windowing, Window):
-        messages = [m for m in messages if m[1] % windowing.step < windowing.size]
+    if isinstance(windowing, SlidingWindow):
+        messages = [m for m in messages if m[1] % windowing.slide < windowing.size]
     parts: list[list[Sent]] = [[], [], []]
     for message in messages:
         parts[data.draw(st.integers(0, 2))].append(message)
@@ -391,8 +393,8 @@ def test_windows_given_clock_by_clock_are_each_given_once(
 ) -> None:
     if isinstance(windowing, TimeToLive):
         windowing = SessionWindow(us(windowing.ttl))
-    if isinstance(windowing, Window):
-        messages = [m for m in messages if m[1] % windowing.step < windowing.size]
+    if isinstance(windowing, SlidingWindow):
+        messages = [m for m in messages if m[1] % windowing.slide < windowing.size]
     layout = layout_of(windowing)
     clocks = [BEGINNING, clock, clock + 7, 200]
     levels = [table(layout, messages, clocks)]
@@ -506,7 +508,7 @@ def test_ranges_take_few_additions(asked: tuple[int, list[tuple[int, int]]], is_
 
 def test_sliding_windows_take_log_additions_for_each_pane_and_window() -> None:
     counting = Counting()
-    layout = layout_of(Window(us(500), us(1)), counting)
+    layout = layout_of(SlidingWindow(us(500), us(1)), counting)
     levels = [table(layout, [(key, time, 1) for time in range(1000)]) for key in range(4)]
     counting.additions = 0
     windows = shown(at_clock.values(levels, layout, Since(), 2000))
@@ -520,7 +522,7 @@ def test_sliding_windows_take_log_additions_for_each_pane_and_window() -> None:
 @pytest.mark.parametrize("panes", [30, 200])
 def test_a_stream_of_sliding_windows_takes_log_additions_for_each_pane_however_long_they_are(panes: int) -> None:
     counting = Counting()
-    ran = Ran(Kept(WindowState(counting, Window(us(10 * panes), us(10)))), clocks=2)
+    ran = Ran(Kept(WindowState(counting, SlidingWindow(us(10 * panes), us(10)))), clocks=2)
     before, given = BEGINNING, {}
     for pane in range(3 * panes):
         ran.play((1, 10 * pane + 5, 1))
@@ -546,7 +548,7 @@ def test_values_that_no_range_holds_together_are_never_added() -> None:
         assert [int(found) for found in sums.to_pylist()] == [
             sum(map(int, numbers[low:high])) for low, high in zip(lows, highs, strict=True)
         ]
-    with pytest.raises(TaskFailed):
+    with pytest.raises(TaskFailedError):
         sliding.fold_ranges(pa.array(numbers, layout.monoid.type), np.array([0]), np.array([width + 2]), layout)
 
 
@@ -564,7 +566,7 @@ def ran_local(state: KeptState[Any], messages: Iterable[Sent], batch_size: int =
 class TestLocalRuns:
     def test_tumbling_windows_are_given_when_they_close(self) -> None:
         messages = [(1, 3, 1), (2, 14, 1), (1, 24, 2), (1, 25, 4), (1, 41, 8), (1, 60, 16)]
-        run = ran_local(WindowState(Sum(), Window(us(25))), messages, batch_size=1)
+        run = ran_local(WindowState(Sum(), TumblingWindow(us(25))), messages, batch_size=1)
         assert run.outputs == {
             0: {},
             10: {},
@@ -578,12 +580,14 @@ class TestLocalRuns:
         assert run.states[70] == {(1, 50, 75): 16}
 
     def test_windows_that_slide_share_messages(self) -> None:
-        run = ran_local(WindowState(Sum(), Window(us(10), us(4))), [(1, 5, 1), (1, 9, 2), (1, 30, 0)], batch_size=1)
+        run = ran_local(
+            WindowState(Sum(), SlidingWindow(us(10), us(4))), [(1, 5, 1), (1, 9, 2), (1, 30, 0)], batch_size=1
+        )
         assert run.outputs[30] == {(1, -4, 6): 1, (1, 0, 10): 3, (1, 4, 14): 3, (1, 8, 18): 2}
 
     def test_windows_with_gaps_between_them_sample(self) -> None:
         messages = [(1, time, 1) for time in range(-20, 40)]
-        run = ran_local(WindowState(Sum(), Window(us(3), us(10))), messages, batch_size=7)
+        run = ran_local(WindowState(Sum(), SlidingWindow(us(3), us(10))), messages, batch_size=7)
         given = {window: n for values in run.outputs.values() for window, n in values.items()}
         assert given == {(1, begin, begin + 3): 3 for begin in range(-20, 40, 10)}
         assert run.late == []
@@ -612,7 +616,7 @@ class TestLocalRuns:
     def test_windows_that_close_by_the_first_clock_are_given_too(self) -> None:
         messages = [(1, time, 1) for time in (5, 15, 28, 100)]
         windows = [
-            (WindowState(Sum(), Window(us(10))), {(1, 0, 10): 1, (1, 10, 20): 1, (1, 20, 30): 1}),
+            (WindowState(Sum(), TumblingWindow(us(10))), {(1, 0, 10): 1, (1, 10, 20): 1, (1, 20, 30): 1}),
             (WindowState(Sum(), SessionWindow(us(11))), {(1, 5, 26): 2, (1, 28, 39): 1}),
         ]
         for state, expected in windows:
@@ -622,13 +626,13 @@ class TestLocalRuns:
 
     @settings(max_examples=30)
     @given(
-        st.builds(Window, lengths(1, 30), lengths(1, 12)) | st.builds(SessionWindow, lengths(1, 15)),
+        st.builds(SlidingWindow, lengths(1, 30), lengths(1, 12)) | st.builds(SessionWindow, lengths(1, 15)),
         SENT,
         st.integers(1, 8),
         st.integers(1, 15),
     )
     def test_each_window_is_given_once_at_the_first_clock_at_or_above_its_end(
-        self, window: Window | SessionWindow, messages: list[Sent], batch_size: int, interval: int
+        self, window: SlidingWindow | SessionWindow, messages: list[Sent], batch_size: int, interval: int
     ) -> None:
         run = ran_local(
             WindowState(Sum(), window),
@@ -665,8 +669,8 @@ class TestLocalRuns:
     @pytest.mark.parametrize(
         ("windowing", "given"),
         [
-            (Window(us(SECOND)), 4),
-            (Window(us(SECOND), us(SECOND // 10)), 41),
+            (TumblingWindow(us(SECOND)), 4),
+            (SlidingWindow(us(SECOND), us(SECOND // 10)), 41),
             (SessionWindow(us(SECOND)), 4),
             (TimeToLive(SECOND), 0),
         ],
@@ -684,7 +688,12 @@ class TestLocalRuns:
         assert len(closed) == given
 
     def test_a_jump_of_years_takes_no_rows(self) -> None:
-        for windowing in (Window(us(SECOND)), Window(us(SECOND), us(7)), SessionWindow(us(SECOND)), TimeToLive(SECOND)):
+        for windowing in (
+            TumblingWindow(us(SECOND)),
+            SlidingWindow(us(SECOND), us(7)),
+            SessionWindow(us(SECOND)),
+            TimeToLive(SECOND),
+        ):
             ran = Ran(Kept(state_in(windowing, Sum())), interval=SECOND)
             for time in (-50 * YEAR, 5, 50 * YEAR):
                 ran.play((1, time, 1))
@@ -693,20 +702,20 @@ class TestLocalRuns:
 
     def test_times_as_far_as_they_go(self) -> None:
         times = [-(2**62), 5, 2**62]
-        for window in (Window(us(2**61)), SessionWindow(us(2**61))):
+        for window in (TumblingWindow(us(2**61)), SessionWindow(us(2**61))):
             run = ran_local(WindowState(Sum(), window), [(1, t, 1) for t in times], batch_size=1)
             windows = totals(windows_of(window, [(1, t, 1) for t in times]))
             given = {w: n for values in run.outputs.values() for w, n in values.items()}
             assert {**given, **run.state} == windows
             assert run.late == []
-        sampled = ran_local(WindowState(Sum(), Window(us(10), us(2**61))), [(1, t, 1) for t in times])
+        sampled = ran_local(WindowState(Sum(), SlidingWindow(us(10), us(2**61))), [(1, t, 1) for t in times])
         assert {w: n for values in sampled.outputs.values() for w, n in values.items()} == {
             (1, -(2**62), 10 - 2**62): 1,
             (1, 0, 10): 1,
         }
 
     def test_what_is_presented_of_a_window(self) -> None:
-        state = WindowState(Aggregator(abs, Sum(), lambda n: f"{n} in all", pa.string()), Window(us(10)))
+        state = WindowState(Aggregator(abs, Sum(), lambda n: f"{n} in all", pa.string()), TumblingWindow(us(10)))
         run = run_local(
             Numbered(state),
             [Message(t, {"key": 1, "n": -2}) for t in (1, 2, 30)],
@@ -714,7 +723,7 @@ class TestLocalRuns:
         )
         assert run.outputs[30] == {(1, 0, 10): "4 in all"}
         average = run_local(
-            Kept(WindowState(Average(), Window(us(10)))),
+            Kept(WindowState(Average(), TumblingWindow(us(10)))),
             [Message(t, {"key": 1, "n": t}) for t in (1, 4, 30)],
             checkpoint_interval="10 microseconds",
         )
@@ -722,7 +731,7 @@ class TestLocalRuns:
 
     def test_a_list_in_a_window_is_in_the_order_of_time(self) -> None:
         for window, expected in (
-            (Window(us(20), us(10)), {(1, -10, 10): [3, 5], (1, 0, 20): [3, 5, 11], (1, 10, 30): [11]}),
+            (SlidingWindow(us(20), us(10)), {(1, -10, 10): [3, 5], (1, 0, 20): [3, 5, 11], (1, 10, 30): [11]}),
             (SessionWindow(us(8)), {(1, 3, 19): [3, 5, 11]}),
         ):
             for batch_size in (1, 2, 10):
@@ -757,12 +766,12 @@ class Listed(Kept):
 @pytest.mark.parametrize(
     ("windowing", "once"),
     [
-        (Window(us(30)), False),
-        (Window(us(30), us(10)), False),
+        (TumblingWindow(us(30)), False),
+        (SlidingWindow(us(30), us(10)), False),
         (SessionWindow(us(8)), False),
         (TimeToLive(20), False),
         (None, True),
-        (Window(us(30)), True),
+        (TumblingWindow(us(30)), True),
         (SessionWindow(us(8)), True),
         (TimeToLive(20), True),
     ],
@@ -902,7 +911,7 @@ class TestCopies:
                 assert ran.rows < 30
 
     @pytest.mark.parametrize(
-        "windowing", [Window(us(10)), Window(us(20), us(10)), SessionWindow(us(25)), TimeToLive(25)]
+        "windowing", [TumblingWindow(us(10)), SlidingWindow(us(20), us(10)), SessionWindow(us(25)), TimeToLive(25)]
     )
     def test_messages_with_an_id_are_in_their_windows_and_remembered_after_them(self, windowing: Windowing) -> None:
         counted = [(1, time, 2**i) for i, time in enumerate((3, 20, 31, 41, 62, 70, 99, 120))]
@@ -960,7 +969,7 @@ class TestCopies:
 
 
 def refused(call: Callable[[], Any], sentence: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         call()
     assert str(caught.value) == sentence
 
@@ -969,8 +978,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("make", "what", "said"),
         [
-            (lambda: Window(us(2**61 + 1)), "size", repr(us(2**61 + 1))),
-            (lambda: Window("1 hour", us(2**61 + 1)), "step", repr(us(2**61 + 1))),
+            (lambda: TumblingWindow(us(2**61 + 1)), "size", repr(us(2**61 + 1))),
+            (lambda: SlidingWindow("1 hour", us(2**61 + 1)), "slide", repr(us(2**61 + 1))),
             (lambda: NonWindowState(Sum(), ttl=us(2**61 + 1)), "ttl", repr(us(2**61 + 1))),
             (lambda: SessionWindow("30000000 days"), "gap", "'30000000 days'"),
         ],
@@ -982,12 +991,12 @@ class TestRefused:
     def test_a_number_without_a_unit(self, bare: Any) -> None:
         task = Kept(NonWindowState(Sum()), "id", bare)
         tries: list[tuple[str, Callable[[], Any]]] = [
-            ("size", lambda: Window(bare)),
+            ("size", lambda: TumblingWindow(bare)),
             ("gap", lambda: SessionWindow(bare)),
         ]
         if bare is not None:
             tries += [
-                ("step", lambda: Window("1 hour", bare)),
+                ("slide", lambda: SlidingWindow("1 hour", bare)),
                 ("ttl", lambda: NonWindowState(Sum(), ttl=bare)),
                 ("horizon", core.plan_of(task, ROW).check),
             ]
@@ -999,27 +1008,27 @@ class TestRefused:
             )
 
     def test_a_duration_of_nothing(self) -> None:
-        refused(lambda: Window("0 seconds"), "size='0 seconds'; it must be longer than nothing.")
-        refused(lambda: Window("1 hour", "0 seconds"), "step='0 seconds'; it must be longer than nothing.")
+        refused(lambda: TumblingWindow("0 seconds"), "size='0 seconds'; it must be longer than nothing.")
+        refused(lambda: SlidingWindow("1 hour", "0 seconds"), "slide='0 seconds'; it must be longer than nothing.")
         refused(lambda: SessionWindow("0 days"), "gap='0 days'; it must be longer than nothing.")
         refused(lambda: NonWindowState(Sum(), ttl="0 seconds"), "ttl='0 seconds'; it must be longer than nothing.")
-        refused(lambda: Window(us(0)), "size=datetime.timedelta(0); it must be longer than nothing.")
-        with pytest.raises(InvalidInput, match=r"^size='an hour' is no duration; give text such as "):
-            Window("an hour")
+        refused(lambda: TumblingWindow(us(0)), "size=datetime.timedelta(0); it must be longer than nothing.")
+        with pytest.raises(InvalidInputError, match=r"^size='an hour' is no duration; give text such as "):
+            TumblingWindow("an hour")
 
     def test_a_window_that_is_none(self) -> None:
         for window in ("1 hour", TimeToLive(5), None):
             wrong: Any = window
             refused(
                 partial(WindowState, Sum(), wrong),
-                f"window={window!r} is none; give a Window or a SessionWindow.",
+                f"window={window!r} is not a window; give a TumblingWindow, a SlidingWindow or a SessionWindow.",
             )
 
     def test_a_task_that_reads_a_state_bounded_in_time(self) -> None:
         class Reading(Numbered):
             reads_state = True
 
-        for windowing in (Window(us(10)), SessionWindow(us(10)), TimeToLive(10)):
+        for windowing in (TumblingWindow(us(10)), SessionWindow(us(10)), TimeToLive(10)):
             plan = core.plan_of(Reading(state_in(windowing, Sum())), ROW)
             refused(
                 plan.check,
@@ -1054,7 +1063,7 @@ class TestRefused:
         class Named(Kept):
             key = "window_start"
 
-        for windowing in (Window(us(10)), SessionWindow(us(10))):
+        for windowing in (TumblingWindow(us(10)), SessionWindow(us(10))):
             refused(
                 core.plan_of(Named(state_in(windowing, Sum())), schema).check,
                 "task=Named: the key column 'window_start' has the name of a column of the state; "
@@ -1066,22 +1075,22 @@ class TestRefused:
         ("was", "now", "what", "written", "wanted"),
         [
             (
-                Window(us(10)),
-                Window(us(20)),
+                TumblingWindow(us(10)),
+                TumblingWindow(us(20)),
                 "window",
                 "size=10 microseconds, step=10 microseconds",
                 "size=20 microseconds, step=20 microseconds",
             ),
             (
-                Window(us(10)),
-                Window(us(10), us(5)),
+                TumblingWindow(us(10)),
+                SlidingWindow(us(10), us(5)),
                 "window",
                 "size=10 microseconds, step=10 microseconds",
                 "size=10 microseconds, step=5 microseconds",
             ),
             (SessionWindow(us(10)), SessionWindow(us(11)), "window", "gap=10 microseconds", "gap=11 microseconds"),
             (
-                Window(us(10)),
+                TumblingWindow(us(10)),
                 SessionWindow(us(10)),
                 "window",
                 "size=10 microseconds, step=10 microseconds",
@@ -1090,7 +1099,7 @@ class TestRefused:
             (None, TimeToLive(10), "window", "none", "ttl=10 microseconds"),
             (TimeToLive(10), None, "window", "ttl=10 microseconds", "none"),
             (TimeToLive(10), TimeToLive(9), "window", "ttl=10 microseconds", "ttl=9 microseconds"),
-            (Window(us(10)), None, "state", "WindowState", "NonWindowState"),
+            (TumblingWindow(us(10)), None, "state", "WindowState", "NonWindowState"),
         ],
     )
     def test_a_store_written_with_other_windows(
@@ -1108,7 +1117,7 @@ class TestRefused:
             lambda: read_state(ran.plan.files.url, "app", other),
             f"task=Kept: the store was written with {what}={written}, not {wanted}; open it with the task that wrote it.",
         )
-        core.start(ran.log, [plan], anew=["Kept"])
+        core.start(ran.log, [plan], reset=["Kept"])
 
     def test_a_store_written_with_ids_of_another_kind_or_none(self) -> None:
         state: KeptState[Any] = NonWindowState(Sum())
@@ -1124,8 +1133,12 @@ class TestRefused:
 
     def test_a_state_is_opened_with_its_windows_by_the_name_of_its_task(self) -> None:
         messages = [(1, 5, 1), (1, 14, 2), (2, 17, 4), (1, 26, 8)]
-        for windowing in (Window(us(10)), Window(us(30), us(7)), SessionWindow(us(12)), TimeToLive(12)):
-            kept = [m for m in messages if not isinstance(windowing, Window) or m[1] % windowing.step < windowing.size]
+        for windowing in (TumblingWindow(us(10)), SlidingWindow(us(30), us(7)), SessionWindow(us(12)), TimeToLive(12)):
+            kept = [
+                m
+                for m in messages
+                if not isinstance(windowing, SlidingWindow) or m[1] % windowing.slide < windowing.size
+            ]
             ran = Ran(Kept(state_in(windowing, Sum())), clocks=3)
             for message in messages:
                 ran.play(message)

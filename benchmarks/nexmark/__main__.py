@@ -35,7 +35,7 @@ def taken(spark: SparkSession, name: str, folder: Path, count: int) -> dict[str,
     with tempfile.TemporaryDirectory(prefix="nexmark-") as scratch:
         app, tables = queries.application([name], folder, Path(scratch), "10 seconds", FILES_PER_BATCH)
         with measured() as whole:
-            app.run(spark, close=True, on_progress=lambda _: ends.append(time.perf_counter()))
+            app.run(spark, drain=True, on_progress=lambda _: ends.append(time.perf_counter()))
             steady = time.perf_counter() - ends[0]
         found, clock = queries.results(tables[name]), tables[name].clocks()[-1]
     different = queries.differences(name, folder, found, clock)

@@ -17,7 +17,16 @@ import pyarrow as pa
 
 import monoids
 from benchmarks.nexmark.events import BID, DISORDER, bids
-from persistent_state import Application, FileSource, ParquetTable, PersistentTask, SessionWindow, Window, WindowState
+from persistent_state import (
+    Application,
+    FileSource,
+    ParquetSink,
+    PersistentTask,
+    SessionWindow,
+    SlidingWindow,
+    TumblingWindow,
+    WindowState,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -36,10 +45,10 @@ class HotItems(_Count):
     key = "auction"
 
     def persistent_state(self) -> WindowState[int]:
-        return WindowState(monoids.Count(), Window("10 seconds", "2 seconds"))
+        return WindowState(monoids.Count(), SlidingWindow("10 seconds", "2 seconds"))
 
 
-class Hottest(ParquetTable):
+class Hottest(ParquetSink):
     """And which had the most: a window closes at one clock for all its keys, so all its counts come together."""
 
     def write(self, values: DataFrame, clock: int) -> None:
@@ -55,7 +64,7 @@ class HighestBid(PersistentTask):
     """Query 7: the highest bid of each ten seconds, its price and its number."""
 
     def persistent_state(self) -> WindowState[Any]:
-        return WindowState(monoids.MaxBy(pa.int64(), pa.int64()), Window("10 seconds"))
+        return WindowState(monoids.MaxBy(pa.int64(), pa.int64()), TumblingWindow("10 seconds"))
 
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
         return pa.StructArray.from_arrays([batch["price"], batch["number"]], names=["by", "value"])
@@ -76,7 +85,7 @@ class UserWindows(_Count):
     key = "bidder"
 
     def persistent_state(self) -> WindowState[int]:
-        return WindowState(monoids.Count(), Window("10 seconds"))
+        return WindowState(monoids.Count(), TumblingWindow("10 seconds"))
 
 
 BIDS = f"""
@@ -122,7 +131,7 @@ class Query:
     task: PersistentTask
     sql: str
     timestamp: str = "happened"
-    table: type[ParquetTable] = ParquetTable
+    table: type[ParquetSink] = ParquetSink
 
 
 QUERIES: Mapping[str, Query] = {
@@ -134,19 +143,19 @@ QUERIES: Mapping[str, Query] = {
 
 
 def application(
-    names: Sequence[str], events: Path, scratch: Path, interval: str, files_per_batch: int
-) -> tuple[Application, dict[str, ParquetTable]]:
+    names: Sequence[str], events: Path, scratch: Path, interval: str, max_files_per_batch: int
+) -> tuple[Application, dict[str, ParquetSink]]:
     """An application of these queries, and their tables."""
     app = Application("nexmark", str(scratch / "store"), interval, f"{DISORDER} microseconds")
     tables = {name: QUERIES[name].table(scratch / name) for name in names}
     for name, table in tables.items():
         query = QUERIES[name]
-        source = FileSource(events, timestamp=query.timestamp, transform=bids, files_per_batch=files_per_batch)
+        source = FileSource(events, timestamp=query.timestamp, transform=bids, max_files_per_batch=max_files_per_batch)
         app.add(query.task, source, table)
     return app, tables
 
 
-def results(table: ParquetTable) -> pa.Table:
+def results(table: ParquetSink) -> pa.Table:
     """All windows of a table, in microseconds, without the clocks at which they came."""
     rows = table.dataset().to_table().drop_columns("clock")
     whole = [field.with_type(pa.int64()) if pa.types.is_timestamp(field.type) else field for field in rows.schema]

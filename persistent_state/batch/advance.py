@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from persistent_state.batch.messages import Advance, Basis, Report
-from persistent_state.errors import Disagreement
+from persistent_state.errors import DisagreementError
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import deliver, live_channels, upstream_min
 from persistent_state.event_time.clocks import Settings
@@ -18,12 +18,14 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
     """Where the task stands after the micro-batch of these reports.
 
     Raises:
-        Disagreement: a part of the batch is missing or came twice.
+        DisagreementError: a part of the batch is missing or came twice.
     """
     parts = tuple(sorted(report.part for report in reports))
     whole = {None: tuple(sorted(set(parts))), len(reports): tuple(range(len(reports)))}
     if any(whole.get(report.parts) != parts for report in reports):
-        raise Disagreement(f"task={basis.task} batch={basis.batch} was delivered in parts={parts}; start it again.")
+        raise DisagreementError(
+            f"task={basis.task} batch={basis.batch} was delivered in parts={parts}; start it again."
+        )
     # Parts arrive in any order, and all shards must say the same. One channel may stand in several: its streak is the last's.
     reports = sorted(reports, key=lambda report: report.part)
     seen = [sight for report in reports for sight in report.seen]
@@ -75,17 +77,17 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
 
 
 def _positions(basis: Basis, reports: Sequence[Report]) -> dict[str, Position]:
-    """How far each strand has been read after the reports' micro-batch."""
-    ends = {strand: position.next for strand, position in basis.positions.items()}
-    for strand, end in (found for report in reports for found in report.ends):
-        ends[strand] = max(end, ends.get(strand, 0))
+    """How far each partition has been read after the reports' micro-batch."""
+    ends = {partition: position.next for partition, position in basis.positions.items()}
+    for partition, end in (found for report in reports for found in report.ends):
+        ends[partition] = max(end, ends.get(partition, 0))
     ends.update(basis.ends)
     spans: dict[str, set[tuple[int, int]]] = {}
-    for strand, first, newest in (span for report in reports for span in report.spans):
-        spans.setdefault(strand, set()).add((first, newest))
+    for partition, first, newest in (span for report in reports for span in report.spans):
+        spans.setdefault(partition, set()).add((first, newest))
     return {
-        strand: move_position(basis.positions.get(strand, Position()), end, spans.get(strand, ()))
-        for strand, end in ends.items()
+        partition: move_position(basis.positions.get(partition, Position()), end, spans.get(partition, ()))
+        for partition, end in ends.items()
     }
 
 

@@ -24,7 +24,7 @@ def combine(plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iter
     """Lift a part's rows and fold them as far as no clock can come between: one blob per shard, empty ones too.
 
     Raises:
-        TaskFailed: user code raised, or a row is bad and bad rows are to fail.
+        TaskFailedError: user code raised, or a row is bad and bad rows are to fail.
     """
     pieces: list[list[Blob]] = [[] for _ in range(plan.shards)]
     for shard, blob in combine_in_pieces(plan, basis, part, parts, chunks):
@@ -46,7 +46,7 @@ def combine_in_pieces(
     """The same as (shard, blob), of each shard several where it is much: memory does not grow with the part.
 
     Raises:
-        TaskFailed: user code raised, or a row is bad and bad rows are to fail.
+        TaskFailedError: user code raised, or a row is bad and bad rows are to fail.
     """
     lifted, kept, size = Lifted(), list[pa.Table](), 0
     lows, coarse = list[int](), list[clocks.Coarse]()
@@ -161,7 +161,7 @@ def _partial_sums(
     columns = tables[0].column_names if plan.task.reads_state else _columns(plan)
     table = pa.concat_tables([table.select(columns) for table in tables]).combine_chunks()
     times, panes = fold.as_numpy(table, "time"), plan.layout.panes
-    if panes and panes.step > panes.size and not (is_met := panes.is_met(times)).all():
+    if panes and panes.slide > panes.size and not (is_met := panes.is_met(times)).all():
         table, times = table.filter(pa.array(is_met)), times[is_met]
         if len(times) == 0:
             return None, None, None

@@ -17,7 +17,7 @@ from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import COLUMN, FAIL, Plan
 from persistent_state.batch.recorder import Recorder
 from persistent_state.batch.units import check_unit
-from persistent_state.errors import InvalidInput, TaskFailed, raised
+from persistent_state.errors import InvalidInputError, TaskFailedError, raised
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import beyond_limit
 from persistent_state.event_time.positions import NO_POSITION, Position, is_accounted
@@ -87,7 +87,7 @@ def side_table(rows: pa.RecordBatch, where: NDArray[np.bool_], reason: str, plac
     columns = {
         "reason": pa.array([reason] * count, pa.string()),
         "timestamp": stamps,
-        "strand": pa.array([place.strand] * count, pa.string()),
+        "strand": pa.array([place.partition] * count, pa.string()),
         "channel": place.channels.take(picked),
         "position": pa.array(place.positions, mask=place.positions == NO_POSITION).take(picked),
         **_as_they_came(place.originals, place.positions[where]),
@@ -106,9 +106,9 @@ def _as_they_came(originals: Originals | None, positions: NDArray[np.int64]) -> 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows of a chunk stand in event time and in their source. The strand is the channel if none are `named`."""
+    """Where the rows of a chunk stand in event time and in their source. The partition is the channel if none are `named`."""
 
-    strand: str
+    partition: str
     named: pa.Array | None
     positions: NDArray[np.int64]
     timestamps: NDArray[np.int64]
@@ -119,13 +119,13 @@ class Place:
     def channels(self) -> pa.Array:
         """The channel of each row."""
         if self.named is None:
-            return pa.repeat(pa.scalar(self.strand, pa.string()), len(self.timestamps))
+            return pa.repeat(pa.scalar(self.partition, pa.string()), len(self.timestamps))
         return self.named
 
     def take(self, where: NDArray[np.bool_]) -> Place:
         picked = np.flatnonzero(where)
         return Place(
-            self.strand,
+            self.partition,
             None if self.named is None else self.named.take(pa.array(picked)),
             self.positions[picked],
             self.timestamps[picked],
@@ -138,17 +138,17 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
     """Add a chunk's updates to what its part of the micro-batch came to.
 
     Raises:
-        TaskFailed: user code raised, or a row is bad and bad rows are to fail.
-        InvalidInput: the first timestamps are integers of another unit than microseconds.
+        TaskFailedError: user code raised, or a row is bad and bad rows are to fail.
+        InvalidInputError: the first timestamps are integers of another unit than microseconds.
     """
     rows = chunk.rows.select(plan.schema.names)
     said = chunk.rows.column(COLUMN) if plan.task.update_way == "column" else None
     place = _place(plan, chunk)
-    position = basis.positions.get(chunk.strand, Position())
-    if chunk.strand not in basis.ends:
+    position = basis.positions.get(chunk.partition, Position())
+    if chunk.partition not in basis.ends:
         known = place.positions[place.positions != NO_POSITION]
         end = int(known.max(initial=-1)) + 1
-        lifted.ends[chunk.strand] = max(end, lifted.ends.get(chunk.strand, 0))
+        lifted.ends[chunk.partition] = max(end, lifted.ends.get(chunk.partition, 0))
     bad_records = [r for r in chunk.bad if r.position >= position.next]
     if bad_records:
         _side(plan, lifted, _bad_records(plan, chunk, bad_records), "undecodable record")
@@ -193,7 +193,7 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
     replay = chunk.first if chunk.replay is None else chunk.replay
     # What is before the position is accounted for; rows without one come again wherever a replay starts.
     replay = position.next if replay == NO_POSITION else max(replay, position.next)
-    lifted.spans.append((chunk.strand, replay, int(times.max())))
+    lifted.spans.append((chunk.partition, replay, int(times.max())))
     columns = [keys.normalise(rows.column(name)) for name in plan.task.key_columns]
     base = {
         "hash": pa.array(keys.hash_keys(columns, rows.num_rows)),
@@ -204,7 +204,7 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         base[ID] = keys.normalise(rows.column(plan.task.message_id))
     if plan.layout.is_ordered or plan.task.reads_state:
         base["channel"], base["position"] = place.channels, pa.array(place.positions)
-        base["strand"] = pa.repeat(pa.scalar(chunk.strand, pa.string()), rows.num_rows)
+        base["strand"] = pa.repeat(pa.scalar(chunk.partition, pa.string()), rows.num_rows)
     if plan.task.reads_state:
         row = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
         lifted.tables.append(pa.table({**base, "row": row}))
@@ -271,15 +271,15 @@ def updates(
             column = task.process_batch(rows)
         except Exception as error:
             where = f"{describe(plan, rows, place, 0)} to {describe(plan, rows, place, rows.num_rows - 1)}"
-            raise TaskFailed(f"process_batch of task={plan.name} raised {raised(error)}, at {where}.") from error
+            raise TaskFailedError(f"process_batch of task={plan.name} raised {raised(error)}, at {where}.") from error
         if isinstance(column, pa.ChunkedArray):
             column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
         if not isinstance(column, pa.Array):
-            raise TaskFailed(
+            raise TaskFailedError(
                 f"process_batch of task={plan.name} gave a {type(column).__name__}, not an Arrow array; make it one."
             )
         if len(column) != rows.num_rows:
-            raise TaskFailed(
+            raise TaskFailedError(
                 f"process_batch of task={plan.name} gave {len(column)} updates for {rows.num_rows} rows; "
                 "give one for each, null for none."
             )
@@ -289,7 +289,7 @@ def updates(
     try:
         values, unfit = monoid.cast(column)
     except MonoidError as error:
-        raise TaskFailed(f"task={plan.name}: {error}") from error
+        raise TaskFailedError(f"task={plan.name}: {error}") from error
     return None, values, unfit
 
 
@@ -304,7 +304,7 @@ def describe(plan: Plan, rows: pa.RecordBatch, place: Place, i: int) -> str:
     """Channel, position and key of a row, for people."""
     key = {name: rows.column(name)[i].as_py() for name in plan.task.key_columns}
     position = place.positions[i] if place.positions[i] != NO_POSITION else "unknown"
-    return f"channel={place.channels[i].as_py()!r} strand={place.strand!r} position={position} key={key}"
+    return f"channel={place.channels[i].as_py()!r} partition={place.partition!r} position={position} key={key}"
 
 
 class _Columns(dict[str, list[Any]]):
@@ -346,7 +346,7 @@ class _RowMessage(Message):
 def _place(plan: Plan, chunk: Chunk) -> Place:
     timestamps, valid = microseconds(chunk.rows.column(plan.timestamp), plan.timestamp_unit)
     named = None if plan.channel is None else chunk.rows.column(plan.channel).cast(pa.string()).fill_null("")
-    return Place(chunk.strand, named, chunk.positions, timestamps, valid, chunk.originals)
+    return Place(chunk.partition, named, chunk.positions, timestamps, valid, chunk.originals)
 
 
 def unfit_keys(plan: Plan, rows: pa.RecordBatch) -> NDArray[np.bool_]:
@@ -362,7 +362,7 @@ def unfit_keys(plan: Plan, rows: pa.RecordBatch) -> NDArray[np.bool_]:
 def _is_key(column: pa.Array) -> bool:
     try:
         keys.normalise(column)
-    except InvalidInput:
+    except InvalidInputError:
         return False
     return True
 
@@ -401,7 +401,7 @@ def _watch_channels(
 def _by_channel(plan: Plan, place: Place, accepted: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.intp]]]:
     """Each channel of a chunk's accepted rows, and which they are."""
     if plan.channel is None:
-        yield place.strand, np.flatnonzero(accepted)
+        yield place.partition, np.flatnonzero(accepted)
         return
     some = np.flatnonzero(accepted)
     codes = pc.dictionary_encode(place.channels.take(pa.array(some)))
@@ -414,7 +414,7 @@ def _by_channel(plan: Plan, place: Place, accepted: NDArray[np.bool_]) -> Iterat
 
 def _bad_records(plan: Plan, chunk: Chunk, records: Sequence[BadRecord]) -> pa.Table:
     count = len(records)
-    channel = chunk.strand if plan.channel is None else ""
+    channel = chunk.partition if plan.channel is None else ""
     positions = np.array([record.position for record in records], np.int64)
     row = pa.StructArray.from_arrays(
         [pa.nulls(count, f.type) for f in plan.schema], fields=list(plan.schema), mask=pa.array([True] * count)
@@ -422,7 +422,7 @@ def _bad_records(plan: Plan, chunk: Chunk, records: Sequence[BadRecord]) -> pa.T
     columns = {
         "reason": pa.array([record.reason for record in records], pa.string()),
         "timestamp": pa.nulls(count, pa.int64()),
-        "strand": pa.array([chunk.strand] * count, pa.string()),
+        "strand": pa.array([chunk.partition] * count, pa.string()),
         "channel": pa.array([channel] * count, pa.string()),
         "position": pa.array(positions),
         **_as_they_came(chunk.originals, positions),
@@ -441,13 +441,13 @@ def check_bad_rows(plan: Plan, table: pa.Table) -> None:
     """Stop at bad rows where that is wanted.
 
     Raises:
-        TaskFailed: bad rows are to fail.
+        TaskFailedError: bad rows are to fail.
     """
     if plan.on_bad_row == FAIL:
         first = table.slice(0, 1).to_pylist()[0]
         row = first["row"] or {}
         key = {name: row.get(name) for name in plan.task.key_columns}
-        raise TaskFailed(
+        raise TaskFailedError(
             f"task={plan.name} met a bad row ({first['reason']}) at channel={first['channel']!r} "
-            f"strand={first['strand']!r} position={first['position']} key={key}; mend it, or keep bad rows aside."
+            f"partition={first['strand']!r} position={first['position']} key={key}; mend it, or keep bad rows aside."
         )

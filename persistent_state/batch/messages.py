@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from persistent_state.errors import Disagreement
+from persistent_state.errors import DisagreementError
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import Coarse
@@ -28,7 +28,7 @@ class Basis:
 
     `now` is the batch time. `clock` is fixed: a message below it is late. `low` is where the first stored interval starts,
     `is_listed` whether the source says which channels there are, `is_behind` whether the task has yet to catch up with
-    the global clock. `ends` says where each strand will have been read to (one that is not named, as far as its rows
+    the global clock. `ends` says where each partition will have been read to (one that is not named, as far as its rows
     go), `journal` what the source wants remembered with that, `digests` what runs each shard starts from. Below `restored`,
     the clock that a start restored, rows without a position may be replayed or late: nobody can tell. From `again` on rows that
     earlier starts have accounted for count once more. `unread` positions were there beyond the ends, if that is known.
@@ -65,7 +65,7 @@ class Report:
     """What one part of a micro-batch saw; every shard is told by every part.
 
     `parts` is how many there are; None where only Spark knows. `seen` holds (channel, newest timestamp or None, jumps in
-    a row), `spans` (strand, first position, newest timestamp), `ends` (strand, position after the last row), `replaying`
+    a row), `spans` (partition, first position, newest timestamp), `ends` (partition, position after the last row), `replaying`
     the channels of which rows came again.
     `low` is the lowest start of an interval, `is_silent` what it was told of its source. `counts` has "messages", "replayed"
     and "late", and the bad rows by reason.
@@ -132,12 +132,12 @@ def reports(basis: Basis, blobs: Sequence[Blob]) -> list[Report]:
     """What each part saw whose blobs, all pieces of them, came to a shard.
 
     Raises:
-        Disagreement: a piece is missing or came twice.
+        DisagreementError: a piece is missing or came twice.
     """
     lasts = [blob for blob in blobs if blob.is_last]
     wanted = Counter((last.report.part, number) for last in lasts for number in range(last.number + 1))
     if wanted != Counter((blob.report.part, blob.number) for blob in blobs):
-        raise Disagreement(
+        raise DisagreementError(
             f"task={basis.task} batch={basis.batch}: not all of what a part sent came to a shard, or some came twice; "
             "start it again."
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInput, StateError, TaskFailed, raised
+from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
 from persistent_state.event_time.clocks import Settings
 from persistent_state.partials import keys
 from persistent_state.partials.fold import Layout, Once
@@ -80,22 +80,24 @@ class Plan:
         except StateError:
             raise
         except Exception as error:
-            raise InvalidInput(f"persistent_state of task={self.name} raised {raised(error)}; mend it.") from error
+            raise InvalidInputError(f"persistent_state of task={self.name} raised {raised(error)}; mend it.") from error
 
     def present(self, column: pa.Array) -> pa.Array:
         """What outputs show of a column of values.
 
         Raises:
-            TaskFailed: user code raised, or gave what is not of the type that it said.
+            TaskFailedError: user code raised, or gave what is not of the type that it said.
         """
         try:
             return self.state.present(column)
         except Exception as error:
             raise self.failed_to_present(error) from error
 
-    def failed_to_present(self, error: Exception) -> TaskFailed:
+    def failed_to_present(self, error: Exception) -> TaskFailedError:
         """Return the error that says what the user's `present` raised."""
-        return TaskFailed(f"task={self.name}: what presents its values raised {raised(error)}; mend it, or its type.")
+        return TaskFailedError(
+            f"task={self.name}: what presents its values raised {raised(error)}; mend it, or its type."
+        )
 
     @property
     def takes_late(self) -> bool:
@@ -125,18 +127,18 @@ class Plan:
         """Refuse what can never work.
 
         Raises:
-            InvalidInput: a column is missing, or the monoid does not fit it.
+            InvalidInputError: a column is missing, or the monoid does not fit it.
         """
         name, task = self.name, self.task
         if not name or not all(c.isalnum() or c in "_.-" for c in name) or name[0] == ".":
-            raise InvalidInput(f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'.")
+            raise InvalidInputError(f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'.")
         way = task.update_way
         if not isinstance(self.state, KeptState):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={name}: persistent_state() gives no state; return one, such as NonWindowState(Sum())."
             )
         if task.reads_state and self.state.windowing is not None:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={name} reads its state, and {self.state.windowing!r} bounds that in time, which can't be read; leave "
                 "out reads_state, or keep a NonWindowState without a ttl."
             )
@@ -149,76 +151,78 @@ class Plan:
         for role, column in [*wanted.items(), *(("key", column) for column in task.key_columns)]:
             if column is not None and self.schema.get_field_index(column) < 0:
                 known = ", ".join(self.schema.names)
-                raise InvalidInput(f"task={name}: the {role} column {column!r} is not in the source; it has {known}.")
+                raise InvalidInputError(
+                    f"task={name}: the {role} column {column!r} is not in the source; it has {known}."
+                )
         if (task.message_id is None) != (task.horizon is None):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={name}: message_id={task.message_id!r} and horizon={task.horizon!r} go together; give both or neither."
             )
         for column in task.key_columns:
             if column in ("value", *window_columns(self.state.windowing)):
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"task={name}: the key column {column!r} has the name of a column of the state; "
                     "rename it in the source's transform."
                 )
             if task.key_columns.count(column) > 1:
-                raise InvalidInput(f"task={name}: the key names column {column!r} twice; name it once.")
+                raise InvalidInputError(f"task={name}: the key names column {column!r} twice; name it once.")
             try:
                 keys.normal_type(self.schema.field(column).type)
-            except InvalidInput as error:
-                raise InvalidInput(f"task={name}, column {column!r}: {error}") from None
+            except InvalidInputError as error:
+                raise InvalidInputError(f"task={name}, column {column!r}: {error}") from None
         if task.message_id is not None:
             length("horizon", task.horizon or "")
             try:
                 keys.normal_type(self.schema.field(task.message_id).type)
-            except InvalidInput as error:
-                raise InvalidInput(f"task={name}, message id {task.message_id!r}: {error}") from None
+            except InvalidInputError as error:
+                raise InvalidInputError(f"task={name}, message id {task.message_id!r}: {error}") from None
         if self.channel is not None and not _names_channels(self.schema.field(self.channel).type):
             found = self.schema.field(self.channel).type
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={name}: the channel column {self.channel!r} is {found}; make it text or integers."
             )
         stamp = self.schema.field(self.timestamp).type
         if not (pa.types.is_timestamp(stamp) or pa.types.is_int64(stamp) or pa.types.is_date32(stamp)):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={name}: the timestamp column {self.timestamp!r} is {stamp}; "
                 "make it a timestamp, or int64 microseconds UTC."
             )
         if self.timestamp_unit not in (None, *TIMESTAMP_UNITS):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={name}: timestamp_unit={self.timestamp_unit!r}; say one of {', '.join(map(repr, TIMESTAMP_UNITS))}."
             )
         if self.timestamp_unit is not None and not pa.types.is_int64(stamp):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={name}: timestamp_unit={self.timestamp_unit!r} is for integers, and the timestamp column "
                 f"{self.timestamp!r} is {stamp}, which has a unit of its own; leave it out."
             )
         if way == "value" and task.value is not None:
             self.check_update(self.schema.field(task.value).type)
         if self.layout.is_ordered and not self.has_positions:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={name}: {self.layout.monoid.name} does not commute, and its source gives messages of one time no order; "
                 "name a column of positions."
             )
         if self.settings.jump is not None and not self.has_order:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={name}: max_jump={self.settings.jump} microseconds is measured from row to row, and Spark hands over a "
                 "DataFrame's rows in parts of any order; leave it out, or use another source."
             )
         for column in (taken for taken in self.schema.names if taken.startswith("_persistent_state_")):
-            raise InvalidInput(f"task={name}: the name of column {column!r} is this package's own; rename it.")
+            raise InvalidInputError(f"task={name}: the name of column {column!r} is this package's own; rename it.")
         if self.on_bad_row not in (KEEP, FAIL):
-            raise InvalidInput(f"task={name}: on_bad_row={self.on_bad_row!r}; say 'keep' or 'fail'.")
+            raise InvalidInputError(f"task={name}: on_bad_row={self.on_bad_row!r}; say 'keep' or 'fail'.")
 
     def check_update(self, type: pa.DataType) -> None:
         """Refuse a column of updates that can never fit.
 
         Raises:
-            InvalidInput: the monoid can't take its type, and nothing prepares its items.
+            InvalidInputError: the monoid can't take its type, and nothing prepares its items.
         """
         monoid = self.layout.monoid
         if self.state.prepare is None and not monoid.accepts(type):
             said = "the column" if self.task.value is None else f"column {self.task.value!r}"
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={self.name}: {monoid.name} holds {monoid.type} and can't take {said} of {type}; "
                 "cast the column or choose another monoid."
             )

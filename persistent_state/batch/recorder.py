@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from monoids import MonoidError
 from persistent_state.batch.plan import Plan
-from persistent_state.errors import InvalidInput, TaskFailed, places, raised
+from persistent_state.errors import InvalidInputError, TaskFailedError, places, raised
 from persistent_state.state import PersistentState
 from persistent_state.task import Message, PersistentTask
 
@@ -33,7 +33,7 @@ class Recorder(PersistentState[Any]):
 
     def update(self, timestamp: int, value: Any) -> None:
         if timestamp != self._timestamp:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"update(timestamp={timestamp}) is not the message's {self._timestamp}; pass message.timestamp."
             )
         try:
@@ -44,19 +44,19 @@ class Recorder(PersistentState[Any]):
         self._values.append(value)
 
     def get(self) -> Any:
-        raise InvalidInput(f"task={self._plan.name} calls get(); set reads_state = True to read the state.")
+        raise InvalidInputError(f"task={self._plan.name} calls get(); set reads_state = True to read the state.")
 
     def process(self, task: PersistentTask, message: Message, row: int, where: Any) -> None:
         """Let the task process a message, recording its updates as those of a row."""
         self._row, self._timestamp = row, message.timestamp
         try:
             task.process_message(self, message)
-        except InvalidInput as error:
+        except InvalidInputError as error:
             of = f"{self._plan.name}{places(error)}"
-            raise TaskFailed(f"process_message of task={of}, at {where()}: {error}") from error
+            raise TaskFailedError(f"process_message of task={of}, at {where()}: {error}") from error
         except Exception as error:
             found = raised(error)
-            raise TaskFailed(f"process_message of task={self._plan.name} raised {found}, at {where()}.") from error
+            raise TaskFailedError(f"process_message of task={self._plan.name} raised {found}, at {where()}.") from error
 
     def take(self, items: pa.Array, where: Callable[[int], str]) -> None:
         """Record each item of a column as the update of its row."""
@@ -73,7 +73,7 @@ class Recorder(PersistentState[Any]):
                 self.update(self._timestamp, value)
             except Exception as error:
                 found = raised(error)
-                raise TaskFailed(f"prepare of task={self._plan.name} raised {found}, at {where(i)}.") from error
+                raise TaskFailedError(f"prepare of task={self._plan.name} raised {found}, at {where(i)}.") from error
 
     def values(self, rows: int) -> tuple[NDArray[np.int64], pa.Array, NDArray[np.bool_]]:
         """The recorded updates as `updates` gives them. A row with one that can't be makes none."""

@@ -21,7 +21,7 @@ from persistent_state.batch.lift import (
 from persistent_state.batch.messages import Advance, Basis, Blob, Descriptor, digest, reports, runs_by_shard, to_ipc
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.recorder import Recorder
-from persistent_state.errors import Disagreement
+from persistent_state.errors import DisagreementError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import at_clock, fold, keys, sliding
 from persistent_state.partials.dedup import without_copies
@@ -63,12 +63,12 @@ def merge_shard(
     `cached` are the runs that the shard believes it has; they are used only if the batch says the same.
 
     Raises:
-        Disagreement: the blobs are not those of one micro-batch, each part once.
-        TaskFailed: user code raised (a task that reads its state runs here).
+        DisagreementError: the blobs are not those of one micro-batch, each part once.
+        TaskFailedError: user code raised (a task that reads its state runs here).
     """
     basis = blobs[0].basis
     if any(blob.basis != basis for blob in blobs):
-        raise Disagreement(
+        raise DisagreementError(
             f"task={plan.name} batch={basis.batch}: parts were planned from different entries; start again."
         )
     after = advance(basis, reports(basis, blobs), plan.settings)
@@ -149,7 +149,7 @@ def _held_runs(plan: Plan, basis: Basis, shard: int, cached: Sequence[Run] | Non
     runs = entry.tasks[plan.name].runs if entry and plan.name in entry.tasks else ()
     held = runs_by_shard(runs, plan.shards)[shard]
     if digest(held, basis.clock) != basis.digests[shard]:
-        raise Disagreement(
+        raise DisagreementError(
             f"task={plan.name} batch={basis.batch}: the log has moved on since it was planned; start again."
         )
     return held
@@ -218,7 +218,7 @@ def _process(
     # Not those of the table: what is taken in late has the clock's.
     times, _ = microseconds(rows.column(plan.timestamp), plan.timestamp_unit)
     place = Place(
-        strand="",
+        partition="",
         named=fold.one_chunk(table["channel"]),
         positions=fold.as_numpy(table, "position"),
         timestamps=times,
@@ -236,11 +236,11 @@ def _process(
     taken, values, unfit = recorder.values(len(times))
     sides = []
     if unfit.any():
-        for strand in dict.fromkeys(table["strand"].to_pylist()):
-            of_strand = unfit & np.array([s == strand for s in table["strand"].to_pylist()])
-            if of_strand.any():
-                spot = Place(strand, place.named, place.positions, place.timestamps, place.valid)
-                sides.append(side_table(rows, of_strand, UNFIT, spot))
+        for partition in dict.fromkeys(table["strand"].to_pylist()):
+            of_partition = unfit & np.array([s == partition for s in table["strand"].to_pylist()])
+            if of_partition.any():
+                spot = Place(partition, place.named, place.positions, place.timestamps, place.valid)
+                sides.append(side_table(rows, of_partition, UNFIT, spot))
                 check_bad_rows(plan, sides[-1])
     columns = [name for name in table.column_names if name != "row"]
     base = {name: fold.one_chunk(table[name]) for name in columns}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import Plan
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import show_clock
 
@@ -27,7 +27,7 @@ def check_unit(plan: Plan, basis: Basis, believed: Collection[str], timestamps: 
     A task that has a clock, or in which any channel was `believed` before, is never stopped: one broken clock poisons nothing.
 
     Raises:
-        InvalidInput: they are, and nobody has said their unit.
+        InvalidInputError: they are, and nobody has said their unit.
     """
     if plan.timestamp_unit is not None or basis.clock != BEGINNING or believed:
         return
@@ -42,7 +42,7 @@ def check_unit(plan: Plan, basis: Basis, believed: Collection[str], timestamps: 
             first = int(timestamps[is_usual.argmax()])
             shown = show_clock(first)
             as_read = "after the year 9999" if shown == str(first) else shown
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={plan.name}: column {plan.timestamp!r} begins with the timestamp {first}; an int64 is microseconds, "
                 f"which makes that {as_read}, and in {name} it would be {show_clock(first * 1_000_000 // per_second)}. Say "
                 f"timestamp_unit={unit!r}, or timestamp_unit='us' if microseconds are right."

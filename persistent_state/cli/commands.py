@@ -19,7 +19,7 @@ from monoids import Aggregator, Monoid
 from persistent_state import __version__, formatting
 from persistent_state.cli.describe import summary
 from persistent_state.cli.text import application, applications, verified, width
-from persistent_state.errors import InvalidInput, StateError
+from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.formatting import plain, read_clock, to_json
 from persistent_state.store.files import open_files
 from persistent_state.store.state_at import find_applications, find_state
@@ -117,26 +117,28 @@ def _storage_options(arguments: argparse.Namespace) -> dict[str, Any]:
     except ValueError:
         options = None
     if not isinstance(options, dict):
-        raise InvalidInput('--storage-options=... holds no JSON object; write it as {"key": "value"}, or as @FILE.')
+        raise InvalidInputError(
+            '--storage-options=... holds no JSON object; write it as {"key": "value"}, or as @FILE.'
+        )
     return options
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    files = open_files(arguments.store, **_storage_options(arguments))
+    files = open_files(arguments.store, _storage_options(arguments))
     if arguments.application is not None:
         found = summary(files, arguments.application)
         _print([to_json(found)] if arguments.json else application(found))
         return 0
     every = [summary(files, name) for name in find_applications(files)]
     if not every and not arguments.json:
-        raise InvalidInput(f"there is no application in store={files.url}; look at its address.")
+        raise InvalidInputError(f"there is no application in store={files.url}; look at its address.")
     _print([to_json(every)] if arguments.json else applications(every))
     return 0
 
 
 def _state(arguments: argparse.Namespace) -> int:
     state = find_state(
-        open_files(arguments.store, **_storage_options(arguments)),
+        open_files(arguments.store, _storage_options(arguments)),
         arguments.application,
         arguments.task,
         None if arguments.clock is None else read_clock(arguments.clock),
@@ -179,11 +181,15 @@ def _monoid(name: str) -> Monoid[Any] | Aggregator[Any, Any, Any]:
         found = getattr(importlib.import_module(module), attribute)
         found = found() if isinstance(found, type) else found
     except Exception as error:
-        raise InvalidInput(f"monoid={name}: {error!r}; name it as module:name, of an instance or a class.") from error
+        raise InvalidInputError(
+            f"monoid={name}: {error!r}; name it as module:name, of an instance or a class."
+        ) from error
     finally:
         sys.path.remove(os.getcwd())
     if not isinstance(found, (Monoid, Aggregator)):
-        raise InvalidInput(f"monoid={name} is {found!r}; name an instance of Monoid, or its class, or an Aggregator.")
+        raise InvalidInputError(
+            f"monoid={name} is {found!r}; name an instance of Monoid, or its class, or an Aggregator."
+        )
     return found
 
 
@@ -196,7 +202,9 @@ def _verify(arguments: argparse.Namespace) -> int:
         tell(f"{count:,} files, {path}")
 
     with _progress() as tell:
-        found = verify(arguments.store, arguments.application, on_file=on_file, **_storage_options(arguments))
+        found = verify(
+            arguments.store, arguments.application, on_file=on_file, storage_options=_storage_options(arguments)
+        )
     _print([to_json(asdict(found))] if arguments.json else verified(found))
     return 1 if found.problems else 0
 

@@ -16,7 +16,7 @@ def summary(files: Files, name: str) -> dict[str, Any]:
     """An application, its tasks, and what is stored of them; `clock` is None while there is no checkpoint.
 
     Raises:
-        InvalidInput: there is no such application.
+        InvalidInputError: there is no such application.
     """
     entry = newest_entry(files, name)
     tasks = [_task(files, entry, name) for name in sorted(entry.tasks)]

@@ -115,7 +115,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         def ends() -> dict[str, int]:
             positions = self._entry().tasks[self.plan.name].positions
-            return {strand: position.next for strand, position in positions.items()}
+            return {partition: position.next for partition, position in positions.items()}
 
         return {"ends": self._tried(ends) or {}, "tick": 0}
 
@@ -185,7 +185,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _open(self) -> None:
         if not self._opened:
             task = self._entry().tasks[self.plan.name]
-            known = {strand: position.known for strand, position in task.positions.items()}
+            known = {partition: position.known for partition, position in task.positions.items()}
             self.source.open(lists.read(self.plan.files, task.journal), known)
             self._listed = dict.fromkeys(task.channels, False)
             self._moved = now_us()

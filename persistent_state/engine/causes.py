@@ -10,7 +10,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from persistent_state import errors
-from persistent_state.errors import StateError, TaskFailed, places, raised
+from persistent_state.errors import StateError, TaskFailedError, places, raised
 
 _TRACE = "\n\nJVM stacktrace:"
 
@@ -34,7 +34,7 @@ def as_own_error(error: Exception, of: str) -> StateError:
         r"(\[[A-Z][A-Z0-9_.]+\] (?:(?!\[[A-Z][A-Z0-9_.]+\] ).)*?) SQLSTATE: (\w{5})", text, re.DOTALL
     )
     if conditions and re.match(_OF_A_VALUE, conditions[-1][1]):
-        return TaskFailed(f"{of}: Spark could not work out a value: {conditions[-1][0]}")
+        return TaskFailedError(f"{of}: Spark could not work out a value: {conditions[-1][0]}")
     # The JVM's own trace is in the error behind this one.
     return StateError(f"{of}: Spark failed: {text.split(_TRACE)[0] or repr(error)}")
 

@@ -29,7 +29,7 @@ from persistent_state.batch.plan import COLUMN, Plan
 from persistent_state.engine import failures
 from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, ArrowReader, blob_batches, load, now_us
 from persistent_state.engine.silence import SilenceReader
-from persistent_state.errors import InvalidInput, StateError, TaskFailed, places, raised
+from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, places, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.protocol import commits
@@ -41,14 +41,14 @@ from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
 
-_NOW, _HEADER, _STRAND, _POSITION, _REPLAY, _UNFIT, _REASON, _ORIGINALS = (
+_NOW, _HEADER, _PARTITION, _POSITION, _REPLAY, _UNFIT, _REASON, _ORIGINALS = (
     f"_persistent_state_{name}"
     for name in ("now", "header", "strand", "position", "replay", "unfit", "reason", "originals")
 )
 _BESIDE = pa.schema(
     [
         (_HEADER, pa.binary()),
-        (_STRAND, pa.string()),
+        (_PARTITION, pa.string()),
         (_POSITION, pa.int64()),
         (_REPLAY, pa.int64()),
         (_UNFIT, pa.bool_()),
@@ -91,28 +91,30 @@ def opened(spark: SparkSession, source: DataFrameSource, clock: int = BEGINNING)
     """The DataFrame of a source that is to be replayed from a clock.
 
     Raises:
-        InvalidInput: it is not a streaming one, or keeps state of its own.
+        InvalidInputError: it is not a streaming one, or keeps state of its own.
     """
     rows = _made(source.stream, spark, None if clock == BEGINNING else clock)
     if not isinstance(rows, DataFrame) or not rows.isStreaming:
-        raise InvalidInput(f"DataFrameSource has {rows!r}, not a streaming DataFrame; make one with spark.readStream.")
+        raise InvalidInputError(
+            f"DataFrameSource has {rows!r}, not a streaming DataFrame; make one with spark.readStream."
+        )
     if found := _stateful(rows._jdf.queryExecution().analyzed()):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"DataFrameSource has a stateful {found} before the task: what it makes of a row depends on rows that a restart "
             "does not bring again; do that in a task, with a monoid."
         )
     try:
         _check_streams(rows)
     except PySparkException as error:
-        raise InvalidInput(f"DataFrameSource has a DataFrame that Spark can't run as a stream: {error}") from error
+        raise InvalidInputError(f"DataFrameSource has a DataFrame that Spark can't run as a stream: {error}") from error
     if len(set(rows.columns)) < len(rows.columns):
-        raise InvalidInput(f"DataFrameSource has columns of the same name, {rows.columns}; rename them.")
+        raise InvalidInputError(f"DataFrameSource has columns of the same name, {rows.columns}; rename them.")
     if source.position is not None:
         _check_position(rows, source.position)
     if source.channels and source.channel is None:
-        raise InvalidInput(f"DataFrameSource has channels={list(source.channels)} and no channel column; name it.")
+        raise InvalidInputError(f"DataFrameSource has channels={list(source.channels)} and no channel column; name it.")
     if isinstance(source.channels, str) or not all(isinstance(name, str) for name in source.channels):
-        raise InvalidInput(f"DataFrameSource has channels={source.channels!r}; make it a list of texts.")
+        raise InvalidInputError(f"DataFrameSource has channels={source.channels!r}; make it a list of texts.")
     return rows
 
 
@@ -140,7 +142,9 @@ def _check_position(rows: DataFrame, position: str) -> None:
     types = {field.name: field.dataType for field in rows.schema}
     if not isinstance(types.get(position), IntegralType):
         found = types[position].simpleString() if position in types else "not in it"
-        raise InvalidInput(f"DataFrameSource has position={position!r}, which is {found}; name a column of integers.")
+        raise InvalidInputError(
+            f"DataFrameSource has position={position!r}, which is {found}; name a column of integers."
+        )
 
 
 def _stateful(plan: JavaObject) -> str | None:
@@ -159,7 +163,7 @@ def columns_of(
     """The Arrow columns of the rows that a task sees, and the type of the Column that says its update, if one does.
 
     Raises:
-        InvalidInput: Spark or Arrow has no type for a column that has to go through both, or the Column is none.
+        InvalidInputError: Spark or Arrow has no type for a column that has to go through both, or the Column is none.
     """
     is_column = task.update_way == "column"
     if isinstance(source, TimeReplayableSource) and not is_column:
@@ -169,7 +173,7 @@ def columns_of(
             rows = opened(spark, source)
         else:
             if len({name.lower() for name in source.schema.names}) < len(source.schema):
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"task={task.task_name}: process_column can't tell columns={source.schema.names} apart, as Spark takes no "
                     "notice of case; rename them by transform=."
                 )
@@ -179,7 +183,7 @@ def columns_of(
         # A row that goes before those of the source has nulls.
         schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(rows.schema, timezone="UTC")])
     except PySparkException as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"task={task.task_name}: a column of its source can't go through both Spark and Arrow: {error}; cast it."
         ) from error
     if not is_column:
@@ -210,10 +214,14 @@ def _said(task: PersistentTask, rows: DataFrame) -> Column:
             return column
     except PySparkException as error:
         where = places(error)
-        raise InvalidInput(f"process_column of task={task.task_name} can't be worked out{where}: {error}") from error
+        raise InvalidInputError(
+            f"process_column of task={task.task_name} can't be worked out{where}: {error}"
+        ) from error
     except Exception as error:
-        raise InvalidInput(f"process_column of task={task.task_name} raised {raised(error)}; mend it.") from error
-    raise InvalidInput(f"process_column of task={task.task_name} gave {column!r}, not a Spark Column; make it one.")
+        raise InvalidInputError(f"process_column of task={task.task_name} raised {raised(error)}; mend it.") from error
+    raise InvalidInputError(
+        f"process_column of task={task.task_name} gave {column!r}, not a Spark Column; make it one."
+    )
 
 
 def blobs_of_dataframe(
@@ -295,7 +303,7 @@ def _rows(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
 def _placed(
     batches: Iterable[pa.RecordBatch], plan: Plan, channel: str | None, position: str | None
 ) -> Iterator[Chunk]:
-    """Rows of a DataFrame as chunks: a strand for each channel, where there are positions."""
+    """Rows of a DataFrame as chunks: a partition for each channel, where there are positions."""
     if position is None:
         for batch in batches:
             yield Chunk("", 0, _rows(batch, plan), at=np.full(batch.num_rows, NO_POSITION))
@@ -311,20 +319,20 @@ def _placed(
         order = np.argsort(index, kind="stable")
         rows, positions = rows.take(pa.array(order)), positions[order]
         begins = np.searchsorted(index[order], np.arange(len(codes.dictionary) + 1)).tolist()
-        for strand, (begin, end) in zip(codes.dictionary.to_pylist(), pairwise(begins), strict=True):
+        for partition, (begin, end) in zip(codes.dictionary.to_pylist(), pairwise(begins), strict=True):
             at = positions[begin:end]
-            yield Chunk(strand, int(at.min()), rows.slice(begin, end - begin), at=at)
+            yield Chunk(partition, int(at.min()), rows.slice(begin, end - begin), at=at)
 
 
 def _positions(batch: pa.RecordBatch, plan: Plan, position: str) -> NDArray[np.int64]:
     if plan.layout.is_ordered and batch.column(position).null_count:
-        raise TaskFailed(
+        raise TaskFailedError(
             f"task={plan.name}: {plan.layout.monoid.name} does not commute, and a row has no position={position!r}; "
             "leave such rows out."
         )
     positions: NDArray[np.int64] = batch.column(position).cast(pa.int64()).fill_null(NO_POSITION).to_numpy()
     if (lowest := int(positions.min())) < 0:
-        raise TaskFailed(f"task={plan.name}: position={lowest} of column {position!r} is negative; count from 0.")
+        raise TaskFailedError(f"task={plan.name}: position={lowest} of column {position!r} is negative; count from 0.")
     return positions
 
 
@@ -376,26 +384,28 @@ def _replaced(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Chunk]:
         for header in batch.column(_HEADER).drop_null().to_pylist():
             raise failures.error_of(header) or AssertionError("one row tells what a part starts from")
         kind = np.stack([_is_valid(batch, _REASON), _is_valid(batch, _ORIGINALS)])
-        strands = pc.dictionary_encode(batch.column(_STRAND))
+        partitions = pc.dictionary_encode(batch.column(_PARTITION))
         replays = batch.column(_REPLAY).fill_null(0).to_numpy()
-        place = np.stack([*kind, strands.indices.to_numpy(), replays])
+        place = np.stack([*kind, partitions.indices.to_numpy(), replays])
         begins = np.flatnonzero(np.any(place[:, 1:] != place[:, :-1], axis=0)) + 1
         unfit = batch.column(_UNFIT).fill_null(False).to_numpy(zero_copy_only=False)
         rows, positions = _rows(batch, plan), batch.column(_POSITION).fill_null(0).to_numpy()
         for begin, end in pairwise([0, *begins.tolist(), batch.num_rows] if batch.num_rows else []):
-            strand, at = batch.column(_STRAND)[begin].as_py(), positions[begin:end]
+            partition, at = batch.column(_PARTITION)[begin].as_py(), positions[begin:end]
             is_bad, are_originals = kind[:, begin]
             if are_originals:
                 known = pa.ipc.open_stream(batch.column(_ORIGINALS)[end - 1].as_buffer()).read_all()
-                originals = {strand: partial(_looked_up, known)}
+                originals = {partition: partial(_looked_up, known)}
             elif is_bad:
                 reasons = batch.column(_REASON).slice(begin, end - begin).to_pylist()
                 records = tuple(BadRecord(*record) for record in zip(at.tolist(), reasons, strict=True))
-                yield Chunk(strand, int(at[0]), rows.slice(0, 0), records, at=at[:0], originals=originals.get(strand))
+                yield Chunk(
+                    partition, int(at[0]), rows.slice(0, 0), records, at=at[:0], originals=originals.get(partition)
+                )
             else:
                 some, replay = rows.slice(begin, end - begin), int(replays[begin])
-                came = originals.get(strand)
-                yield Chunk(strand, int(at[0]), some, replay=replay, at=at, unfit=unfit[begin:end], originals=came)
+                came = originals.get(partition)
+                yield Chunk(partition, int(at[0]), some, replay=replay, at=at, unfit=unfit[begin:end], originals=came)
 
 
 def _is_valid(batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
@@ -433,14 +443,14 @@ class RowReader(ArrowReader):
         # Of what Spark has had this can't be seen any more.
         unfit = unfit_keys(self.plan, chunk.rows)
         if (originals := self._originals(chunk, basis, unfit)) is not None:
-            strand = pa.array([chunk.strand], pa.string())
-            yield _record_batch(schema, 1, {_STRAND: strand, _ORIGINALS: pa.array([originals], pa.binary())})
+            partition = pa.array([chunk.partition], pa.string())
+            yield _record_batch(schema, 1, {_PARTITION: partition, _ORIGINALS: pa.array([originals], pa.binary())})
         yield _record_batch(
             schema,
             count,
             {
                 **{field.name: self._column(chunk.rows, field) for field in self.plan.schema},
-                _STRAND: pa.repeat(pa.scalar(chunk.strand, pa.string()), count),
+                _PARTITION: pa.repeat(pa.scalar(chunk.partition, pa.string()), count),
                 _POSITION: pa.array(chunk.positions),
                 _REPLAY: pa.repeat(pa.scalar(replay, pa.int64()), count),
                 _UNFIT: pa.array(unfit),
@@ -451,7 +461,7 @@ class RowReader(ArrowReader):
                 schema,
                 len(bad),
                 {
-                    _STRAND: pa.repeat(pa.scalar(chunk.strand, pa.string()), len(bad)),
+                    _PARTITION: pa.repeat(pa.scalar(chunk.partition, pa.string()), len(bad)),
                     _POSITION: pa.array([record.position for record in bad], pa.int64()),
                     _REASON: pa.array([record.reason for record in bad], pa.string()),
                 },

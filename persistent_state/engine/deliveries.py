@@ -16,10 +16,20 @@ from persistent_state.batch.plan import AT_MOST_ONCE, Plan
 from persistent_state.engine import frames
 from persistent_state.engine.arrow_source import now_us
 from persistent_state.engine.causes import as_own_error
-from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, StoreUnavailable, TaskFailed, raised
+from persistent_state.errors import (
+    DamagedError,
+    FencedError,
+    InvalidInputError,
+    StateError,
+    StoreUnavailableError,
+    TaskFailedError,
+    raised,
+)
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.partials.at_clock import Since
 from persistent_state.protocol.deliver import Due, Giver
+from persistent_state.sinks.base import RecordingSink
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import state_at
@@ -42,7 +52,7 @@ STOP_SECONDS = 60.0
 END_SECONDS = 60.0
 """For how long the end of a run waits for a sink that does not open."""
 
-_FINAL = (Fenced, InvalidInput, TaskFailed, Damaged)
+_FINAL = (FencedError, InvalidInputError, TaskFailedError, DamagedError)
 """What another try would meet again: to the end it is not waited for."""
 
 _logger = logging.getLogger("persistent_state")
@@ -81,7 +91,7 @@ class Delivery:
             Log(plan.files, plan.application),
             plan.name,
             output.output_name,
-            lambda: self._sink.open(frames.origin(plan, output)),
+            self._open_sink,
             self._write,
             now_us,
             plan.delivery,
@@ -128,7 +138,7 @@ class Delivery:
             )
             return
         error = self._take_refusal()
-        if isinstance(error, (StoreUnavailable, OSError)):
+        if isinstance(error, (StoreUnavailableError, OSError)):
             self._warn("opened", 0, error)
         elif error is not None:
             raise self._as_own(error) from error
@@ -137,10 +147,10 @@ class Delivery:
         """Refuse a place that has rows already, if its task is one of these.
 
         Raises:
-            InvalidInput: it has some, or it does not answer.
+            InvalidInputError: it has some, or it does not answer.
         """
         if self._plan.name in tasks and (why := self._giver.not_empty):
-            raise InvalidInput(f"{self._of}: the task is built again, and the sink {why}")
+            raise InvalidInputError(f"{self._of}: the task is built again, and the sink {why}")
 
     def start(self, epoch: Callable[[], int]) -> None:
         """Deliver from now on, whatever comes; `epoch` says which start of the application is this driver's now."""
@@ -180,6 +190,18 @@ class Delivery:
             # Also what is no Exception, as the panics of libraries written in Rust are not.
             self._refusal = error
 
+    def _open_sink(self) -> int | None:
+        """Open the sink, and return the last clock that it has by its own record; None if it keeps none."""
+        last = self._sink.open(frames.origin(self._plan, self._output))
+        if isinstance(self._sink, RecordingSink):
+            return BEGINNING if last is None else last
+        if last is not None:
+            raise InvalidInputError(
+                f"open() of sink={self._sink.name!r} returned {last!r}; a sink that knows its last clock is a subclass of "
+                "RecordingSink."
+            )
+        return None
+
     def _take_refusal(self) -> BaseException | None:
         """What kept the sink from opening, if something did; told once."""
         error, self._refusal = self._refusal, None
@@ -202,7 +224,7 @@ class Delivery:
                 # Its sink is not opened a second time meanwhile, and a stop does not wait for it.
                 self._opening.join(OPENING_POLL_SECONDS)
                 if ends_since is not None and time.monotonic() > ends_since + END_SECONDS:
-                    self.error = StoreUnavailable(f"{self._of}: it does not answer; mend it, then run again.")
+                    self.error = StoreUnavailableError(f"{self._of}: it does not answer; mend it, then run again.")
                     self._is_at_work = False
                     return
                 continue
@@ -242,7 +264,7 @@ class Delivery:
             raise error
         try:
             return self._giver.give_next(self._epoch())
-        except Fenced:
+        except FencedError:
             # Perhaps by this driver itself, which is about to start again: the same clock comes then.
             if is_ending:
                 raise
@@ -291,7 +313,7 @@ class Deliveries:
         """Refuse a task of these, which are built again, whose sink still has rows of its life before.
 
         Raises:
-            InvalidInput: it has some, or nobody knows, as it does not answer.
+            InvalidInputError: it has some, or nobody knows, as it does not answer.
         """
         for each in self._all:
             each.check_empty(tasks)

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from persistent_state.batch.plan import Plan
 from persistent_state.engine.session import check_store, use_this_python
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain, to_json
 from persistent_state.outputs import ValuesAtClock
@@ -23,7 +23,7 @@ from persistent_state.store.state_at import StateAt, read_side, with_presented
 from persistent_state.windows import FINAL, TIME
 
 LATE_ROWS = (
-    "reason string, timestamp bigint, strand string, channel string, position bigint, record binary, "
+    "reason string, timestamp bigint, partition string, channel string, position bigint, record binary, "
     "origin string, row string"
 )
 
@@ -86,25 +86,25 @@ def origin(plan: Plan, output: ValuesAtClock) -> Origin:
     """What a sink is told of the values that it will be given.
 
     Raises:
-        InvalidInput: Spark has no type for them, or a key column has the name of another, or the output asks of the task's
+        InvalidInputError: Spark has no type for them, or a key column has the name of another, or the output asks of the task's
             state what it can't say.
     """
     if plan.layout.window_fields and output.all:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"task={plan.name}: all=True asks for every key at each clock, and a window is given once, when it closes; leave "
             "it out."
         )
     if output.early and not plan.layout.panes:
-        raise InvalidInput(
-            f"task={plan.name}: early=True asks for windows that are open, and only those of Window(...) are known before they "
-            "close; leave it out, or take RunningValues."
+        raise InvalidInputError(
+            f"task={plan.name}: early=True asks for windows that are open, and sessions are not known before they close; "
+            "leave it out, or take RunningValues."
         )
     wanted = output_schema(plan, output.early)
     columns = [name.lower() for name in wanted.names]
     for name in plan.task.key_columns:
         # Where tables are kept, names that differ in case alone are one.
         if columns.count(name.lower()) > 1:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={plan.name}: outputs have the columns {', '.join(wanted.names)}, and {name!r} is there twice but for "
                 "case; rename it in the source's transform."
             )
@@ -119,7 +119,7 @@ def types_of(task: str, schema: pa.Schema, instead: str) -> tuple[StructType, pa
         found = from_arrow_schema(schema)
         return found, to_arrow_schema(found, timezone="UTC")
     except Exception as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"task={task}: Spark has no type for one of {', '.join(map(str, schema.types))} ({error}); {instead}."
         ) from error
 

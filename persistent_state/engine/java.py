@@ -15,13 +15,13 @@ def require_java() -> None:
     """Return if the `java` that Spark will start, of JAVA_HOME or else on PATH, is 17 or newer.
 
     Raises:
-        InvalidInput: there is none, or it is older, or it doesn't run. The sentence says what to install.
+        InvalidInputError: there is none, or it is older, or it doesn't run. The sentence says what to install.
     """
     # Not at the top: `make` runs this file by its path, where the package can't be imported yet.
-    from persistent_state.errors import InvalidInput
+    from persistent_state.errors import InvalidInputError
 
     if problem := java_problem():
-        raise InvalidInput(problem)
+        raise InvalidInputError(problem)
 
 
 def java_problem() -> str | None:

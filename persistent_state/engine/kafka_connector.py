@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.kafka.source import COMMITTED, GAP, OFFSET, PARTITION, TIME, TOPIC, KafkaSource
 from persistent_state.kafka.topics import PATIENCE
 from persistent_state.redact import without_secrets
@@ -46,8 +46,8 @@ def opened(
     """Topics from these positions on, and the lines that the first micro-batch has to write down.
 
     Raises:
-        InvalidInput: what is to be read is not there any more.
-        StoreUnavailable: no broker answers.
+        InvalidInputError: what is to be read is not there any more.
+        StoreUnavailableError: no broker answers.
     """
     # A copy, as the source may be opened more than once.
     asked: KafkaSource = cloudpickle.loads(cloudpickle.dumps(source))
@@ -55,14 +55,14 @@ def opened(
     lines = asked.reach(start, everything=False).journal
     offsets: dict[str, dict[str, int]] = {}
     names = {}
-    for strand, place in asked.places.items():
-        begin = start.get(strand, place.begin)
-        if gap := place.gap(begin, strand not in start):
+    for partition_name, place in asked.places.items():
+        begin = start.get(partition_name, place.begin)
+        if gap := place.gap(begin, partition_name not in start):
             # Spark tells of no gap, and no row stands for it.
             _logger.warning("%r goes on after what is lost: %s", source, gap)
             lines = (*lines, json.dumps({GAP: gap}))
         offsets.setdefault(place.topic, {})[str(place.partition)] = max(begin, place.first)
-        names[place.topic, place.partition] = strand
+        names[place.topic, place.partition] = partition_name
     options = {"startingOffsets": json.dumps(offsets) if offsets else "earliest"}
     return _frame(source, options, tuple(names.values()), names), lines
 
@@ -84,7 +84,7 @@ def _frame(
         except AnalysisException as error:
             if "kafka" not in str(error).lower():
                 raise
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{source!r} is read by Spark's connector, and this Spark has none; start it with spark.jars.packages="
                 f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}."
             ) from error
@@ -94,11 +94,11 @@ def _frame(
         try:
             made = said(records)
         except PySparkException as error:
-            why = without_secrets(error, java_options(source.servers, source.options))
-            raise InvalidInput(f"value= of {source!r} can't be worked out: {why}; mend it.") from None
+            why = without_secrets(error, java_options(source.bootstrap_servers, source.options))
+            raise InvalidInputError(f"value= of {source!r} can't be worked out: {why}; mend it.") from None
         if not isinstance(made, DataFrame) or not {TOPIC, PARTITION, OFFSET} <= set(made.columns):
             found = made.columns if isinstance(made, DataFrame) else made
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"value= of {source!r} makes {found!r}; make a DataFrame that keeps {TOPIC}, {PARTITION} and {OFFSET}."
             )
         return made.withColumn(CHANNEL, _channel(names))
@@ -124,8 +124,8 @@ def _options(source: KafkaSource, spark: SparkSession) -> dict[str, str]:
         chosen = {"subscribe": ",".join(topics)}
     return {
         **chosen,
-        **{f"kafka.{name}": value for name, value in java_options(source.servers, source.options).items()},
-        "maxOffsetsPerTrigger": str(source.offsets_per_batch),
+        **{f"kafka.{name}": value for name, value in java_options(source.bootstrap_servers, source.options).items()},
+        "maxOffsetsPerTrigger": str(source.max_offsets_per_batch),
         # By default it gives up after 30 milliseconds, which no failover is over in.
         "fetchOffset.numRetries": str(round(PATIENCE)),
         "fetchOffset.retryIntervalMs": "1000",
@@ -147,11 +147,11 @@ _JAVA = {
 _LOGINS = {"PLAIN": "plain.PlainLoginModule"}
 
 
-def java_options(servers: str, given: Mapping[str, Any]) -> dict[str, str]:
+def java_options(bootstrap_servers: str, given: Mapping[str, Any]) -> dict[str, str]:
     """The options of librdkafka as Java's clients name them.
 
     Raises:
-        InvalidInput: Java's clients have nothing like it.
+        InvalidInputError: Java's clients have nothing like it.
     """
     options = {"isolation.level": COMMITTED, **given}
     for name, held in _FILES.items():
@@ -165,7 +165,7 @@ def java_options(servers: str, given: Mapping[str, Any]) -> dict[str, str]:
     if found.get("ssl.endpoint.identification.algorithm") == "none":
         found["ssl.endpoint.identification.algorithm"] = ""
     if str(given.get("enable.ssl.certificate.verification", "true")).lower() == "false":
-        raise InvalidInput(
+        raise InvalidInputError(
             "option='enable.ssl.certificate.verification' can't be false for Spark's connector; give ssl.ca.location."
         )
     if "security.protocol" in found:
@@ -176,7 +176,7 @@ def java_options(servers: str, given: Mapping[str, Any]) -> dict[str, str]:
         found["sasl.jaas.config"] = (
             f"org.apache.kafka.common.security.{module} required username={user} password={password};"
         )
-    return {**found, "bootstrap.servers": servers}
+    return {**found, "bootstrap.servers": bootstrap_servers}
 
 
 def _quoted(text: str) -> str:

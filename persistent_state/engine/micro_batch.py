@@ -230,6 +230,6 @@ def check_values(plan: Plan) -> None:
     """Refuse a sink for values that Spark has no type for.
 
     Raises:
-        InvalidInput: a key column or the monoid is of such a type.
+        InvalidInputError: a key column or the monoid is of such a type.
     """
     types_of(plan.name, values_schema(plan), NO_SINK)

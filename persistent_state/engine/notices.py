@@ -71,7 +71,7 @@ class Notices:
         if entry.clock != BEGINNING:
             at = f"The newest checkpoint is at clock={show_clock(entry.clock)} ({entry.clock})"
         if is_above:
-            at += f": messages up to {show_clock(newest)} wait above it for newer ones; run(close=True) checkpoints them now"
+            at += f": messages up to {show_clock(newest)} wait above it for newer ones; run(drain=True) checkpoints them now"
             silent = sorted(name for name, one in task.channels.items() if one.newest is None and not one.ended)
             if self._plan.settings.idle_after is None and 0 < len(silent) < len(task.channels):
                 at += f". {_count(len(silent), 'channel')}, such as {silent[0]!r}, delivered nothing: idle_after lets it go"

@@ -41,7 +41,7 @@ from persistent_state.engine.session import (
 )
 from persistent_state.engine.signals import asked_to_stop
 from persistent_state.engine.telling import Listener, Telling
-from persistent_state.errors import Damaged, Fenced, InvalidInput, StateError, TaskFailed
+from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StateError, TaskFailedError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka.source import KafkaSource
 from persistent_state.outputs import Outputs
@@ -63,7 +63,7 @@ LOOK_SECONDS = 5.0
 LONGEST_WAIT = 60.0
 """Seconds between a failure and the next start, at the most; the first is one second, and each is twice the one before."""
 
-_FINAL = (Fenced, InvalidInput, TaskFailed, Damaged)
+_FINAL = (FencedError, InvalidInputError, TaskFailedError, DamagedError)
 """What another start would meet again."""
 
 _logger = logging.getLogger("persistent_state")
@@ -88,8 +88,8 @@ class Setup:
     """All that a start of an application needs, the first one and those after a failure.
 
     `trigger` is Spark's processing time (None: as fast as it goes), `to_the_end` ends the run where the sources end now, and
-    with `closes` all is checkpointed then.
-    After `restarts` failures in a row without a new global clock the last one is raised.
+    with `drains` all is checkpointed then.
+    After `max_restarts` failures in a row without a new global clock the last one is raised.
     """
 
     spark: SparkSession
@@ -100,15 +100,15 @@ class Setup:
     shards: int
     keeping: Keeping
     scratch: str | None
-    restarts: int
+    max_restarts: int
     to_the_end: bool
-    closes: bool
+    drains: bool
     trigger: str | None
     on_progress: Callable[[Progress], None] | None
     writer: str = field(default_factory=arrow_source.new_id)
 
     def take_over(
-        self, log: Log, *, anew: Sequence[str] = (), rebuild: Sequence[str] = (), after: int | None = None
+        self, log: Log, *, reset: Sequence[str] = (), rebuild: Sequence[str] = (), after: int | None = None
     ) -> Entry:
         """The entry of a new start."""
         return takeover.take_over(
@@ -118,7 +118,7 @@ class Setup:
             shards=self.shards,
             writer=self.writer,
             now=arrow_source.now_us(),
-            anew=anew,
+            reset=reset,
             rebuild=rebuild,
             after=after,
         )
@@ -128,12 +128,12 @@ class Running:
     """A started application. Stop it, wait for it, close it.
 
     A query that fails is started again with all others, from the global clock; that the driver is fenced, the set-up is
-    wrong, user code raised or the store is damaged ends the run. `entry` is the log entry that the newest start began with,
-    `restarts` how many there were, `progress` the newest of each task; `was_asked_to_stop` says that a signal ended it.
+    wrong, user code raised or the store is damaged ends the run. `restarts` is how often it was started again, `progress` the
+    newest of each task; `was_asked_to_stop` says that a signal ended it.
     """
 
     def __init__(self, setup: Setup, log: Log, entry: Entry, deliveries: Deliveries) -> None:
-        self.entry = entry
+        self._entry = entry
         self.restarts = 0
         self.was_asked_to_stop = False
         self._setup = setup
@@ -152,8 +152,8 @@ class Running:
         except BaseException:
             self._end()
             raise
-        self._deliveries.start(lambda: self.entry.epoch)
-        self._collecting.start(lambda: self.entry.epoch)
+        self._deliveries.start(lambda: self._entry.epoch)
+        self._collecting.start(lambda: self._entry.epoch)
         self._watcher = threading.Thread(target=self._watch, name=f"persistent-state {setup.application}", daemon=True)
         self._watcher.start()
 
@@ -162,11 +162,17 @@ class Running:
         return self._watcher.is_alive()
 
     @property
+    def clock(self) -> int | None:
+        """The global clock (microseconds UTC) as this run knows it; None while there is no checkpoint."""
+        clock = max(self._entry.clock, *(known.global_clock for known in self.progress.values()), BEGINNING)
+        return None if clock == BEGINNING else clock
+
+    @property
     def progress(self) -> Mapping[str, Progress]:
         """The newest progress of each task that has committed since this start."""
         return dict(self._telling.newest)
 
-    def await_end(self, timeout: float | None = None) -> bool:
+    def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended; whether it has. SIGINT and SIGTERM end it cleanly.
 
         Raises:
@@ -197,52 +203,55 @@ class Running:
         if not _is_called_back():
             self._watcher.join()
 
-    def close(self) -> Entry:
+    def drain(self) -> int:
         """Stop, and give every task one clock above the newest message, so that everything is checkpointed and delivered.
 
-        What arrives below that clock afterwards is late: close when the sources have been read to their end.
+        What arrives below that clock afterwards is late: drain when the sources have been read to their end.
+
+        Returns:
+            That clock (microseconds UTC).
 
         Raises:
             StateError: what made the run fail; it has not read them to their end. Or a sink did not take all.
         """
         if _is_called_back():
-            raise InvalidInput(
-                f"close() was called by {threading.current_thread().name!r}, for a sink or a report on progress; call stop() "
-                "there, and close after."
+            raise InvalidInputError(
+                f"drain() was called by {threading.current_thread().name!r}, for a sink or a report on progress; call stop() "
+                "there, and drain after."
             )
         self.stop()
         if self._error is not None:
             raise self._error
         entry = self._close()
         self._deliveries.end(threading.Event())
-        return entry
+        return entry.clock
 
     def _close(self) -> Entry:
-        return commits.close(self._log, self.entry.epoch, now=arrow_source.now_us(), keeping=self._setup.keeping)
+        return commits.close(self._log, self._entry.epoch, now=arrow_source.now_us(), keeping=self._setup.keeping)
 
     def _begin(self) -> None:
         """Start a query for each task, from where the entry says."""
         setup = self._setup
         session = own_session(setup.spark)
         labels = shard_labels(session, setup.shards)
-        scratch = self._scratch.folder(self.entry.epoch)
+        scratch = self._scratch.folder(self._entry.epoch)
         attempts = failures.attempts(setup.spark)
         self._commits = Watch()
         for part in setup.parts:
             plan = part.plan
-            blobs = _blobs(setup, session, part, self.entry, labels, attempts)
+            blobs = _blobs(setup, session, part, self._entry, labels, attempts)
             by_spark = part.is_by_spark
             usual = for_sinks(blobs.sparkSession)
             running = part.outputs.running
             listener = Listener(setup.writer, setup.on_progress)
             commit = micro_batch.Commit(
-                plan, self.entry.epoch, setup.keeping, running, listener, by_spark, usual, self._commits
+                plan, self._entry.epoch, setup.keeping, running, listener, by_spark, usual, self._commits
             )
             writer = micro_batch.control_rows(blobs, plan, labels, attempts).writeStream.outputMode("update")
             writer = (
                 writer.foreachBatch(commit)
                 .option("checkpointLocation", f"{scratch}/{plan.name}")
-                .queryName(f"{setup.application} {plan.name} {self.entry.epoch}")
+                .queryName(f"{setup.application} {plan.name} {self._entry.epoch}")
             )
             if setup.to_the_end:
                 writer = writer.trigger(availableNow=True)
@@ -260,10 +269,10 @@ class Running:
                 self._go_on()
                 self._stop_queries()
                 if not self._asked.is_set():
-                    if self._setup.closes:
+                    if self._setup.drains:
                         self._close()
                     self._deliveries.end(self._asked)
-            self._collecting.collect(self.entry.epoch)
+            self._collecting.collect(self._entry.epoch)
             self._telling.end(self._newest(), is_whole=self._setup.to_the_end and not self._asked.is_set())
         except StateError as error:
             self._error = error
@@ -276,7 +285,7 @@ class Running:
             self._end()
 
     def _go_on(self) -> None:
-        failures, clock = 0, self.entry.clock
+        failures, clock = 0, self._entry.clock
         failure = self._failure()
         while failure is not None:
             if isinstance(failure, _FINAL):
@@ -284,7 +293,7 @@ class Running:
             # Of the failure before, not of the newest start: it may be the store that keeps all others from starting.
             before, clock = clock, self._global_clock(clock)
             failures = 1 if clock > before and self._had_finished else failures + 1
-            if failures > self._setup.restarts:
+            if failures > self._setup.max_restarts:
                 raise failure
             wait = min(2.0 ** (failures - 1), LONGEST_WAIT)
             _logger.warning("application %s starts again in %g s: %s", self._setup.application, wait, failure)
@@ -321,7 +330,7 @@ class Running:
     def _active_tasks(self) -> set[str]:
         """Return the tasks whose queries have neither ended nor been stopped."""
         queries = zip(self._setup.parts, self._queries, strict=True)
-        return {part.plan.name for part, micro_batch in queries if micro_batch.isActive}
+        return {part.plan.name for part, query in queries if query.isActive}
 
     def _start_again(self) -> StateError | None:
         """Start all queries again, from the global clock; what kept the store from it, if something did."""
@@ -329,7 +338,7 @@ class Running:
         self._stop_queries()
         self.restarts += 1
         try:
-            self.entry = setup.take_over(self._log, after=self.entry.epoch)
+            self._entry = setup.take_over(self._log, after=self._entry.epoch)
             self._begin()
         except StateError as error:
             return error
@@ -351,28 +360,30 @@ class Running:
         return None
 
     def _cause(self, task: str, error: Exception) -> StateError:
-        """Fenced if a newer driver owns the application, in whatever way its work was in the way; else what failed."""
+        """FencedError if a newer driver owns the application, in whatever way its work was in the way; else what failed."""
         own = error if isinstance(error, StateError) else as_own_error(error, f"task={task}")
         if type(own) is StateError and own is not error:
             # What else Spark has to say of an error that is known by its class is where it passed through.
             own.__cause__ = error
-        return own if isinstance(own, Fenced) else self._fenced() or own
+        return own if isinstance(own, FencedError) else self._fenced() or own
 
-    def _fenced(self) -> Fenced | None:
+    def _fenced(self) -> FencedError | None:
         """That a newer driver owns the application, if it does."""
         newest = self._newest()
-        if newest is None or newest.epoch == self.entry.epoch:
+        if newest is None or newest.epoch == self._entry.epoch:
             return None
-        return Fenced(f"a newer driver owns {self._log.application}; this one (epoch {self.entry.epoch}) has stopped.")
+        return FencedError(
+            f"a newer driver owns {self._log.application}; this one (epoch {self._entry.epoch}) has stopped."
+        )
 
     def _stop_queries(self) -> None:
         """Stop the queries, all at once. A commit that failed is let go once its query can't go on to another micro-batch."""
         queries, self._queries = self._queries, []
         self._commits.stop()
         with ThreadPoolExecutor(max(1, len(queries))) as pool:
-            stops = [pool.submit(micro_batch.stop) for micro_batch in queries]
+            stops = [pool.submit(query.stop) for query in queries]
             try:
-                while any(micro_batch.isActive for micro_batch in queries):
+                while any(query.isActive for query in queries):
                     time.sleep(POLL_SECONDS)
             finally:
                 self._commits.end()
@@ -383,7 +394,7 @@ class Running:
         ends = (
             self._stop_queries,
             # What a fenced driver's sinks are in the middle of is another's now.
-            partial(self._deliveries.stop, 0.0 if isinstance(self._error, Fenced) else deliveries.STOP_SECONDS),
+            partial(self._deliveries.stop, 0.0 if isinstance(self._error, FencedError) else deliveries.STOP_SECONDS),
             self._collecting.stop,
             self._scratch.remove,
             self._telling.close,
@@ -394,11 +405,11 @@ class Running:
                 end()
 
 
-def start(setup: Setup, anew: Sequence[str], rebuild: Sequence[str]) -> Running:
+def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running:
     """Take the application over and start a query for each of its tasks. If a signal came meanwhile, they are stopped.
 
     Raises:
-        InvalidInput: the set-up can't work.
+        InvalidInputError: the set-up can't work.
     """
     with asked_to_stop() as asked, naming_a_lost_jvm():
         check_store(setup.spark, setup.files)
@@ -406,10 +417,10 @@ def start(setup: Setup, anew: Sequence[str], rebuild: Sequence[str]) -> Running:
         log = Log(setup.files, setup.application)
         newest = log.newest()
         # Before a sink, too, finds fault with what follows from another monoid.
-        refusals.check(newest, [part.plan for part in setup.parts], anew, rebuild)
+        refusals.check(newest, [part.plan for part in setup.parts], reset, rebuild)
         all_deliveries = Deliveries(
             [
-                Delivery(setup.spark, part.plan, output, setup.restarts)
+                Delivery(setup.spark, part.plan, output, setup.max_restarts)
                 for part in setup.parts
                 for output in part.outputs.at_clock
             ]
@@ -417,14 +428,14 @@ def start(setup: Setup, anew: Sequence[str], rebuild: Sequence[str]) -> Running:
         if newest is None:
             check_parts(setup.files, setup.parts, {}, BEGINNING)
         else:
-            known = {name: task for name, task in newest.tasks.items() if name not in (*anew, *rebuild)}
+            known = {name: task for name, task in newest.tasks.items() if name not in (*reset, *rebuild)}
             check_parts(setup.files, setup.parts, known, newest.clock)
             check_frames(setup, known, newest.clock, rebuild)
         all_deliveries.open()
         all_deliveries.check_empty(rebuild)
         if asked.is_set():
             raise StateError(f"application={setup.application} was asked to stop before it began; nothing was changed.")
-        entry = setup.take_over(log, anew=anew, rebuild=rebuild)
+        entry = setup.take_over(log, reset=reset, rebuild=rebuild)
         _warn_of_what_is_left(newest, entry)
         running = Running(setup, log, entry, all_deliveries)
         if asked.is_set():
@@ -458,7 +469,7 @@ def _blobs(
     plan, source = part.plan, part.source
     task, lines = entry.tasks[plan.name], tuple[str, ...]()
     if isinstance(source, KafkaSource) and part.is_by_spark:
-        start = {strand: position.next for strand, position in task.positions.items()}
+        start = {partition: position.next for partition, position in task.positions.items()}
         source, lines = kafka_connector.opened(source, lists.read(setup.files, task.journal), _known(task), start)
     if isinstance(source, DataFrameSource):
         clock = min(entry.clock, task.clock)
@@ -499,12 +510,12 @@ def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskSta
             source.open(journal, _known(task))
             # What is to be replayed must be there.
             back = restore.positions(task, part.plan, clock)
-            source.reach({strand: position.next for strand, position in back.items()}, everything=False)
+            source.reach({partition: position.next for partition, position in back.items()}, everything=False)
 
 
 def _known(task: TaskState) -> dict[str, int]:
-    """By strand, the first position that was never committed."""
-    return {strand: position.known for strand, position in task.positions.items()}
+    """By partition, the first position that was never committed."""
+    return {partition: position.known for partition, position in task.positions.items()}
 
 
 def check_frames(setup: Setup, known: Mapping[str, TaskState], clock: int, rebuild: Sequence[str]) -> None:

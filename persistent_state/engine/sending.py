@@ -7,7 +7,7 @@ from typing import Any
 
 import cloudpickle
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.task import PersistentTask
 
@@ -16,7 +16,7 @@ def check_task(task: PersistentTask) -> None:
     """Refuse a task that Spark could not send to its workers.
 
     Raises:
-        InvalidInput: it can't be pickled; the sentence names the attribute that is at fault.
+        InvalidInputError: it can't be pickled; the sentence names the attribute that is at fault.
     """
     _check(f"task={task.task_name}", task)
 
@@ -25,7 +25,7 @@ def check_source(task: str, source: TimeReplayableSource) -> None:
     """Refuse a source that Spark could not send to its workers.
 
     Raises:
-        InvalidInput: it can't be pickled; the sentence names the attribute that is at fault.
+        InvalidInputError: it can't be pickled; the sentence names the attribute that is at fault.
     """
     _check(f"task={task}: the source {source!r}", source)
 
@@ -36,11 +36,11 @@ def _check(what: str, given: object) -> None:
         return
     for name, value in _attributes(given):
         if (own := _problem(value)) is not None:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{what} can't be sent to Spark's workers for its attribute {name!r}, a {type(value).__name__}: {own}; make "
                 "it where it is used, or leave it out by __getstate__."
             )
-    raise InvalidInput(f"{what} can't be sent to Spark's workers: {problem}; make what it uses where it is used.")
+    raise InvalidInputError(f"{what} can't be sent to Spark's workers: {problem}; make what it uses where it is used.")
 
 
 def _attributes(given: object) -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from pyspark.sql import SparkSession
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.store.files import Files, LocalFiles, MemoryFiles
 
 
@@ -97,12 +97,14 @@ def check_store(spark: SparkSession, files: Files) -> None:
     """Refuse a store that Spark's workers can't reach.
 
     Raises:
-        InvalidInput: they can't.
+        InvalidInputError: they can't.
     """
     if isinstance(files, MemoryFiles):
-        raise InvalidInput("store=memory:// can't be reached by Spark's workers; use a folder, or run_local for tests.")
+        raise InvalidInputError(
+            "store=memory:// can't be reached by Spark's workers; use a folder, or run_local for tests."
+        )
     if isinstance(files, LocalFiles) and not _is_local(spark):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"store={files.url} is a folder of this machine, and master={spark.sparkContext.master} has others; "
             "use one all reach."
         )
@@ -112,10 +114,10 @@ def check_scratch(spark: SparkSession, scratch: str | None) -> None:
     """Refuse to do without scratch space that all machines reach.
 
     Raises:
-        InvalidInput: there are others, and none is given.
+        InvalidInputError: there are others, and none is given.
     """
     if scratch is None and not _is_local(spark):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"master={spark.sparkContext.master} has other machines, which must reach Spark's own checkpoints; give "
             "scratch=, a folder on a file system that Spark knows and all reach. Nothing in it is needed for long."
         )

@@ -11,7 +11,7 @@ from persistent_state.batch.plan import Plan
 from persistent_state.engine.causes import naming
 from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.notices import EVERY, Notices
-from persistent_state.errors import TaskFailed
+from persistent_state.errors import TaskFailedError
 from persistent_state.store.entry import Entry
 
 _logger = logging.getLogger("persistent_state")
@@ -59,5 +59,5 @@ class Listener:
         if (run := _runs.get(self.run)) is not None:
             run.hear(progress)
         if self.on_progress is not None:
-            with naming("on_progress", TaskFailed):
+            with naming("on_progress", TaskFailedError):
                 self.on_progress(progress)

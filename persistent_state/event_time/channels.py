@@ -13,7 +13,7 @@ from persistent_state.event_time.clocks import BEGINNING
 
 @dataclass(frozen=True)
 class Channel:
-    """One independently ordered strand of event time, as of this start of the application.
+    """One independently ordered partition of event time, as of this start of the application.
 
     `newest` is the greatest timestamp it delivered since the start (None: nothing yet), `active` the batch time at which it
     last delivered, `beyond` how many of its last messages in a row were over the jump limit. `before` is a timestamp that it

@@ -6,7 +6,7 @@ import re
 from datetime import timedelta
 from typing import TypeAlias
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 
 Duration: TypeAlias = "str | timedelta"
 """Text such as "10 seconds" or "1 hour", or a `datetime.timedelta`. A bare number is none, as it says no unit."""
@@ -28,20 +28,22 @@ def duration(name: str, given: Duration) -> int:
     """Return the microseconds of a duration; `name` is that of the parameter.
 
     Raises:
-        InvalidInput: it is neither a whole number and a unit nor a timedelta, or it is negative or too long.
+        InvalidInputError: it is neither a whole number and a unit nor a timedelta, or it is negative or too long.
     """
     if isinstance(given, timedelta):
         length = given // timedelta(microseconds=1)
     else:
         found = re.fullmatch(r"\s*(\d+)\s+([a-z]+?)s?\s*", given) if isinstance(given, str) else None
         if not found or found[2] not in UNITS:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f'{name}={given!r} is no duration; give text such as "10 seconds", a whole number and one of '
                 f"{', '.join(f'{unit}s' for unit in UNITS)}, or a datetime.timedelta."
             )
         length = int(found[1]) * UNITS[found[2]]
     if not 0 <= length <= LONGEST:
-        raise InvalidInput(f"{name}={given!r}; it must be at least nothing and at most {LONGEST // UNITS['day']} days.")
+        raise InvalidInputError(
+            f"{name}={given!r}; it must be at least nothing and at most {LONGEST // UNITS['day']} days."
+        )
     return length
 
 
@@ -49,11 +51,11 @@ def positive(name: str, given: Duration) -> int:
     """Return the microseconds of a duration that can't be nothing.
 
     Raises:
-        InvalidInput: it is nothing, or no duration.
+        InvalidInputError: it is nothing, or no duration.
     """
     length = duration(name, given)
     if length == 0:
-        raise InvalidInput(f"{name}={given!r}; it must be longer than nothing.")
+        raise InvalidInputError(f"{name}={given!r}; it must be longer than nothing.")
     return length
 
 

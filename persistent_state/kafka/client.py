@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from persistent_state.errors import InvalidInput, StoreUnavailable
+from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.redact import without_secrets
 
 
@@ -16,22 +16,22 @@ def library() -> Any:
     """The module confluent_kafka, with its admin client.
 
     Raises:
-        InvalidInput: it is not installed.
+        InvalidInputError: it is not installed.
     """
     try:
         import confluent_kafka
         import confluent_kafka.admin
     except ImportError as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             "package='confluent_kafka' is missing for Kafka; pip install 'persistent-state[kafka]'."
         ) from error
     return confluent_kafka
 
 
-def client_options(servers: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def client_options(bootstrap_servers: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a client, as librdkafka names them."""
     # What goes wrong is raised; its log would tell it once more, on standard error.
-    return {"log_level": 2, **given, "bootstrap.servers": servers}
+    return {"log_level": 2, **given, "bootstrap.servers": bootstrap_servers}
 
 
 @contextmanager
@@ -39,8 +39,8 @@ def asking(what: str, options: Mapping[str, Any]) -> Iterator[None]:
     """What a client raises in here becomes an error of this package.
 
     Raises:
-        StoreUnavailable: the broker does not answer, or not now.
-        InvalidInput: it refuses, as it always will.
+        StoreUnavailableError: the broker does not answer, or not now.
+        InvalidInputError: it refuses, as it always will.
     """
     kafka = library()
     try:
@@ -50,8 +50,8 @@ def asking(what: str, options: Mapping[str, Any]) -> Iterator[None]:
         told = without_secrets(Exception(code.str() or code.name()), dict(options)).removeprefix("Exception: ")
         # Not chained: the client's own error may show an option.
         if is_refusal(code):
-            raise InvalidInput(f"{what}: {told}. Mend the set-up or what the user may do there.") from None
-        raise StoreUnavailable(f"{what}: {told}. Mend it, then try again.") from None
+            raise InvalidInputError(f"{what}: {told}. Mend the set-up or what the user may do there.") from None
+        raise StoreUnavailableError(f"{what}: {told}. Mend it, then try again.") from None
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def needing(what: str, operation: str, resource: str) -> Iterator[None]:
     """Name the operation and the resource if the brokers do not permit what a client asks in here.
 
     Raises:
-        InvalidInput: the user of the client lacks the permission.
+        InvalidInputError: the user of the client lacks the permission.
     """
     kafka = library()
     try:
@@ -67,7 +67,7 @@ def needing(what: str, operation: str, resource: str) -> Iterator[None]:
     except kafka.KafkaException as error:
         if error.args[0].code() not in _forbidden():
             raise
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{what}: the user lacks {operation} on {resource}. Allow that; docs/kafka.md lists all that is needed."
         ) from None
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.errors import InvalidInput, StoreUnavailable
+from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.kafka.client import is_refusal, library
 
 ORIGIN = pa.struct(
@@ -44,7 +44,7 @@ class Part:
     `gap` is what is lost before that, if so, and is told once.
     """
 
-    strand: str
+    partition_name: str
     topic: str
     partition: int
     begin: int
@@ -81,7 +81,7 @@ def records(
             with asking():
                 messages = consumer.consume(_ROWS_PER_CALL, timeout=_WAIT)
             if time.monotonic() - heard > PATIENCE and not messages:
-                raise StoreUnavailable(
+                raise StoreUnavailableError(
                     f"{what} sent nothing of {sorted(left)} for {PATIENCE:g} s{told}; mend it, then try again."
                 )
             heard = time.monotonic() if messages else heard
@@ -105,7 +105,7 @@ def records(
                     if place in left and message.offset() >= left[place].end:
                         del left[place]
                 elif error.code() == kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    raise InvalidInput(f"{what}: the user may not READ topic={topic!r}; let it.")
+                    raise InvalidInputError(f"{what}: the user may not READ topic={topic!r}; let it.")
                 elif error.code() == kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
                     # The group is only a name.
                     continue

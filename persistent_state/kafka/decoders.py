@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.sources.formats import JSON, Piece, Unfit, bad_records, check_text, json_piece, one_batch, sift
 from persistent_state.sources.schemas import arrow_schema
 
@@ -25,7 +25,7 @@ class Decoder(Protocol):
         """The columns.
 
         Raises:
-            InvalidInput: there can be no such columns.
+            InvalidInputError: there can be no such columns.
         """
 
     def decode(self, values: Values) -> Piece:
@@ -45,7 +45,7 @@ class Raw:
     @property
     def schema(self) -> pa.Schema:
         if self.type not in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string()):
-            raise InvalidInput(f"column={self.name!r} can't hold raw bytes as {self.type}; say binary or string.")
+            raise InvalidInputError(f"column={self.name!r} can't hold raw bytes as {self.type}; say binary or string.")
         return pa.schema([(self.name, self.type)])
 
     def decode(self, values: Values) -> Piece:
@@ -101,7 +101,7 @@ class Avro:
     def schema(self) -> pa.Schema:
         type = _arrow_type(self._parsed(), {})
         if not pa.types.is_struct(type):
-            raise InvalidInput(f"the Avro schema is {type}, and columns are fields of a record; wrap it in one.")
+            raise InvalidInputError(f"the Avro schema is {type}, and columns are fields of a record; wrap it in one.")
         return pa.schema(list(type))
 
     def decode(self, values: Values) -> Piece:
@@ -144,13 +144,13 @@ class Avro:
             from fastavro import parse_schema
             from fastavro.schema import SchemaParseException, UnknownType
         except ImportError as error:
-            raise InvalidInput(
+            raise InvalidInputError(
                 "package='fastavro' is missing for Avro; pip install 'persistent-state[kafka]'."
             ) from error
         try:
             return parse_schema(json.loads(self.written) if isinstance(self.written, str) else dict(self.written))
         except (SchemaParseException, UnknownType, ValueError) as error:
-            raise InvalidInput(f"the Avro schema can't be read: {error}; mend it.") from error
+            raise InvalidInputError(f"the Avro schema can't be read: {error}; mend it.") from error
 
 
 _AVRO = {
@@ -200,7 +200,7 @@ def _arrow_type(avro: Any, named: dict[str, pa.DataType]) -> pa.DataType:
             return found
         if kind != "map":
             return _arrow_type(kind, named)
-    raise InvalidInput(f"the Avro type {str(avro)[:100]!r} has no column of its own; read such values raw.")
+    raise InvalidInputError(f"the Avro type {str(avro)[:100]!r} has no column of its own; read such values raw.")
 
 
 def _sifted(values: Values, read: Callable[[int, int], pa.RecordBatch], schema: pa.Schema) -> Piece:

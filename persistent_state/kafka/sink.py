@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persistent_state.errors import Disagreement, InvalidInput, StateError
+from persistent_state.errors import DisagreementError, InvalidInputError, StateError
 from persistent_state.formatting import plain, to_json
 from persistent_state.kafka.transactions import TIMEOUT, Clocks, Encode, Records
 from persistent_state.partials.keys import Hashes, hash_keys, normalise, shard_range
-from persistent_state.sinks.base import Origin, Sink, shard_labels
+from persistent_state.sinks.base import Origin, RecordingSink, known_clock, shard_labels
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,7 +26,7 @@ _OURS = {"bootstrap.servers", "transactional.id", "isolation.level"}
 _LABEL = "label"
 
 
-class KafkaSink(Sink):
+class KafkaSink(RecordingSink):
     """A topic to which each clock adds its values: whoever reads with `isolation.level=read_committed` sees each once.
 
     The topic must be there; it may have partitions and other writers as you like. A record's key is a JSON object of the
@@ -42,13 +42,13 @@ class KafkaSink(Sink):
     `transaction.timeout.ms`.
 
     Raises:
-        InvalidInput: an argument or an option is wrong.
+        InvalidInputError: an argument or an option is wrong.
     """
 
     def __init__(
         self,
         topic: str,
-        servers: str,
+        bootstrap_servers: str,
         *,
         options: Mapping[str, Any] | None = None,
         partitions: int = 1,
@@ -57,7 +57,7 @@ class KafkaSink(Sink):
         encode: Encode | None = None,
     ) -> None:
         self.topic = topic
-        self.servers = servers
+        self.bootstrap_servers = bootstrap_servers
         self.partitions = partitions
         self.bookkeeping = bookkeeping or f"{topic}.clocks"
         self.rows_per_transaction = rows_per_transaction
@@ -65,35 +65,37 @@ class KafkaSink(Sink):
         self._encode = encode
         for name in (self.topic, self.bookkeeping):
             if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name):
-                raise InvalidInput(f"topic={name!r} can't be one of Kafka; use letters, digits, '.', '_', '-'.")
+                raise InvalidInputError(f"topic={name!r} can't be one of Kafka; use letters, digits, '.', '_', '-'.")
         if self.bookkeeping == topic:
-            raise InvalidInput(f"{topic=} has the values; name another for bookkeeping.")
+            raise InvalidInputError(f"{topic=} has the values; name another for bookkeeping.")
         if partitions < 1 or rows_per_transaction < 1:
-            raise InvalidInput(f"{partitions=}, {rows_per_transaction=} of a KafkaSink; give at least 1 of each.")
+            raise InvalidInputError(f"{partitions=}, {rows_per_transaction=} of a KafkaSink; give at least 1 of each.")
         if ours := _OURS & self._options.keys():
-            raise InvalidInput(f"options={sorted(ours)} of a KafkaSink are not yours to set; leave them out.")
+            raise InvalidInputError(f"options={sorted(ours)} of a KafkaSink are not yours to set; leave them out.")
         if not re.fullmatch(r"[1-9]\d*", str(self._options.get(TIMEOUT, 1))):
-            raise InvalidInput(f"{TIMEOUT}={self._options[TIMEOUT]!r} is no time; give milliseconds.")
+            raise InvalidInputError(f"{TIMEOUT}={self._options[TIMEOUT]!r} is no time; give milliseconds.")
         self._origin: Origin | None = None
         self._known = Records(0, {})
 
     def __repr__(self) -> str:
-        return f"KafkaSink({self.topic!r}, {self.servers!r}, partitions={self.partitions})"
+        return f"KafkaSink({self.topic!r}, {self.bootstrap_servers!r}, partitions={self.partitions})"
 
     @property
     def name(self) -> str:
-        return f"kafka {self.servers} {self.topic}"
+        return f"kafka {self.bootstrap_servers} {self.topic}"
 
     def records(self, task: str) -> frozenset[Hashable]:
         # Tasks may share a topic: each has records of its own. One server is enough to reach a cluster.
-        return frozenset((server.strip(), self.bookkeeping, self.topic, task) for server in self.servers.split(","))
+        return frozenset(
+            (server.strip(), self.bookkeeping, self.topic, task) for server in self.bootstrap_servers.split(",")
+        )
 
-    def open(self, origin: Origin) -> int:
+    def open(self, origin: Origin) -> int | None:
         # A topic has no columns that say what its consumers know, and its keys are what it is compacted by.
         self._origin, self._known = origin.with_whole(origin.times), Records(0, {})
         clocks = self._clocks()
         clocks.prepare()
-        return clocks.last(self.partitions)
+        return known_clock(clocks.last(self.partitions))
 
     def write(self, values: DataFrame, clock: int) -> None:
         origin, clocks = self._origin, self._clocks()
@@ -132,7 +134,7 @@ class KafkaSink(Sink):
             if row["error"] is not None:
                 raise pickle.loads(row["error"])
         if sorted(row["part"] for row in told) != list(range(begun.parts)):
-            raise Disagreement(
+            raise DisagreementError(
                 f"{self.name}: Spark wrote parts={[row['part'] for row in told]} of {begun.parts}; try again."
             )
 
@@ -144,7 +146,7 @@ class KafkaSink(Sink):
             origin.task,
             self.topic,
             self.bookkeeping,
-            self.servers,
+            self.bootstrap_servers,
             self._options,
             self.rows_per_transaction,
         )

@@ -6,25 +6,29 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.kafka.client import answer, client_options, is_refusal, library, needing
 
 
-def prepare(name: str, topic: str, bookkeeping: str, servers: str, options: Mapping[str, Any], patience: float) -> None:
+def prepare(
+    name: str, topic: str, bookkeeping: str, bootstrap_servers: str, options: Mapping[str, Any], patience: float
+) -> None:
     """Look for the topics of the sink `name`, and make that of its bookkeeping if it is missing.
 
     Brokers that answer what they answer for a moment in a failover are asked again, for `patience` seconds.
 
     Raises:
-        InvalidInput: the topic of the values is missing, or that of the bookkeeping might lose records.
+        InvalidInputError: the topic of the values is missing, or that of the bookkeeping might lose records.
         KafkaException: the brokers refuse, or do not answer.
     """
     deadline = time.monotonic() + patience
     while True:
-        admin = library().admin.AdminClient(client_options(servers, options))
+        admin = library().admin.AdminClient(client_options(bootstrap_servers, options))
         try:
             if not exists(name, admin, topic, patience):
-                raise InvalidInput(f"topic={topic!r} is not at servers={servers!r}; make it, or name another.")
+                raise InvalidInputError(
+                    f"topic={topic!r} is not at bootstrap_servers={bootstrap_servers!r}; make it, or name another."
+                )
             if not exists(name, admin, bookkeeping, patience):
                 make(name, admin, bookkeeping, patience)
             policy = policy_of(name, admin, bookkeeping, patience)
@@ -34,7 +38,7 @@ def prepare(name: str, topic: str, bookkeeping: str, servers: str, options: Mapp
                 raise
             time.sleep(0.2)
     if policy != "compact":
-        raise InvalidInput(
+        raise InvalidInputError(
             f"topic={bookkeeping!r} has cleanup.policy={policy}, and would forget what was delivered; make that compact, or"
             " name another for bookkeeping."
         )

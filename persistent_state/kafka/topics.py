@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from persistent_state.errors import InvalidInput, StoreUnavailable
+from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.kafka.client import answer, library
 
 TIMEOUT = 20.0
@@ -25,7 +25,7 @@ _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _T = TypeVar("_T")
 
 
-class Doubtful(InvalidInput):
+class Doubtful(InvalidInputError):
     """What can't be so if the broker knows how things stand, which one that has been cut off for a while does not."""
 
 
@@ -42,7 +42,7 @@ class Topic:
 class Noted:
     """A topic as the journal has it: its id, and where its partitions began.
 
-    `generation` says how often it was made anew, and that accepted; `until` up to where the one before was read.
+    `generation` says how often it was made again, and that accepted; `until` up to where the one before was read.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Noted:
     generation: int = 0
     until: Mapping[str, int] = field(default_factory=dict)
 
-    def strand(self, partition: int) -> str:
+    def partition_name(self, partition: int) -> str:
         return f"{self.name}-{partition}" + (f"#{self.generation}" if self.generation else "")
 
 
@@ -59,7 +59,7 @@ class Noted:
 class Place:
     """A partition as it is now: where reading it begins if nothing is known, its first offset, and its end.
 
-    `until` is up to where the partition of a topic that is gone was read, if this one was made anew in its place.
+    `until` is up to where the partition of a topic that is gone was read, if this one was made again in its place.
     """
 
     topic: str
@@ -82,17 +82,17 @@ def asked_again(ask: Callable[[], _T], renew: Callable[[], None]) -> _T:
     """What a broker answers. An answer that may be of a moment is asked for again, after `renew` by another client.
 
     Raises:
-        StoreUnavailable: it does not answer.
-        InvalidInput: it refuses, or stays with what is doubtful.
+        StoreUnavailableError: it does not answer.
+        InvalidInputError: it refuses, or stays with what is doubtful.
     """
     end, pause = time.monotonic() + PATIENCE, 0.1
     while True:
         try:
             return ask()
-        except (StoreUnavailable, Doubtful) as error:
+        except (StoreUnavailableError, Doubtful) as error:
             if time.monotonic() + pause > end:
                 if isinstance(error, Doubtful):
-                    raise InvalidInput(str(error)) from None
+                    raise InvalidInputError(str(error)) from None
                 raise
         time.sleep(pause)
         pause = min(2 * pause, 2.0)
@@ -105,7 +105,7 @@ def look(
     """The topics of these names, or all whose name the pattern matches. Ends are of what was committed, or of all.
 
     Raises:
-        InvalidInput: one of these names is no topic; Doubtful if it is `known` to have been one.
+        InvalidInputError: one of these names is no topic; Doubtful if it is `known` to have been one.
         KafkaException: the broker does not answer, or refuses.
     """
     kafka = library()
@@ -121,7 +121,7 @@ def look(
             if error.args[0].code() != kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
             if not isinstance(wanted, re.Pattern):
-                kind = Doubtful if name in known else InvalidInput
+                kind = Doubtful if name in known else InvalidInputError
                 raise kind(f"topic={name!r} is not there; make it, or mend the name.") from None
     places = [(name, one.id) for name, topic in found.items() for one in topic.partitions]
     spec = kafka.admin.OffsetSpec
@@ -176,7 +176,7 @@ def _granted(future: Future[Any], topic: str) -> Any:
     except kafka.KafkaException as error:
         if error.args[0].code() != kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise
-        raise InvalidInput(f"the user may not DESCRIBE topic={topic!r}; let it.") from None
+        raise InvalidInputError(f"the user may not DESCRIBE topic={topic!r}; let it.") from None
 
 
 def _matching(admin: Any, pattern: re.Pattern[str]) -> list[str]:

@@ -52,7 +52,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from persistent_state.errors import Damaged, InvalidInput, StoreUnavailable, raised
+from persistent_state.errors import DamagedError, InvalidInputError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka.client import asking, client_options, is_refusal, library, needing
 from persistent_state.kafka.sink_topics import prepare
@@ -103,13 +103,13 @@ class Clocks:
     task: str
     topic: str
     bookkeeping: str
-    servers: str
+    bootstrap_servers: str
     options: Mapping[str, Any] = field(repr=False)
     rows: int
 
     @property
     def name(self) -> str:
-        return f"kafka {self.servers} {self.topic}"
+        return f"kafka {self.bootstrap_servers} {self.topic}"
 
     @property
     def owner(self) -> str:
@@ -119,11 +119,11 @@ class Clocks:
         """Look for the topics, and make that of the bookkeeping if it is missing.
 
         Raises:
-            InvalidInput: the topic of the values is missing, or that of the bookkeeping might lose records.
-            StoreUnavailable: the brokers do not answer now.
+            InvalidInputError: the topic of the values is missing, or that of the bookkeeping might lose records.
+            StoreUnavailableError: the brokers do not answer now.
         """
         with self._asking():
-            prepare(self.name, self.topic, self.bookkeeping, self.servers, self.options, PATIENCE)
+            prepare(self.name, self.topic, self.bookkeeping, self.bootstrap_servers, self.options, PATIENCE)
 
     def last(self, parts: int) -> int:
         """The last clock that is written whole; a driver that is to write next would do so in so many `parts`."""
@@ -137,7 +137,7 @@ class Clocks:
         """Record that a clock is written from now on, in so many `parts`, unless it was begun in others; None: it is whole.
 
         Raises:
-            StoreUnavailable: the brokers do not answer now, or another driver has taken over.
+            StoreUnavailableError: the brokers do not answer now, or another driver has taken over.
         """
         with self._asking(), self._producing(self.owner) as producer:
             records = self._read(producer, known, parts)
@@ -164,8 +164,8 @@ class Clocks:
         """Write what is missing of a part: `hashes` are those of its rows' keys, in any order.
 
         Raises:
-            InvalidInput: it can't be written, ever.
-            StoreUnavailable: it was not written now; what was pending is undone.
+            InvalidInputError: it can't be written, ever.
+            StoreUnavailableError: it was not written now; what was pending is undone.
         """
         owner = f"{self.owner}/{part}"
         order = np.argsort(hashes, kind="stable")
@@ -174,7 +174,7 @@ class Clocks:
             records = self._read(producer, begun.records)
             last = self._begun(records)
             if (last["begun"], last["clock"]) != (begun.begun, begun.clock):
-                raise StoreUnavailable(
+                raise StoreUnavailableError(
                     f"{self.name}: another driver has gone on to begun={last['begun']}, clock={last['clock']} from"
                     f" begun={begun.begun}, clock={begun.clock}; ask for that clock again."
                 )
@@ -208,7 +208,9 @@ class Clocks:
         nothing = {"format": FORMAT, "begun": -1, "clock": BEGINNING, "previous": BEGINNING, "parts": 0}
         found = records.found.get(self.owner, nothing)
         if found.get("format") != FORMAT:
-            raise InvalidInput(f"topic={self.bookkeeping!r} has format={found.get('format')}, not {FORMAT}; upgrade.")
+            raise InvalidInputError(
+                f"topic={self.bookkeeping!r} has format={found.get('format')}, not {FORMAT}; upgrade."
+            )
         return found
 
     def _part(self, records: Records, part: int) -> Mapping[str, Any] | None:
@@ -227,18 +229,18 @@ class Clocks:
         Who tells its `parts` may settle what others have left pending in them.
 
         Raises:
-            StoreUnavailable: the records can't be had now, or not with the proof that they are all.
+            StoreUnavailableError: the records can't be had now, or not with the proof that they are all.
         """
         end, deadline = self._mark(producer), time.monotonic() + PATIENCE
         if end < known.offset:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"{self.name}: topic={self.bookkeeping!r} ends at offset={end}, and did so at {known.offset} before. If it"
                 " stays so, the brokers have lost records, or the topic is another: start again."
             )
         records, settled, wait = known, 0, ASKS
         while records.offset < end:
             if (left := deadline - time.monotonic()) < 0:
-                raise StoreUnavailable(
+                raise StoreUnavailableError(
                     f"{self.name}: a transaction of others is pending in topic={self.bookkeeping!r}, or a broker that is cut"
                     f" off leads it: it can be read up to offset={records.offset} of {end}. That ends with its time, then try"
                     " again."
@@ -284,7 +286,7 @@ class Clocks:
         """The offset of a record that is written now, which nobody is to read: below it is all that others wrote before.
 
         Raises:
-            StoreUnavailable: the brokers do not take it, or do not say where it stands.
+            StoreUnavailableError: the brokers do not take it, or do not say where it stands.
         """
         told: list[Any] = []
         with self._transaction(producer, is_kept=False):
@@ -296,7 +298,7 @@ class Clocks:
             if error is not None:
                 self._fail(producer, self.bookkeeping, error)
             if message is None or message.offset() < 0:
-                raise StoreUnavailable(
+                raise StoreUnavailableError(
                     f"{self.name}: topic={self.bookkeeping!r} did not take a record within {PATIENCE:g} s. Mend it, then try"
                     " again."
                 )
@@ -310,16 +312,16 @@ class Clocks:
                 return found
         except (TypeError, ValueError):
             pass
-        raise Damaged(f"record={key!r} of topic={self.bookkeeping!r} is not what was written; restore it.")
+        raise DamagedError(f"record={key!r} of topic={self.bookkeeping!r} is not what was written; restore it.")
 
     def _put(self, producer: Any, rows: pa.Table, encode: Encode) -> None:
         (batch,) = rows.combine_chunks().to_batches()
         try:
             keys, values = encode(batch)
         except Exception as error:
-            raise InvalidInput(f"{self.name}: encode raised {raised(error)}; mend it, nothing is lost.") from None
+            raise InvalidInputError(f"{self.name}: encode raised {raised(error)}; mend it, nothing is lost.") from None
         if len(keys) != len(rows) or len(values) != len(rows):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{self.name}: encode gave {len(keys)} keys and {len(values)} values for rows={len(rows)}; give one each."
             )
         failed: list[tuple[Any, Data, Data]] = []
@@ -338,7 +340,7 @@ class Clocks:
                 except library().KafkaException as error:
                     failed.append((error.args[0], key, value))
                 except TypeError:
-                    raise InvalidInput(
+                    raise InvalidInputError(
                         f"{self.name}: encode gave key={type(key).__name__} and value={type(value).__name__}; give text, bytes "
                         "or None."
                     ) from None
@@ -347,7 +349,7 @@ class Clocks:
             too_large = [(key, value) for error, key, value in failed if error.code() == error.MSG_SIZE_TOO_LARGE]
             if too_large:
                 key, value = max(too_large, key=_size)
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"{self.name}: the record of key={key!r:.200} has size={_size((key, value))} bytes, and it or the batch"
                     f" that it was in is too large. Give topic={self.topic!r} a greater max.message.bytes, and the sink"
                     " options={'message.max.bytes': ...} that are not greater (1000000 by default); or make less of it by"
@@ -375,7 +377,7 @@ class Clocks:
             "partitioner": "murmur2_random",
             # It asks for its coordinator when it next wakes, for which this is a reason; else it may take half a second.
             "topic.metadata.refresh.interval.ms": 100,
-            **client_options(self.servers, self.options),
+            **client_options(self.bootstrap_servers, self.options),
             "transactional.id": owner,
         }
         producer = library().Producer(options)
@@ -403,7 +405,7 @@ class Clocks:
             with suppress(exception):
                 producer.abort_transaction(PATIENCE / 4)
             if isinstance(error, exception) and time.monotonic() - began > self._seconds:
-                raise StoreUnavailable(
+                raise StoreUnavailableError(
                     f"{self.name}: a transaction took longer than {TIMEOUT}={self._seconds * 1000:g}. Give it more time by that"
                     f" option, or less to do by rows_per_transaction={self.rows}."
                 ) from None
@@ -420,7 +422,7 @@ class Clocks:
                 # Of a group in name only: nothing is ever committed to it.
                 "group.id": self.owner,
                 "fetch.wait.max.ms": 10,
-                **client_options(self.servers, self.options),
+                **client_options(self.bootstrap_servers, self.options),
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",

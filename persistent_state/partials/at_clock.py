@@ -18,7 +18,7 @@ from persistent_state.partials import fold, sliding
 from persistent_state.partials.fold import HEAD, Layout
 from persistent_state.partials.keys import same_as_previous
 from persistent_state.partials.lookup import folded
-from persistent_state.windows import FINAL, WINDOW, TimeToLive, Window
+from persistent_state.windows import FINAL, WINDOW, SlidingWindow, TimeToLive
 
 LAST = 2**63 - 1
 """After every message."""
@@ -45,10 +45,10 @@ def windows_per_row(layout: Layout, clock: int, since: Since | None, floor: int)
     """In how many windows that are asked for a row may be."""
     if layout.panes is None:
         return 1
-    most = layout.panes.size // layout.panes.step + 1
+    most = layout.panes.size // layout.panes.slide + 1
     if since is None or since.early:
         return most
-    return min(most, (clock - max(since.clock, floor)) // layout.panes.step + 1)
+    return min(most, (clock - max(since.clock, floor)) // layout.panes.slide + 1)
 
 
 def state(levels: Levels, layout: Layout, clock: int) -> pa.Table:
@@ -170,10 +170,10 @@ def _windows(
 
 
 def _windows_of(
-    rows: pa.Table, layout: Layout, window: Window, after: int, upto: int | None, recent: int
+    rows: pa.Table, layout: Layout, window: SlidingWindow, after: int, upto: int | None, recent: int
 ) -> tuple[pa.Table, NDArray[np.bool_]]:
     """The same of sorted rows, each window by its `start`."""
-    size, step = window.size, window.step
+    size, step = window.size, window.slide
     starts, same = fold.as_numpy(rows, "start"), _same_keys(rows, layout)
     first, last = window.first(starts), window.last(starts)
     # A window is found at the first row of its key: the others know those that hold the row before them.

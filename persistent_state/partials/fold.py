@@ -4,7 +4,7 @@ A table of partial sums has the columns `hash` (uint64), `key0`… (the normalis
 the interval) and `value` (the monoid's type), sorted by hash. No interval reaches over the edge of a pane, where there are
 windows. Where there are sessions, a row is a part of one, and `first` and `last` (int64) are its first and last timestamps.
 Where messages count once, a row with an `id` is one message at its `time` (int64). A monoid that does not commute adds the
-order of its updates: `time` (int64), `channel` (string), `position` (int64), `strand` (string) and `number` (int32).
+order of its updates: `time` (int64), `channel` (string), `position` (int64), `partition` (string) and `number` (int32).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from monoids import Monoid, MonoidError
-from persistent_state.errors import TaskFailed, raised
+from persistent_state.errors import TaskFailedError, raised
 from persistent_state.event_time import clocks
 from persistent_state.partials import keys, sizes
-from persistent_state.windows import TIME, Window, Windowing, window_columns
+from persistent_state.windows import TIME, SlidingWindow, Windowing, window_columns
 
 SLICE = 1 << 20
 """About how many rows are folded at a time, and are a run: what a process needs of memory does not grow with the state."""
@@ -38,7 +38,7 @@ HEAD, TAIL = "head", "tail"
 """Columns that runs may have, of the monoid's type: see `persistent_state.partials.sliding`."""
 
 WIDE = 16
-"""How many steps a window has at the most that is summed up anew each time one closes."""
+"""How many steps a window has at the most that is summed up again each time one closes."""
 
 ID = "id"
 """A column that says which message a row is, where messages count once; null if it is of several, or of one without an id."""
@@ -69,24 +69,24 @@ class Layout:
         return not self.monoid.commutative
 
     @property
-    def panes(self) -> Window | None:
+    def panes(self) -> SlidingWindow | None:
         """The windows whose panes are kept apart."""
-        return self.windowing if isinstance(self.windowing, Window) else None
+        return self.windowing if isinstance(self.windowing, SlidingWindow) else None
 
     @property
     def is_wide(self) -> bool:
         """Whether runs hold sums from which a window is put together, however many panes it has.
 
-        Only numbers are summed up in advance: what grows, as sets do, would take room for each pane's sum anew.
+        Only numbers are summed up in advance: what grows, as sets do, would take room for each pane's sum again.
         """
         if self.panes is None or self.is_ordered or not _is_number(self.monoid.type):
             return False
-        return self.panes.size > WIDE * self.panes.step
+        return self.panes.size > WIDE * self.panes.slide
 
     @property
     def gap(self) -> int | None:
         """How long after a message a session ends that has no other."""
-        return None if self.windowing is None or isinstance(self.windowing, Window) else self.windowing.gap
+        return None if self.windowing is None or isinstance(self.windowing, SlidingWindow) else self.windowing.gap
 
     @property
     def window_fields(self) -> list[pa.Field]:
@@ -358,7 +358,7 @@ def reduce(table: pa.Table, order: NDArray[np.intp] | None, first: NDArray[np.bo
     """One row per segment of a table's rows in this order (None: their own); `first` marks where segments begin.
 
     Raises:
-        TaskFailed: a sum is no value of the monoid any more, as a decimal of too many digits.
+        TaskFailedError: a sum is no value of the monoid any more, as a decimal of too many digits.
     """
     begins = np.flatnonzero(first)
     if order is None and len(begins) == table.num_rows:
@@ -379,17 +379,17 @@ def sums(values: pa.Array, begins: NDArray[np.intp], layout: Layout) -> pa.Array
     """The monoid's sum of each segment of a column.
 
     Raises:
-        TaskFailed: a sum is no value of the monoid any more, or the monoid raised.
+        TaskFailedError: a sum is no value of the monoid any more, or the monoid raised.
     """
     try:
         with sizes.within_arrow():
             return layout.monoid.reduce(values, begins)
-    except TaskFailed:
+    except TaskFailedError:
         raise
     except MonoidError as error:
-        raise TaskFailed(str(error)) from error
+        raise TaskFailedError(str(error)) from error
     except Exception as error:
-        raise TaskFailed(
+        raise TaskFailedError(
             f"monoid {layout.monoid.name} raised {raised(error)}, for values that it made; mend it."
         ) from error
 

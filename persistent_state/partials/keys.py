@@ -30,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
@@ -46,7 +46,7 @@ def normal_type(type: pa.DataType) -> pa.DataType:
     """The type in which a key column of `type` is stored, hashed and compared.
 
     Raises:
-        InvalidInput: a column of this type cannot be a key.
+        InvalidInputError: a column of this type cannot be a key.
     """
     kind = pa.types
     if kind.is_dictionary(type):
@@ -69,7 +69,7 @@ def normal_type(type: pa.DataType) -> pa.DataType:
         return pa.date32()
     if kind.is_decimal128(type):
         return pa.decimal128(38, type.scale)
-    raise InvalidInput(
+    raise InvalidInputError(
         f"key type={type} cannot be a key; cast the column to a bool, integer, float, string, binary, date, timestamp"
         " or decimal128."
     )
@@ -79,7 +79,7 @@ def normalise(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> pa.Array[Any]:
     """A key column in its stored form: `normal_type`, with one zero and one NaN for floats.
 
     Raises:
-        InvalidInput: the type cannot be a key, or a value does not fit the stored form (nanoseconds that are not whole
+        InvalidInputError: the type cannot be a key, or a value does not fit the stored form (nanoseconds that are not whole
             microseconds, a timestamp beyond the range of microseconds, more than 2 GiB of strings).
     """
     stored = normal_type(column.type)
@@ -89,7 +89,7 @@ def normalise(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> pa.Array[Any]:
             values = values.combine_chunks()
         values = values.cast(stored)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InvalidInput(f"a key does not fit type={stored}: {error}. Change it before the task.") from error
+        raise InvalidInputError(f"a key does not fit type={stored}: {error}. Change it before the task.") from error
     if stored == pa.float64():
         values = pc.add(values, 0.0)  # -0.0 + 0.0 is 0.0
         values = pc.if_else(pc.is_nan(values), float("nan"), values)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.errors import TaskFailed
+from persistent_state.errors import TaskFailedError
 
 Rows = NDArray[np.int64]
 
@@ -102,14 +102,14 @@ def within_arrow() -> Iterator[None]:
     """Around what puts values of few keys together.
 
     Raises:
-        TaskFailed: they are more than Arrow holds.
+        TaskFailedError: they are more than Arrow holds.
     """
     try:
         yield
     except pa.ArrowException as error:
         if not isinstance(error, pa.ArrowCapacityError) and "overflow" not in str(error):
             raise
-        raise TaskFailed(
+        raise TaskFailedError(
             f"the values of one key hold more than 2 GiB, which Arrow can't put together ({error}); keep less of a key: in "
             "windows, with a ttl, or with a monoid that is bounded, such as TopK or a sketch."
         ) from error

@@ -10,7 +10,7 @@ import logging
 from contextlib import suppress
 from itertools import chain, takewhile
 
-from persistent_state.errors import Damaged
+from persistent_state.errors import DamagedError
 from persistent_state.protocol.commits import Keeping, written
 from persistent_state.store import lists
 from persistent_state.store.codec import side_from_json
@@ -85,7 +85,7 @@ class Collector:
         """Know what an entry names, unless it is gone or damaged: an old one that is damaged stops nobody's work."""
         if number in self._times:
             return
-        with suppress(FileNotFoundError, Damaged):
+        with suppress(FileNotFoundError, DamagedError):
             self._know(self._log.read(number))
 
     def _know(self, entry: Entry) -> None:
@@ -104,7 +104,7 @@ class Collector:
         """The files that a file of a list names; none if it can't be read, and the file is remembered as such."""
         try:
             return [side_from_json(line).file.path for line in lists.read_file(self._log.files, file)]
-        except (FileNotFoundError, Damaged) as error:
+        except (FileNotFoundError, DamagedError) as error:
             self._unread.add(file.path)
             _logger.warning("files of late and bad rows that %s may name are kept: %s", file.path, error)
             return []

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import groupby
 
 from persistent_state.batch.messages import Basis, Descriptor, digest, runs_by_shard
-from persistent_state.errors import Disagreement, Exists, Fenced, StoreUnavailable
+from persistent_state.errors import DisagreementError, ExistsError, FencedError, StoreUnavailableError
 from persistent_state.event_time import channels, clocks
 from persistent_state.event_time.positions import forget_spans, newest_read, replay_from
 from persistent_state.sources.base import Reach
@@ -39,7 +39,7 @@ def wake(log: Log, epoch: int, name: str, now: int) -> Entry:
     """The newest entry, in which the task holds the global clock: until it commits, only itself can move its clock.
 
     Raises:
-        Fenced: a newer driver owns the application.
+        FencedError: a newer driver owns the application.
     """
     return amend(log, epoch, name, lambda task: replace(task, holds=True), now)
 
@@ -50,12 +50,12 @@ def announce(log: Log, epoch: int, name: str, reach: Reach, now: int, new_id: Ca
     What the source wants remembered with that is written down too, and not to be committed again.
 
     Raises:
-        Fenced: a newer driver owns the application.
+        FencedError: a newer driver owns the application.
     """
 
     def plan(task: TaskState) -> TaskState:
-        read = {strand: position.next for strand, position in task.positions.items()}
-        ahead = {strand: end for strand, end in reach.ends.items() if end > read.get(strand, 0)}
+        read = {partition: position.next for partition, position in task.positions.items()}
+        ahead = {partition: end for partition, end in reach.ends.items() if end > read.get(partition, 0)}
         path = partial(_path, log, name, epoch, task.batch + 1, "pages", new_id)
         journal = lists.append(log.files, task.journal, reach.journal, path)
         return replace(task, holds=True, planned=ahead, journal=journal)
@@ -78,7 +78,7 @@ def amend(log: Log, epoch: int, name: str, change: Callable[[TaskState], TaskSta
     """The newest entry, with something of a task changed that no micro-batch changes.
 
     Raises:
-        Fenced: a newer driver owns the application.
+        FencedError: a newer driver owns the application.
     """
     while True:
         newest = own(log, epoch)
@@ -88,7 +88,7 @@ def amend(log: Log, epoch: int, name: str, change: Callable[[TaskState], TaskSta
         entry = newest.follower(now, tasks={**newest.tasks, name: task})
         try:
             log.append(entry)
-        except Exists:
+        except ExistsError:
             continue
         return entry
 
@@ -97,9 +97,11 @@ def own(log: Log, epoch: int) -> Entry:
     """The newest entry, if the application is still this driver's."""
     newest = log.newest()
     if newest is None or newest.epoch < epoch:
-        raise StoreUnavailable(f"the store does not list what epoch {epoch} of {log.application} wrote yet; try again.")
+        raise StoreUnavailableError(
+            f"the store does not list what epoch {epoch} of {log.application} wrote yet; try again."
+        )
     if newest.epoch > epoch:
-        raise Fenced(f"a newer driver owns {log.application}; this one (epoch {epoch}) has stopped.")
+        raise FencedError(f"a newer driver owns {log.application}; this one (epoch {epoch}) has stopped.")
     return newest
 
 
@@ -144,21 +146,21 @@ def commit(
     """Make a micro-batch part of the state: one new entry, or nothing.
 
     Raises:
-        Disagreement: the shards did not each answer once and alike, or not from what the log says.
-        Fenced: a newer driver owns the application.
-        CommitUnknown: the store did not answer.
+        DisagreementError: the shards did not each answer once and alike, or not from what the log says.
+        FencedError: a newer driver owns the application.
+        CommitUnknownError: the store did not answer.
     """
     first = _agreed(descriptors)
     while True:
         newest = own(log, epoch)
         if first.epoch != epoch:
-            raise Disagreement(
+            raise DisagreementError(
                 f"task={first.task} batch={first.batch} is of epoch {first.epoch}, not {epoch}; start again."
             )
         entry = _with_batch(log, newest, descriptors, now, new_id, keeping)
         try:
             log.append(entry)
-        except Exists:
+        except ExistsError:
             # Another task of this application, or a newer driver, was first: look again.
             continue
         return entry
@@ -167,13 +169,13 @@ def commit(
 def _agreed(descriptors: Sequence[Descriptor]) -> Descriptor:
     """The first descriptor, if all say the same of the micro-batch."""
     if not descriptors:
-        raise Disagreement("no shard answered; nothing was committed, start again.")
+        raise DisagreementError("no shard answered; nothing was committed, start again.")
     first = descriptors[0]
     for other in descriptors:
         if (other.task, other.epoch, other.batch, other.advance, other.journal) != (
             first.task, first.epoch, first.batch, first.advance, first.journal,
         ):  # fmt: skip
-            raise Disagreement(
+            raise DisagreementError(
                 f"task={first.task} batch={first.batch}: shards {first.shard} and {other.shard} differ; start again."
             )
     return first
@@ -191,15 +193,15 @@ def _with_batch(
     task = newest.tasks[first.task]
     answered = sorted(descriptor.shard for descriptor in descriptors)
     if answered != list(range(newest.shards)):
-        raise Disagreement(
+        raise DisagreementError(
             f"task={first.task} batch={first.batch}: shards {answered} of {newest.shards} answered; start again."
         )
     if first.batch != task.batch + 1:
-        raise Disagreement(f"task={first.task}: batch {first.batch} follows {task.batch}; start again.")
+        raise DisagreementError(f"task={first.task}: batch {first.batch} follows {task.batch}; start again.")
     ordered = sorted(descriptors, key=lambda d: d.shard)
     for descriptor, base in zip(ordered, shard_digests(newest, task), strict=True):
         if descriptor.base != base:
-            raise Disagreement(
+            raise DisagreementError(
                 f"task={first.task} batch={first.batch}: shard {descriptor.shard} started from other runs than the log's; "
                 "start again."
             )
@@ -223,7 +225,7 @@ def _with_batch(
     moved = entry.tasks[first.task]
     restart = min(entry.clock, moved.clock)
     # What a start may have to read again must never grow, as it would where spans on both sides of its clock are joined.
-    positions = {strand: forget_spans(p, restart) for strand, p in moved.positions.items()}
+    positions = {partition: forget_spans(p, restart) for partition, p in moved.positions.items()}
     joined = partial(_path, log, first.task, newest.epoch, first.batch, "sides", new_id)
     moved = replace(moved, positions=positions)
     return entry.with_task(first.task, _with_few_sides(log.files, moved, entry.epoch, restart, page, joined))
@@ -273,7 +275,7 @@ def _with_few_sides(
     """
     if len(task.sides) <= late_rows.MANY:
         return task
-    replays = {strand: replay_from(position, clock) for strand, position in task.positions.items()}
+    replays = {partition: replay_from(position, clock) for partition, position in task.positions.items()}
 
     def epoch_of(side: SideFile) -> int:
         return written(side.file.path)[0]
@@ -305,7 +307,7 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
     What arrives below that clock afterwards is late. Call it when the sources have been read to their end.
 
     Raises:
-        Fenced: a newer driver owns the application.
+        FencedError: a newer driver owns the application.
     """
     while True:
         newest = own(log, epoch)
@@ -324,6 +326,6 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
         entry = _moved_on(replace(newest, tasks=tasks), newest, now, keeping)
         try:
             log.append(entry)
-        except Exists:
+        except ExistsError:
             continue
         return entry

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol.commits import amend, own
@@ -78,7 +78,7 @@ def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -
     """Write down that an output's sink has every checkpoint up to this clock, and none above.
 
     Raises:
-        Fenced: a newer driver owns the application.
+        FencedError: a newer driver owns the application.
     """
 
     def change(known: TaskState) -> TaskState:
@@ -96,7 +96,7 @@ def believe(log: Log, epoch: int, task: str, output: str, clock: int, now: int) 
     """Write down how far an output's sink has come by its own record, which is the truth.
 
     Raises:
-        Fenced: a newer driver owns the application.
+        FencedError: a newer driver owns the application.
     """
 
     def change(known: TaskState) -> TaskState:
@@ -138,12 +138,12 @@ class Giver:
         """Open the sink.
 
         Raises:
-            InvalidInput: it holds a clock above the global one, so it has what this application never said.
+            InvalidInputError: it holds a clock above the global one, so it has what this application never said.
         """
         applied = self.open_sink()
         newest = self.log.newest()
         if applied is not None and applied > self._furthest(newest):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"it holds clock={full_clock(applied)}, to which application={self.log.application} has never come; it is of "
                 "another store: name a place of its own."
             )
@@ -162,7 +162,7 @@ class Giver:
         """Give the sink the values at the next clock, and write that down; whether there was one.
 
         Raises:
-            Fenced: a newer driver owns the application.
+            FencedError: a newer driver owns the application.
         """
         if not self._is_open:
             self.open()

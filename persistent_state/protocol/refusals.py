@@ -5,42 +5,43 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from persistent_state.batch.plan import Plan, folded
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import show_identity
 from persistent_state.store.entry import Entry, TaskState
 
 WAYS = (
     'Name it in rebuild=["{0}"] of run or start, and it is built again from the beginning of its source, while the global '
-    'clock waits. Under another name, or with anew=["{0}"], it starts from zero at the global clock: older messages are late.'
+    'clock waits. Under another name, or with reset=["{0}"], it starts from zero at the global clock: older messages are late.'
 )
 """What can be done with a task that can't go on."""
 
 
-def check(newest: Entry | None, plans: Sequence[Plan], anew: Collection[str], rebuild: Collection[str]) -> None:
+def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], rebuild: Collection[str]) -> None:
     """Refuse what no start can do after the newest entry, before a sink or a source is asked.
 
     Raises:
-        InvalidInput: a task was written by another monoid or key, a name can't be told from another or is not added, or a task
+        InvalidInputError: a task was written by another monoid or key, a name can't be told from another or is not added, or a
+        task
             is built again and keeps an output.
     """
-    for argument, names in (("anew", anew), ("rebuild", rebuild)):
+    for argument, names in (("reset", reset), ("rebuild", rebuild)):
         for name in names:
             if name not in {plan.name for plan in plans}:
                 added = ", ".join(plan.name for plan in plans)
-                raise InvalidInput(f"{argument} names task={name}, which is not added; the tasks are {added}.")
-    if both := sorted({*anew} & {*rebuild}):
-        raise InvalidInput(f"task={both[0]} is named in anew and in rebuild; name it in one of them.")
+                raise InvalidInputError(f"{argument} names task={name}, which is not added; the tasks are {added}.")
+    if both := sorted({*reset} & {*rebuild}):
+        raise InvalidInputError(f"task={both[0]} is named in reset and in rebuild; name it in one of them.")
     _check_names(newest, plans)
     for plan in plans:
         known = newest.tasks.get(plan.name) if newest else None
         if known is None:
             continue
-        if plan.name not in (*anew, *rebuild):
+        if plan.name not in (*reset, *rebuild):
             _check_identity(plan, known)
         before = {*known.retired, *((*known.delivered, *known.left) if plan.name in rebuild else ())}
         for output in plan.outputs:
             if output in before:
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"task={plan.name} is built again, and sink={output!r} has what it was before; give it another place, or "
                     "a function another name: ValuesAtClock(function, name=...)."
                 )
@@ -54,7 +55,7 @@ def _check_names(newest: Entry | None, plans: Sequence[Plan]) -> None:
         other = taken.setdefault(folded(plan.name), plan.name)
         # Where the log has both already, the file system tells them apart.
         if other != plan.name and plan.name not in known:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={plan.name} and task={other} differ in no more than case or accents' spelling, which some file systems "
                 f"do not tell apart; name it {other} again, or give it a name of its own."
             )
@@ -64,7 +65,7 @@ def _check_identity(plan: Plan, known: TaskState) -> None:
     for what in sorted({*plan.identity, *known.identity}):
         written, wanted = known.identity.get(what), plan.identity.get(what)
         if written != wanted:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={plan.name}: the store was written with {what}={show_identity(written)}, the task has "
                 f"{show_identity(wanted)}. {WAYS.format(plan.name)}"
             )

@@ -39,14 +39,14 @@ def positions(task: TaskState, plan: Plan, clock: int) -> dict[str, Position]:
     """From where a start at the global `clock` reads on."""
     if plan.delivery == AT_MOST_ONCE and goes_on(plan):
         return {
-            strand: move_position(known, max(known.taken, task.planned.get(strand, 0)), ())
-            for strand in {**task.positions, **task.planned}
-            for known in [task.positions.get(strand, Position())]
+            partition: move_position(known, max(known.taken, task.planned.get(partition, 0)), ())
+            for partition in {**task.positions, **task.planned}
+            for known in [task.positions.get(partition, Position())]
         }
     replay = min(clock, task.clock)
     if not goes_on(plan):
-        return {strand: rewind_position(known, replay) for strand, known in task.positions.items()}
-    return {strand: reread_position(known, replay) for strand, known in task.positions.items()}
+        return {partition: rewind_position(known, replay) for partition, known in task.positions.items()}
+    return {partition: reread_position(known, replay) for partition, known in task.positions.items()}
 
 
 def restored(
@@ -68,7 +68,7 @@ def restored(
     if plan.delivery == AT_MOST_ONCE:
         return replace(kept, channels=_heard(task))
     replay = min(clock, task.clock)
-    replays = {strand: position.next for strand, position in kept.positions.items()}
+    replays = {partition: position.next for partition, position in kept.positions.items()}
     left = (late_rows.take_back(files, side, _accounted_below(task, plan, replay), replays) for side in task.sides)
     return replace(
         kept,
@@ -101,8 +101,8 @@ def _coarse(task: TaskState, before: int, interval: int) -> tuple[Coarse, ...]:
 def cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) -> TaskState:
     """A task as it was at `clock`, or at its own if it is behind, laid out for this many shards; it is replayed from there."""
     clock = min(clock, task.clock)
-    positions = {strand: rewind_position(position, clock) for strand, position in task.positions.items()}
-    replays = {strand: position.next for strand, position in positions.items()}
+    positions = {partition: rewind_position(position, clock) for partition, position in task.positions.items()}
+    replays = {partition: position.next for partition, position in positions.items()}
     kept = (late_rows.take_back(files, side, clock, replays) for side in task.sides)
     return replace(
         task,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from persistent_state.batch.plan import Plan
-from persistent_state.errors import Exists, Fenced, InvalidInput, StoreUnavailable
+from persistent_state.errors import ExistsError, FencedError, InvalidInputError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import refusals, restore
@@ -23,7 +23,7 @@ def take_over(
     shards: int,
     writer: str,
     now: int,
-    anew: Collection[str] = (),
+    reset: Collection[str] = (),
     rebuild: Collection[str] = (),
     after: int | None = None,
 ) -> Entry:
@@ -31,29 +31,29 @@ def take_over(
 
     Where the plans' delivery is not exactly-once, tasks stand where `guarantee.restored` says instead.
 
-    Tasks named in `anew` start from zero at that clock, whatever the store holds of them, and those named in `rebuild` at the
+    Tasks named in `reset` start from zero at that clock, whatever the store holds of them, and those named in `rebuild` at the
     clock before every message: they read their sources from the beginning, and the global clock waits until they have caught
     up. A driver that starts again names the epoch `after` which it does.
 
     Raises:
-        InvalidInput: the store was written by another monoid or key, or a task returns after its clock was left behind, or
-            `anew` or `rebuild` names none of these tasks, or a task is built again and keeps an output.
-        Damaged: the newest entry is damaged.
-        Fenced: a driver newer than `after` owns the application.
-        StoreUnavailable: there is nothing any more of what was started.
+        InvalidInputError: the store was written by another monoid or key, or a task returns after its clock was left behind, or
+            `reset` or `rebuild` names none of these tasks, or a task is built again and keeps an output.
+        DamagedError: the newest entry is damaged.
+        FencedError: a driver newer than `after` owns the application.
+        StoreUnavailableError: there is nothing any more of what was started.
     """
     while True:
         newest = log.newest()
         if newest is None and after is not None:
-            raise StoreUnavailable(f"the log of application={log.application} is gone; bring the store back.")
+            raise StoreUnavailableError(f"the log of application={log.application} is gone; bring the store back.")
         # A start whose answer was lost is its own, too.
         if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
-            raise Fenced(f"a newer driver owns {log.application}; this one (epoch {after}) has stopped.")
-        refusals.check(newest, plans, anew, rebuild)
-        entry = _first_entry(log.files, newest, plans, interval, shards, writer, now, anew, rebuild)
+            raise FencedError(f"a newer driver owns {log.application}; this one (epoch {after}) has stopped.")
+        refusals.check(newest, plans, reset, rebuild)
+        entry = _first_entry(log.files, newest, plans, interval, shards, writer, now, reset, rebuild)
         try:
             log.append(entry)
-        except Exists:
+        except ExistsError:
             # Someone committed since we looked; what we would cut back is not the newest any more.
             continue
         return entry
@@ -67,7 +67,7 @@ def _first_entry(
     shards: int,
     writer: str,
     now: int,
-    anew: Collection[str],
+    reset: Collection[str],
     rebuild: Collection[str],
 ) -> Entry:
     clock = newest.clock if newest else BEGINNING
@@ -76,19 +76,19 @@ def _first_entry(
     tasks: dict[str, TaskState] = {}
     going_on = {plan.name for plan in plans if restore.goes_on(plan)}
     for name, task in (newest.tasks if newest else {}).items():
-        # What is to start anew is not looked at: it may be damaged.
-        if task.active and name not in (*anew, *rebuild) and name not in going_on:
+        # What is to be reset is not looked at: it may be damaged.
+        if task.active and name not in (*reset, *rebuild) and name not in going_on:
             task = replace(restore.cut_back(files, task, clock, shards, now), active=False)
         tasks[name] = task
     for plan in plans:
         known = tasks.get(plan.name)
-        if known is None or plan.name in (*anew, *rebuild):
+        if known is None or plan.name in (*reset, *rebuild):
             tasks[plan.name] = _born(plan, known, epoch, BEGINNING if plan.name in rebuild else clock)
             continue
         # What it missed since, its source delivers again; but not all that it once read is kept in mind for ever.
         is_back = not (newest and newest.tasks[plan.name].active)
         if is_back and BEGINNING < known.clock < min(retained, default=known.clock):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={plan.name} left at clock={full_clock(known.clock)}, and the oldest that is retained is "
                 f"{full_clock(retained[0])}. {refusals.WAYS.format(plan.name)}"
             )

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from persistent_state.event_time.clocks import BEGINNING
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def shard_labels(session: SparkSession, shards: int) -> tuple[int, ...]:
@@ -75,16 +74,20 @@ class Sink(ABC):
         """The place, without what is secret: how far each place was delivered to is recorded under its name."""
 
     def open(self, origin: Origin) -> int | None:
-        """Called at each start of an application, on a copy of its own: the last clock that was written here.
+        """Make ready for values. The library calls it at each start of an application, on a copy of its own.
 
         It is called in a thread of its own. A start waits ten seconds for all its sinks, and goes on without one that takes
         longer.
 
-        None: this place keeps no record of that, and the application's own log is asked. `BEGINNING`: none was written.
+        Args:
+            origin: Whose values will be written here, and their columns.
+
+        Returns:
+            None. A sink that knows its last clock is a `RecordingSink`.
 
         Raises:
-            InvalidInput: the place can't take these values, as a table with other columns can't; the start is refused.
-            StoreUnavailable: the place does not answer now; it is asked again later, and nothing waits for it.
+            InvalidInputError: The place can't take these values, as a table with other columns can't. The start is refused.
+            StoreUnavailableError: The place does not answer now. It is asked again later, and nothing waits for it.
         """
         return None
 
@@ -102,6 +105,35 @@ class Sink(ABC):
         The DataFrame is read from immutable files whenever it is used, so it may be used twice, partly or never. What is
         raised is told as a warning, and the same clock comes again, after a second, then two, four, up to a minute.
         """
+
+
+class RecordingSink(Sink):
+    """A sink that writes the clock beside the values, in one step, and so knows which clocks it has.
+
+    The library asks it at each start, and never gives it a clock that it has: each counts exactly once.
+    """
+
+    @abstractmethod
+    def open(self, origin: Origin) -> int | None:
+        """Make ready for values, and return the last clock that was written here.
+
+        The library calls it as it calls `Sink.open`.
+
+        Args:
+            origin: Whose values will be written here, and their columns.
+
+        Returns:
+            The clock in microseconds UTC, or None if no clock was written yet.
+
+        Raises:
+            InvalidInputError: The place can't take these values. The start is refused.
+            StoreUnavailableError: The place does not answer now. It is asked again later.
+        """
+
+
+def known_clock(clock: int) -> int | None:
+    """Return a clock that a sink has recorded, or None for the one that stands for none."""
+    return None if clock == BEGINNING else clock
 
 
 def folder_record(url: str, options: Mapping[str, Any]) -> Hashable:

@@ -5,30 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from persistent_state import formatting
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.sinks.base import CLOCK, Origin, Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class Console(Sink):
+class ConsoleSink(Sink):
     """Print the values at each clock: how many keys there are, and the first `rows` in the order of the key.
 
     For trying things out: what was printed can't be taken back, so after a crash a clock may be printed again.
 
     Raises:
-        InvalidInput: `rows` is negative.
+        InvalidInputError: `rows` is negative.
     """
 
     def __init__(self, rows: int = 20) -> None:
         if rows < 0:
-            raise InvalidInput(f"{rows=} of a Console; give at least 0.")
+            raise InvalidInputError(f"{rows=} of a ConsoleSink; give at least 0.")
         self.rows = rows
         self._origin: Origin | None = None
 
     def __repr__(self) -> str:
-        return f"Console({self.rows})"
+        return f"ConsoleSink({self.rows})"
 
     @property
     def name(self) -> str:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persistent_state.errors import InvalidInput, StoreUnavailable
+from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.redact import shown, without_secrets
-from persistent_state.sinks.base import Origin, Sink, arrow_batches, folder_record
+from persistent_state.sinks.base import Origin, RecordingSink, arrow_batches, folder_record, known_clock
 
 if TYPE_CHECKING:
     import deltalake
@@ -25,7 +25,7 @@ OWNER = "persistent-state.task"
 """The property of a table that says whose values it has: `<application>/<task>`, under which it has the last clock too."""
 
 
-class DeltaTable(Sink):
+class DeltaSink(RecordingSink):
     """A Delta Lake table to which each clock adds its values: the key columns, `clock` (a timestamp) and `value`.
 
     `url` is a local path or what the package deltalake takes, such as `s3://bucket/table`, and the options are deltalake's.
@@ -33,26 +33,28 @@ class DeltaTable(Sink):
     one task: from the first start on its property `persistent-state.task` says of which.
 
     Raises:
-        InvalidInput: the url or an option is wrong.
+        InvalidInputError: the url or an option is wrong.
     """
 
     def __init__(self, url: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> None:
         url = os.fspath(url)
         # deltalake writes elsewhere than it reads, or panics.
         if not url or set(url) & set(r"%[]\^|"):
-            raise InvalidInput(f"url={shown(url)!r} can't be a Delta table's; give one without any of % [ ] \\ ^ |.")
+            raise InvalidInputError(
+                f"url={shown(url)!r} can't be a Delta table's; give one without any of % [ ] \\ ^ |."
+            )
         if "://" not in url:
             url = os.path.abspath(os.path.expanduser(url))
         elif re.search("[?#]|//[^/]*:.*@", url):
-            raise InvalidInput(f"url={shown(url)!r} says more than a place; give the rest as storage_options.")
+            raise InvalidInputError(f"url={shown(url)!r} says more than a place; give the rest as storage_options.")
         self.url = url
         self._options = dict(storage_options or {})
         if wrong := [name for name, value in self._options.items() if not isinstance(value, str)]:
-            raise InvalidInput(f"storage options {wrong} of url={url!r} are not text; write them as strings.")
+            raise InvalidInputError(f"storage options {wrong} of url={url!r} are not text; write them as strings.")
         self._origin: Origin | None = None
 
     def __repr__(self) -> str:
-        return f"DeltaTable({self.url!r})"
+        return f"DeltaSink({self.url!r})"
 
     @property
     def name(self) -> str:
@@ -61,11 +63,11 @@ class DeltaTable(Sink):
     def records(self, task: str) -> frozenset[Hashable]:
         return frozenset({folder_record(self.url, self._options)})
 
-    def open(self, origin: Origin) -> int:
+    def open(self, origin: Origin) -> int | None:
         try:
             from deltalake import CommitProperties, DeltaTable
         except ImportError:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"package='deltalake' is missing for {self.name}; pip install 'persistent-state[delta]'."
             ) from None
         _check_columns(origin)
@@ -85,7 +87,7 @@ class DeltaTable(Sink):
             if OWNER not in table.metadata().configuration:
                 self._check_table(table, origin)
                 table.alter.set_table_properties(mark, raise_if_not_exists=False)
-            return self._last(origin)[1]
+            return known_clock(self._last(origin)[1])
 
     def write(self, values: DataFrame, clock: int) -> None:
         from deltalake import CommitProperties, Transaction, write_deltalake
@@ -129,14 +131,14 @@ class DeltaTable(Sink):
         self._check_table(table, origin)
         owner = table.metadata().configuration.get(OWNER)
         if owner != _owner(origin):
-            raise InvalidInput(f"{self.name} is of task={owner!r}, not {_owner(origin)!r}; name another table.")
+            raise InvalidInputError(f"{self.name} is of task={owner!r}, not {_owner(origin)!r}; name another table.")
         last = table.transaction_version(owner)
         return table, BEGINNING if last is None else last
 
     def _check_table(self, table: deltalake.DeltaTable, origin: Origin) -> None:
         found, wanted = pa.schema(table.schema()), origin.schema
         if sorted(found.names) != sorted(wanted.names) or any(found.field(f.name).type != f.type for f in wanted):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{self.name} has columns={_said(found)}, not {_said(wanted)}; change it, or name another table."
             )
 
@@ -149,7 +151,7 @@ class DeltaTable(Sink):
         except (DeltaError, OSError) as error:
             # Not chained: it may show options. Some are trees of lines in colours.
             what = re.sub(r"( ?(\x1b\[\d*m|↳))+", "", without_secrets(error, self._options))
-            raise StoreUnavailable(f"{self.name}: {what}. Mend it, then try again.") from None
+            raise StoreUnavailableError(f"{self.name}: {what}. Mend it, then try again.") from None
 
 
 def _owner(origin: Origin) -> str:
@@ -171,13 +173,13 @@ def _check_columns(origin: Origin) -> None:
 
     told = f"task={origin.task}: a Delta table can't hold columns={_said(origin.schema)}"
     if len({name.lower() for name in origin.schema.names}) < len(origin.schema):
-        raise InvalidInput(f"{told}, of which some differ only in case; rename the key's.")
+        raise InvalidInputError(f"{told}, of which some differ only in case; rename the key's.")
     try:
         pq.write_table(origin.schema.empty_table(), pa.MockOutputStream())
         held = pa.schema(Schema.from_arrow(origin.schema))
     except Exception as error:  # deltalake raises this very class
         # The lines below the first are a stack.
         why = str(error).splitlines()[0].rstrip(".")
-        raise InvalidInput(f"{told}: {why}; use another sink.") from None
+        raise InvalidInputError(f"{told}: {why}; use another sink.") from None
     if held.types != origin.schema.types:
-        raise InvalidInput(f"{told}, only {_said(held)}; use another sink.")
+        raise InvalidInputError(f"{told}, only {_said(held)}; use another sink.")

@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from persistent_state.errors import Damaged, Exists, InvalidInput, StateError
+from persistent_state.errors import DamagedError, ExistsError, InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.partials.keys import normalise, same_as_previous
-from persistent_state.sinks.base import CLOCK, Origin, Sink, folder_record
+from persistent_state.sinks.base import CLOCK, Origin, RecordingSink, folder_record, known_clock
 from persistent_state.store.files import LocalFiles, open_files
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _MARKERS = "_clocks"
 _AT_ONCE = 16  # markers read at the same time
 
 
-class ParquetTable(Sink):
+class ParquetSink(RecordingSink):
     """A folder of Parquet files to which each clock adds its values: the key columns, `clock` (a timestamp) and `value`.
 
     A table is of one task. `url` and `storage_options` are as a store's. A clock is written as at most so many `files`, each
@@ -63,7 +63,7 @@ class ParquetTable(Sink):
     files of drivers that were killed.
 
     Raises:
-        InvalidInput: the url, an option or `files` is wrong.
+        InvalidInputError: the url, an option or `files` is wrong.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class ParquetTable(Sink):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if files < 1:
-            raise InvalidInput(f"{files=} of a ParquetTable; give at least 1.")
-        self.place = open_files(url, **(storage_options or {}))
+            raise InvalidInputError(f"{files=} of a ParquetSink; give at least 1.")
+        self.place = open_files(url, storage_options)
         self.files = files
         self._origin: Origin | None = None
         self._last = BEGINNING
 
     def __repr__(self) -> str:
-        return f"ParquetTable({self.place.url!r}, files={self.files})"
+        return f"ParquetSink({self.place.url!r}, files={self.files})"
 
     @property
     def name(self) -> str:
@@ -90,30 +90,30 @@ class ParquetTable(Sink):
     def records(self, task: str) -> frozenset[Hashable]:
         return frozenset({folder_record(self.place.url, self.place.options)})
 
-    def open(self, origin: Origin) -> int:
-        """The last clock in the table, which is made if it is not there.
+    def open(self, origin: Origin) -> int | None:
+        """Return the last clock in the table, or None; make the table if it is not there.
 
         Raises:
-            InvalidInput: Parquet can't hold the values, or the table is another task's or has other columns.
-            Damaged: what describes the table is not what was written.
+            InvalidInputError: Parquet can't hold the values, or the table is another task's or has other columns.
+            DamagedError: what describes the table is not what was written.
         """
         _check_columns(origin)
         described = _described(origin)
         schema = base64.b64encode(origin.schema.remove_metadata().serialize()).decode()
         try:
             self.place.create(_TABLE, _json({"format": FORMAT, **described, "schema": schema}))
-        except Exists:
+        except ExistsError:
             found = self._table()
             origin = origin.with_whole([name for name, kind in found["columns"].items() if kind == "int64"])
             for what, wanted in _described(origin).items():
                 if found[what] != wanted:
-                    raise InvalidInput(
+                    raise InvalidInputError(
                         f"table={self.place.url!r} has {what}={found[what]!r}, not {wanted!r}; write to a table of its own."
                     ) from None
         self._origin = origin
         self._collect()
         self._last = max(self.clocks(), default=BEGINNING)
-        return self._last
+        return known_clock(self._last)
 
     def write(self, values: DataFrame, clock: int) -> None:
         if clock <= self._last:
@@ -128,7 +128,7 @@ class ParquetTable(Sink):
             path, data = _data_file(origin, clock, rows[0][0].as_py(), rows.remove_column(0))
             error = None
             try:
-                with suppress(Exists):
+                with suppress(ExistsError):
                     place.create(path, data)
             except StateError as raised:
                 # Sent back, as Spark makes pages of text of what a worker raises.
@@ -144,7 +144,7 @@ class ParquetTable(Sink):
                 raise pickle.loads(row["error"])
         paths = sorted(row["path"] for row in written)
         self._check_here(paths)
-        with suppress(Exists):
+        with suppress(ExistsError):
             place.create(_marker(clock), _json({"clock": clock, "files": paths}))
         self._last = clock
 
@@ -152,7 +152,7 @@ class ParquetTable(Sink):
         """The clocks that are in the table, ascending.
 
         Raises:
-            InvalidInput: there is no table.
+            InvalidInputError: there is no table.
         """
         names = self.place.list(_MARKERS)
         if not names:
@@ -165,7 +165,7 @@ class ParquetTable(Sink):
         In the order of the clocks; a clock without values has no file. A clock that is in the table keeps its files for ever.
 
         Raises:
-            InvalidInput: there is no such clock in the table, or no table.
+            InvalidInputError: there is no such clock in the table, or no table.
         """
         return [f"{self.place.url}/{path}" for path in self._data_files(clocks)]
 
@@ -175,7 +175,7 @@ class ParquetTable(Sink):
         pyarrow reads it by `to_table`, with columns and a filter, and DuckDB by the name of the variable that it is in.
 
         Raises:
-            InvalidInput: there is no such clock in the table, or no table.
+            InvalidInputError: there is no such clock in the table, or no table.
         """
         # These bring pandas, which takes half a second.
         import pyarrow.dataset as ds
@@ -200,7 +200,7 @@ class ParquetTable(Sink):
         This is the whole state where each clock has the keys that changed. Its `clock` is when the key last did.
 
         Raises:
-            InvalidInput: there is no table.
+            InvalidInputError: there is no table.
         """
         clocks = [known for known in self.clocks() if clock is None or known <= clock]
         rows = self.dataset(clocks).to_table()
@@ -229,7 +229,7 @@ class ParquetTable(Sink):
         try:
             files: list[str] = self._read(_marker(clock))["files"]
         except FileNotFoundError:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"clock={full_clock(clock)} is not in table={self.place.url!r}; use one of its clocks()."
             ) from None
         return files
@@ -238,18 +238,20 @@ class ParquetTable(Sink):
         try:
             found = self._read(_TABLE)
         except FileNotFoundError:
-            raise InvalidInput(f"there is no table in {self.place.url!r}; look at its address.") from None
+            raise InvalidInputError(f"there is no table in {self.place.url!r}; look at its address.") from None
         if not found.keys() >= {"format", "application", "task", "key", "columns", "schema"}:
-            raise Damaged(f"path={_TABLE!r} of {self.place.url!r} is not what was written; restore it.")
+            raise DamagedError(f"path={_TABLE!r} of {self.place.url!r} is not what was written; restore it.")
         if found["format"] != FORMAT:
-            raise InvalidInput(f"table={self.place.url!r} has format={found['format']}, not {FORMAT}; upgrade.")
+            raise InvalidInputError(f"table={self.place.url!r} has format={found['format']}, not {FORMAT}; upgrade.")
         return found
 
     def _read(self, path: str) -> dict[str, Any]:
         try:
             found: dict[str, Any] = json.loads(self.place.read(path).to_pybytes())
         except ValueError as error:
-            raise Damaged(f"path={path!r} of table={self.place.url!r} is not what was written; restore it.") from error
+            raise DamagedError(
+                f"path={path!r} of table={self.place.url!r} is not what was written; restore it."
+            ) from error
         return found
 
     def _check_here(self, paths: Sequence[str]) -> None:
@@ -259,7 +261,7 @@ class ParquetTable(Sink):
                 try:
                     self.place.read(path)
                 except FileNotFoundError:
-                    raise InvalidInput(
+                    raise InvalidInputError(
                         f"table={self.place.url!r} is not where Spark's workers wrote; give it a place that all machines reach."
                     ) from None
 
@@ -277,13 +279,15 @@ def _described(origin: Origin) -> dict[str, Any]:
 def _check_columns(origin: Origin) -> None:
     names = [name.lower() for name in origin.schema.names]
     if len(set(names)) < len(names):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"task={origin.task}: readers of Parquet can't tell columns={origin.schema.names} apart; rename the key's."
         )
     try:
         pq.write_table(origin.schema.empty_table(), pa.MockOutputStream())
     except pa.ArrowException as error:
-        raise InvalidInput(f"task={origin.task}: Parquet can't hold its values: {error}; use another sink.") from error
+        raise InvalidInputError(
+            f"task={origin.task}: Parquet can't hold its values: {error}; use another sink."
+        ) from error
 
 
 def _data_file(origin: Origin, clock: int, part: int, rows: pa.Table) -> tuple[str, pa.Buffer]:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain, show_clock, to_json
 from persistent_state.redact import shown, without_secrets
-from persistent_state.sinks.base import CLOCK, VALUE, Origin, Sink, arrow_batches
+from persistent_state.sinks.base import CLOCK, VALUE, Origin, RecordingSink, arrow_batches, known_clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,7 +42,7 @@ _AWAY = ("locked", "busy", "unable to open", "disk I/O error", "disk is full", "
 
 
 @dataclass(frozen=True)
-class SqlTable(Sink):
+class SqlSink(RecordingSink):
     """A table with the newest value of each key, or with `history` the values of each key at every clock.
 
     `url` is SQLAlchemy's, such as `postgresql://user:password@host/database`, or the path of a SQLite file. The table is made
@@ -62,10 +62,10 @@ class SqlTable(Sink):
         if "://" not in self.url:
             object.__setattr__(self, "url", os.path.abspath(os.path.expanduser(self.url)))
         if self.table.lower() == CLOCKS:
-            raise InvalidInput(f"table={self.table!r} is where clocks are recorded; name another.")
+            raise InvalidInputError(f"table={self.table!r} is where clocks are recorded; name another.")
 
     def __repr__(self) -> str:
-        return f"SqlTable({self._place!r}, {self.table!r}, history={self.history})"
+        return f"SqlSink({self._place!r}, {self.table!r}, history={self.history})"
 
     @property
     def name(self) -> str:
@@ -87,18 +87,18 @@ class SqlTable(Sink):
         # The user's part first: a password may hold what begins a query.
         return shown(re.sub("://[^/:@]*:.*@", "://", self.url))
 
-    def open(self, origin: Origin) -> int:
+    def open(self, origin: Origin) -> int | None:
         engine = self._engine()
         from sqlalchemy.exc import DBAPIError
 
         with self._asking():
             try:
-                return self._prepare(engine, origin)
+                return known_clock(self._prepare(engine, origin))
             except DBAPIError as error:
                 if self._is_away(error):
                     raise
                 # Another start may have made the tables a moment before: now they are there.
-                return self._prepare(engine, origin)
+                return known_clock(self._prepare(engine, origin))
 
     def write(self, values: DataFrame, clock: int) -> None:
         engine = self._engine()
@@ -115,7 +115,7 @@ class SqlTable(Sink):
             from sqlalchemy.exc import ArgumentError
             from sqlalchemy.pool import NullPool
         except ImportError:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"package='sqlalchemy' is missing for {self.name}; pip install 'persistent-state[sql]'."
             ) from None
         # Not chained: what SQLAlchemy says of a url may show its password.
@@ -130,14 +130,16 @@ class SqlTable(Sink):
             engine = create_engine(url, poolclass=NullPool, json_serializer=to_json, connect_args=patience)
         except ImportError as error:
             extra = "'persistent-state[postgresql]'" if error.name == "psycopg" else "the driver that your url names"
-            raise InvalidInput(f"package={error.name!r} is missing for {self.name}; pip install {extra}.") from None
+            raise InvalidInputError(
+                f"package={error.name!r} is missing for {self.name}; pip install {extra}."
+            ) from None
         except (ArgumentError, TypeError, ValueError):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"url={self._place!r} is not one of SQLAlchemy; say postgresql://user:password@host/database, or the like,"
                 " with %40 for an @ in the password, or the path of a SQLite file."
             ) from None
         if backend == "sqlite" and url.database in (None, "", ":memory:"):
-            raise InvalidInput(f"url={self._place!r} is in memory and ends with its connection; name a file.")
+            raise InvalidInputError(f"url={self._place!r} is in memory and ends with its connection; name a file.")
         return engine
 
     def _prepare(self, engine: Engine, origin: Origin) -> int:
@@ -173,22 +175,24 @@ class SqlTable(Sink):
         there = {column["name"]: column["type"] for column in found}
         for column in columns:
             if column.name not in there:
-                raise InvalidInput(f"{self.name} has no column={column.name!r}; add it, or name another table.")
+                raise InvalidInputError(f"{self.name} has no column={column.name!r}; add it, or name another table.")
             if _kind(there[column.name]) != _kind(column.type):
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"column={column.name!r} of {self.name} is {there[column.name]!r} and should be {column.type!r};"
                     " change it, or name another table."
                 )
 
     def _check_record(self, record: Row[Any], origin: Origin, exists: bool) -> None:
         if (record.application, record.task) != (origin.application, origin.task):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{self.name} has the values of task={record.task} of application={record.application}; name another table."
             )
         if record.history != self.history:
-            raise InvalidInput(f"{self.name} was made with history={record.history}; say so, or name another table.")
+            raise InvalidInputError(
+                f"{self.name} was made with history={record.history}; say so, or name another table."
+            )
         if not exists and record.clock != BEGINNING:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{self.name} is gone, with the values up to clock={show_clock(record.clock)}; restore it, or delete its row of"
                 f" {CLOCKS} to go on without them."
             )
@@ -202,7 +206,7 @@ class SqlTable(Sink):
         if connection.execute(update(clocks).where(ours, clocks.c.clock < clock).values(clock=clock)).rowcount:
             return True
         if connection.execute(select(clocks.c.clock).where(ours)).one_or_none() is None:
-            raise InvalidInput(f"{self.name} has lost its row of {CLOCKS}; start the application again.")
+            raise InvalidInputError(f"{self.name} has lost its row of {CLOCKS}; start the application again.")
         return False
 
     def _with_whole(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -245,7 +249,7 @@ class SqlTable(Sink):
         try:
             columns = [_python_values(column, dialect) for column in batch.columns]
         except (OverflowError, ValueError) as error:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{self.name} takes no times beyond the years 1 to 9999: {error}; present them as whole numbers,"
                 " and make columns of clocks and windows bigint."
             ) from error
@@ -280,8 +284,10 @@ class SqlTable(Sink):
             secrets = [url.password, *url.query.values()]
         what = without_secrets(getattr(error, "orig", None) or error, secrets)
         if self._is_away(error):
-            return StoreUnavailable(f"{self.name}: {what}. Mend it, then try again.")
-        return InvalidInput(f"{self.name} does not take this: {what}. Mend the table or the values, or name another.")
+            return StoreUnavailableError(f"{self.name}: {what}. Mend it, then try again.")
+        return InvalidInputError(
+            f"{self.name} does not take this: {what}. Mend the table or the values, or name another."
+        )
 
 
 def _clocks() -> Table:
@@ -302,18 +308,18 @@ def _columns(origin: Origin, dialect: str) -> list[Column[Any]]:
     """The columns of a table for the values of a task.
 
     Raises:
-        InvalidInput: SQL has no exact type for one, or it is a key by whose type no row can be found for sure.
+        InvalidInputError: SQL has no exact type for one, or it is a key by whose type no row can be found for sure.
     """
     from sqlalchemy import Column
 
     columns: list[Column[Any]] = []
     for item in origin.schema:
         if (found := _sql_type(item.type, dialect)) is None:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"column={item.name!r} is {item.type}, which SQL has no type for; present it as another."
             )
         if item.name in origin.key_columns and (pa.types.is_floating(item.type) or pa.types.is_nested(item.type)):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"key={item.name!r} is {item.type}, by which databases don't find a row for sure; use text, a whole number,"
                 " a decimal or a time."
             )

@@ -1,4 +1,4 @@
-"""What a source is: strands of rows with positions, that can be read again."""
+"""What a source is: partitions of rows with positions, that can be read again."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ stood, such as file and line, always of one type).
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of one strand in their order. All of a chunk is read in one micro-batch.
+    """Rows of one partition in their order. All of a chunk is read in one micro-batch.
 
     The rows have the positions `at`, by default those from `first` on that no record of `bad` has. A replay that needs the
     chunk starts at position `replay`; None is `first`. `unfit` are those whose key had no place in the columns as they are
     (None: all had). `originals` gives the records themselves, of rows and of bad ones, where the source has them.
     """
 
-    strand: str
+    partition: str
     first: int
     rows: pa.RecordBatch
     bad: tuple[BadRecord, ...] = ()
@@ -57,7 +57,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a micro-batch of a source goes: `ends` by strand (exclusive positions), and what to remember with it.
+    """How far a micro-batch of a source goes: `ends` by partition (exclusive positions), and what to remember with it.
 
     `channels` are the channels there are, True for one that has ended; None if they are only known by their messages,
     but for those of `known`, which will come.
@@ -78,8 +78,8 @@ class TimeReplayableSource(ABC):
     Subclasses are small, picklable and free of Spark. `open` is called once per start, in the driver; `reach` and
     `splits` then say what to read, `read` reads it, in a worker, on a copy of the source as it was before `open`.
 
-    `timestamp` names the column of event time and `channel` that of channels (None: the strands are). `timestamp_unit` is "s",
-    "ms", "us" or "ns" where timestamps are integers; None is microseconds, unless the first ones look like another unit.
+    `timestamp` names the column of event time and `channel` that of channels (None: the partitions are). `timestamp_unit` is
+    "s", "ms", "us" or "ns" where timestamps are integers; None is microseconds, unless the first ones look like another unit.
     """
 
     timestamp: str
@@ -92,12 +92,12 @@ class TimeReplayableSource(ABC):
         """The columns of the rows that `read` delivers.
 
         Raises:
-            InvalidInput: the set-up of the source is wrong.
+            InvalidInputError: the set-up of the source is wrong.
         """
 
     @abstractmethod
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
-        """Start anew: `journal` is what this source wrote, `known` by strand the first position never committed."""
+        """Start reset: `journal` is what this source wrote, `known` by partition the first position never committed."""
 
     @abstractmethod
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:

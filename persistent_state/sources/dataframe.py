@@ -22,11 +22,11 @@ class DataFrameSource:
     source begins, and what is older than the clock is skipped.
 
     `timestamp` names the column of event time, integers of which count in `timestamp_unit`: "s", "ms", "us" or "ns". `channel`
-    names the one that tells independently ordered strands apart (none: all is one). `channels` are those known beforehand: they
-    hold the clock until they deliver. `position` names an integer column that rises within each channel from 0 or above, such
-    as a Kafka offset; all rows of a channel come in its order. Without it, or where it is null, nobody can tell whether a row
-    below the restart's clock is replayed or late: such rows are counted as that. Without it a monoid that does not commute is
-    refused.
+    names the one that tells independently ordered partitions apart (none: all is one). `channels` are those known beforehand:
+    they hold the clock until they deliver. `position` names an integer column that rises within each channel from 0 or above,
+    such as a Kafka offset; all rows of a channel come in its order. Without it, or where it is null, nobody can tell whether a
+    row below the restart's clock is replayed or late: such rows are counted as that. Without it a monoid that does not commute
+    is refused.
     """
 
     stream: DataFrame | Opener

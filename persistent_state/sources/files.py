@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed, raised
+from persistent_state.errors import InvalidInputError, StoreUnavailableError, TaskFailedError, raised
 from persistent_state.redact import shown, without_secrets
 from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
@@ -28,7 +28,7 @@ from persistent_state.sources.schemas import AnySchema, arrow_schema
 
 Split: TypeAlias = "tuple[tuple[int, str, int], ...]"  # (ordinal, path, size) of files
 
-STRAND = ""
+PARTITION = ""
 ROW_BITS = 32
 ORIGIN = pa.struct([("file", pa.string()), ("line", pa.int64())])
 
@@ -39,7 +39,7 @@ _OPENING_BYTES = 1 << 16
 
 
 class FileSource(TimeReplayableSource):
-    """The rows of the files in a folder and in the folders below it, as one strand.
+    """The rows of the files in a folder and in the folders below it, as one partition.
 
     Every file is read once, whatever its name and age: one that appears late or with an old time is read when it is
     seen. A file is known by its path. It must be whole when it appears and never change: write it elsewhere, or under
@@ -48,7 +48,7 @@ class FileSource(TimeReplayableSource):
     must still be there.
 
     A position is (ordinal of the file) << 32 | (place in it). The place counts records, bad ones too; with a
-    `transform` it counts the rows that this made. A micro-batch takes at most `files_per_batch` files of
+    `transform` it counts the rows that this made. A micro-batch takes at most `max_files_per_batch` files of
     `bytes_per_batch` in all, but at least one file.
 
     `format` is "parquet", "csv" (with a header) or "json" (an object a line), or told by each file's ending: .parquet,
@@ -77,20 +77,22 @@ class FileSource(TimeReplayableSource):
         format: str | None = None,
         channel: str | None = None,
         order_by: str = "name",
-        files_per_batch: int = 1000,
+        max_files_per_batch: int = 1000,
         bytes_per_batch: int = 1 << 30,
         transform: formats.Transform | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         path = os.fspath(path)
         if format is not None and format not in formats.FORMATS:
-            raise InvalidInput(f"{format=}; say 'parquet', 'csv' or 'json', or leave it to the files' endings.")
+            raise InvalidInputError(f"{format=}; say 'parquet', 'csv' or 'json', or leave it to the files' endings.")
         if order_by not in ("name", "modified"):
-            raise InvalidInput(f"{order_by=}; say 'name' or 'modified'.")
-        if files_per_batch < 1 or bytes_per_batch < 1:
-            raise InvalidInput(f"{files_per_batch=}, {bytes_per_batch=}; give at least 1 of each.")
+            raise InvalidInputError(f"{order_by=}; say 'name' or 'modified'.")
+        if max_files_per_batch < 1 or bytes_per_batch < 1:
+            raise InvalidInputError(f"{max_files_per_batch=}, {bytes_per_batch=}; give at least 1 of each.")
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", path) and not path.startswith("file:"):
-            raise InvalidInput(f"{path=} is neither a path nor a url; write a url as {path.replace(':/', '://', 1)!r}.")
+            raise InvalidInputError(
+                f"{path=} is neither a path nor a url; write a url as {path.replace(':/', '://', 1)!r}."
+            )
         # Made absolute, since workers may stand in another folder.
         is_url = "://" in path or path.startswith("file:")
         self.path = path if is_url else os.path.abspath(os.path.expanduser(path))
@@ -99,7 +101,7 @@ class FileSource(TimeReplayableSource):
         self.channel = channel
         self._format = format
         self._order_by = order_by
-        self._files_per_batch = files_per_batch
+        self._files_per_batch = max_files_per_batch
         self._bytes_per_batch = bytes_per_batch
         self._transform = transform
         self._options = dict(storage_options or {})
@@ -121,22 +123,22 @@ class FileSource(TimeReplayableSource):
             try:
                 self._made = formats.transformed(self._transform, nothing).schema
             except Exception as error:
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"transform of {self!r} raised {raised(error)}, for a batch without rows."
                 ) from error
         return self._made
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
-        """Start anew. No file of the journal is taken for new again.
+        """Start again. No file of the journal is taken for new again.
 
         Raises:
-            InvalidInput: there is no such folder, the journal is another source's, or a format can't hold the schema.
+            InvalidInputError: there is no such folder, the journal is another source's, or a format can't hold the schema.
         """
         files = [_file_of_line(line, ordinal) for ordinal, line in enumerate(journal)]
-        if known.get(STRAND, 0) > len(files) << ROW_BITS:
-            raise InvalidInput(
-                f"{self!r} is to go on from {known[STRAND]}, but its journal has only {len(files)} files; "
-                "the task had another source: give it another name, or start it anew."
+        if known.get(PARTITION, 0) > len(files) << ROW_BITS:
+            raise InvalidInputError(
+                f"{self!r} is to go on from {known[PARTITION]}, but its journal has only {len(files)} files; "
+                "the task had another source: give it another name, or reset it."
             )
         self._opened = _Opened(files, len(files), {file.path for file in files})
         self._take()
@@ -149,7 +151,7 @@ class FileSource(TimeReplayableSource):
 
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
         state = self._state
-        first = start.get(STRAND, 0) >> ROW_BITS
+        first = start.get(PARTITION, 0) >> ROW_BITS
         if not state.is_frozen and (everything or first >= len(state.files)):
             self._take()
         end = len(state.files) if everything else self._end_of_batch(first)
@@ -157,14 +159,14 @@ class FileSource(TimeReplayableSource):
             self._check_replayed(file)
         new = range(max(first, state.journalled), end)
         return Reach(
-            ends={**start, STRAND: end << ROW_BITS} if end > first else dict(start),
-            channels={STRAND: False} if self.channel is None else None,
+            ends={**start, PARTITION: end << ROW_BITS} if end > first else dict(start),
+            channels={PARTITION: False} if self.channel is None else None,
             journal=tuple(_line_of_file(state.files[ordinal], ordinal) for ordinal in new),
         )
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Split]:
-        first = start.get(STRAND, 0) >> ROW_BITS
-        files = self._state.files[first : end.get(STRAND, 0) >> ROW_BITS]
+        first = start.get(PARTITION, 0) >> ROW_BITS
+        files = self._state.files[first : end.get(PARTITION, 0) >> ROW_BITS]
         ends = list(accumulate(file.size + _OPENING_BYTES for file in files))
         groups: dict[int, list[tuple[int, str, int]]] = {}
         for i, file in enumerate(files):
@@ -181,11 +183,11 @@ class FileSource(TimeReplayableSource):
                     if self._transform is not None:
                         piece = self._transformed_piece(piece, path)
                     if position + piece.count > start + (1 << ROW_BITS):
-                        raise InvalidInput(f"file={path!r} of {self!r} has more than 2**32 rows; cut it up.")
+                        raise InvalidInputError(f"file={path!r} of {self!r} has more than 2**32 rows; cut it up.")
                     bad = tuple(replace(record, position=position + record.position) for record in piece.bad)
                     if piece.count:
                         originals = partial(_originals, path, position, piece.original)
-                        yield Chunk(STRAND, position, piece.rows, bad, start, originals=originals)
+                        yield Chunk(PARTITION, position, piece.rows, bad, start, originals=originals)
                     position += piece.count
 
     @property
@@ -216,22 +218,22 @@ class FileSource(TimeReplayableSource):
         if size != file.size:
             raise self._changed(file.path, file.size, size)
 
-    def _changed(self, path: str, then: int, now: int) -> InvalidInput:
-        return InvalidInput(
-            f"file={path!r} of {self!r} had {then} bytes and has {now}; bring back what it held, or start the task "
-            "anew. A file must be whole when it appears, and never change."
+    def _changed(self, path: str, then: int, now: int) -> InvalidInputError:
+        return InvalidInputError(
+            f"file={path!r} of {self!r} had {then} bytes and has {now}; bring back what it held, or reset the "
+            "task. A file must be whole when it appears, and never change."
         )
 
     def _record_schema(self) -> pa.Schema:
         if self._stored is None:
             files = [file for file in self._in_order(self._list()) if self._kind(file.path)[0] == formats.PARQUET]
             if not files:
-                raise InvalidInput(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
+                raise InvalidInputError(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
             try:
                 with self._open(files[0].path, files[0].size) as file:
                     self._stored = pq.read_schema(pa.PythonFile(file, mode="r")).remove_metadata()
             except formats.UNDECODABLE as error:
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"file={files[0].path!r} of {self!r} tells no schema: {error}; give schema=."
                 ) from error
         return self._stored
@@ -240,9 +242,11 @@ class FileSource(TimeReplayableSource):
         try:
             rows = formats.transformed(self._transform, piece.rows)
         except Exception as error:
-            raise TaskFailed(f"transform of {self!r} raised {raised(error)}, for rows of file={path!r}.") from error
+            raise TaskFailedError(
+                f"transform of {self!r} raised {raised(error)}, for rows of file={path!r}."
+            ) from error
         if not rows.schema.equals(self.schema):
-            raise TaskFailed(
+            raise TaskFailedError(
                 f"transform of {self!r} made columns ({_columns(rows.schema)}) of file={path!r}, "
                 f"and ({_columns(self.schema)}) of a batch without rows; make them alike."
             )
@@ -274,7 +278,7 @@ class FileSource(TimeReplayableSource):
                 instead = "make it, or mend the path"
                 if kind == "file" or any(mark in self.path for mark in "*?["):
                     instead = "give one: all files in it and below are read, and a transform can leave out rows"
-                raise InvalidInput(f"{self!r} is not a folder; {instead}.")
+                raise InvalidInputError(f"{self!r} is not a folder; {instead}.")
             found = system.find(root, detail=True)
         files = (
             _File(name[len(root) + 1 :], int(info.get("size") or 0), _modified(info)) for name, info in found.items()
@@ -285,7 +289,7 @@ class FileSource(TimeReplayableSource):
         if self._order_by == "name":
             return sorted(files, key=lambda file: file.path)
         if any(file.modified is None for file in files):
-            raise InvalidInput(f"{self!r} is on a file system that tells no modification times; order by name.")
+            raise InvalidInputError(f"{self!r} is on a file system that tells no modification times; order by name.")
         return sorted(files, key=lambda file: (file.modified or 0, file.path))
 
     def _system(self) -> tuple[Any, str]:
@@ -298,11 +302,11 @@ class FileSource(TimeReplayableSource):
         try:
             yield
         except FileNotFoundError:
-            raise InvalidInput(f"file={path!r} of {self!r} is gone; bring it back, or start the task anew.") from None
+            raise InvalidInputError(f"file={path!r} of {self!r} is gone; bring it back, or reset the task.") from None
         except OSError as error:
             # Not chained, as the client's own error may show its options.
             why = without_secrets(error, self._options)
-            raise StoreUnavailable(f"{path!r} of {self!r}: {why}. Mend it, then try again.") from None
+            raise StoreUnavailableError(f"{path!r} of {self!r}: {why}. Mend it, then try again.") from None
 
     def _open(self, path: str, size: int) -> _StoredFile:
         system, root = self._system()
@@ -383,9 +387,9 @@ def _file_of_line(line: str, ordinal: int) -> _File:
             return _File(record["path"], record["size"], record["modified"])
     except (ValueError, TypeError, KeyError):
         pass
-    raise InvalidInput(
+    raise InvalidInputError(
         f"line {ordinal} of the journal was not written by a FileSource: {line[:200]!r}; "
-        "the task had another source: give it another name, or start it anew."
+        "the task had another source: give it another name, or reset it."
     )
 
 

@@ -19,7 +19,7 @@ import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import plain, to_json
 from persistent_state.sources.base import BadRecord
 
@@ -89,7 +89,7 @@ def check_text(format: str, schema: pa.Schema) -> None:
     """Refuse a schema that a text format can't hold.
 
     Raises:
-        InvalidInput: it has a column of such a type.
+        InvalidInputError: it has a column of such a type.
     """
     try:
         if format == CSV:
@@ -97,7 +97,7 @@ def check_text(format: str, schema: pa.Schema) -> None:
         else:
             list(_text_pieces([b"{}\n"], format, schema))
     except pa.ArrowNotImplementedError as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the schema does not fit {format} files: {error}; read another type, and transform it."
         ) from error
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 
-STRAND = ""
+PARTITION = ""
 ROWS_PER_CHUNK = 1 << 20
 _SECOND = 1_000_000
 
@@ -24,7 +24,7 @@ def wall_clock_us() -> int:
 
 
 class RateSource(TimeReplayableSource):
-    """`rows_per_second` rows of (timestamp, value), from `start` to the present: one strand, in which a value is a position.
+    """`rows_per_second` rows of (timestamp, value), from `start` to the present: one partition, in which a value is a position.
 
     `value` counts from 0, int64; `timestamp` is `start` + value / `rows_per_second` seconds, in UTC. Every start of an
     application sees the same rows, of which a replay takes those from its clock on. `start` is when the application first
@@ -42,9 +42,9 @@ class RateSource(TimeReplayableSource):
         now_us: Callable[[], int] = wall_clock_us,
     ) -> None:
         if rows_per_second < 1 or rows_per_batch < 1:
-            raise InvalidInput(f"{rows_per_second=}, {rows_per_batch=}; give at least 1 of each.")
+            raise InvalidInputError(f"{rows_per_second=}, {rows_per_batch=}; give at least 1 of each.")
         if start is not None and start.tzinfo is None:
-            raise InvalidInput(f"start={start.isoformat()!r} has no time zone; give it one, such as timezone.utc.")
+            raise InvalidInputError(f"start={start.isoformat()!r} has no time zone; give it one, such as timezone.utc.")
         self._rate = rows_per_second
         self._start = None if start is None else round(start.timestamp() * _SECOND)
         self._most = rows_per_batch
@@ -57,18 +57,18 @@ class RateSource(TimeReplayableSource):
         return pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", pa.int64())])
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
-        """Start anew, at the time that the journal holds.
+        """Start again, at the time that the journal holds.
 
         Raises:
-            InvalidInput: the application has run with another start or rate, whose rows had other timestamps.
+            InvalidInputError: the application has run with another start or rate, whose rows had other timestamps.
         """
         self._is_noted = bool(journal)
         if journal:
             start, rate = (int(text) for text in journal[0].split())
             if rate != self._rate or self._start not in (None, start):
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"rows_per_second={self._rate} start={self._start} (microseconds UTC) are others than the {rate} and "
-                    f"{start} that the task has run with; keep them, or start the task anew."
+                    f"{start} that the task has run with; keep them, or reset the task."
                 )
             self._start = start
         elif self._start is None:
@@ -78,14 +78,14 @@ class RateSource(TimeReplayableSource):
         self._frozen = self._due()
 
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
-        begin = start.get(STRAND, 0)
+        begin = start.get(PARTITION, 0)
         due = self._due() if self._frozen is None else self._frozen
         end = max(begin, due if everything else min(due, begin + self._most))
         note = (f"{self._start} {self._rate}",) if begin == 0 < end and not self._is_noted else ()
-        return Reach({**start, STRAND: end} if end > begin else dict(start), {STRAND: False}, note)
+        return Reach({**start, PARTITION: end} if end > begin else dict(start), {PARTITION: False}, note)
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
-        begin, rows = start.get(STRAND, 0), end.get(STRAND, 0) - start.get(STRAND, 0)
+        begin, rows = start.get(PARTITION, 0), end.get(PARTITION, 0) - start.get(PARTITION, 0)
         bounds = [begin + rows * part // parts for part in range(parts + 1)]
         # A worker has a copy of the source as it was before `open`.
         return [(self._start, *bound) for bound in pairwise(bounds) if bound[0] < bound[1]]
@@ -97,7 +97,7 @@ class RateSource(TimeReplayableSource):
             seconds, rest = np.divmod(values, self._rate)
             stamps = start + seconds * _SECOND + rest * _SECOND // self._rate
             columns = [pa.array(stamps).cast(self.schema.field("timestamp").type), pa.array(values)]
-            yield Chunk(STRAND, first, pa.RecordBatch.from_arrays(columns, schema=self.schema))
+            yield Chunk(PARTITION, first, pa.RecordBatch.from_arrays(columns, schema=self.schema))
 
     def _due(self) -> int:
         assert self._start is not None, "open comes first"

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 
 AnySchema: TypeAlias = "pa.Schema | str | Any"
 """A pyarrow.Schema, DDL such as "word string, ts timestamp", or a StructType of Spark."""
@@ -40,7 +40,7 @@ def arrow_schema(schema: AnySchema) -> pa.Schema:
     """Return the Arrow schema that is meant. No Spark is needed for it.
 
     Raises:
-        InvalidInput: it is no schema, or has a type that is not known.
+        InvalidInputError: it is no schema, or has a type that is not known.
     """
     if isinstance(schema, pa.Schema):
         return schema
@@ -48,7 +48,7 @@ def arrow_schema(schema: AnySchema) -> pa.Schema:
         return _Reader(schema).schema()
     told = schema.jsonValue() if hasattr(schema, "jsonValue") else None
     if not isinstance(told, dict) or told.get("type") != "struct":
-        raise InvalidInput(
+        raise InvalidInputError(
             f"schema={schema!r} is not a schema; give a pyarrow.schema, DDL such as 'word string, ts timestamp', or a "
             "StructType of Spark."
         )
@@ -65,7 +65,7 @@ def _of_spark(told: Any) -> pa.DataType:
         return pa.list_(_of_spark(told["elementType"]))
     if told["type"] == "map":
         return pa.map_(_of_spark(told["keyType"]), _of_spark(told["valueType"]))
-    raise InvalidInput(f"schema has a column of type={told['type']!r}, which files don't hold; choose another.")
+    raise InvalidInputError(f"schema has a column of type={told['type']!r}, which files don't hold; choose another.")
 
 
 _WORDS = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.)*')|([\w.]+)|([<>(),:]))")
@@ -139,7 +139,7 @@ class _Reader:
         if name in ("char", "varchar") and len(numbers) == 1:
             return pa.string()
         if name not in _TYPES or numbers:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"schema={self._text!r} has type={name!r}, which is not known; use one of {', '.join(_TYPES)}, array<…>, "
                 "map<…> and struct<…>."
             )
@@ -175,7 +175,7 @@ class _Reader:
         if not self._skip(word):
             raise self._wrong()
 
-    def _wrong(self) -> InvalidInput:
-        return InvalidInput(
+    def _wrong(self) -> InvalidInputError:
+        return InvalidInputError(
             f"schema={self._text!r} is not DDL; write columns as 'name type', such as 'word string, ts timestamp'."
         )

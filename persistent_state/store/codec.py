@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from persistent_state.errors import Damaged
+from persistent_state.errors import DamagedError
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Coarse
 from persistent_state.event_time.positions import Position
@@ -72,20 +72,22 @@ def from_bytes(data: bytes, name: str) -> Entry:
     """The entry of these bytes, with their checksum.
 
     Raises:
-        Damaged: they are not what was written, or a later version wrote them.
+        DamagedError: they are not what was written, or a later version wrote them.
     """
     body, newline, seal = data.partition(b"\n")
     if not newline or seal != _seal(body + newline):
-        raise Damaged(
+        raise DamagedError(
             f"log entry {name} is damaged; bring back the file from a copy of the store; nothing was changed."
         )
     record = json.loads(body)
     if record.pop("format") not in READABLE:
-        raise Damaged(f"log entry {name} has a format later than {FORMAT}; upgrade persistent-state.")
+        raise DamagedError(f"log entry {name} has a format later than {FORMAT}; upgrade persistent-state.")
     try:
         return _entry(record, checksum(data))
     except _UnknownField as error:
-        raise Damaged(f"log entry {name} has {error}, which a later version wrote; upgrade persistent-state.") from None
+        raise DamagedError(
+            f"log entry {name} has {error}, which a later version wrote; upgrade persistent-state."
+        ) from None
 
 
 def checksum(data: bytes) -> str:
@@ -121,7 +123,7 @@ def side_from_json(text: str) -> SideFile:
     try:
         return _side(json.loads(text))
     except _UnknownField as error:
-        raise Damaged(
+        raise DamagedError(
             f"a list of late and bad rows has {error}, which a later version wrote; upgrade persistent-state."
         ) from None
 
@@ -206,7 +208,7 @@ def _task_record(task: TaskState) -> Json:
             "coarse": [{"low": each.low, "high": each.high, "step": each.step} for each in task.coarse],
             "runs": [_run_record(run) for run in task.runs],
             "channels": {name: _channel_record(channel) for name, channel in task.channels.items()},
-            "positions": {strand: _position_record(position) for strand, position in task.positions.items()},
+            "positions": {partition: _position_record(position) for partition, position in task.positions.items()},
             "journal": _pages_record(task.journal),
             "sides": [_side_record(side) for side in task.sides],
             "settled": _pages_record(task.settled),
@@ -238,7 +240,7 @@ def _task(record: Json) -> TaskState:
         coarse=tuple(_coarse(each) for each in record.pop("coarse")),
         runs=tuple(_run(run) for run in record.pop("runs")),
         channels={name: _channel(channel) for name, channel in record.pop("channels").items()},
-        positions={strand: _position(position) for strand, position in record.pop("positions").items()},
+        positions={partition: _position(position) for partition, position in record.pop("positions").items()},
         journal=_pages(record.pop("journal")),
         sides=tuple(_side(side) for side in record.pop("sides")),
         settled=_pages(record.pop("settled")),

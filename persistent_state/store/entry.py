@@ -52,7 +52,7 @@ class Cut:
 class SideFile:
     """A file of late and bad rows: how many by reason, and what a restart may still take back.
 
-    `newest` is the greatest timestamp (None: a row has none), `ends` how far the rows reach in each strand.
+    `newest` is the greatest timestamp (None: a row has none), `ends` how far the rows reach in each partition.
     """
 
     file: Stored
@@ -65,7 +65,7 @@ class SideFile:
         """No start at or above the clock, replaying from these positions or later, can take a row back."""
         if self.newest is not None and self.newest < clock:
             return True
-        return all(end <= positions.get(strand, 0) for strand, end in self.ends.items())
+        return all(end <= positions.get(partition, 0) for partition, end in self.ends.items())
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,14 @@ class TaskState:
     `born` is the clock at which it started from zero. `batch` counts the micro-batches of this epoch. `sides` are files of
     late and bad rows; those that nothing can take back any more move into `settled`, counted in `settled_counts`.
     `delivered` says of each output up to which clock its sink has it (`BEGINNING`: none yet). What expired by the clock `floor`
-    may be gone: nobody can ask for it any more. `planned` says how far the micro-batch that is under way reads in each strand,
-    where that is to be known (at most once). `voided` names the outputs whose sinks were given clocks that a start has cut away
-    since: what each has is right up to the clock that stands there. No sink was given a clock above both the task's own and
-    `furthest`. From the clock `again` on this start takes in again what others have (at least once). `life` is the epoch of the
-    start that built the task again from the beginning of its source (0: none did), `retired` names the outputs before that.
-    `left` names the outputs that it had since, and that the last start with the task left out. `cut_at` says of an output the
-    lowest clock that starts have cut the task back to since its sink last answered: what the sink has above that may be void.
+    may be gone: nobody can ask for it any more. `planned` says how far the micro-batch that is under way reads in each
+    partition, where that is to be known (at most once). `voided` names the outputs whose sinks were given clocks that a start
+    has cut away since: what each has is right up to the clock that stands there. No sink was given a clock above both the
+    task's own and `furthest`. From the clock `again` on this start takes in again what others have (at least once). `life` is
+    the epoch of the start that built the task again from the beginning of its source (0: none did), `retired` names the outputs
+    before that. `left` names the outputs that it had since, and that the last start with the task left out. `cut_at` says of an
+    output the lowest clock that starts have cut the task back to since its sink last answered: what the sink has above that may
+    be void.
     """
 
     identity: Mapping[str, Any]

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.errors import Damaged
+from persistent_state.errors import DamagedError
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.store import lists, runs
 from persistent_state.store.codec import side_from_json
@@ -65,7 +65,7 @@ def settled(files: Files, task: TaskState) -> list[SideFile]:
 def take_back(files: Files, side: SideFile, clock: int, positions: Mapping[str, int]) -> SideFile | None:
     """The file after a start at this clock, which replays from these positions; None if no row is left.
 
-    A row goes if it will be delivered again and judged anew: it is not below the clock, nor before the replay.
+    A row goes if it will be delivered again and judged reset: it is not below the clock, nor before the replay.
     """
     if side.is_settled(clock, positions):
         return side
@@ -85,8 +85,8 @@ def side_file(file: Stored, table: pa.Table) -> SideFile:
     """What an entry says of a file with these rows."""
     stamps = table["timestamp"]
     ends: dict[str, int] = {}
-    for strand, position in zip(table["strand"].to_pylist(), table["position"].to_pylist(), strict=True):
-        ends[strand] = max(ends.get(strand, 0), NO_POSITION if position is None else position + 1)
+    for partition, position in zip(table["strand"].to_pylist(), table["position"].to_pylist(), strict=True):
+        ends[partition] = max(ends.get(partition, 0), NO_POSITION if position is None else position + 1)
     return SideFile(
         file=file,
         reasons=dict(Counter(table["reason"].to_pylist())),
@@ -126,7 +126,7 @@ def join(
         whole = [side for side, _ in readable]
         stamps, ends = [side.newest for side in whole if side.newest is not None], dict[str, int]()
         for side in whole:
-            ends.update({strand: max(end, ends.get(strand, 0)) for strand, end in side.ends.items()})
+            ends.update({partition: max(end, ends.get(partition, 0)) for partition, end in side.ends.items()})
         one = SideFile(
             file=runs.write_table(files, path(), joined([table for _, table in readable])),
             reasons=dict(sum((Counter(side.reasons) for side in whole), Counter[str]())),
@@ -141,15 +141,15 @@ def _read_or_none(files: Files, side: SideFile) -> pa.Table | None:
     """The rows of a file that an entry names, unless it is damaged or gone: then it is named when somebody needs it."""
     try:
         return read(files, side)
-    except (Damaged, FileNotFoundError):
+    except (DamagedError, FileNotFoundError):
         return None
 
 
 def _stays(table: pa.Table, cut: Cut) -> NDArray[np.bool_]:
     stays = [
-        (position is not None and position < cut.positions.get(strand, 0))
+        (position is not None and position < cut.positions.get(partition, 0))
         or (timestamp is not None and timestamp < cut.clock)
-        for strand, position, timestamp in zip(
+        for partition, position, timestamp in zip(
             table["strand"].to_pylist(), table["position"].to_pylist(), table["timestamp"].to_pylist(), strict=True
         )
     ]

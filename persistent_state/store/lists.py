@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from persistent_state.errors import Damaged
+from persistent_state.errors import DamagedError
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Pages, Stored
 from persistent_state.store.files.base import Files
@@ -31,7 +31,7 @@ def append(files: Files, pages: Pages, items: Sequence[str], path: Callable[[], 
     try:
         with runs_io.named_by_newest():
             older = [bytes(runs_io.read_bytes(files, file)) for file in pages.files[len(kept) :]]
-    except Damaged:
+    except DamagedError:
         # It is named when somebody needs the list, and keeps nobody from adding to it.
         kept, older = pages.files, []
     return Pages((*kept, runs_io.write_bytes(files, path(), b"".join([*older, data]))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from persistent_state.errors import CommitUnknown, Damaged, Exists, Fenced, StoreUnavailable
+from persistent_state.errors import CommitUnknownError, DamagedError, ExistsError, FencedError, StoreUnavailableError
 from persistent_state.store.codec import checksum, from_bytes, to_bytes
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
@@ -43,7 +43,7 @@ class Log:
         """The newest entry; None if the application has never been started.
 
         Raises:
-            Damaged: it is not what was written. An older one would be another truth, so it is never taken instead.
+            DamagedError: it is not what was written. An older one would be another truth, so it is never taken instead.
         """
         for _ in range(TRIES):
             listed = next(self._listed(), 0)
@@ -58,13 +58,13 @@ class Log:
             except FileNotFoundError:
                 # Collected. While we looked, so a newer one exists, or long ago, and then the listing is right.
                 self._highest = 0
-        raise StoreUnavailable(f"the log of {self.application} changes faster than it can be read; try again.")
+        raise StoreUnavailableError(f"the log of {self.application} changes faster than it can be read; try again.")
 
     def read(self, number: int) -> Entry:
         """One entry.
 
         Raises:
-            Damaged: it is not what was written.
+            DamagedError: it is not what was written.
             FileNotFoundError: it was collected, or never written.
         """
         if self._kept is not None and self._kept.number == number:
@@ -72,7 +72,7 @@ class Log:
         path = self.path(number)
         entry = from_bytes(bytes(self.files.read(path)), path)
         if entry.number != number:
-            raise Damaged(f"log entry {path} says it is number {entry.number}; a file was moved, restore it.")
+            raise DamagedError(f"log entry {path} says it is number {entry.number}; a file was moved, restore it.")
         if number >= self._highest:
             self._kept, self._highest = entry, number
         return entry
@@ -81,30 +81,30 @@ class Log:
         """Make `entry` the newest of the log. Readers see all of it or none.
 
         Raises:
-            Exists: another entry has its number. Nothing changed; look at it.
-            Fenced: a newer driver owns the application, or did while this one slept.
-            CommitUnknown: no answer from the store. Nothing may be deleted; the next start finds out.
-            StoreUnavailable: it was written, and then the store did not list the log. The next start finds out, too.
+            ExistsError: another entry has its number. Nothing changed; look at it.
+            FencedError: a newer driver owns the application, or did while this one slept.
+            CommitUnknownError: no answer from the store. Nothing may be deleted; the next start finds out.
+            StoreUnavailableError: it was written, and then the store did not list the log. The next start finds out, too.
         """
         data = to_bytes(entry)
         path = self.path(entry.number)
         try:
             self.files.ensure(path, data, TRIES)
-        except Exists:
+        except ExistsError:
             self._highest = max(self._highest, entry.number)
             raise
-        except StoreUnavailable as error:
-            raise CommitUnknown(
+        except StoreUnavailableError as error:
+            raise CommitUnknownError(
                 f"the store did not say whether entry={entry.number} of {self.application} was written ({error}); start again."
             ) from error
         self._highest = max(self._highest, entry.number)
         # The number may have been used and collected while this driver slept.
         newest = self.newest()
         if newest is None or newest.epoch > entry.epoch:
-            raise Fenced(f"a newer driver owns {self.application}; this one has stopped and changed nothing.")
+            raise FencedError(f"a newer driver owns {self.application}; this one has stopped and changed nothing.")
         # A higher number of its own epoch is another task's. If it does not go on from ours, ours is not part of the log.
         if newest.number > entry.number and not self._goes_on_from(entry.number, data):
-            raise CommitUnknown(
+            raise CommitUnknownError(
                 f"entry {entry.number} of {self.application} came after others of its number; start again."
             )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persistent_state.errors import Damaged
+from persistent_state.errors import DamagedError
 from persistent_state.partials import fold
 from persistent_state.partials.fold import CURRENT, HEAD, TAIL, Layout
 from persistent_state.store.entry import Run, Stored
@@ -51,7 +51,7 @@ def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
     """The content of a file that a log entry names.
 
     Raises:
-        Damaged: it is not what was written.
+        DamagedError: it is not what was written.
         FileNotFoundError: it was collected.
     """
     if not files.near and (kept := cache.find(stored.checksum)) is not None:
@@ -60,8 +60,8 @@ def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
     known = (files.url, stored.path, stored.checksum)
     if not files.near or known not in _verified:
         if len(data) != stored.length or hashlib.sha256(data).hexdigest() != stored.checksum:
-            raise Damaged(
-                f"{stored.path} is damaged: it is not what was written; restore it, read another clock, or start the task anew."
+            raise DamagedError(
+                f"{stored.path} is damaged: it is not what was written; restore it, read another clock, or reset the task."
             )
         if len(_verified) >= MOST_VERIFIED:
             _verified.clear()
@@ -76,13 +76,13 @@ def named_by_newest() -> Iterator[None]:
     """Around reading what the newest entry names: one that is gone was not collected.
 
     Raises:
-        Damaged: a file is gone.
+        DamagedError: a file is gone.
     """
     try:
         yield
     except FileNotFoundError as error:
-        raise Damaged(
-            f"a file that the newest log entry names is gone ({error}); restore it, or start the task anew."
+        raise DamagedError(
+            f"a file that the newest log entry names is gone ({error}); restore it, or reset the task."
         ) from None
 
 

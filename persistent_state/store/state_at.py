@@ -11,7 +11,7 @@ import pyarrow as pa
 from monoids import Aggregator, Monoid, MonoidError, from_identity
 from monoids.types import parse_type
 from persistent_state import windows
-from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed, raised
+from persistent_state.errors import InvalidInputError, StoreUnavailableError, TaskFailedError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, show_identity
 from persistent_state.partials import at_clock, fold, keys
@@ -78,8 +78,8 @@ class StateAt:
         """One row per key.
 
         Raises:
-            InvalidInput: the clock is no longer retained, or the type of what is presented is not known.
-            Damaged: a file is not what was written.
+            InvalidInputError: the clock is no longer retained, or the type of what is presented is not known.
+            DamagedError: a file is not what was written.
         """
         schema = self.schema
         try:
@@ -91,7 +91,7 @@ class StateAt:
             newest = self.of(task.runs)
             is_there = self.clock in _apart(entry, task) and self._is_known_since(entry, task)
             if newest == self or (task.born, task.life) != (self.born, self.life) or not is_there:
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"clock={full_clock(self.clock)} of {self.application} is no longer retained; open a newer one."
                 ) from error
             return newest.read()
@@ -114,7 +114,7 @@ class StateAt:
         try:
             return self.presents.present(column)
         except Exception as error:
-            raise TaskFailed(
+            raise TaskFailedError(
                 f"task={self.task}: what presents its values raised {raised(error)}; mend it, or its type."
             ) from error
 
@@ -171,7 +171,7 @@ def find_state(
         types = tuple(parse_type(column["type"]) for column in columns)
         layout = Layout(types, kept.monoid, windows.from_identity(found.identity))
     except MonoidError as error:
-        raise InvalidInput(f"task={name}: {error}") from error
+        raise InvalidInputError(f"task={name}: {error}") from error
     state = state_at(files, application, entry, name, layout, at)
     return replace(state, presents=kept) if presented and kept.aggregator is not None else state
 
@@ -210,7 +210,7 @@ def _checked(task: PersistentTask, identity: Mapping[str, Any]) -> KeptState[Any
     own = kept.identity()
     for what in sorted({*own, *identity} - {"key", "message_id"}):
         if identity.get(what) != own.get(what):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={task.task_name}: the store was written with {what}={show_identity(identity.get(what))}, not "
                 f"{show_identity(own.get(what))}; open it with the task that wrote it."
             )
@@ -223,11 +223,12 @@ def find_sides(files: Files, application: str, task: str) -> list[SideFile]:
 
 
 def read_side(files: Files, side: SideFile) -> pa.Table:
-    """The late and bad rows of one file."""
+    """Return the late and bad rows of one file. The format says strand where users read partition."""
     try:
-        return late_rows.read(files, side)
+        rows = late_rows.read(files, side)
     except FileNotFoundError as error:
-        raise InvalidInput(f"{side.file.path} is no longer retained; look for the late rows again.") from error
+        raise InvalidInputError(f"{side.file.path} is no longer retained; look for the late rows again.") from error
+    return rows.rename_columns(["partition" if name == "strand" else name for name in rows.column_names])
 
 
 def find_applications(files: Files) -> list[str]:
@@ -238,7 +239,7 @@ def find_applications(files: Files) -> list[str]:
 def _has_log(files: Files, folder: str) -> bool:
     try:
         return bool(files.list(f"{folder}/log"))
-    except StoreUnavailable as error:
+    except StoreUnavailableError as error:
         if isinstance(error.__cause__, NotADirectoryError):
             return False
         raise
@@ -251,13 +252,17 @@ def newest_entry(files: Files, application: str) -> Entry:
     return entry
 
 
-def no_application(files: Files, application: str) -> InvalidInput:
-    return InvalidInput(f"there is no application {application} in store={files.url}; look at its name and address.")
+def no_application(files: Files, application: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"there is no application {application} in store={files.url}; look at its name and address."
+    )
 
 
 def find_task(entry: Entry, application: str, name: str) -> TaskState:
     if name not in entry.tasks:
-        raise InvalidInput(f"application {application} has no task {name}; it has {', '.join(sorted(entry.tasks))}.")
+        raise InvalidInputError(
+            f"application {application} has no task {name}; it has {', '.join(sorted(entry.tasks))}."
+        )
     return entry.tasks[name]
 
 
@@ -268,12 +273,12 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
     readable = [c for c in entry.retained if task.born <= c <= newest]
     if at not in (*readable, newest):
         if task.active and task.life and at in entry.retained and at > newest:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"task={name} is built again and has come to clock={full_clock(newest)}; read clock={full_clock(at)} when it "
                 "has caught up."
             )
         oldest = readable[0] if readable else newest
-        raise InvalidInput(
+        raise InvalidInputError(
             f"clock={full_clock(at)} of task={name} is not retained; the retained clocks go from {full_clock(oldest)} to "
             f"{full_clock(newest)}, use one of them."
         )

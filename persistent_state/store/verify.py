@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from persistent_state.errors import Damaged, StateError, StoreUnavailable
+from persistent_state.errors import DamagedError, StateError, StoreUnavailableError
 from persistent_state.partials import fold, keys
 from persistent_state.store import late_rows
 from persistent_state.store.codec import from_bytes, rewritten, side_to_json
@@ -54,7 +54,7 @@ def verify(
     application: str | None = None,
     *,
     on_file: Callable[[str], None] | None = None,
-    **storage_options: Any,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Verified:
     """Read every log entry of an application, or of all of a store, and every file that one of them names.
 
@@ -62,10 +62,10 @@ def verify(
     the path of each file before it is read.
 
     Raises:
-        InvalidInput: there is no such application.
-        StoreUnavailable: the store does not answer.
+        InvalidInputError: there is no such application.
+        StoreUnavailableError: the store does not answer.
     """
-    files = open_files(store, **storage_options)
+    files = open_files(store, storage_options)
     names = find_applications(files) if application is None else [application]
     done = [_Application(files, name, on_file or (lambda path: None)).verify() for name in names]
     return Verified(
@@ -149,9 +149,9 @@ class _Application:
                     self._found(path, [f"it says that it is entry {entry.number}"])
             except FileNotFoundError:
                 pass  # collected since it was listed
-            except StoreUnavailable as error:
+            except StoreUnavailableError as error:
                 self._found(path, [f"it can't be read: {error}"])
-            except Damaged:
+            except DamagedError:
                 self._found(path, ["it is not what was written, or of a later format"])
             except (KeyError, TypeError, ValueError) as error:
                 self._found(path, [f"it is no entry: {error!r}"])
@@ -187,7 +187,7 @@ class _Application:
             before, after = (bytes(self._files.read(self._log.path(each.number))) for each in (entry, follower))
         except FileNotFoundError:
             return True  # collected since it was read, and then nothing follows from it
-        except StoreUnavailable:
+        except StoreUnavailableError:
             return False
         return follower.previous in rewritten(before, after)
 
@@ -237,7 +237,7 @@ class _Application:
             if named.entry in self._log.numbers():
                 self._found(path, [f"it is missing, and entry {named.entry} names it"])
             return
-        except StoreUnavailable as error:
+        except StoreUnavailableError as error:
             self._found(path, [f"it can't be read: {error}"])
             return
         checksum = hashlib.sha256(data).hexdigest()

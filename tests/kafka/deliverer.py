@@ -19,7 +19,7 @@ import confluent_kafka
 import pyarrow as pa
 
 from examples.broker import Topics
-from persistent_state.errors import StoreUnavailable
+from persistent_state.errors import StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka.sink import as_json, part_of
 from persistent_state.kafka.transactions import Begun, Clocks, Encode, Records
@@ -97,7 +97,7 @@ def run_on(address: str, topic: str, parts: int, wanted: Sequence[int]) -> None:
     while True:
         try:
             return deliver(clocks_of(address, topic), parts, wanted, writers=parts)
-        except StoreUnavailable:
+        except StoreUnavailableError:
             time.sleep(0.1)
 
 
@@ -106,7 +106,12 @@ def consume(broker: Topics, topic: str, **options: str) -> list[Any]:
 
     It reads up to what was written last, for which it waits until nothing is pending any more.
     """
-    settings = {"bootstrap.servers": broker.address, "group.id": "seen", "enable.partition.eof": True, **options}
+    settings = {
+        "bootstrap.servers": broker.address,
+        "group.id": "seen",
+        "enable.partition.eof": True,
+        **options,
+    }
     looking = confluent_kafka.Consumer({**settings, "isolation.level": "read_uncommitted"})
     consumer = confluent_kafka.Consumer({**settings, "isolation.level": "read_committed", "fetch.wait.max.ms": 10})
     partitions = looking.list_topics(topic, timeout=10).topics[topic].partitions

@@ -13,7 +13,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from persistent_state.errors import StoreUnavailable
+from persistent_state.errors import StoreUnavailableError
 from persistent_state.kafka import transactions
 from tests.kafka.cluster import Cluster
 from tests.kafka.deliverer import check, clocks_of, deliver, run_on, seen
@@ -84,7 +84,7 @@ def test_each_value_is_seen_once_although_leaders_and_the_controller_are_killed_
 
     def deliver_all() -> None:
         while not is_over.is_set():
-            with suppress(StoreUnavailable):
+            with suppress(StoreUnavailableError):
                 deliver(clocks_of(cluster.address, topic), 2, clocks(), writers=2)
 
     def see_it_go_on() -> None:

@@ -14,7 +14,7 @@ TOPIC = "killed"
 
 
 def source(cluster: Cluster, start: str = "earliest") -> KafkaSource:
-    return KafkaSource(TOPIC, cluster.address, value=Json(SCHEMA), start=start)
+    return KafkaSource(TOPIC, cluster.address, value=Json(SCHEMA), starting_offsets=start)
 
 
 def test_every_look_is_right_while_leaders_are_killed(

@@ -29,12 +29,12 @@ from hypothesis import strategies as st
 from monoids import Sum
 from persistent_state import (
     Application,
-    InvalidInput,
+    InvalidInputError,
     Json,
     KafkaSource,
     NonWindowState,
     PersistentTask,
-    StoreUnavailable,
+    StoreUnavailableError,
 )
 from persistent_state.batch.combine import combine
 from persistent_state.batch.shard import merge_shard
@@ -171,7 +171,7 @@ def test_what_is_said_for_a_moment_is_asked_again_and_never_an_offset(faults: li
     with pytest.MonkeyPatch.context() as patch:
         arrange(patch, world)
         world.make("t", 3, records=100)
-        source = KafkaSource("t", "nowhere:9", start=start)
+        source = KafkaSource("t", "nowhere:9", starting_offsets=start)
         source.open([], {})
         reach = source.reach({}, everything=True)
         assert reach.ends == {f"t-{p}": 100 for p in range(3)}
@@ -189,7 +189,7 @@ def test_what_is_said_for_a_moment_is_asked_again_and_never_an_offset(faults: li
 def test_brokers_that_never_answer_are_unavailable(world: World) -> None:
     world.make("t")
     world.faults = [KafkaError._TIMED_OUT] * 1000
-    with pytest.raises(StoreUnavailable, match="Timed out"):
+    with pytest.raises(StoreUnavailableError, match="Timed out"):
         KafkaSource("t", "nowhere:9").open([], {})
     assert 5 < world.clients < 100
 
@@ -197,7 +197,7 @@ def test_brokers_that_never_answer_are_unavailable(world: World) -> None:
 def test_a_refusal_is_told_at_once(world: World) -> None:
     world.make("t")
     world.faults = [KafkaError.TOPIC_AUTHORIZATION_FAILED]
-    with pytest.raises(InvalidInput, match="the user may not DESCRIBE topic='t'"):
+    with pytest.raises(InvalidInputError, match="the user may not DESCRIBE topic='t'"):
         KafkaSource("t", "nowhere:9").open([], {})
     assert world.clients == 1
 
@@ -225,7 +225,7 @@ def test_what_a_broker_that_was_cut_off_says_is_asked_again_and_ends_a_run_only_
             assert ends(again, {"t-0": 80}) == {"t-0": 100}
             most = 10**6
             with pytest.raises(
-                InvalidInput, match="is not there" if is_gone else "ends at offset 40 and was read up to 90"
+                InvalidInputError, match="is not there" if is_gone else "ends at offset 40 and was read up to 90"
             ):
                 KafkaSource("t", "nowhere:9").open([line], {"t-0": 90})
 
@@ -243,7 +243,9 @@ class Reader:
     most: int = 10**6
 
     def start(self) -> Reader:
-        self.source = KafkaSource(re.compile("t.*"), "nowhere:9", accept_loss=True, offsets_per_batch=self.most)
+        self.source = KafkaSource(
+            re.compile("t.*"), "nowhere:9", fail_on_data_loss=False, max_offsets_per_batch=self.most
+        )
         self.source.open(self.journal, self.positions)
         return self
 
@@ -347,7 +349,9 @@ def test_a_refusal_names_the_first_offset_of_the_replay_and_that_some_were_read(
     log.partitions[0][0] = 8900
     monkeypatch.setattr(KafkaSource, "_oldest", lambda *args: "somewhere")
     source.open([line], {"t-0": 8611})
-    with pytest.raises(InvalidInput, match=r"lost offsets 8013 to 8899, .* \(8013 to 8610 again, as the global clock"):
+    with pytest.raises(
+        InvalidInputError, match=r"lost offsets 8013 to 8899, .* \(8013 to 8610 again, as the global clock"
+    ):
         source.reach({"t-0": 8013}, everything=False)
 
 
@@ -367,7 +371,7 @@ def test_brokers_know_a_reader_by_its_application_and_topics_or_as_the_user_says
 
 def test_progress_tells_how_many_offsets_there_were_beyond_the_micro_batch(world: World) -> None:
     world.make("t", 2, records=50)
-    source = KafkaSource("t", "nowhere:9", offsets_per_batch=40)
+    source = KafkaSource("t", "nowhere:9", max_offsets_per_batch=40)
     source.open([], {})
     reach, left = source.reach({}, everything=False), []
     while reach.ends != (before := source.reach(reach.ends, everything=False)).ends:
@@ -404,7 +408,7 @@ def test_what_a_group_is_refused_keeps_no_record_back_and_what_a_topic_is_names_
     part = Part("t-0", "t", 0, 0, 2, 0, None)
     assert [row for chunk in source.read([part]) for row in chunk.positions.tolist()] == [0, 1]
     told.append([message("t", KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))])
-    with pytest.raises(InvalidInput, match="the user may not READ topic='t'"):
+    with pytest.raises(InvalidInputError, match="the user may not READ topic='t'"):
         list(source.read([part]))
 
 

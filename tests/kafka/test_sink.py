@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 from examples.broker import Broker
-from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka import sink_topics, transactions
 from persistent_state.kafka.sink import KafkaSink, as_json
@@ -149,7 +149,7 @@ def test_a_driver_that_was_paused_changes_nothing_when_another_has_gone_on(
         check(before, [10, 20, 30])
         pause.goes_on.set()
         if error := old.exception(60):
-            assert isinstance(error, StoreUnavailable), error
+            assert isinstance(error, StoreUnavailableError), error
     assert seen(broker, topic) == before
     assert clocks_of(broker.address, topic).last(1) == 30
 
@@ -170,7 +170,7 @@ def test_a_writer_that_is_fenced_between_two_batches_is_told_to_ask_again(
                 pass
         return as_json(1, rows)
 
-    said = problem(lambda: write_part(clocks, begun, rows_of(10), 0, encode), StoreUnavailable)
+    said = problem(lambda: write_part(clocks, begun, rows_of(10), 0, encode), StoreUnavailableError)
     assert "fenced" in said
     write_part(clocks, begun, rows_of(10), 0)
     check(seen(broker, topic), [10])
@@ -271,7 +271,7 @@ def test_a_clock_that_is_no_more_to_be_had_is_passed_by(broker: Broker, topic: s
     assert clocks.last(2) == 10
     deliver(clocks, 2, [30, 40])
     before = seen(broker, topic)
-    said = problem(lambda: write_part(clocks, begun, rows_of(20), 1), StoreUnavailable)
+    said = problem(lambda: write_part(clocks, begun, rows_of(20), 1), StoreUnavailableError)
     assert f"clock=40 from begun={begun.begun}, clock=20; ask for that clock again." in said
     assert seen(broker, topic) == before
     check([value for value in before if value["clock"] != 20], [10, 30, 40])
@@ -286,7 +286,7 @@ def test_a_lower_clock_may_come_before_one_that_is_written_by_half(broker: Broke
     write_part(clocks, above, rows_of(40), 0)
     twice = seen(broker, topic)
     deliver(clocks, 3, [20])
-    problem(lambda: write_part(clocks, above, rows_of(40), 1), StoreUnavailable)
+    problem(lambda: write_part(clocks, above, rows_of(40), 1), StoreUnavailableError)
     assert clocks.last(3) == 20
     deliver(clocks, 3, [40, 50])
     found = seen(broker, topic)
@@ -356,7 +356,7 @@ def test_the_record_of_a_part_counts_for_no_other_clock(broker: Broker, topic: s
 def test_records_that_are_no_more_there_are_asked_for_again(broker: Broker, topic: str) -> None:
     clocks = clocks_of(broker.address, topic)
     deliver(clocks, 1, [10])
-    said = problem(lambda: clocks.begin(20, 1, Records(10_000, {})), StoreUnavailable)
+    said = problem(lambda: clocks.begin(20, 1, Records(10_000, {})), StoreUnavailableError)
     assert "and did so at 10000 before" in said
     assert "start again" in said
 
@@ -395,7 +395,7 @@ def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
         time.sleep(next(waits))
         return as_json(1, rows)
 
-    said = problem(lambda: write_part(clocks, begun, rows_of(10), 0, encode), StoreUnavailable)
+    said = problem(lambda: write_part(clocks, begun, rows_of(10), 0, encode), StoreUnavailableError)
     assert "took longer than transaction.timeout.ms=1000" in said
     assert "rows_per_transaction=1000" in said
     assert seen(broker, topic) == []
@@ -428,7 +428,7 @@ def test_a_record_behind_a_pending_transaction_is_waited_for(
     monkeypatch.setattr(transactions, "PATIENCE", 2.0)
     # What it has written stands behind what is pending, where a reader of what is committed would not see it.
     for again in (lambda: write_part(clocks, begun, rows_of(10), 0), lambda: clocks.last(1)):
-        assert "is pending in topic=" in problem(again, StoreUnavailable)
+        assert "is pending in topic=" in problem(again, StoreUnavailableError)
     other.commit_transaction(20)
     write_part(clocks, begun, rows_of(10), 0)
     assert clocks.last(1) == 10
@@ -440,7 +440,7 @@ def test_a_record_behind_a_pending_transaction_is_waited_for(
 
 def test_a_topic_that_is_missing_is_refused(broker: Broker) -> None:
     said = problem(lambda: KafkaSink("nowhere", broker.address).open(ORIGIN))
-    assert said == f"topic='nowhere' is not at servers={broker.address!r}; make it, or name another."
+    assert said == f"topic='nowhere' is not at bootstrap_servers={broker.address!r}; make it, or name another."
 
 
 def test_the_bookkeeping_is_made_and_refused_if_it_might_lose_records(broker: Broker, topic: str) -> None:
@@ -468,7 +468,7 @@ def test_the_bookkeeping_is_made_and_refused_if_it_might_lose_records(broker: Br
     ],
 )
 def test_what_can_not_be_is_refused(wrong: dict[str, Any], said: str) -> None:
-    assert problem(lambda: KafkaSink(**{"topic": "t", "servers": "localhost", **wrong})).startswith(said)
+    assert problem(lambda: KafkaSink(**{"topic": "t", "bootstrap_servers": "localhost", **wrong})).startswith(said)
 
 
 def test_what_the_brokers_or_clients_can_not_take_is_said(broker: Broker, topic: str) -> None:
@@ -495,7 +495,7 @@ def test_what_the_brokers_or_clients_can_not_take_is_said(broker: Broker, topic:
 
 def test_a_broker_that_does_not_answer_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "PATIENCE", 0.5)
-    said = problem(lambda: KafkaSink("t", "127.0.0.1:9").open(ORIGIN), StoreUnavailable)
+    said = problem(lambda: KafkaSink("t", "127.0.0.1:9").open(ORIGIN), StoreUnavailableError)
     assert said.startswith("kafka 127.0.0.1:9 t: ")
 
 
@@ -565,7 +565,7 @@ def test_who_allows_what_each_error_names_has_allowed_all_that_is_needed(secured
     def refusal() -> str | None:
         try:
             deliver(clocks, 2, [10])
-        except InvalidInput as error:
+        except InvalidInputError as error:
             return str(error)
         return None
 

@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Producer
 
 from examples.broker import Broker
-from persistent_state import Chunk, InvalidInput, Json, KafkaSource, Raw, StoreUnavailable, TaskFailed
+from persistent_state import Chunk, InvalidInputError, Json, KafkaSource, Raw, StoreUnavailableError, TaskFailedError
 from persistent_state.engine import kafka_connector as connector
 from persistent_state.kafka.source import ANEW, LOST, topics
 from tests.kafka.topics import deleted_before, grow, made_anew, new_topic, produce, producer
@@ -51,7 +51,7 @@ class Reader:
     opened: KafkaSource | None = None
 
     def start(self, back: Mapping[str, int] | None = None) -> Reader:
-        """Start anew, from the positions that are committed or from others."""
+        """Start again, from the positions that are committed or from others."""
         self.opened = copied(self.source)
         self.opened.open(self.journal, self.positions)
         self.positions = dict(self.positions if back is None else back)
@@ -65,7 +65,9 @@ class Reader:
         assert len(splits) <= self.parts
         chunks = [chunk for split in splits for chunk in copied(self.source).read(split)]
         for chunk in chunks:
-            assert all(self.positions.get(chunk.strand, 0) <= p < reach.ends[chunk.strand] for p in chunk.positions)
+            assert all(
+                self.positions.get(chunk.partition, 0) <= p < reach.ends[chunk.partition] for p in chunk.positions
+            )
         self.positions, self.channels = dict(reach.ends), reach.channels
         self.journal += reach.journal
         return chunks
@@ -84,11 +86,11 @@ def numbers(chunks: Sequence[Chunk]) -> list[int]:
 
 
 def places(chunks: Sequence[Chunk]) -> Counter[tuple[str, int]]:
-    return Counter((chunk.strand, position) for chunk in chunks for position in chunk.positions.tolist())
+    return Counter((chunk.partition, position) for chunk in chunks for position in chunk.positions.tolist())
 
 
 def bad(chunks: Sequence[Chunk]) -> list[tuple[str, int, str]]:
-    return [(chunk.strand, record.position, record.reason) for chunk in chunks for record in chunk.bad]
+    return [(chunk.partition, record.position, record.reason) for chunk in chunks for record in chunk.bad]
 
 
 def originals(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
@@ -110,11 +112,11 @@ def test_each_record_is_read_once_in_its_order_however_it_is_cut_up(
 ) -> None:
     topic, count = new_topic(broker, partitions), 40 if most == 1 else 1500
     produce(broker, topic, range(count), partitions)
-    chunks = Reader(source(broker, topic, offsets_per_batch=most), parts).start().all()
+    chunks = Reader(source(broker, topic, max_offsets_per_batch=most), parts).start().all()
     assert sorted(numbers(chunks)) == list(range(count))
     assert set(places(chunks).values()) == {1}
     for partition in range(partitions):
-        own = [chunk for chunk in chunks if chunk.strand == f"{topic}-{partition}"]
+        own = [chunk for chunk in chunks if chunk.partition == f"{topic}-{partition}"]
         assert sorted(numbers(own)) == list(range(partition, count, partitions))
         assert all(numbers([chunk]) == sorted(numbers([chunk])) for chunk in own)
         assert all((chunk.positions[1:] > chunk.positions[:-1]).all() for chunk in own)
@@ -123,7 +125,7 @@ def test_each_record_is_read_once_in_its_order_however_it_is_cut_up(
 def test_what_was_read_again_is_the_same(broker: Broker) -> None:
     topic = new_topic(broker, 2)
     produce(broker, topic, range(500), 2)
-    reader = Reader(source(broker, topic, offsets_per_batch=120)).start()
+    reader = Reader(source(broker, topic, max_offsets_per_batch=120)).start()
     first = reader.batch()
     again = reader.start(back={}).batch()
     assert (numbers(first), places(first)) == (numbers(again), places(again))
@@ -133,8 +135,8 @@ def test_a_micro_batch_takes_more_of_a_partition_that_holds_more(broker: Broker)
     topic = new_topic(broker, 2)
     produce(broker, topic, range(900), 1)
     produce(broker, topic, range(100), 1, first=1)
-    chunks = Reader(source(broker, topic, offsets_per_batch=100)).start().batch()
-    assert Counter(strand[-1] for strand, _ in places(chunks)) == {"0": 90, "1": 10}
+    chunks = Reader(source(broker, topic, max_offsets_per_batch=100)).start().batch()
+    assert Counter(partition[-1] for partition, _ in places(chunks)) == {"0": 90, "1": 10}
 
 
 def test_transactions_are_read_when_and_only_if_they_are_committed(broker: Broker) -> None:
@@ -154,7 +156,7 @@ def test_transactions_are_read_when_and_only_if_they_are_committed(broker: Broke
     writer.begin_transaction()
     writer.produce(topic, json.dumps({"n": 100}))
     writer.flush()
-    reader = Reader(source(broker, topic, offsets_per_batch=7)).start()
+    reader = Reader(source(broker, topic, max_offsets_per_batch=7)).start()
     assert sorted(numbers(reader.all())) == wanted
     assert reader.batch() == [], "of an open transaction nothing is read"
     writer.commit_transaction()
@@ -166,7 +168,7 @@ def test_transactions_are_read_when_and_only_if_they_are_committed(broker: Broke
 def test_partitions_and_topics_that_appear_are_read_from_their_beginning(broker: Broker) -> None:
     name = new_topic(broker, 1)
     produce(broker, name, range(10), 1)
-    reader = Reader(source(broker, re.compile(f"{name}.*"), start="latest")).start()
+    reader = Reader(source(broker, re.compile(f"{name}.*"), starting_offsets="latest")).start()
     assert numbers(reader.all()) == []
     grow(broker, name, 2)
     broker.make(f"{name}-other", 1)
@@ -182,9 +184,9 @@ def test_a_first_start_begins_where_it_is_told_and_later_ones_where_the_log_says
     topic = new_topic(broker, 2)
     produce(broker, topic, range(100), 2, millis=lambda n: 1_700_000_000_000 + n * 1000)
     when = datetime.fromtimestamp(1_700_000_060, timezone.utc)
-    late = Reader(source(broker, topic, start="latest")).start()
-    timed = Reader(source(broker, topic, start=when)).start()
-    future = Reader(source(broker, topic, start=datetime(2200, 1, 1, tzinfo=timezone.utc))).start()
+    late = Reader(source(broker, topic, starting_offsets="latest")).start()
+    timed = Reader(source(broker, topic, starting_offsets=when)).start()
+    future = Reader(source(broker, topic, starting_offsets=datetime(2200, 1, 1, tzinfo=timezone.utc))).start()
     assert sorted(numbers(timed.all())) == list(range(60, 100))
     assert numbers(late.all()) == numbers(future.all()) == []
     produce(broker, topic, range(100, 110), 2, millis=lambda n: 1_700_000_000_000)
@@ -202,9 +204,11 @@ def test_deleted_offsets_stop_it_with_what_is_missing_or_are_counted(broker: Bro
     words = rf"topic='{topic}' partition=0 .* offsets 5 to 8.* offset 9 .*2023-11-14T22:13:38Z, the end 20"
     for known in ({f"{topic}-0": 5, f"{topic}-1": 20}, {f"{topic}-0": 20, f"{topic}-1": 20}):
         again = Reader(reader.source, journal=reader.journal, positions=known)
-        with pytest.raises(InvalidInput, match=words):
+        with pytest.raises(InvalidInputError, match=words):
             again.start(back={f"{topic}-0": 5, f"{topic}-1": 20}).batch()
-    agreed = Reader(source(broker, topic, accept_loss=True), journal=reader.journal, positions=dict(reader.positions))
+    agreed = Reader(
+        source(broker, topic, fail_on_data_loss=False), journal=reader.journal, positions=dict(reader.positions)
+    )
     chunks = agreed.start(back={f"{topic}-0": 5, f"{topic}-1": 20}).all()
     assert numbers(chunks) == list(range(18, 40, 2))
     assert bad(chunks) == [(f"{topic}-0", 5, LOST)]
@@ -222,9 +226,9 @@ def test_of_a_new_partition_too_nothing_is_missed(broker: Broker) -> None:
     grow(broker, topic, 2)
     produce(broker, topic, range(10), 1, first=1)
     deleted_before(broker, topic, 1, 6)
-    with pytest.raises(InvalidInput, match=rf"topic='{topic}' partition=1 .* offsets 0 to 5"):
+    with pytest.raises(InvalidInputError, match=rf"topic='{topic}' partition=1 .* offsets 0 to 5"):
         reader.start().batch()
-    agreed = Reader(source(broker, topic, accept_loss=True), positions=reader.positions, journal=reader.journal)
+    agreed = Reader(source(broker, topic, fail_on_data_loss=False), positions=reader.positions, journal=reader.journal)
     chunks = agreed.start().all()
     assert numbers(chunks) == [6, 7, 8, 9]
     assert bad(chunks) == [(f"{topic}-1", 0, LOST)]
@@ -244,7 +248,7 @@ def test_a_topic_is_noted_though_others_have_read_of_it_before(broker: Broker) -
     both.start().all()
     assert [json.loads(line)["name"] for line in both.journal] == [topic, other]
     made_anew(broker, other)
-    with pytest.raises(InvalidInput, match="made anew"):
+    with pytest.raises(InvalidInputError, match="made again"):
         both.start()
 
 
@@ -254,7 +258,7 @@ def test_a_log_that_was_cut_off_while_it_is_read_is_noticed(broker: Broker) -> N
     reader = Reader(source(broker, topic)).start()
     reader.all()
     reader.positions = {f"{topic}-0": 9}
-    with pytest.raises(InvalidInput, match="ends at offset 5 and was read up to 9"):
+    with pytest.raises(InvalidInputError, match="ends at offset 5 and was read up to 9"):
         reader.batch()
 
 
@@ -266,12 +270,12 @@ def test_a_topic_made_anew_stops_it_or_is_another_one(broker: Broker) -> None:
     running = Reader(reader.source, positions=reader.positions, journal=reader.journal).start()
     made_anew(broker, topic)
     produce(broker, topic, range(100, 150), 1, millis=lambda n: 1_700_000_000_000)
-    words = rf"topic='{topic}' .* made anew; .*\{{0: 30\}}.* offset 0 of partition 0, time=2023-11-14T22:13:20Z"
-    with pytest.raises(InvalidInput, match=words):
+    words = rf"topic='{topic}' .* made again; .*\{{0: 30\}}.* offset 0 of partition 0, time=2023-11-14T22:13:20Z"
+    with pytest.raises(InvalidInputError, match=words):
         running.batch()
-    with pytest.raises(InvalidInput, match=words):
+    with pytest.raises(InvalidInputError, match=words):
         reader.start()
-    agreed = Reader(source(broker, topic, accept_loss=True), positions=reader.positions, journal=reader.journal)
+    agreed = Reader(source(broker, topic, fail_on_data_loss=False), positions=reader.positions, journal=reader.journal)
     chunks = agreed.start().all()
     assert numbers(chunks) == list(range(100, 150))
     assert bad(chunks) == [(f"{topic}-0#1", 0, ANEW)]
@@ -290,17 +294,17 @@ def test_a_topic_made_anew_stops_it_or_is_another_one(broker: Broker) -> None:
 
 
 def test_a_topic_that_is_not_there_or_is_gone_is_named(broker: Broker) -> None:
-    with pytest.raises(InvalidInput, match="topic='nowhere' is not there"):
+    with pytest.raises(InvalidInputError, match="topic='nowhere' is not there"):
         Reader(source(broker, ["nowhere"])).start()
     topic = new_topic(broker, 1)
     produce(broker, topic, range(3), 1)
     reader = Reader(source(broker, re.compile(topic))).start()
     reader.all()
     broker.delete(topic)
-    with pytest.raises(InvalidInput, match=rf"topic='{topic}' .* is gone"):
+    with pytest.raises(InvalidInputError, match=rf"topic='{topic}' .* is gone"):
         reader.start()
     agreed = Reader(
-        source(broker, re.compile(topic), accept_loss=True), positions=reader.positions, journal=reader.journal
+        source(broker, re.compile(topic), fail_on_data_loss=False), positions=reader.positions, journal=reader.journal
     )
     assert agreed.start().batch() == []
     assert agreed.channels == {}
@@ -311,13 +315,15 @@ def test_a_topic_that_is_not_there_or_is_gone_is_named(broker: Broker) -> None:
 def test_a_journal_of_another_source_and_positions_beyond_the_end_are_refused(broker: Broker) -> None:
     topic = new_topic(broker, 1)
     produce(broker, topic, range(3), 1)
-    with pytest.raises(InvalidInput, match="had another source"):
+    with pytest.raises(InvalidInputError, match="had another source"):
         Reader(source(broker, topic), positions={"": 5}).start()
-    with pytest.raises(InvalidInput, match="had another source"):
+    with pytest.raises(InvalidInputError, match="had another source"):
         Reader(source(broker, topic), positions={"": 5}, journal=["a/file.parquet 7"]).start()
     reader = Reader(source(broker, topic)).start()
     reader.all()
-    with pytest.raises(InvalidInput, match=rf"topic='{topic}' partition=0 .* ends at offset 3 and was read up to 9"):
+    with pytest.raises(
+        InvalidInputError, match=rf"topic='{topic}' partition=0 .* ends at offset 3 and was read up to 9"
+    ):
         Reader(reader.source, positions={f"{topic}-0": 9}, journal=reader.journal).start()
 
 
@@ -393,22 +399,22 @@ def test_a_transform_makes_rows_that_keep_their_offsets(broker: Broker) -> None:
     chunks = Reader(source(broker, topic, transform=odd_twice)).start().all()
     assert numbers(chunks) == [n for n in range(1, 20, 2) for _ in range(2)]
     assert [p for chunk in chunks for p in chunk.positions] == numbers(chunks)
-    with pytest.raises(InvalidInput, match="keep kafka_offset"):
+    with pytest.raises(InvalidInputError, match="keep kafka_offset"):
         _ = source(broker, topic, transform=lambda rows: rows.select(["n"])).schema
-    with pytest.raises(InvalidInput, match=r"raised .* for a batch without rows"):
+    with pytest.raises(InvalidInputError, match=r"raised .* for a batch without rows"):
         _ = source(broker, topic, transform=lambda rows: 1 / 0).schema
 
     def fails(rows: pa.RecordBatch) -> pa.RecordBatch:
         return rows if rows.num_rows == 0 else rows.select([5])
 
-    with pytest.raises(TaskFailed, match=f"topic='{topic}' partition=0 from offset 0"):
+    with pytest.raises(TaskFailedError, match=f"topic='{topic}' partition=0 from offset 0"):
         Reader(source(broker, topic, transform=fails)).start().all()
 
 
 def test_a_bounded_run_ends_where_the_topics_ended_when_it_began(broker: Broker) -> None:
     topic = new_topic(broker, 1)
     produce(broker, topic, range(10), 1)
-    reader = Reader(source(broker, topic, offsets_per_batch=4)).start()
+    reader = Reader(source(broker, topic, max_offsets_per_batch=4)).start()
     assert reader.opened is not None
     reader.opened.freeze()
     chunks = reader.batch()
@@ -429,22 +435,22 @@ def test_spark_is_given_a_pattern_of_the_same_topics(broker: Broker) -> None:
 
 def test_a_wrong_set_up_is_refused_with_a_sentence(broker: Broker) -> None:
     for wrong in ([], [1], {}):
-        with pytest.raises(InvalidInput, match="name a topic or several"):
+        with pytest.raises(InvalidInputError, match="name a topic or several"):
             KafkaSource(wrong, broker.address)
-    with pytest.raises(InvalidInput, match="has flags"):
+    with pytest.raises(InvalidInputError, match="has flags"):
         KafkaSource(re.compile("a", re.IGNORECASE), broker.address)
     for start in ("first", datetime(2024, 1, 1), None):
-        with pytest.raises(InvalidInput, match="'earliest', 'latest', or give a time with a zone"):
-            KafkaSource("a", broker.address, start=start)
-    with pytest.raises(InvalidInput, match="give at least 1"):
-        KafkaSource("a", broker.address, offsets_per_batch=0)
-    with pytest.raises(InvalidInput, match="one name twice"):
+        with pytest.raises(InvalidInputError, match="'earliest', 'latest', or give a time with a zone"):
+            KafkaSource("a", broker.address, starting_offsets=start)
+    with pytest.raises(InvalidInputError, match="give at least 1"):
+        KafkaSource("a", broker.address, max_offsets_per_batch=0)
+    with pytest.raises(InvalidInputError, match="one name twice"):
         _ = KafkaSource("a", broker.address, value=Raw("v"), key=Raw("v")).schema
-    with pytest.raises(InvalidInput, match="no-such-option"):
+    with pytest.raises(InvalidInputError, match="no-such-option"):
         Reader(KafkaSource("a", broker.address, options={"no-such-option": 1})).start()
 
 
 def test_a_broker_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "TIMEOUT", 0.5)
-    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:9"):
+    with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:9"):
         Reader(KafkaSource("a", "127.0.0.1:9", options={"socket.timeout.ms": 300})).start()

@@ -22,7 +22,12 @@ def new_topic(broker: Broker, partitions: int) -> str:
 
 def producer(broker: Broker) -> Producer:
     # Without it what a new topic did not take yet may come behind what was sent after.
-    options = {"bootstrap.servers": broker.address, "enable.idempotence": True, "linger.ms": 1, "log_level": 0}
+    options = {
+        "bootstrap.servers": broker.address,
+        "enable.idempotence": True,
+        "linger.ms": 1,
+        "log_level": 0,
+    }
     return Producer(options)
 
 

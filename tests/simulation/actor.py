@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent, greenlet
 
-from persistent_state.errors import Exists, StateError, StoreUnavailable
+from persistent_state.errors import ExistsError, StateError, StoreUnavailableError
 from persistent_state.store.log import Log
 from tests.simulation.messages import Job
 from tests.simulation.oracle import Terms
@@ -90,20 +90,20 @@ class Actor:
             if operation == "create" and world.rng.random() < 0.5:
                 world.disk.tear(path, world.now)
             world.note(f"{name} fails")
-            raise StoreUnavailable(f"{operation} {path} failed.")
+            raise StoreUnavailableError(f"{operation} {path} failed.")
         try:
             result = act()
-        except (Exists, FileNotFoundError) as error:
+        except (ExistsError, FileNotFoundError) as error:
             world.note(f"{name} {type(error).__name__}")
             if fate == "answer lost":
-                raise StoreUnavailable(f"{operation} {path} was not answered.") from None
+                raise StoreUnavailableError(f"{operation} {path} was not answered.") from None
             raise
         world.note(name if fate is None else f"{name} {fate}")
         if fate == "answer lost" and changes:
-            raise StoreUnavailable(f"{operation} {path} was not answered.")
+            raise StoreUnavailableError(f"{operation} {path} was not answered.")
         if fate == "asked again" and operation == "create":
             # The client of the store did, and met its own file.
-            raise Exists(f"{path} is taken.")
+            raise ExistsError(f"{path} is taken.")
         if operation == "list":
             return world.as_listed(path, result)
         return world.as_read(self, path, result) if operation == "read" else result

@@ -32,14 +32,14 @@ from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.late_rows import LATE
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below, state_at
-from persistent_state.windows import SessionWindow, TimeToLive, Window
+from persistent_state.windows import SessionWindow, TimeToLive, TumblingWindow
 from tests.core import us
 from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.messages import SCHEMA, Job, Sent
 from tests.simulation.oracle import Place as At
 from tests.simulation.oracle import as_dict, must
-from tests.simulation.source import Strands, WorldSource
+from tests.simulation.source import Partitions, WorldSource
 
 APPLICATION = "app"
 DELAY = 30
@@ -126,7 +126,7 @@ class DeliveryWorld:
             # One that returns finds its clock.
             self.keeping = commits.Keeping(10_000, 0)
         sent = {f"p{i}": self._messages(f"p{i}") for i in range(rng.randint(1, 3))}
-        self.strands = Strands(
+        self.partitions = Partitions(
             messages=sent,
             visible={},
             share=1.0,
@@ -136,7 +136,7 @@ class DeliveryWorld:
             chunk_rows=rng.choice([1, 3]),
             known=tuple(sent),
         )
-        self.strands.visible = dict.fromkeys(self.strands.messages, 0)
+        self.partitions.visible = dict.fromkeys(self.partitions.messages, 0)
         self.jobs = [self._job(i) for i in range(rng.randint(2 if self.haste > 1 else 1, 3))]
         self.places = {
             job.name: Place(keeps_record=rng.random() < 0.4 or self.slow.random() < 0.5) for job in self.jobs
@@ -151,7 +151,7 @@ class DeliveryWorld:
         self.newest: Entry | None = None
         self.happened: Counter[str] = Counter()
 
-    def _messages(self, strand: str) -> list[Sent]:
+    def _messages(self, partition: str) -> list[Sent]:
         rng, sent, top = self.rng, [], 0
         for position in range(rng.randint(10, 40)):
             top += rng.choice([0, 1, 5, 5, 20])
@@ -167,7 +167,17 @@ class DeliveryWorld:
             self.ids += 1
             value = rng.randint(1, 9) if self.delivery != MIXED else self.ids
             sent.append(
-                Sent(strand, position, timestamp, rng.randint(0, self.keys), "a", strand, value, broken, id=self.ids)
+                Sent(
+                    partition,
+                    position,
+                    timestamp,
+                    rng.randint(0, self.keys),
+                    "a",
+                    partition,
+                    value,
+                    broken,
+                    id=self.ids,
+                )
             )
         return sent
 
@@ -175,12 +185,12 @@ class DeliveryWorld:
         rng = self.rng
         kind = rng.choice(["sum", "sum", "list"])
         way = rng.choice({"sum": ["value", "message", "reads"], "list": ["batch"]}[kind])
-        windowing = rng.choice([None, None, None, Window(us(40)), SessionWindow(us(25)), TimeToLive(60)])
+        windowing = rng.choice([None, None, None, TumblingWindow(us(40)), SessionWindow(us(25)), TimeToLive(60)])
         horizon = rng.choice([None, None, None, 50])
         if way == "reads" or kind == "list":
             windowing = None
         elif self.delivery == MIXED and rng.random() < 0.3:
-            windowing = rng.choice([Window(us(40)), Window(us(20)), SessionWindow(us(25))])
+            windowing = rng.choice([TumblingWindow(us(40)), TumblingWindow(us(20)), SessionWindow(us(25))])
         return Job(f"t{number}", "s", kind, way, ("k0",), True, windowing, horizon)
 
     def _plan(self, job: Job, delivery: str, files: PlainFiles, interval: int, shards: int) -> Plan:
@@ -262,16 +272,16 @@ class DeliveryWorld:
         sources = {}
         for name in plans:
             task = entry.tasks[name]
-            sources[name] = WorldSource(self.strands, rng, self.most_rows)
+            sources[name] = WorldSource(self.partitions, rng, self.most_rows)
             journal, known = lists.read(files, task.journal), {s: p.known for s, p in task.positions.items()}
-            noted = dict.fromkeys(self.strands.messages, 0)
-            for strand, _, end in (line.replace("-", ":").split(":") for line in journal):
-                noted[strand] = max(noted[strand], int(end))
+            noted = dict.fromkeys(self.partitions.messages, 0)
+            for partition, _, end in (line.replace("-", ":").split(":") for line in journal):
+                noted[partition] = max(noted[partition], int(end))
             must(all(end <= noted[s] for s, end in known.items()), "a journal tells what was read", journal=journal)
             sources[name].open(journal, known)
         collector = Collector(log)
         while not is_last or not self._is_read(plans):
-            self.strands.grow(rng, self.most_rows)
+            self.partitions.grow(rng, self.most_rows)
             name = rng.choice([name for name in plans for _ in range(1 if name == self.jobs[0].name else self.haste)])
             if rng.random() < 0.7:
                 self._batch(log, entry.epoch, plans[name], sources[name])
@@ -288,14 +298,14 @@ class DeliveryWorld:
 
     def _is_read(self, plans: dict[str, Plan]) -> bool:
         assert self.newest is not None
-        ends = {strand: len(messages) for strand, messages in self.strands.messages.items()}
+        ends = {partition: len(messages) for partition, messages in self.partitions.messages.items()}
         tasks = [self.newest.tasks[name] for name in plans]
-        return all(t.positions.get(strand, Position()).next == end for t in tasks for strand, end in ends.items())
+        return all(t.positions.get(partition, Position()).next == end for t in tasks for partition, end in ends.items())
 
     def _batch(self, log: Log, epoch: int, plan: Plan, source: WorldSource) -> None:
         self.now += 10
         entry = commits.own(log, epoch)
-        start = {strand: position.next for strand, position in entry.tasks[plan.name].positions.items()}
+        start = {partition: position.next for partition, position in entry.tasks[plan.name].positions.items()}
         reach = source.reach(start, everything=False)
         if plan.delivery == AT_MOST_ONCE:
             entry = commits.announce(log, epoch, plan.name, reach, self.now, self.new_id)
@@ -403,9 +413,9 @@ class DeliveryWorld:
         job = next(job for job in self.jobs if job.name == name)
         if entry.epoch != before.epoch and now.active and self.playing == AT_MOST_ONCE:
             # All others are to be found in the state, or below its clock, at the end.
-            for strand, end in was.planned.items():
-                read = was.positions.get(strand, Position()).next
-                self.given_up[name] |= {(strand, position) for position in range(read, end)}
+            for partition, end in was.planned.items():
+                read = was.positions.get(partition, Position()).next
+                self.given_up[name] |= {(partition, position) for position in range(read, end)}
         elif self.playing != AT_LEAST_ONCE and job.kind == "list" and was.runs != now.runs:
             had, has = (self._state(name, each, LAST) for each in (before, entry))
             known = Counter(value for values in had.values() for value in values)
@@ -416,7 +426,7 @@ class DeliveryWorld:
     def _check_below(self, name: str, state: Any, clock: int) -> None:
         """Nothing is in a checkpoint that is not below its clock, nor twice where that may not be."""
         job = next(job for job in self.jobs if job.name == name)
-        sent = [m for messages in self.strands.messages.values() for m in messages if m.timestamp is not None]
+        sent = [m for messages in self.partitions.messages.values() for m in messages if m.timestamp is not None]
         below = job.fold(m for m in sent if m.timestamp < clock)
         facts = {"task": job, "clock": clock, "state": state, "below": below}
         if job.windowing is None and AT_LEAST_ONCE not in self.deliveries:
@@ -431,14 +441,17 @@ class DeliveryWorld:
     @staticmethod
     def _read(task: TaskState) -> dict[str, int]:
         """How far a task has read, or was about to."""
-        read = {strand: position.next for strand, position in task.positions.items()}
-        return {strand: max(read.get(strand, 0), task.planned.get(strand, 0)) for strand in {**read, **task.planned}}
+        read = {partition: position.next for partition, position in task.positions.items()}
+        return {
+            partition: max(read.get(partition, 0), task.planned.get(partition, 0))
+            for partition in {**read, **task.planned}
+        }
 
     def _state(self, name: str, entry: Entry, clock: int) -> Any:
         return as_dict(seen_below(self.files, entry.tasks[name].runs, self.layouts[name], clock), self.layouts[name])
 
     def aside(self, job: Job) -> Counter[tuple[str, str, int]]:
-        """The rows that were put aside: reason, strand and position, and how often."""
+        """The rows that were put aside: reason, partition and position, and how often."""
         assert self.newest is not None
         rows = [
             row for table in late_rows.read_all(self.files, self.newest.tasks[job.name]) for row in table.to_pylist()
@@ -447,9 +460,9 @@ class DeliveryWorld:
 
     def good(self, job: Job, on_time_only: bool = False) -> list[Sent]:
         """The messages that are in the state if they are not late, or only those that never are."""
-        late = {(strand, at) for reason, strand, at in self.aside(job) if reason == LATE}
+        late = {(partition, at) for reason, partition, at in self.aside(job) if reason == LATE}
         found = []
-        for messages in self.strands.messages.values():
+        for messages in self.partitions.messages.values():
             top = -DELAY
             for m in messages:
                 if m.timestamp is not None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from persistent_state.errors import Exists
+from persistent_state.errors import ExistsError
 from persistent_state.store.files import Files
 
 
@@ -25,7 +25,7 @@ class Disk:
 
     def create(self, path: str, data: bytes) -> None:
         if path in self.files:
-            raise Exists(f"{path} is taken.")
+            raise ExistsError(f"{path} is taken.")
         folder, _, name = path.rpartition("/")
         self.files[path] = pa.py_buffer(data)
         self.folders.setdefault(folder, set()).add(name)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import monoids
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.task import Message, PersistentTask
-from persistent_state.windows import SessionWindow, TimeToLive, Window, Windowing
+from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
 
 UNFIT_VALUE = 2**64 - 1
@@ -41,12 +41,12 @@ MONOIDS: dict[str, monoids.Monoid[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message of a strand, or a record that is none (`broken` says why).
+    """A message of a partition, or a record that is none (`broken` says why).
 
     One that is not `placed` comes without its position.
     """
 
-    strand: str
+    partition: str
     position: int
     timestamp: int | None
     k0: int | None
@@ -59,10 +59,10 @@ class Sent:
 
     @property
     def place(self) -> tuple[str, int]:
-        return self.strand, self.position
+        return self.partition, self.position
 
     def row(self) -> tuple[Any, ...]:
-        return self.timestamp, self.k0, self.k1, self.channel, self.value, self.id, self.strand, self.position
+        return self.timestamp, self.k0, self.k1, self.channel, self.value, self.id, self.partition, self.position
 
 
 def batch_of(sent: Sequence[Sent]) -> pa.RecordBatch:
@@ -81,17 +81,17 @@ class Job:
     kind: str
     way: str
     keys: tuple[str, ...]
-    by_strand: bool
+    by_partition: bool
     windowing: Windowing | None = None
     horizon: int | None = None
 
     @property
     def is_windowed(self) -> bool:
         """Whether there is a value for each key and window."""
-        return isinstance(self.windowing, (Window, SessionWindow))
+        return isinstance(self.windowing, (SlidingWindow, SessionWindow))
 
     def channel_of(self, sent: Sent) -> str:
-        return sent.strand if self.by_strand else sent.channel
+        return sent.partition if self.by_partition else sent.channel
 
     def key_of(self, sent: Sent) -> tuple[Any, ...]:
         return tuple(sent.k0 if name == "k0" else sent.k1 for name in self.keys)

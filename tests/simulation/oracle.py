@@ -32,7 +32,7 @@ from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.messages import MONOIDS, Job, Sent
 from tests.simulation.sinks import Sinks, Values, WorldSink
-from tests.simulation.source import Strands
+from tests.simulation.source import Partitions
 
 STATE, COPY = "state", "copy"
 MOVES = (STATE, COPY, UNFIT)
@@ -71,7 +71,7 @@ class Judge:
     """All that the oracle knows of one task."""
 
     job: Job
-    strands: Strands
+    partitions: Partitions
     verdicts: dict[Place, str] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
     journal: list[str] = field(default_factory=list)
@@ -102,10 +102,10 @@ class Judge:
 
     @property
     def listed(self) -> bool:
-        return self.job.by_strand and self.strands.lists_channels
+        return self.job.by_partition and self.partitions.lists_channels
 
     def sent(self, place: Place) -> Sent:
-        return self.strands.messages[place[0]][place[1]]
+        return self.partitions.messages[place[0]][place[1]]
 
     def is_below(self, place: Place, clock: int) -> bool:
         timestamp = self.sent(place).timestamp
@@ -119,7 +119,11 @@ class Judge:
         return {p: verdict for p, verdict in self.verdicts.items() if verdict not in (STATE, COPY, REPLAYED_OR_LATE)}
 
     def is_ended(self, channel: str) -> bool:
-        return self.listed and self.strands.ends and (self.read.get(channel, 0) == len(self.strands.messages[channel]))
+        return (
+            self.listed
+            and self.partitions.ends
+            and (self.read.get(channel, 0) == len(self.partitions.messages[channel]))
+        )
 
     def is_live(self, channel: str, terms: Terms, now: int) -> bool:
         if self.is_ended(channel) or channel in self.gone:
@@ -153,15 +157,15 @@ class Oracle:
         self.has_lost_numbers = False
         self.sinks = Sinks(self.judges, must)
 
-    def expect(self, job: Job, strands: Strands) -> None:
-        self.judges[job.name] = Judge(job, strands)
+    def expect(self, job: Job, partitions: Partitions) -> None:
+        self.judges[job.name] = Judge(job, partitions)
 
     def reader(self, name: str, writer: str) -> Callable[[str, int, Any], None]:
         """Where a driver's task tells what it read of its state."""
         seen = self.readings.setdefault((name, writer), {})
 
-        def note(strand: str, position: int, value: Any) -> None:
-            seen[strand, position] = value
+        def note(partition: str, position: int, value: Any) -> None:
+            seen[partition, position] = value
 
         return note
 
@@ -290,8 +294,8 @@ class Oracle:
         assert entry is not None
         for job in jobs:
             judge, task = self.judges[job.name], entry.tasks[job.name]
-            sent = {message.place for messages in judge.strands.messages.values() for message in messages}
-            if judge.strands.leaves_out:
+            sent = {message.place for messages in judge.partitions.messages.values() for message in messages}
+            if judge.partitions.leaves_out:
                 # What this start was not given, and none before had to keep.
                 sent -= {p for p in sent - judge.verdicts.keys() if judge.is_below(p, entry.clock)}
             must(judge.verdicts.keys() == sent, "no message is lost", task=job.name, lost=sent - judge.verdicts.keys())
@@ -319,7 +323,7 @@ class Oracle:
                 must(right, "every file that an entry names is what was written", path=stored.path)
 
     def _start(self, before: Entry | None, entry: Entry) -> None:
-        terms, plans, anew, rebuilt = self.starting[entry.writer]
+        terms, plans, reset, rebuilt = self.starting[entry.writer]
         self.writer = entry.writer
         self.terms = terms
         self.layouts.update((name, plan.layout) for name, plan in plans.items())
@@ -331,10 +335,12 @@ class Oracle:
         )
         must(entry.retained == (before.retained if before else ()), "a start keeps the retained clocks")
         must({n for n, t in entry.tasks.items() if t.active} == set(plans), "a start has the tasks it was given")
-        must(not self.left_behind(plans, before) - anew - rebuilt.keys(), "a task whose clock was collected is refused")
+        must(
+            not self.left_behind(plans, before) - reset - rebuilt.keys(), "a task whose clock was collected is refused"
+        )
         for name in plans:
             task, judge = entry.tasks[name], self.judges[name]
-            is_new = before is None or name not in before.tasks or name in anew or name in rebuilt
+            is_new = before is None or name not in before.tasks or name in reset or name in rebuilt
             restored = entry.clock if before is None or is_new else min(entry.clock, before.tasks[name].clock)
             restored = BEGINNING if name in rebuilt else restored
             must(
@@ -347,7 +353,7 @@ class Oracle:
                 sink.is_retired = True
             self.sinks.of[name].update(rebuilt.get(name, {}))
             if is_new:
-                self.judges[name] = Judge(judge.job, judge.strands)
+                self.judges[name] = Judge(judge.job, judge.partitions)
                 self.delays[name] = terms.delay
                 continue
             self.delays[name] = min(self.delays[name], terms.delay)
@@ -381,7 +387,7 @@ class Oracle:
                     place=place,
                     clock=task.clock,
                 )
-        judge.read = {strand: position.next for strand, position in task.positions.items()}
+        judge.read = {partition: position.next for partition, position in task.positions.items()}
         for channel, newest in judge.newest.items():
             if newest is not None and task.clock != BEGINNING:
                 judge.reached[channel] = min(newest, task.clock)
@@ -409,10 +415,10 @@ class Oracle:
         jumped = {place for place, reason in self._rows_aside(judge, new) if reason == JUMP}
         high = dict(judge.newest)
         if judge.listed:
-            for strand in basis.channels:
-                self._learn(judge, strand, old.clock, now)
+            for partition in basis.channels:
+                self._learn(judge, partition, old.clock, now)
             judge.gone = judge.newest.keys() - basis.channels.keys()
-        for channel in judge.strands.said_to_come:
+        for channel in judge.partitions.said_to_come:
             self._learn(judge, channel, old.clock, now)
         read: list[Sent] = []
         unknown = 0
@@ -449,19 +455,23 @@ class Oracle:
         """The messages that a micro-batch had, by what it says of positions or, where only Spark knows, by what Spark gave."""
         found: list[Sent] = []
         before = dict(judge.read)
-        for strand, position in sorted(new.positions.items()):
-            judge.read[strand] = position.next
-            judge.known[strand] = max(judge.known.get(strand, 0), position.next)
-            if not judge.strands.by_spark:
-                begin = before.get(strand, 0)
-                must(begin <= position.next <= judge.strands.visible[strand], "what was read is there", strand=strand)
-                found += judge.strands.messages[strand][begin : position.next]
-        if judge.strands.by_spark:
+        for partition, position in sorted(new.positions.items()):
+            judge.read[partition] = position.next
+            judge.known[partition] = max(judge.known.get(partition, 0), position.next)
+            if not judge.partitions.by_spark:
+                begin = before.get(partition, 0)
+                must(
+                    begin <= position.next <= judge.partitions.visible[partition],
+                    "what was read is there",
+                    partition=partition,
+                )
+                found += judge.partitions.messages[partition][begin : position.next]
+        if judge.partitions.by_spark:
             found = sorted(self.delivered[batch], key=lambda m: m.place)
             judge.delivered |= {m.place for m in found}
             for m in found:
-                strand = m.strand if judge.strands.positions else ""
-                before[strand] = max(before.get(strand, 0), m.position + 1 if m.placed else 0)
+                partition = m.partition if judge.partitions.positions else ""
+                before[partition] = max(before.get(partition, 0), m.position + 1 if m.placed else 0)
             must(judge.read == before, "positions are those of what was delivered", read=judge.read, expected=before)
         return found
 
@@ -507,7 +517,7 @@ class Oracle:
                 return
             top = high.get(channel)
             believed = judge.jumps[channel] >= self.terms.believe - 1
-            # A part of the first batch that begins in the middle of a strand has nothing to measure from.
+            # A part of the first batch that begins in the middle of a partition has nothing to measure from.
             near = jump is None or newest is None or top is None or timestamp <= max(top, newest) + jump or believed
             must(near, "what jumps steps aside", message=sent, newest=top, jump=jump)
             high[channel] = timestamp if top is None else max(top, timestamp)
@@ -524,7 +534,7 @@ class Oracle:
             if m.place not in fresh and windows.counts(judge.job, m):
                 accepted[judge.job.key_of(m), m.id].append(m.timestamp)
         taken = [m for m in read if judge.verdicts[m.place] == STATE]
-        for m in sorted(taken, key=lambda m: (m.timestamp, judge.job.channel_of(m), m.position, m.strand)):
+        for m in sorted(taken, key=lambda m: (m.timestamp, judge.job.channel_of(m), m.position, m.partition)):
             times = accepted[judge.job.key_of(m), m.id]
             if m.id is None or not windows.counts(judge.job, m):
                 continue
@@ -540,11 +550,11 @@ class Oracle:
         stays. The messages before it are those that could have moved the clock.
         """
         name = judge.job.name
-        late = {sent.strand for sent in read if judge.verdicts[sent.place] == LATE}
-        for strand in late:
+        late = {sent.partition for sent in read if judge.verdicts[sent.place] == LATE}
+        for partition in late:
             newest: dict[str, int] = {}
-            of_now = {sent.place for sent in read if sent.strand == strand and judge.verdicts[sent.place] == LATE}
-            for sent in judge.strands.messages[strand][: judge.strands.visible[strand]]:
+            of_now = {sent.place for sent in read if sent.partition == partition and judge.verdicts[sent.place] == LATE}
+            for sent in judge.partitions.messages[partition][: judge.partitions.visible[partition]]:
                 channel, timestamp = judge.job.channel_of(sent), sent.timestamp
                 if timestamp is None or sent.broken is not None or timestamp > limit:
                     continue
@@ -699,7 +709,7 @@ class Oracle:
         if aside["row"] is None:
             return said
         sent = judge.sent((aside["row"]["strand"], aside["row"]["position"]))
-        told = sent.strand if judge.strands.positions else "", sent.position if sent.placed else None
+        told = sent.partition if judge.partitions.positions else "", sent.position if sent.placed else None
         must(said == told, "a row aside says where it stood", row=aside)
         return sent.place
 

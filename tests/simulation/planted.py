@@ -324,19 +324,19 @@ BUGS = (
     # Sources whose positions or ends nobody knows beforehand
     bug(
         "ends go back",
-        "A replay from the beginning takes back how far a strand was read.",
+        "A replay from the beginning takes back how far a partition was read.",
         advance._positions,
-        ("ends[strand] = max(end, ends.get(strand, 0))", "ends[strand] = end"),
+        ("ends[partition] = max(end, ends.get(partition, 0))", "ends[partition] = end"),
     ),
     bug(
         "ends of one chunk",
-        "How far a part read a strand is taken from the last chunk that has a position.",
+        "How far a part read a partition is taken from the last chunk that has a position.",
         lift.lift_chunk,
-        ("max(end, lifted.ends.get(chunk.strand, 0))", "end"),
+        ("max(end, lifted.ends.get(chunk.partition, 0))", "end"),
     ),
     bug(
         "no position taken for one",
-        "A row that has no position counts for how far its strand was read.",
+        "A row that has no position counts for how far its partition was read.",
         lift.lift_chunk,
         ("known = place.positions[place.positions != NO_POSITION]", "known = place.positions - 1"),
     ),

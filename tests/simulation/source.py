@@ -1,4 +1,4 @@
-"""The sources of a world: strands of messages that grow while they are read, by a source's own plan or by Spark's."""
+"""The sources of a world: partitions of messages that grow while they are read, by a source's own plan or by Spark's."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.simulation.messages import SCHEMA, Sent, batch_of
 
 
 @dataclass
-class Strands:
-    """The messages of a source, and how many of each strand there are by now; what the world shares with all readers.
+class Partitions:
+    """The messages of a source, and how many of each partition there are by now; what the world shares with all readers.
 
-    A strand in `visible` is known. For a while only a `share` of the messages comes. A strand that `ends` has no more, one
-    that `vanishes` is not even listed any more. Channels are the strands, or told apart `by_column`; `known` are channels
-    said to come, where none are listed, and `mistaken` one that never does, which is taken back after some starts.
+    A partition in `visible` is known. For a while only a `share` of the messages comes. A partition that `ends` has no more,
+    one that `vanishes` is not even listed any more. Channels are the partitions, or told apart `by_column`; `known` are
+    channels said to come, where none are listed, and `mistaken` one that never does, which is taken back after some starts.
 
     What is `by_spark` is a streaming DataFrame: each start delivers everything again, or `leaves_out` what is older than its
-    clock, nobody knows how far a micro-batch goes, and all is one strand if it has no `positions`.
+    clock, nobody knows how far a micro-batch goes, and all is one partition if it has no `positions`.
     """
 
     messages: dict[str, list[Sent]]
@@ -49,29 +49,29 @@ class Strands:
     @property
     def is_complete(self) -> bool:
         """Whether no more comes for now."""
-        return all(self.visible.get(strand, 0) >= self._limit(strand) for strand in self.messages)
+        return all(self.visible.get(partition, 0) >= self._limit(partition) for partition in self.messages)
 
     def grow(self, rng: Random, most: int) -> None:
-        """Let more messages arrive, and strands appear."""
-        for strand in self.messages:
-            visible, limit = self.visible.get(strand), self._limit(strand)
+        """Let more messages arrive, and partitions appear."""
+        for partition in self.messages:
+            visible, limit = self.visible.get(partition), self._limit(partition)
             if visible is None and limit and rng.random() < 0.3:
-                self.visible[strand] = 0
+                self.visible[partition] = 0
             elif visible is not None and visible < limit:
-                self.visible[strand] = min(limit, visible + rng.randint(0, most))
+                self.visible[partition] = min(limit, visible + rng.randint(0, most))
 
-    def _limit(self, strand: str) -> int:
-        return int(len(self.messages[strand]) * self.share)
+    def _limit(self, partition: str) -> int:
+        return int(len(self.messages[partition]) * self.share)
 
-    def has_ended(self, strand: str) -> bool:
-        return self.ends and self.visible[strand] == len(self.messages[strand])
+    def has_ended(self, partition: str) -> bool:
+        return self.ends and self.visible[partition] == len(self.messages[partition])
 
 
 @dataclass
 class WorldSource(TimeReplayableSource):
-    """One reader's view of the strands of a source."""
+    """One reader's view of the partitions of a source."""
 
-    strands: Strands
+    partitions: Partitions
     rng: Random
     batch_rows: int
     skew: float = 0.0
@@ -88,31 +88,35 @@ class WorldSource(TimeReplayableSource):
 
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
         ends, channels = {}, {}
-        for strand, visible in self.strands.visible.items():
-            begin = start.get(strand, 0)
+        for partition, visible in self.partitions.visible.items():
+            begin = start.get(partition, 0)
             step = (
                 visible if everything else 0 if self.rng.random() < self.skew else self.rng.randint(0, self.batch_rows)
             )
-            ends[strand] = max(begin, min(visible, begin + step))
-            if not (self.strands.vanishes and begin == len(self.strands.messages[strand])):
-                channels[strand] = self.strands.has_ended(strand) and ends[strand] == visible
-        moved = [f"{strand}:{start.get(strand, 0)}-{end}" for strand, end in ends.items() if end > start.get(strand, 0)]
-        lists = self.strands.lists_channels and self.channel is None
-        return Reach(ends, channels if lists else None, tuple(moved), () if lists else self.strands.said_to_come)
+            ends[partition] = max(begin, min(visible, begin + step))
+            if not (self.partitions.vanishes and begin == len(self.partitions.messages[partition])):
+                channels[partition] = self.partitions.has_ended(partition) and ends[partition] == visible
+        moved = [
+            f"{partition}:{start.get(partition, 0)}-{end}"
+            for partition, end in ends.items()
+            if end > start.get(partition, 0)
+        ]
+        lists = self.partitions.lists_channels and self.channel is None
+        return Reach(ends, channels if lists else None, tuple(moved), () if lists else self.partitions.said_to_come)
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
         return [split for split in dealt(self.rng, start, end, parts) if split]
 
     def read(self, split: Any) -> Iterator[Chunk]:
-        for strand, low, high in split:
-            yield from chunks(strand, self.strands.messages[strand][low:high], self.strands.chunk_rows)
+        for partition, low, high in split:
+            yield from chunks(partition, self.partitions.messages[partition][low:high], self.partitions.chunk_rows)
 
 
 @dataclass
 class Stream:
-    """What Spark reads of the strands for one start of the application, which restored `clock`."""
+    """What Spark reads of the partitions for one start of the application, which restored `clock`."""
 
-    strands: Strands
+    partitions: Partitions
     rng: Random
     batch_rows: int
     skew: float
@@ -123,54 +127,59 @@ class Stream:
     @property
     def reach(self) -> Reach:
         """What is known of a micro-batch beforehand."""
-        return Reach({}, {"": False} if self.channel is None else None, known=self.strands.said_to_come)
+        return Reach({}, {"": False} if self.channel is None else None, known=self.partitions.said_to_come)
 
     def ends(self, everything: bool) -> dict[str, int]:
         """How far the next micro-batch goes."""
         ends = {}
-        for strand, visible in self.strands.visible.items():
+        for partition, visible in self.partitions.visible.items():
             step = 0 if self.rng.random() < self.skew else self.rng.randint(0, self.batch_rows)
-            ends[strand] = visible if everything else min(visible, self.start.get(strand, 0) + step)
+            ends[partition] = visible if everything else min(visible, self.start.get(partition, 0) + step)
         return ends
 
     def split(self, end: Mapping[str, int], parts: int) -> list[list[Sent]]:
         """The messages of a micro-batch by part, of which some may have none."""
         return [
-            [m for strand, low, high in split for m in self.strands.messages[strand][low:high] if not self._is_out(m)]
+            [
+                m
+                for partition, low, high in split
+                for m in self.partitions.messages[partition][low:high]
+                if not self._is_out(m)
+            ]
             for split in dealt(self.rng, self.start, end, parts)
         ]
 
     def _is_out(self, sent: Sent) -> bool:
-        return self.strands.leaves_out and sent.timestamp is not None and sent.timestamp < self.clock
+        return self.partitions.leaves_out and sent.timestamp is not None and sent.timestamp < self.clock
 
     def read(self, split: Sequence[Sent]) -> Iterator[Chunk]:
-        """Messages as chunks: of one strand for all that have no positions, else of their own."""
-        strands = {m.strand if self.strands.positions else "" for m in split}
-        for strand in sorted(strands):
-            rows = [m for m in split if m.strand == strand or not self.strands.positions]
-            for i in range(0, len(rows), self.strands.chunk_rows):
-                piece = rows[i : i + self.strands.chunk_rows]
+        """Messages as chunks: of one partition for all that have no positions, else of their own."""
+        partitions = {m.partition if self.partitions.positions else "" for m in split}
+        for partition in sorted(partitions):
+            rows = [m for m in split if m.partition == partition or not self.partitions.positions]
+            for i in range(0, len(rows), self.partitions.chunk_rows):
+                piece = rows[i : i + self.partitions.chunk_rows]
                 at = np.array([m.position if m.placed else NO_POSITION for m in piece], dtype=np.int64)
-                yield Chunk(strand, int(at.min()) if self.strands.positions else 0, batch_of(piece), at=at)
+                yield Chunk(partition, int(at.min()) if self.partitions.positions else 0, batch_of(piece), at=at)
 
 
 def dealt(
     rng: Random, start: Mapping[str, int], end: Mapping[str, int], parts: int
 ) -> list[list[tuple[str, int, int]]]:
-    """Stretches of strands, dealt out to the parts; one strand may be cut across several."""
+    """Stretches of partitions, dealt out to the parts; one partition may be cut across several."""
     stretches = []
-    for strand, high in sorted(end.items()):
-        low = start.get(strand, 0)
+    for partition, high in sorted(end.items()):
+        low = start.get(partition, 0)
         if low < high:
             cuts = sorted({low, high, *(rng.randint(low, high) for _ in range(parts - 1))})
-            stretches += [(strand, a, b) for a, b in pairwise(cuts)]
+            stretches += [(partition, a, b) for a, b in pairwise(cuts)]
     splits: list[list[tuple[str, int, int]]] = [[] for _ in range(parts)]
     for i, stretch in enumerate(stretches):
         splits[min(i * parts // len(stretches), parts - 1)].append(stretch)
     return splits
 
 
-def chunks(strand: str, sent: Sequence[Sent], most: int) -> Iterator[Chunk]:
+def chunks(partition: str, sent: Sequence[Sent], most: int) -> Iterator[Chunk]:
     """Messages as chunks of at most so many rows; a broken record ends the chunk that it stands in."""
     rows: list[Sent] = []
     for message in sent:
@@ -180,7 +189,7 @@ def chunks(strand: str, sent: Sequence[Sent], most: int) -> Iterator[Chunk]:
                 continue
         first = rows[0].position if rows else message.position
         bad = () if message.broken is None else (BadRecord(message.position, message.broken),)
-        yield Chunk(strand, first, batch_of(rows), bad)
+        yield Chunk(partition, first, batch_of(rows), bad)
         rows = []
     if rows:
-        yield Chunk(strand, rows[0].position, batch_of(rows))
+        yield Chunk(partition, rows[0].position, batch_of(rows))

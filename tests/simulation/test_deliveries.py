@@ -38,7 +38,7 @@ def check(world: DeliveryWorld) -> Counter[str]:
         # What may be there, and what must be.
         most, least = world.fold(job, world.good(job)), world.fold(job, world.good(job, on_time_only=True))
         facts = {"task": job, "total": total, "most": most, "least": least, "aside": aside}
-        bad = {m.place for sent in world.strands.messages.values() for m in sent if m.timestamp is None}
+        bad = {m.place for sent in world.partitions.messages.values() for m in sent if m.timestamp is None}
         bad_aside = [place[1:] for place in aside.elements() if place[0] != LATE]
         if world.delivery != AT_MOST_ONCE:
             must(is_below(least, most), "what is on time is not late", **facts)
@@ -125,7 +125,12 @@ BUGS = (
             "recent = last",
         ),
     ),
-    bug(AT_MOST_ONCE, "read again", restore.positions, ("max(known.taken, task.planned.get(strand, 0))", "known.next")),
+    bug(
+        AT_MOST_ONCE,
+        "read again",
+        restore.positions,
+        ("max(known.taken, task.planned.get(partition, 0))", "known.next"),
+    ),
     bug(AT_MOST_ONCE, "replayed", restore.positions, ("if plan.delivery == AT_MOST_ONCE and", "if False and")),
     bug(
         AT_MOST_ONCE,

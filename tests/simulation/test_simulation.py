@@ -59,15 +59,15 @@ EVENTS = (
     "arrives late",
     "asked again",
     "collected",
-    "Exists",
+    "ExistsError",
     "fails",
     "is damaged",
     "FileNotFoundError",
     "is killed",
     "-pages-",
-    "stops: Disagreement",
-    "stops: Fenced",
-    "stops: StoreUnavailable",
+    "stops: DisagreementError",
+    "stops: FencedError",
+    "stops: StoreUnavailableError",
 )
 
 

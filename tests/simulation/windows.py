@@ -8,7 +8,7 @@ from typing import Any
 
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.deliver import Due
-from persistent_state.windows import TimeToLive, Window
+from persistent_state.windows import SlidingWindow, TimeToLive
 from tests.simulation.messages import MONOIDS, Job, Sent
 
 Found = dict[tuple[Any, ...], Any]
@@ -16,7 +16,9 @@ Found = dict[tuple[Any, ...], Any]
 
 def counts(job: Job, message: Sent) -> bool:
     """Whether a message is any update: in no window it is none."""
-    in_time = not isinstance(job.windowing, Window) or message.timestamp % job.windowing.step < job.windowing.size
+    in_time = (
+        not isinstance(job.windowing, SlidingWindow) or message.timestamp % job.windowing.slide < job.windowing.size
+    )
     return in_time and bool(job.updates_of(message))
 
 
@@ -24,8 +26,8 @@ def windows_of(job: Job, messages: Iterable[Sent]) -> dict[tuple[Any, ...], list
     """By key, window start and window end, the messages that update it."""
     found: dict[tuple[Any, ...], list[Sent]] = defaultdict(list)
     told = [m for m in messages if job.updates_of(m)]
-    if isinstance(job.windowing, Window):
-        size, step = job.windowing.size, job.windowing.step
+    if isinstance(job.windowing, SlidingWindow):
+        size, step = job.windowing.size, job.windowing.slide
         for message in told:
             begin = message.timestamp - message.timestamp % step
             while message.timestamp < begin + size:

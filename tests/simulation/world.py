@@ -18,7 +18,15 @@ from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Blob, Descriptor
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
-from persistent_state.errors import CommitUnknown, Damaged, Disagreement, Exists, Fenced, InvalidInput, StoreUnavailable
+from persistent_state.errors import (
+    CommitUnknownError,
+    DamagedError,
+    DisagreementError,
+    ExistsError,
+    FencedError,
+    InvalidInputError,
+    StoreUnavailableError,
+)
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
@@ -33,14 +41,14 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry, TaskState
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import state_at
-from persistent_state.windows import SessionWindow, TimeToLive, Window, Windowing
+from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.files import Disk, StagedFiles
 from tests.simulation.messages import SCHEMA, UNFIT_VALUE, Job, Sent
 from tests.simulation.oracle import Oracle, Terms, Violation, as_dict, must
 from tests.simulation.sinks import WorldSink
-from tests.simulation.source import Strands, Stream, WorldSource
+from tests.simulation.source import Partitions, Stream, WorldSource
 
 APPLICATION = "app"
 START = 1_000_000
@@ -123,7 +131,7 @@ class World:
             )
         elif self.theme == REBUILT:
             self.lag, self.starts, self.keeping = 0, rng.choice([3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0)
-        self.sources = {f"s{i}": self._strands() for i in range(rng.choice([1, 1, 2]))}
+        self.sources = {f"s{i}": self._partitions() for i in range(rng.choice([1, 1, 2]))}
         self.jobs = [
             self._job(i)
             for i in range(rng.choice([2, 3] if self.theme in ("restless", REBUILT) else [1, 1, 1, 2, 2, 3]))
@@ -132,7 +140,10 @@ class World:
             self.oracle.expect(job, self.sources[job.source])
             sinks = [
                 WorldSink(
-                    job.name, f"o{i}", rng.random() < 0.6, isinstance(job.windowing, Window) and rng.random() < 0.4
+                    job.name,
+                    f"o{i}",
+                    rng.random() < 0.6,
+                    isinstance(job.windowing, SlidingWindow) and rng.random() < 0.4,
                 )
                 for i in range(rng.choice([0, 1, 1, 2]))
             ]
@@ -140,10 +151,10 @@ class World:
 
     # What there is
 
-    def _strands(self) -> Strands:
+    def _partitions(self) -> Partitions:
         rng = self.rng
         by_spark, by_column = self.theme != "ordered" and rng.random() < 0.3, rng.random() < 0.3
-        # What Spark plans is one strand, unless a column tells its channels apart.
+        # What Spark plans is one partition, unless a column tells its channels apart.
         names = [""] if by_spark and not by_column else [f"p{i}" for i in range(rng.randint(1, 3))]
         messages = {name: self._messages(name) for name in names}
         positions = not by_spark or rng.random() < 0.4
@@ -155,7 +166,7 @@ class World:
             }
         channels = sorted({m.channel for sent in messages.values() for m in sent})
         there = rng.choice([0, 0, 1, 2]) / 3
-        return Strands(
+        return Partitions(
             messages=messages,
             visible={name: int(len(messages[name]) * there) for name in (names if rng.random() < 0.7 else names[:1])},
             share=rng.choice([1.0, 1.0, 0.7]),
@@ -171,12 +182,12 @@ class World:
             leaves_out=by_spark and rng.random() < 0.4,
         )
 
-    def _messages(self, strand: str) -> list[Sent]:
+    def _messages(self, partition: str) -> list[Sent]:
         """Mostly within the allowed delay of the newest before them in their channel, some late, some bad."""
         rng = self.rng
         pace, gaps, odd = rng.choice([5, 20, 60]), rng.random() < 0.4, rng.random() < 0.6
         tops = {
-            f"{strand}c{i}": rng.choice([-400, 0, 0, 50]) if self.base is None else self.base
+            f"{partition}c{i}": rng.choice([-400, 0, 0, 50]) if self.base is None else self.base
             for i in range(rng.choice([1, 1, 2]))
         }
         sent = []
@@ -215,13 +226,13 @@ class World:
                 # It comes again, mostly as it was.
                 first = rng.choice(again)
                 moved = first.timestamp + rng.choice([0, 0, 0, 1, -30, 60])
-                sent.append(replace(first, strand=strand, position=position, channel=channel, timestamp=moved))
+                sent.append(replace(first, partition=partition, position=position, channel=channel, timestamp=moved))
                 tops[channel] = max(tops[channel], moved)
                 continue
             fits = broken is None and timestamp is not None and timestamp < 10**6 and value not in (None, UNFIT_VALUE)
             self.ids += 1
             id = self.ids if rng.random() < 0.7 else None
-            sent.append(Sent(strand, position, timestamp, k0, k1, channel, value, broken, id=id))
+            sent.append(Sent(partition, position, timestamp, k0, k1, channel, value, broken, id=id))
             if fits and id is not None:
                 self.copied.append(sent[-1])
         return sent
@@ -253,7 +264,7 @@ class World:
         length = rng.choice([7, 20, 60, 150, 400])
         if rng.random() < 0.5:
             step = rng.choice([length, length, max(1, length // 5), length // 2 + 1, length + 13])
-            return Window(us(length), us(step))
+            return SlidingWindow(us(length), us(step))
         return SessionWindow(us(length)) if rng.random() < 0.5 else TimeToLive(length)
 
     def _terms(self) -> Terms:
@@ -352,33 +363,33 @@ class World:
         self.note(f"{actor.number} stops: {type(error).__name__}: {error}")
         newest = self.oracle.newest
         superseded = newest is not None and newest.epoch > actor.epoch
-        if isinstance(error, Fenced):
+        if isinstance(error, FencedError):
             must(superseded, "only a superseded driver is fenced", error=error)
-        elif isinstance(error, Disagreement):
+        elif isinstance(error, DisagreementError):
             must(superseded or actor.sabotaged or self.lag > 0, "shards agree", error=error)
-        elif isinstance(error, CommitUnknown):
+        elif isinstance(error, CommitUnknownError):
             # Who sleeps until the entry after its own was collected can't tell any more what became of it.
             must(self.faulty or superseded or self.oracle.has_lost_numbers, "no error without a fault", error=error)
-        elif isinstance(error, StoreUnavailable):
+        elif isinstance(error, StoreUnavailableError):
             must(self.faulty or superseded or self.lag > 0, "no error without a fault", error=error)
-        elif isinstance(error, Damaged) and "is gone" not in str(error):
+        elif isinstance(error, DamagedError) and "is gone" not in str(error):
             must(any(path in str(error) for path in self.damages), "damage is named", error=error)
             self.damaged = None
-        elif isinstance(error, (Damaged, FileNotFoundError, Exists)):
+        elif isinstance(error, (DamagedError, FileNotFoundError, ExistsError)):
             # A name that its own file has taken, which has gone since, is taken by nobody knows whom.
             must(superseded, "what is needed is not collected", error=error)
-        elif isinstance(error, InvalidInput) and "has what it was before" in str(error):
+        elif isinstance(error, InvalidInputError) and "has what it was before" in str(error):
             # Another driver has built the task again, since this one was told where its values go.
             must(self.theme == REBUILT, "only what was built again has new outputs", error=error)
-        elif not isinstance(error, InvalidInput) or actor is self.actors[-1]:
+        elif not isinstance(error, InvalidInputError) or actor is self.actors[-1]:
             raise error
 
     def _launch(self) -> None:
         number = len(self.actors)
         is_last = number + 1 >= self.starts
         if is_last:
-            for strands in self.sources.values():
-                strands.share = 1.0
+            for partitions in self.sources.values():
+                partitions.share = 1.0
         if number + 1 > self.starts:
             self.fault_rate, self.lag = 0.0, 0
         rng = self.rng
@@ -500,7 +511,7 @@ class World:
         """What a killed process had sent reaches the store."""
         act = self.delayed.pop(self.rng.randrange(len(self.delayed)))
         self.note("something arrives late")
-        with suppress(Exists):
+        with suppress(ExistsError):
             act()
 
     def note(self, text: str) -> None:
@@ -519,7 +530,7 @@ class World:
         settings = Settings(terms.interval, terms.delay, terms.idle_after, terms.ahead, terms.jump, terms.believe)
         plans: dict[str, Plan] = {}
         for job in actor.jobs:
-            channel = None if job.by_strand else "c"
+            channel = None if job.by_partition else "c"
             task = job.task(self.oracle.reader(job.name, writer))
             emits = self.rng.random() < 0.4
             plan = Plan(
@@ -591,7 +602,7 @@ class World:
                     return
                 getcurrent().thread.wake = self.step + self.rng.choice([1, 10, 40])
                 self.pause(None)
-            except (StoreUnavailable, CommitUnknown, Exists):
+            except (StoreUnavailableError, CommitUnknownError, ExistsError):
                 # A sink that fails, or a record that does, is tried again, and nothing else waits for it.
                 if actor.has_read and not actor.closes:
                     return
@@ -619,11 +630,11 @@ class World:
         actor: Actor,
         log: Log,
         plans: dict[str, Plan],
-        anew: set[str],
+        reset: set[str],
         rebuilt: dict[str, dict[str, WorldSink]],
     ) -> Entry:
         writer = f"d{actor.number}"
-        self.oracle.starting[writer] = actor.terms, plans, anew, rebuilt
+        self.oracle.starting[writer] = actor.terms, plans, reset, rebuilt
         before = self.oracle.newest
         try:
             entry = takeover.take_over(
@@ -633,40 +644,40 @@ class World:
                 shards=actor.shards,
                 writer=writer,
                 now=self.now,
-                anew=anew,
+                reset=reset,
                 rebuild=rebuilt.keys(),
             )
-        except InvalidInput:
-            refused = self.oracle.left_behind(plans, self.oracle.newest) - anew - rebuilt.keys()
+        except InvalidInputError:
+            refused = self.oracle.left_behind(plans, self.oracle.newest) - reset - rebuilt.keys()
             # Who refuses by an entry that was the newest, as far as its listing goes, may be asked again.
             if not refused and self.oracle.newest is before and not self.lag:
                 raise
-            return self._start(actor, log, plans, anew | refused, rebuilt)
+            return self._start(actor, log, plans, reset | refused, rebuilt)
         self.oracle.claim(entry)
-        for strands in self.sources.values():
-            if strands.mistaken and self.rng.random() < 0.5:
-                strands.mistaken = ()
+        for partitions in self.sources.values():
+            if partitions.mistaken and self.rng.random() < 0.5:
+                partitions.mistaken = ()
         return entry
 
     def _read(self, actor: Actor, log: Log, plan: Plan, job: Job, started: Entry) -> None:
         """Read a task's source to the end of what there is."""
-        rng, strands = self.rng, self.sources[job.source]
+        rng, partitions = self.rng, self.sources[job.source]
         rows = rng.choice([2, self.most_rows])
         source: WorldSource | Stream
-        if strands.by_spark:
-            source = Stream(strands, rng, rows, self.skew, plan.channel, started.tasks[job.name].clock)
+        if partitions.by_spark:
+            source = Stream(partitions, rng, rows, self.skew, plan.channel, started.tasks[job.name].clock)
         else:
-            source = WorldSource(strands, rng, rows, self.skew, plan.channel)
+            source = WorldSource(partitions, rng, rows, self.skew, plan.channel)
             state = self._newest(actor, log).tasks[job.name]
             source.open(lists.read(log.files, state.journal), {s: p.known for s, p in state.positions.items()})
             self.oracle.opened(job.name, actor.epoch, *source.opened)
         flushed, collector = False, Collector(log)
         while True:
             if rng.random() < 0.7:
-                strands.grow(rng, self.most_rows)
+                partitions.grow(rng, self.most_rows)
             start, reach = self._reach(actor, log, job, source)
             if reach.ends == start and rng.random() < 0.9:
-                if strands.is_complete and start == strands.visible:
+                if partitions.is_complete and start == partitions.visible:
                     if flushed or rng.random() < 0.5:
                         return
                     flushed = True
@@ -686,10 +697,10 @@ class World:
         """Where the next micro-batch starts, and how far it goes."""
         visible = self.sources[job.source].visible
         if isinstance(source, Stream):
-            start = {strand: source.start.get(strand, 0) for strand in visible}
+            start = {partition: source.start.get(partition, 0) for partition in visible}
         else:
             positions = self._newest(actor, log).tasks[job.name].positions
-            start = {strand: positions.get(strand, Position()).next for strand in visible}
+            start = {partition: positions.get(partition, Position()).next for partition in visible}
         everything = self.rng.random() < (0.1 if any(start.values()) else 0.4)
         if isinstance(source, Stream):
             return start, Reach(source.ends(everything))
@@ -698,7 +709,7 @@ class World:
     def _newest(self, actor: Actor, log: Log) -> Entry:
         entry = log.newest()
         if entry is None or entry.epoch != actor.epoch:
-            raise Fenced("a newer driver owns the application.")
+            raise FencedError("a newer driver owns the application.")
         return entry
 
     def _micro_batch(
@@ -796,7 +807,7 @@ class World:
             cached = actor.cache.get((plan.name, shard)) if self.rng.random() < 0.8 else None
             try:
                 return merge_shard(plan, shard, shuffled, cached, self.new_id)
-            except StoreUnavailable as error:
+            except StoreUnavailableError as error:
                 failed = error
         raise failed
 
@@ -814,7 +825,7 @@ class World:
             self.disk.files[path] = broken
             try:
                 log.newest()
-            except Damaged:
+            except DamagedError:
                 continue
             raise Violation(f"a damaged entry is never used: {path} cut at byte {size} or changed")
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persistent_state import Avro, InvalidInput, Json, Raw
+from persistent_state import Avro, InvalidInputError, Json, Raw
 from persistent_state.kafka.decoders import Decoder, side_by_side
 
 COLUMNS = pa.schema([("n", pa.int64()), ("s", pa.string())])
@@ -155,7 +155,7 @@ def test_bytes_of_another_length_than_the_avro_schema_says_are_bad() -> None:
     ],
 )  # fmt: skip
 def test_an_avro_schema_without_columns_is_refused(schema: Any, words: str) -> None:
-    with pytest.raises(InvalidInput, match=words):
+    with pytest.raises(InvalidInputError, match=words):
         _ = Avro(schema).schema
 
 
@@ -163,7 +163,7 @@ def test_raw_is_bytes_or_text() -> None:
     assert come_to(Raw(), [b"\xff", None, b""]) == ([{"value": b"\xff"}, {"value": None}, {"value": b""}], {})
     rows, bad = come_to(Raw("t", pa.string()), [b"\xff", None, "é".encode(), b""])
     assert (rows, bad) == ([{"t": None}, {"t": "é"}, {"t": ""}], {0: "not UTF-8"})
-    with pytest.raises(InvalidInput, match="can't hold raw bytes as int64"):
+    with pytest.raises(InvalidInputError, match="can't hold raw bytes as int64"):
         _ = Raw("n", pa.int64()).schema
 
 

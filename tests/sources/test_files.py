@@ -24,7 +24,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persistent_state.errors import InvalidInput, StoreUnavailable, TaskFailed
+from persistent_state.errors import InvalidInputError, StoreUnavailableError, TaskFailedError
 from persistent_state.redact import shown
 from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, Reach
@@ -465,7 +465,7 @@ class TestBadRecords:
         assert len(values(read_all(folder))) == 1000
         driver = Driver(lambda: source(folder))
         monkeypatch.setattr(Failing, "reads_left", 0)
-        with pytest.raises(StoreUnavailable, match="no route to host"):
+        with pytest.raises(StoreUnavailableError, match="no route to host"):
             driver.next()
 
 
@@ -529,12 +529,12 @@ class TestOrder:
             return sizes
 
         assert batches() == [6]
-        assert batches(files_per_batch=4) == [4, 2]
+        assert batches(max_files_per_batch=4) == [4, 2]
         assert batches(bytes_per_batch=200) == [2, 1, 2, 1]
         assert batches(bytes_per_batch=250) == [2, 1, 2, 1]
         assert batches(bytes_per_batch=1) == [1] * 6
-        assert batches(bytes_per_batch=200, files_per_batch=1) == [1] * 6
-        driver = Driver(lambda: source(tmp_path, files_per_batch=1))
+        assert batches(bytes_per_batch=200, max_files_per_batch=1) == [1] * 6
+        driver = Driver(lambda: source(tmp_path, max_files_per_batch=1))
         driver.next(everything=True)
         assert driver.position == {"": 6 * FILE}
 
@@ -551,7 +551,7 @@ class TestOrder:
 
     def test_nothing_that_appears_after_a_freeze_is_taken(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", table(0, 1))
-        driver = Driver(lambda: source(tmp_path, files_per_batch=1))
+        driver = Driver(lambda: source(tmp_path, max_files_per_batch=1))
         write(tmp_path, "b.csv", table(1, 1))
         driver.source.freeze()
         write(tmp_path, "c.csv", table(2, 1))
@@ -610,7 +610,7 @@ class TestReplay:
             write(tmp_path, f"{name}.csv", table(value, 1))
             assert values(driver.next()) == [value]
         write(tmp_path, "0.csv", table(3, 1))
-        again = Driver(lambda: source(tmp_path, files_per_batch=2), driver.journal, 1 * FILE + 5, 3 * FILE)
+        again = Driver(lambda: source(tmp_path, max_files_per_batch=2), driver.journal, 1 * FILE + 5, 3 * FILE)
         batches = [values(batch) for batch in again.batches()]
         assert batches == [[1, 2], [3]]
         assert [json.loads(line)["path"] for line in again.journal] == ["c.csv", "a.csv", "b.csv", "0.csv"]
@@ -637,7 +637,7 @@ class TestReplay:
             "find",
             lambda *args, **kwargs: listings.append(1) or find(*args, **kwargs),
         )
-        after = Driver(lambda: source(tmp_path, files_per_batch=1), before.journal, FILE, 6 * FILE)
+        after = Driver(lambda: source(tmp_path, max_files_per_batch=1), before.journal, FILE, 6 * FILE)
         assert [values(after.next()) for _ in range(5)] == [[1], [2], [3], [4], [5]]
         assert len(listings) == 1
 
@@ -648,11 +648,11 @@ class TestReplay:
         before.next()
         (tmp_path / "0.csv").unlink()
         assert Driver(lambda: source(tmp_path), before.journal, FILE, 3 * FILE).next() != []
-        with pytest.raises(InvalidInput, match=r"file='0.csv' of FileSource\(.*\) is gone; bring it back"):
+        with pytest.raises(InvalidInputError, match=r"file='0.csv' of FileSource\(.*\) is gone; bring it back"):
             Driver(lambda: source(tmp_path), before.journal, 0, 3 * FILE).source.reach({}, False)
         (tmp_path / "2.csv").write_bytes(b"\n" + (tmp_path / "2.csv").read_bytes())
         with pytest.raises(
-            InvalidInput, match=r"file='2.csv' of FileSource\(.*\) had \d+ bytes and has \d+; bring back"
+            InvalidInputError, match=r"file='2.csv' of FileSource\(.*\) had \d+ bytes and has \d+; bring back"
         ):
             Driver(lambda: source(tmp_path), before.journal, FILE, 3 * FILE).source.reach({"": FILE}, False)
 
@@ -663,10 +663,10 @@ class TestReplay:
         (split,) = opened.splits({}, opened.reach({}, False).ends, 1)
         with (tmp_path / "a.csv").open("a") as file:
             file.write("half a li")
-        with pytest.raises(InvalidInput, match=r"file='a.csv' .* A file must be whole when it appears"):
+        with pytest.raises(InvalidInputError, match=r"file='a.csv' .* A file must be whole when it appears"):
             list(source(tmp_path).read(split))
         (tmp_path / "a.csv").unlink()
-        with pytest.raises(InvalidInput, match="is gone"):
+        with pytest.raises(InvalidInputError, match="is gone"):
             list(source(tmp_path).read(split))
 
     def test_the_journal_keeps_any_name(self, tmp_path: Path) -> None:
@@ -736,7 +736,7 @@ class TestTransform:
             return rows.select(["ts"]) if rows.num_rows else rows
 
         with pytest.raises(
-            InvalidInput, match=r"transform of .* raised KeyError\('oops'\) at .*, for a batch without rows"
+            InvalidInputError, match=r"transform of .* raised KeyError\('oops'\) at .*, for a batch without rows"
         ):
             _ = source(tmp_path, transform=fail).schema
         for transform, sentence in [
@@ -746,7 +746,7 @@ class TestTransform:
             made = source(tmp_path, transform=transform)
             made.open([], {})
             (split,) = made.splits({}, made.reach({}, False).ends, 1)
-            with pytest.raises(TaskFailed, match=sentence):
+            with pytest.raises(TaskFailedError, match=sentence):
                 list(made.read(split))
 
 
@@ -780,7 +780,7 @@ class TestPositions:
             patch.setattr(formats, "_PIECE_ROWS", piece)
             patch.setattr(formats, "_BLOCK_BYTES", piece * 8)
             bounds = {
-                "files_per_batch": data.draw(st.integers(1, 4)),
+                "max_files_per_batch": data.draw(st.integers(1, 4)),
                 "bytes_per_batch": data.draw(st.integers(1, 3000)),
             }
             driver = Driver(lambda: source(folder, **bounds))
@@ -809,7 +809,7 @@ class TestPositions:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(formats, "_BLOCK_BYTES", piece * 8)
             chunks = read_all(folder, transform=explode)
-            again = read_all(folder, transform=explode, files_per_batch=1)
+            again = read_all(folder, transform=explode, max_files_per_batch=1)
         assert chunks == again
         assert values(chunks) == [c for of_file in cells for c in of_file if isinstance(c, int) for _ in range(c % 4)]
         every = sorted(at(chunks) + [position for position, _, _ in bad(chunks)])
@@ -844,7 +844,7 @@ class TestSetUp:
     def test_secrets_are_in_no_text(self) -> None:
         made = source("failing://user:hunter2@host/x", storage_options={"secret": "hunter2"})
         assert "hunter2" not in repr(made) + str(made)
-        with pytest.raises(InvalidInput) as caught:
+        with pytest.raises(InvalidInputError) as caught:
             made.open([], {})
         assert "hunter2" not in str(caught.value)
 
@@ -865,7 +865,7 @@ class TestSetUp:
             raise OSError("no entry for hunter2, see https://host/x?sig=abcdef")
 
         monkeypatch.setattr(MemoryFileSystem, "info", refuse)
-        with pytest.raises(StoreUnavailable) as caught:
+        with pytest.raises(StoreUnavailableError) as caught:
             source("memory://told", storage_options={"secret": "hunter2"}).open([], {})
         assert "no entry for ***, see https://host/x?***. Mend it" in str(caught.value)
         assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
@@ -898,26 +898,26 @@ class TestSetUp:
         [
             ({"format": "xml"}, r"format='xml'; say 'parquet', 'csv' or 'json'"),
             ({"order_by": "size"}, r"order_by='size'; say 'name' or 'modified'"),
-            ({"files_per_batch": 0}, r"files_per_batch=0, .*; give at least 1"),
+            ({"max_files_per_batch": 0}, r"max_files_per_batch=0, .*; give at least 1"),
             ({"bytes_per_batch": 0}, r"bytes_per_batch=0; give at least 1"),
         ],
     )
     def test_a_wrong_argument_is_refused(self, tmp_path: Path, options: Mapping[str, Any], sentence: str) -> None:
-        with pytest.raises(InvalidInput, match=sentence):
+        with pytest.raises(InvalidInputError, match=sentence):
             source(tmp_path, **options)
 
     def test_a_missing_folder_is_refused(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", table(0, 1))
         for place in (tmp_path / "nope", "memory://nowhere"):
-            with pytest.raises(InvalidInput, match="is not a folder; make it, or mend the path"):
+            with pytest.raises(InvalidInputError, match="is not a folder; make it, or mend the path"):
                 source(place).open([], {})
 
     def test_no_schema_without_a_parquet_file_is_refused(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", table(0, 1))
-        with pytest.raises(InvalidInput, match="has no Parquet file to take the schema from; give it schema="):
+        with pytest.raises(InvalidInputError, match="has no Parquet file to take the schema from; give it schema="):
             _ = source(tmp_path, schema=None).schema
         write(tmp_path, "b.parquet", b"junk")
-        with pytest.raises(InvalidInput, match=r"file='b.parquet' .* tells no schema: .*; give schema="):
+        with pytest.raises(InvalidInputError, match=r"file='b.parquet' .* tells no schema: .*; give schema="):
             _ = source(tmp_path, schema=None).schema
 
     @pytest.mark.parametrize(
@@ -926,23 +926,23 @@ class TestSetUp:
     )
     def test_a_type_that_a_text_can_not_hold_is_refused(self, tmp_path: Path, name: str, type: pa.DataType) -> None:
         write(tmp_path, name, "{}\n")
-        with pytest.raises(InvalidInput, match=r"the schema does not fit (csv|json) files: .*; read another type"):
+        with pytest.raises(InvalidInputError, match=r"the schema does not fit (csv|json) files: .*; read another type"):
             source(tmp_path, schema=SCHEMA.append(pa.field("odd", type))).open([], {})
 
     @pytest.mark.parametrize(
         "line", ["", "[]", "{}", '{"file": 1, "path": "a", "size": 1, "modified": 1}', '{"file": 0}']
     )
     def test_the_journal_of_another_source_is_refused(self, tmp_path: Path, line: str) -> None:
-        with pytest.raises(InvalidInput, match="line 0 of the journal was not written by a FileSource"):
+        with pytest.raises(InvalidInputError, match="line 0 of the journal was not written by a FileSource"):
             source(tmp_path).open([line], {"": FILE})
 
     def test_a_journal_that_is_shorter_than_what_was_read_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInput, match="its journal has only 0 files"):
+        with pytest.raises(InvalidInputError, match="its journal has only 0 files"):
             source(tmp_path).open([], {"": FILE})
 
     def test_ordering_by_time_needs_a_file_system_that_tells_it(self) -> None:
         fsspec.filesystem("timeless").pipe_file("/timeless/a.csv", b"value\n")
-        with pytest.raises(InvalidInput, match="tells no modification times; order by name"):
+        with pytest.raises(InvalidInputError, match="tells no modification times; order by name"):
             source("timeless:///timeless", order_by="modified").open([], {})
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persistent_state import InvalidInput, RateSource
-from persistent_state.sources.rate import STRAND
+from persistent_state import InvalidInputError, RateSource
+from persistent_state.sources.rate import PARTITION
 
 SECOND = 1_000_000
 
@@ -30,7 +30,7 @@ class Wall:
 def read(source: RateSource, opened: RateSource, begin: int, end: int, parts: int) -> list[tuple[int, int, int]]:
     """(position, microseconds, value) of the rows between two positions, read by copies as they were before `open`."""
     rows = []
-    for split in opened.splits({STRAND: begin}, {STRAND: end}, parts):
+    for split in opened.splits({PARTITION: begin}, {PARTITION: end}, parts):
         for chunk in copy.deepcopy(source).read(split):
             stamps = chunk.rows["timestamp"].cast("int64").to_pylist()
             rows += zip(chunk.positions.tolist(), stamps, chunk.rows["value"].to_pylist(), strict=True)
@@ -58,18 +58,18 @@ def test_every_start_sees_the_same_rows_whatever_its_micro_batches(
         if i == restart_after:
             opened = copy.deepcopy(source)
             opened._now_us = wall
-            opened.open(journal, {STRAND: position})
+            opened.open(journal, {PARTITION: position})
             # What was never committed need not be the same.
             begun = begun if journal else wall.now
         # Asked twice, as Spark may: what counts is the last answer.
-        opened.reach({STRAND: position}, everything=False)
-        reach = opened.reach({STRAND: position}, everything=False)
+        opened.reach({PARTITION: position}, everything=False)
+        reach = opened.reach({PARTITION: position}, everything=False)
         due = (wall.now - begun) * rate // SECOND
-        assert reach.ends.get(STRAND, 0) == max(position, min(due, position + most))
+        assert reach.ends.get(PARTITION, 0) == max(position, min(due, position + most))
         journal += reach.journal
-        if reach.ends.get(STRAND, 0) > position:
-            rows += read(source, opened, position, reach.ends[STRAND], parts)
-        position = reach.ends.get(STRAND, 0)
+        if reach.ends.get(PARTITION, 0) > position:
+            rows += read(source, opened, position, reach.ends[PARTITION], parts)
+        position = reach.ends.get(PARTITION, 0)
     assert rows == [(v, begun + math.floor(Fraction(v * SECOND, rate)), v) for v in range(position)]
     assert len(journal) == (position > 0)
     assert all(stamp <= wall.now for _, stamp, _ in rows)
@@ -81,8 +81,8 @@ def test_an_end_is_what_is_due_when_the_source_is_frozen() -> None:
     source.open([], {})
     source.freeze()
     wall.now = 100 * SECOND
-    assert source.reach({}, everything=True).ends == {STRAND: 50}
-    assert source.reach({STRAND: 50}, everything=False).ends == {STRAND: 50}
+    assert source.reach({}, everything=True).ends == {PARTITION: 50}
+    assert source.reach({PARTITION: 50}, everything=False).ends == {PARTITION: 50}
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_an_end_is_what_is_due_when_the_source_is_frozen() -> None:
     ],
 )
 def test_other_rows_than_those_of_the_first_start_are_refused(other: RateSource, words: str) -> None:
-    with pytest.raises(InvalidInput, match=words):
-        other.open(["7000000 10"], {STRAND: 3})
+    with pytest.raises(InvalidInputError, match=words):
+        other.open(["7000000 10"], {PARTITION: 3})
 
 
 def test_what_can_not_be_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"rows_per_second=0, rows_per_batch=\d+; give at least 1 of each"):
+    with pytest.raises(InvalidInputError, match=r"rows_per_second=0, rows_per_batch=\d+; give at least 1 of each"):
         RateSource(0)
-    with pytest.raises(InvalidInput, match="has no time zone"):
+    with pytest.raises(InvalidInputError, match="has no time zone"):
         RateSource(1, start=datetime(2024, 1, 1))

@@ -111,7 +111,7 @@ def main() -> None:
     options = {"client.id": SECRET}
     sink = WatchedSink(TOPIC, told.servers, options=options, partitions=told.partitions, rows_per_transaction=2)
     app = Application(NAME, str(told.folder / "store"), checkpoint_interval="10 seconds", shards=2)
-    app.add(Totals(), FileSource(str(told.folder / "stream"), timestamp="ts", files_per_batch=1), sink)
+    app.add(Totals(), FileSource(str(told.folder / "stream"), timestamp="ts", max_files_per_batch=1), sink)
     events = told.folder / "events"
     events.mkdir(exist_ok=True)
     logged = {"enabled": "true", "dir": f"file://{events.absolute()}", "compress": "false"}

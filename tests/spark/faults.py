@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 import pyarrow as pa
 
-from persistent_state.errors import StoreUnavailable
+from persistent_state.errors import StoreUnavailableError
 from persistent_state.store.files import BytesLike, LocalFiles, Names
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class FaultyFiles(LocalFiles):
             work()
         if kind.startswith("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
-        raise StoreUnavailable(f"a fault {kind} {operation}.")
+        raise StoreUnavailableError(f"a fault {kind} {operation}.")
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class StumblingFiles(LocalFiles):
     def create(self, path: str, data: BytesLike) -> None:
         LocalFiles.create(self, path, data)
         if self.stumbles:
-            self.stumbles.stumble("create", StoreUnavailable)
+            self.stumbles.stumble("create", StoreUnavailableError)
 
 
 def attempt_number() -> int | None:

@@ -24,7 +24,7 @@ import monoids
 from examples.broker import connector_jars
 from persistent_state import (
     Application,
-    InvalidInput,
+    InvalidInputError,
     Json,
     KafkaSink,
     KafkaSource,
@@ -75,9 +75,15 @@ def application(
     app = Application(NAME, str(folder / "store"), "1 minute", allowed_delay=DELAY)
     columns = Json(pa.schema([("k", pa.int64()), ("n", pa.int64())]))
     sink = KafkaSink(out, servers, options=options) if out else None
-    app.add(Fast(), KafkaSource(topic, servers, value=columns, offsets_per_batch=per_batch, options=options), sink)
+    app.add(
+        Fast(),
+        KafkaSource(topic, servers, value=columns, max_offsets_per_batch=per_batch, options=options),
+        sink,
+    )
     return app.add(
-        Said(), KafkaSource(topic, servers, value=decoded, offsets_per_batch=per_batch, options=options), sink
+        Said(),
+        KafkaSource(topic, servers, value=decoded, max_offsets_per_batch=per_batch, options=options),
+        sink,
     )
 
 
@@ -101,7 +107,7 @@ def refused(app: Application, servers: str, topic: str, options: Mapping[str, An
     source = KafkaSource(topic, servers, value=lambda records: records.select("nothing"), options=keyed)
     try:
         Application("refused", app.store).add(Said(), source).run(spark)
-    except InvalidInput:
+    except InvalidInputError:
         traceback.print_exc(file=sys.stdout)
 
 
@@ -137,9 +143,9 @@ def main() -> None:
     if options is not None:
         refused(app, given.servers, given.topic, options, spark)
     if not (given.to_the_end or given.skew):
-        app.start(spark, on_progress=note).await_end()
+        app.start(spark, on_progress=note).await_termination()
         return
-    app.run(spark, close=True, on_progress=note)
+    app.run(spark, drain=True, on_progress=note)
     if given.skew:
         store = str(folder / "store")
         counted = {task.task_name: len(read_state(store, NAME, task)) for task in (Fast(), Said())}

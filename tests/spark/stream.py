@@ -86,12 +86,12 @@ def application(
         store=store or str(folder / "store"),
         checkpoint_interval=interval,
         allowed_delay="30 seconds",
-        checkpoints=3,
+        retained_checkpoints=3,
         shards=shards,
         **more,
     )
     for task in tasks:
-        app.add(task, FileSource(str(folder / "stream"), timestamp="ts", schema=SCHEMA, files_per_batch=2))
+        app.add(task, FileSource(str(folder / "stream"), timestamp="ts", schema=SCHEMA, max_files_per_batch=2))
     return app
 
 

@@ -36,14 +36,15 @@ from persistent_state import (
     FileSource,
     NonWindowState,
     Origin,
-    ParquetTable,
+    ParquetSink,
     PersistentTask,
+    RecordingSink,
     RunningValues,
     SessionWindow,
     Sink,
-    SqlTable,
+    SlidingWindow,
+    SqlSink,
     ValuesAtClock,
-    Window,
     WindowState,
 )
 from persistent_state.engine import run
@@ -128,7 +129,7 @@ class Sliding(PersistentTask):
     message_id, horizon = "id", "5 seconds"
 
     def persistent_state(self) -> WindowState[int]:
-        return WindowState(Sum(), Window("15 seconds", "5 seconds"))
+        return WindowState(Sum(), SlidingWindow("15 seconds", "5 seconds"))
 
 
 class Visits(PersistentTask):
@@ -153,9 +154,9 @@ def tasks_of(inexact: str) -> list[PersistentTask]:
 
 def sink_of(kind: str, folder: Path, postgresql: str, task: str) -> Any:
     if kind == "parquet":
-        return ParquetTable(str(folder / "tables" / task), files=2)
+        return ParquetSink(str(folder / "tables" / task), files=2)
     url = f"sqlite:///{folder / 'out.db'}" if kind == "sqlite" else postgresql
-    return SqlTable(url, task.lower(), history=True)
+    return SqlSink(url, task.lower(), history=True)
 
 
 @dataclass
@@ -175,7 +176,7 @@ class Deadly:
 
 
 @dataclass(frozen=True)
-class Watched(Sink):
+class Watched(RecordingSink):
     """A sink of which each thing that is asked is a step."""
 
     sink: Sink
@@ -237,7 +238,7 @@ def watch(deadly: Deadly) -> None:
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
-    def open_files(url: str, **options: Any) -> Files:
+    def open_files(url: str, storage_options: Any = None) -> Files:
         return FilesOfTable(os.path.abspath(url), {}, os.getpid(), deadly.awaited, deadly.nth)
 
     setattr(parquet, "open_files", open_files)  # noqa: B010
@@ -286,7 +287,7 @@ def main() -> None:
         NAME,
         str(told.folder / "store"),
         checkpoint_interval=told.interval,
-        checkpoints=told.checkpoints,
+        retained_checkpoints=told.checkpoints,
         shards=told.shards,
     )
     for speed, task in enumerate(
@@ -299,11 +300,11 @@ def main() -> None:
         if task.task_name == told.inexact:
             sinks.append(RunningValues(Stumbling()))
         if isinstance(task, Totals):
-            sinks.append(Watched(SqlTable(str(told.folder / "out.db"), "newest"), "newest", deadly))
-        app.add(task, FileSource(str(told.folder / "stream"), timestamp="ts", files_per_batch=speed), sinks)
+            sinks.append(Watched(SqlSink(str(told.folder / "out.db"), "newest"), "newest", deadly))
+        app.add(task, FileSource(str(told.folder / "stream"), timestamp="ts", max_files_per_batch=speed), sinks)
     for task in WINDOWED:
         outputs = [sink_of(kind, told.folder, told.postgresql, task.task_name) for kind in KINDS_OF_WINDOWS]
-        app.add(task, FileSource(str(told.folder / "stream"), timestamp="ts", files_per_batch=3), outputs)
+        app.add(task, FileSource(str(told.folder / "stream"), timestamp="ts", max_files_per_batch=3), outputs)
     app.run(new_session("teller"), close=told.close)
 
 

@@ -19,7 +19,7 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
-from persistent_state import InvalidInput, read_state
+from persistent_state import InvalidInputError, read_state
 from persistent_state.engine.micro_batch import Commit
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store.files import Files, open_files
@@ -83,11 +83,11 @@ def test_executors_killed_in_mid_batch_are_replaced_and_no_file_tells_the_secret
         assert begun >= WORKERS + kills - 1, "the executors that died were replaced"
         assert driver.wait(timeout=240) == 0, (tmp_path / "log").read_text()[-4000:]
     assert list(scratch.iterdir()) == []
-    assert verify(url, **options).problems == ()
-    copy(open_files(url, **options), tmp_path / "store")
+    assert verify(url, storage_options=options).problems == ()
+    copy(open_files(url, options), tmp_path / "store")
     check_cut(tmp_path, sent)
     end = check_end(tmp_path, sent)
-    read = read_state(url, NAME, stream.Journal(), **options).to_pylist()
+    read = read_state(url, NAME, stream.Journal(), storage_options=options).to_pylist()
     assert {row["key"]: row["value"] for row in read} == stream.state(tmp_path, stream.Journal())
     assert b"SparkListenerTaskEnd" in told()
     assert (telling(secret, tmp_path), telling(secret, apart.parent)) == ([], [apart])
@@ -146,7 +146,7 @@ def test_what_other_machines_can_not_reach_is_refused(
     Stream(tmp_path / "stream", seed=1).grow()
     where = store.format(folder=tmp_path)
     app = stream.application(tmp_path, shards=1, interval="10 seconds", store=where, scratch=scratch)
-    with pytest.raises(InvalidInput, match=words):
+    with pytest.raises(InvalidInputError, match=words):
         app.start(stub(master))
     assert not (tmp_path / "store").exists()
 
@@ -154,7 +154,7 @@ def test_what_other_machines_can_not_reach_is_refused(
 def test_a_store_in_memory_is_refused_on_one_machine_too(tmp_path: Path) -> None:
     Stream(tmp_path / "stream", seed=1).grow()
     app = stream.application(tmp_path, shards=1, interval="10 seconds", store="memory://apps")
-    with pytest.raises(InvalidInput, match="use a folder, or run_local for tests"):
+    with pytest.raises(InvalidInputError, match="use a folder, or run_local for tests"):
         app.start(stub("local[2]"))
 
 

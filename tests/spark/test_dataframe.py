@@ -22,13 +22,13 @@ from persistent_state import (
     Application,
     DataFrameSource,
     FileSource,
-    InvalidInput,
+    InvalidInputError,
     Message,
     NonWindowState,
     PersistentState,
     PersistentTask,
     RateSource,
-    TaskFailed,
+    TaskFailedError,
     clocks,
     read_late_rows,
     read_state,
@@ -177,7 +177,7 @@ def frame(spark: SparkSession, folder: Path, schema: pa.Schema, files: int = 1) 
 
 @dataclass
 class Opener:
-    """Makes the DataFrame anew at each start, without what is older than the clock, and with all that may precede a task."""
+    """Makes the DataFrame again at each start, without what is older than the clock, and with all that may precede a task."""
 
     folder: Path
     schema: pa.Schema
@@ -368,7 +368,7 @@ def test_whatever_the_source_and_however_a_task_says_its_update_its_state_is_the
     rows = frame(session, folder, schema)
     opener = Opener(folder, schema)
     deliveries = {
-        "files": Delivery(FileSource(folder, timestamp="ts", schema=schema, files_per_batch=1)),
+        "files": Delivery(FileSource(folder, timestamp="ts", schema=schema, max_files_per_batch=1)),
         "frame": Delivery(DataFrameSource(rows, "ts"), positions=False),
         "placed": Delivery(DataFrameSource(rows, "ts", channel="lane", position="number"), channel=True),
         "opened": Delivery(DataFrameSource(opener, "ts"), positions=False, leaves_out=True),
@@ -399,7 +399,7 @@ def test_whatever_the_source_and_however_a_task_says_its_update_its_state_is_the
     running = app.run(session, on_progress=told.append)
     assert clocks(app.store, app.name)[-1] == case.clock > first
     case.check(app, case.clock, told)
-    running.close()
+    running.drain()
     case.check(app, YEAR_9999, told)
 
     reasons = {reason for outcome in case.outcomes.values() for reason, _ in outcome.aside}
@@ -471,7 +471,7 @@ def test_odd_names_times_and_partitions_come_out_right(spark: SparkSession, tmp_
     app = Application("odd", str(tmp_path / "store"), "1 day", max_ahead="10000000 days", shards=2)
     for task, source in tasks:
         app.add(task, source)
-    app.run(session, close=True)
+    app.run(session, drain=True)
 
     def instant(us: int) -> datetime:
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
@@ -514,7 +514,7 @@ def test_a_row_without_a_position_makes_no_other_be_taken_for_read_and_a_negativ
     state, told = run(1, (5, 31), (6, 32), (7, 60))
     assert state == [6]
     assert (told.messages, told.replayed, told.late) == (3, 0, 0)
-    with pytest.raises(TaskFailed, match="task=Lanes: position=-1 of column 'number' is negative; count from 0"):
+    with pytest.raises(TaskFailedError, match="task=Lanes: position=-1 of column 'number' is negative; count from 0"):
         run(2, (8, 70), (-1, 80))
 
 
@@ -646,7 +646,7 @@ def shut(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 def refused(shut: tuple[DataFrame, Path], task: PersistentTask, source: Any, sentence: str) -> None:
     app = Application("refused", str(shut[1] / "store")).add(task, source)
-    with pytest.raises(InvalidInput, match=f"(?s){sentence}"):
+    with pytest.raises(InvalidInputError, match=f"(?s){sentence}"):
         app.run(shut[0].sparkSession)
     assert Log(open_files(app.store), app.name).newest() is None
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from persistent_state import ParquetTable, clocks, read_state
+from persistent_state import ParquetSink, clocks, read_state
 from persistent_state.formatting import read_clock
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -232,7 +232,7 @@ class Chain:
     def delivered(self, kind: str, task: str) -> Found:
         """By clock, what a sink holds: each key once."""
         if kind == "parquet":
-            table: ParquetTable = sink_of(kind, self.folder, self.postgresql, task)
+            table: ParquetSink = sink_of(kind, self.folder, self.postgresql, task)
             if not (self.folder / "tables" / task / "_table.json").exists():
                 return {}
             return by_clock(

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 from deltalake.schema import PrimitiveType
 
-from persistent_state.errors import InvalidInput, StoreUnavailable
+from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.sinks import delta
 from persistent_state.sinks.base import Origin
-from persistent_state.sinks.delta import OWNER, DeltaTable
+from persistent_state.sinks.delta import OWNER, DeltaSink
 from tests.sentences import problem
 from tests.spark.test_parquet import FAR, USERS, frame, in_order, of_every_type, origin, rows
 from tests.store.servers import Servers, needed
@@ -42,8 +42,8 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Local:
     return lambda table: lambda: table
 
 
-def opened(url: Path, what: Origin = USERS) -> DeltaTable:
-    sink = DeltaTable(url)
+def opened(url: Path, what: Origin = USERS) -> DeltaSink:
+    sink = DeltaSink(url)
     sink.open(what)
     return sink
 
@@ -57,11 +57,11 @@ def read(url: Path) -> pa.Table:
 
 def test_every_clock_has_each_key_once(spark: SparkSession, tmp_path: Path) -> None:
     said = [rows(clock, users) for clock, users in ((10, 50), (20, 0), (40, 200))]
-    sink = DeltaTable(tmp_path / "table")
+    sink = DeltaSink(tmp_path / "table")
     assert sink.open(USERS) == BEGINNING
     for table, clock in zip(said, (10, 20, 40), strict=True):
         sink.write(frame(spark, table, parts=5), clock)
-        assert DeltaTable(tmp_path / "table").open(USERS) == clock
+        assert DeltaSink(tmp_path / "table").open(USERS) == clock
     assert read(tmp_path / "table") == in_order(*said)
     place = deltalake.DeltaTable(tmp_path / "table")
     assert place.version() == 3, "one version for each clock"
@@ -154,7 +154,7 @@ def test_who_loses_to_a_writer_of_an_earlier_clock_is_to_come_again(local: Local
         return rows(10, 30)
 
     sink, values = opened(tmp_path / "table"), after_another
-    told = problem(lambda: sink.write(values, 10), StoreUnavailable)  # type: ignore[arg-type]
+    told = problem(lambda: sink.write(values, 10), StoreUnavailableError)  # type: ignore[arg-type]
     assert told.endswith("Concurrent transaction failed. Mend it, then try again.")
     assert read(tmp_path / "table") == in_order(rows(5, 5))
     sink.write(local(rows(10, 30)), 10)
@@ -174,7 +174,7 @@ def test_rows_that_fail_leave_nothing_and_say_why(
 ) -> None:
     def batches(values: object) -> Iterator[pa.RecordBatch]:
         yield from rows(10, 3).to_batches()
-        raise InvalidInput("a part=3 can't be read; restore it.")
+        raise InvalidInputError("a part=3 can't be read; restore it.")
 
     sink = opened(tmp_path / "table")
     with monkeypatch.context() as patch:
@@ -206,7 +206,7 @@ def test_starts_at_once_agree_on_one_owner(local: Local, tmp_path: Path) -> None
         what = origin(task=task)
         try:
             opened(tmp_path / "table", what).write(local(rows(10, 3)), 10)
-        except (InvalidInput, StoreUnavailable):
+        except (InvalidInputError, StoreUnavailableError):
             return None
         return task
 
@@ -291,7 +291,7 @@ def test_a_place_that_goes_away_is_told_and_nothing_is_lost(local: Local, tmp_pa
     (tmp_path / "table").rename(tmp_path / "aside")
     (tmp_path / "table").write_text("in the way")
     for call in (lambda: sink.write(local(rows(10, 3)), 10), lambda: sink.open(USERS)):
-        told = problem(call, StoreUnavailable)
+        told = problem(call, StoreUnavailableError)
         assert told.startswith(f"delta:{tmp_path}/table: ")
         assert told.endswith(". Mend it, then try again.")
     (tmp_path / "table").unlink()
@@ -305,7 +305,7 @@ def test_paths_are_absolute_and_may_have_most_characters(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     sink = opened(Path("a b é☃?#'x"))
-    assert (sink.name, repr(sink)) == (f"delta:{tmp_path}/a b é☃?#'x", f'DeltaTable("{tmp_path}/a b é☃?#\'x")')
+    assert (sink.name, repr(sink)) == (f"delta:{tmp_path}/a b é☃?#'x", f'DeltaSink("{tmp_path}/a b é☃?#\'x")')
     monkeypatch.chdir("/")
     sink.write(local(rows(10, 3)), 10)
     assert read(tmp_path / "a b é☃?#'x") == in_order(rows(10, 3))
@@ -323,7 +323,7 @@ def test_paths_are_absolute_and_may_have_most_characters(
     ],
 )
 def test_arguments_are_checked(url: str, options: dict[str, Any]) -> None:
-    assert "hidden" not in problem(lambda: DeltaTable(url, storage_options=options))
+    assert "hidden" not in problem(lambda: DeltaSink(url, storage_options=options))
 
 
 def test_a_missing_package_is_told() -> None:
@@ -332,15 +332,15 @@ import sys
 sys.modules["deltalake"] = None
 import pyarrow as pa
 from persistent_state.sinks.base import Origin
-from persistent_state.sinks.delta import DeltaTable
+from persistent_state.sinks.delta import DeltaSink
 try:
-    DeltaTable("/nowhere").open(Origin("a", "b", (), pa.schema([])))
+    DeltaSink("/nowhere").open(Origin("a", "b", (), pa.schema([])))
 except Exception as error:
     print(type(error).__name__, error)
 """
     told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert told == (
-        "InvalidInput package='deltalake' is missing for delta:/nowhere; pip install 'persistent-state[delta]'.\n"
+        "InvalidInputError package='deltalake' is missing for delta:/nowhere; pip install 'persistent-state[delta]'.\n"
     )
 
 
@@ -357,7 +357,7 @@ def test_a_table_in_an_object_store_keeps_its_secrets(local: Local, servers: Ser
         "max_retries": "0",
     }
     url = "s3://delta/table"
-    sinks = [DeltaTable(url, storage_options=options) for _ in range(2)]
+    sinks = [DeltaSink(url, storage_options=options) for _ in range(2)]
     assert [sink.open(USERS) for sink in sinks] == [BEGINNING] * 2
 
     def after_another() -> pa.Table:
@@ -370,9 +370,9 @@ def test_a_table_in_an_object_store_keeps_its_secrets(local: Local, servers: Ser
     found = deltalake.DeltaTable(url, storage_options=options).to_pyarrow_dataset().to_table()
     assert in_order(found) == in_order(rows(10, 5))
 
-    down = DeltaTable(url, storage_options={**options, "AWS_ENDPOINT_URL": "http://127.0.0.1:9/secret-of-s3"})
-    nowhere = DeltaTable("s3://nowhere/table", storage_options=options)
-    told = [problem(lambda sink=sink: sink.open(USERS), StoreUnavailable) for sink in (down, nowhere)]  # type: ignore[misc]
+    down = DeltaSink(url, storage_options={**options, "AWS_ENDPOINT_URL": "http://127.0.0.1:9/secret-of-s3"})
+    nowhere = DeltaSink("s3://nowhere/table", storage_options=options)
+    told = [problem(lambda sink=sink: sink.open(USERS), StoreUnavailableError) for sink in (down, nowhere)]  # type: ignore[misc]
     for text in (*told, repr(down), down.name, repr(sinks[0])):
         assert "key-of-s3" not in text
         assert "secret-of-s3" not in text

@@ -37,7 +37,7 @@ def test_a_continuous_run_that_is_asked_to_stop_stops_cleanly_and_the_next_goes_
     assert driver.wait(timeout=60) == 0, (tmp_path / "log").read_text()[-4000:]
     stream.check_cut(tmp_path, sent)
     sent.grow()
-    stream.application(tmp_path, shards=1, interval="15 seconds").run(spark, close=True)
+    stream.application(tmp_path, shards=1, interval="15 seconds").run(spark, drain=True)
     stream.check_end(tmp_path, sent)
 
 
@@ -87,5 +87,5 @@ def test_a_store_goes_on_under_another_version_of_spark(spark: SparkSession, lau
     assert driver.wait(timeout=180) == 0, (tmp_path / "log").read_text()[-4000:]
     assert f"pyspark {oldest.name.removeprefix('pyspark-')}" in (tmp_path / "out").read_text().splitlines()
     sent.grow()
-    stream.application(tmp_path, shards=3, interval="15 seconds").run(spark, close=True)
+    stream.application(tmp_path, shards=3, interval="15 seconds").run(spark, drain=True)
     check_end(tmp_path, sent)

@@ -15,16 +15,16 @@ import pytest
 from monoids import Count, Max, Struct, Sum
 from persistent_state import (
     Application,
-    Fenced,
+    FencedError,
     FileSource,
-    InvalidInput,
+    InvalidInputError,
     Message,
     NonWindowState,
     PersistentState,
     PersistentTask,
     RunningValues,
     StateError,
-    TaskFailed,
+    TaskFailedError,
     clocks,
     read_late_rows,
     read_state,
@@ -181,7 +181,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         app = Application("shops", str(folder / "store"), interval, "10 seconds", shards=shards)
         for task, function in zip(TASKS, (shown.use, shown.ignore, None, None), strict=True):
             running = RunningValues(function) if function else None
-            app.add(task, FileSource(folder / "in", timestamp="ts", files_per_batch=1), running)
+            app.add(task, FileSource(folder / "in", timestamp="ts", max_files_per_batch=1), running)
         return app
 
     for i, rows in enumerate(FIRST):
@@ -193,7 +193,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     for name, rows in SECOND_START.items():
         write(folder / "in", name, rows)
     app = application(second, 2, "4 seconds")
-    app.run(spark, close=True, on_progress=second.progress.append)
+    app.run(spark, drain=True, on_progress=second.progress.append)
     return Ran(app, first, between, second)
 
 
@@ -278,7 +278,7 @@ def test_a_failing_task_names_the_message_and_leaves_the_state_as_it_was(
     write(tmp_path / "in", "1.parquet", [("a", 1, 10, 100), ("b", 1, 5, 130), row])
     app = Application("fails", str(tmp_path / "store"), "10 seconds", shards=1)
     app.add(task, FileSource(tmp_path / "in", timestamp="ts"), on_bad_row=on_bad_row)
-    with pytest.raises(TaskFailed) as failed:
+    with pytest.raises(TaskFailedError) as failed:
         app.run(spark)
     for word in [*words, "Stumbles", "channel=''", "position=2", "'shop': 'z'"]:
         assert word in str(failed.value)
@@ -288,14 +288,14 @@ def test_a_failing_task_names_the_message_and_leaves_the_state_as_it_was(
     # The next start reads what the failed one did not commit.
     (tmp_path / "in" / "1.parquet").unlink()
     write(tmp_path / "in", "2.parquet", [("a", 1, 10, 100), ("b", 1, 5, 130)])
-    app.run(spark, close=True)
+    app.run(spark, drain=True)
     assert table(app, task) == {("a",): 10, ("b",): 5}
 
 
 def test_a_store_in_memory_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path / "in", "1.parquet", [("a", 1, 10, 100)])
     app = Application("memory", "memory://apps").add(Turnover(), FileSource(tmp_path / "in", timestamp="ts"))
-    with pytest.raises(InvalidInput, match=r"^store=memory:// can't be reached by Spark's workers; use a folder"):
+    with pytest.raises(InvalidInputError, match=r"^store=memory:// can't be reached by Spark's workers; use a folder"):
         app.run(spark)
 
 
@@ -309,18 +309,18 @@ def test_a_second_driver_fences_the_first_which_changes_nothing_more(spark: Spar
     try:
         second = application().run(spark)
         write(tmp_path / "in", "2.parquet", [("a", 1, 5, 130)])
-        with pytest.raises(Fenced):
-            first.await_end(timeout=60)
+        with pytest.raises(FencedError):
+            first.await_termination(timeout=60)
         assert not first.is_active
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             first.close()
     finally:
         first.stop()
     app = application()
     entry = Log(open_files(app.store), app.name).newest()
     assert entry is not None
-    assert entry.epoch == second.entry.epoch
-    app.run(spark, close=True)
+    assert entry.epoch == second._entry.epoch
+    app.run(spark, drain=True)
     assert table(app, ShopTurnover()) == {("a",): 15}
 
 
@@ -330,7 +330,7 @@ def test_an_error_of_spark_itself_is_an_error_of_this_package(spark: SparkSessio
     def sink(values: DataFrame, batch: int) -> None:
         values.select("no such column").collect()
 
-    app = Application("broken", str(tmp_path / "store"), "10 seconds", shards=1, restarts=0)
+    app = Application("broken", str(tmp_path / "store"), "10 seconds", shards=1, max_restarts=0)
     app.add(Turnover(), FileSource(tmp_path / "in", timestamp="ts"), RunningValues(sink))
     with pytest.raises(StateError, match="no such column"):
         app.run(spark)

@@ -79,7 +79,7 @@ def check_store(folder: Path, sent: Stream) -> None:
 
 def finish(spark: SparkSession, folder: Path, sent: Stream) -> dict[str, int]:
     """Let an unharmed driver come to the end."""
-    stream.application(folder, shards=3, interval="15 seconds").run(spark, close=True)
+    stream.application(folder, shards=3, interval="15 seconds").run(spark, drain=True)
     check_store(folder, sent)
     return check_end(folder, sent)
 
@@ -109,7 +109,7 @@ def test_workers_and_planners_killed_at_random_moments_lose_and_double_no_messag
     for _ in range(4):
         sent.grow()
     told: list[Progress] = []
-    app = stream.application(tmp_path, shards=2, interval="10 seconds", restarts=KILLS)
+    app = stream.application(tmp_path, shards=2, interval="10 seconds", max_restarts=KILLS)
     run = app.start(spark, on_progress=told.append)
     chance = random.Random(31)
     killed: Counter[str] = Counter()
@@ -130,7 +130,7 @@ def test_workers_and_planners_killed_at_random_moments_lose_and_double_no_messag
             killed[kind] += hit
     finally:
         run.stop()
-    run.await_end()
+    run.await_termination()
     check_store(tmp_path, sent)
     assert min(killed["planner"], killed["worker"], run.restarts) > KILLS // 8
     end = finish(spark, tmp_path, sent)
@@ -157,7 +157,7 @@ def test_a_store_that_fails_on_a_schedule_costs_restarts_and_no_message(
 
     with monkeypatch.context() as patch:
         patch.setattr(application, "open_files", open_faulty)
-        app = stream.application(tmp_path, shards=2, interval="10 seconds", restarts=1000)
+        app = stream.application(tmp_path, shards=2, interval="10 seconds", max_restarts=1000)
         run = app.start(spark, on_progress=tell)
     schedule.off.unlink()
     try:
@@ -168,7 +168,7 @@ def test_a_store_that_fails_on_a_schedule_costs_restarts_and_no_message(
         schedule.off.touch()
     finally:
         run.stop()
-    run.await_end()
+    run.await_termination()
     check_store(tmp_path, sent)
     assert run.restarts > 0
     end = finish(spark, tmp_path, sent)
@@ -197,9 +197,9 @@ def test_a_full_disk_ends_the_run_with_its_cause_and_with_room_the_next_goes_on(
     for _ in range(8):
         sent.grow()
     with small_disk(tmp_path / "store", "300k"):
-        app = stream.application(tmp_path, shards=2, interval="10 seconds", restarts=1)
+        app = stream.application(tmp_path, shards=2, interval="10 seconds", max_restarts=1)
         with pytest.raises(StateError) as failed:
-            app.run(spark, close=True)
+            app.run(spark, drain=True)
         assert "No space left on device" in f"{failed.value} {failed.value.__cause__}"
         entry = newest(tmp_path)
         assert entry.clock > BEGINNING
@@ -244,7 +244,7 @@ def test_of_two_drivers_started_at_once_one_survives_and_the_other_is_fenced(
         wait_for(lambda both=both: any(driver.poll() is not None for driver in both))
         (fenced,) = [i for i in range(2) if both[i].poll() is not None]
         assert both[fenced].wait() == 1
-        assert "persistent_state.errors.Fenced: " in (folders[fenced] / "log").read_text().splitlines()[-1]
+        assert "persistent_state.errors.FencedError: " in (folders[fenced] / "log").read_text().splitlines()[-1]
         begun, other = len(progress(tmp_path)), both[1 - fenced]
         sent.grow()
         wait_for(lambda begun=begun: len(progress(tmp_path)) > begun, lambda other=other: other.poll() is None)

@@ -14,7 +14,7 @@ import pytest
 
 from monoids import Aggregator, Count, List, Map, Max, Min, Monoid, Struct, Sum, Tuple
 from persistent_state import (
-    InvalidInput,
+    InvalidInputError,
     NonWindowState,
     PersistentTask,
     clocks,
@@ -154,15 +154,17 @@ def test_types_that_spark_does_not_have_and_monoids_that_nobody_gave_are_refused
     spark: SparkSession, store: str
 ) -> None:
     assert read_state(store, "app", "Unsigned")["unsigned"].type == pa.uint64()
-    with pytest.raises(InvalidInput, match=r"task=Unsigned: Spark has no type for one of uint64, int64 .* read_state"):
+    with pytest.raises(
+        InvalidInputError, match=r"task=Unsigned: Spark has no type for one of uint64, int64 .* read_state"
+    ):
         state_frame(spark, store, "app", "Unsigned")
-    with pytest.raises(InvalidInput, match=r"task=Longest: monoid=Longest of string .* give an instance"):
+    with pytest.raises(InvalidInputError, match=r"task=Longest: monoid=Longest of string .* give an instance"):
         state_frame(spark, store, "app", "Longest")
-    with pytest.raises(InvalidInput, match=r"clock=.* \(7\) of task=Map is not retained"):
+    with pytest.raises(InvalidInputError, match=r"clock=.* \(7\) of task=Map is not retained"):
         state_frame(spark, store, "app", "Map", 7)
     plan = core.plan_of(BY_NAME["Number"], batch().schema)
     core.start(Log(plan.files, "app"), [plan])
-    with pytest.raises(InvalidInput, match="memory:// can't be reached"):
+    with pytest.raises(InvalidInputError, match="memory:// can't be reached"):
         state_frame(spark, plan.files.url, "app", "Number")
 
 
@@ -184,7 +186,7 @@ def test_the_clock_is_settled_when_the_frame_is_made_and_a_clock_that_was_collec
     for path in (tmp_path / "app" / "runs" / "Number").glob("*.arrow"):
         path.unlink()
     with pytest.raises(
-        Exception, match=rf"InvalidInput: clock=.* \({clock}\) of app is no longer retained; open a newer one"
+        Exception, match=rf"InvalidInputError: clock=.* \({clock}\) of app is no longer retained; open a newer one"
     ):
         frame.collect()
 
@@ -196,7 +198,7 @@ def test_late_and_bad_rows_are_a_frame_whose_columns_do_not_depend_on_the_source
     store = str(tmp_path)
     found = late_rows_frame(spark, store, "app", "Totals")
     assert found.schema.simpleString() == (
-        "struct<reason:string,timestamp:bigint,strand:string,channel:string,position:bigint,"
+        "struct<reason:string,timestamp:bigint,partition:string,channel:string,position:bigint,"
         "record:binary,origin:string,row:string>"
     )
     wanted = [row for table in read_late_rows(store, "app", "Totals") for row in table.to_pylist()]

@@ -104,7 +104,7 @@ def test_at_most_once_a_sink_that_fails_is_not_given_the_clock_again(spark: Spar
 
     app = Application(NAME, str(tmp_path / "store"), "10 seconds", "30 seconds", shards=1, delivery="at-most-once")
     app.add(Journal(), source(tmp_path, 1), sink)
-    app.run(spark, close=True)
+    app.run(spark, drain=True)
     assert given == clocks(str(tmp_path / "store"), NAME)
 
 
@@ -119,9 +119,9 @@ def test_at_least_once_values_do_not_wait_for_the_global_clock(spark: SparkSessi
 
     app = Application(NAME, str(tmp_path / "store"), "10 seconds", "30 seconds", shards=1, delivery="at-least-once")
     app.add(Journal(), source(tmp_path, 8), sink).add(Balance(), source(tmp_path, 1))
-    app.run(spark, close=True)
+    app.run(spark, drain=True)
     assert {*ahead} == {True, False}
 
 
 def source(folder: Path, files: int) -> FileSource:
-    return FileSource(str(folder / "stream"), timestamp="ts", schema=SCHEMA, files_per_batch=files)
+    return FileSource(str(folder / "stream"), timestamp="ts", schema=SCHEMA, max_files_per_batch=files)

@@ -16,7 +16,15 @@ import pytest
 from confluent_kafka import Producer
 
 from examples.broker import Broker, connector_jars
-from persistent_state import Application, InvalidInput, Json, KafkaSource, StoreUnavailable, read_late_rows, read_state
+from persistent_state import (
+    Application,
+    InvalidInputError,
+    Json,
+    KafkaSource,
+    StoreUnavailableError,
+    read_late_rows,
+    read_state,
+)
 from persistent_state.kafka.source import LOST
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -154,7 +162,7 @@ def test_offsets_that_are_gone_stop_a_start_before_it_changes_anything(
 
     def application(**options: bool) -> Application:
         columns = pa.schema([("k", pa.int64()), ("n", pa.int64())])
-        source = KafkaSource(topic, broker.address, value=Json(columns), offsets_per_batch=30, **options)
+        source = KafkaSource(topic, broker.address, value=Json(columns), max_offsets_per_batch=30, **options)
         return Application(NAME, store, "10 seconds").add(Fast(), source)
 
     writer = producer(broker)
@@ -166,10 +174,10 @@ def test_offsets_that_are_gone_stop_a_start_before_it_changes_anything(
     assert before is not None
     # The clock is at 90 seconds: what is replayed begins there.
     deleted_before(broker, topic, 0, 95)
-    with pytest.raises(InvalidInput, match=rf"topic='{topic}' partition=0 .* has lost offsets 90 to 94"):
+    with pytest.raises(InvalidInputError, match=rf"topic='{topic}' partition=0 .* has lost offsets 90 to 94"):
         application().run(spark)
     assert log.newest() == before
-    application(accept_loss=True).run(spark, close=True)
+    application(fail_on_data_loss=False).run(spark, drain=True)
     (row,) = read_state(store, NAME, Fast()).to_pylist()
     assert row["value"] == sum(range(90)) + sum(range(95, 100))
     (lost,) = (row for rows in read_late_rows(store, NAME, "Fast") for row in rows.to_pylist())
@@ -197,7 +205,7 @@ def test_tls_and_sasl_reach_every_client_and_no_file_tells_the_password(
         driver = launch(*DRIVER, str(folder), secured, "in", *told, folder=folder)
         assert driver.wait(timeout=240) == 0, (folder / "log").read_text()[-3000:]
         source = KafkaSource("in", secured, options={**options, "sasl.password": f"no {password}"})
-        with pytest.raises((InvalidInput, StoreUnavailable)) as refused:
+        with pytest.raises((InvalidInputError, StoreUnavailableError)) as refused:
             source.open([], {})
         assert password not in f"{refused.value!r} {refused.value.__cause__!r} {source!r}"
         assert offsets_written(broker, "out") > 0

@@ -13,7 +13,7 @@ import pytest
 
 from examples.broker import Broker
 from persistent_state import KafkaSink, Origin
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from tests.kafka.deliverer import consume
 from tests.spark.conftest import Launch
 from tests.spark.courier import SECRET, TOPIC
@@ -60,7 +60,7 @@ def test_one_global_state_has_an_empty_key_and_encode_says_others(spark: SparkSe
         if clock < 30:
             sink.write(values, clock)
         else:
-            with pytest.raises(InvalidInput, match="encode gave 0 keys and 0 values for rows=1; give one each"):
+            with pytest.raises(InvalidInputError, match="encode gave 0 keys and 0 values for rows=1; give one each"):
                 sink.write(values, clock)
     found = [(message.key(), message.value()) for message in consume(broker, "global")]
     assert found == [(b"{}", b'{"clock":10,"value":0.5}'), (None, b"\x00")]

@@ -20,7 +20,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from persistent_state.event_time.positions import Position
-from persistent_state.sources.files import ROW_BITS, STRAND
+from persistent_state.sources.files import PARTITION, ROW_BITS
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests.spark.conftest import Launch, Rehearsal
@@ -129,7 +129,7 @@ class Chain:
         entry = Log(open_files(str(self.folder / "store")), NAME).newest()
         if entry is None:
             return 0
-        positions = [task.positions.get(STRAND, Position()) for task in entry.tasks.values()]
+        positions = [task.positions.get(PARTITION, Position()) for task in entry.tasks.values()]
         return min(position.next >> ROW_BITS for position in positions)
 
     def _log(self) -> str:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def test_the_hottest_items_are_those_that_duckdb_finds(spark: SparkSession, tmp_path: Path) -> None:
     events.write(tmp_path / "events", 3_000, rate=20, seed=1, per_file=500)
-    app, tables = application(["q5"], tmp_path / "events", tmp_path, "57 seconds", files_per_batch=3)
-    app.run(spark, close=True)
+    app, tables = application(["q5"], tmp_path / "events", tmp_path, "57 seconds", max_files_per_batch=3)
+    app.run(spark, drain=True)
     found, clocks = results(tables["q5"]), tables["q5"].clocks()
     assert len(clocks) > 2
     assert found.num_rows > 10

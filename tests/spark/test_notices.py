@@ -14,7 +14,7 @@ from monoids import Sum
 from persistent_state import (
     Application,
     FileSource,
-    InvalidInput,
+    InvalidInputError,
     Message,
     NonWindowState,
     PersistentState,
@@ -72,7 +72,7 @@ def test_a_run_tells_at_its_end_what_did_not_count_and_what_waits(
     running, lines = told(Words(), Words("Texts", "x"))
     waits = (
         "6 messages read. The newest checkpoint is at clock=1969-12-31T23:59:00Z (-60000000): messages up to "
-        "1970-01-01T00:00:05Z wait above it for newer ones; run(close=True) checkpoints them now."
+        "1970-01-01T00:00:05Z wait above it for newer ones; run(drain=True) checkpoints them now."
     )
     unfit = "6 of 6 rows did not count: 6 'value does not fit' (Sum holds int64)."
     assert lines[0] == f"WARNING task=Words: {waits}"
@@ -82,7 +82,7 @@ def test_a_run_tells_at_its_end_what_did_not_count_and_what_waits(
         "Words": (6, 0),
         "Texts": (6, 6),
     }
-    _, lines = told(Words(), close=True)
+    _, lines = told(Words(), drain=True)
     assert lines == [
         "INFO task=Words: 0 messages read. The newest checkpoint is at clock=1970-01-01T00:00:10Z (10000000)."
     ]
@@ -102,7 +102,7 @@ def test_a_start_tells_at_once(spark: SparkSession, tmp_path: Path, caplog: pyte
     running = app.start(spark, on_progress=lambda progress: called.append(progress.task))
     while not any("no timestamp" in record.getMessage() for record in caplog.records):
         assert running.is_active
-        running.await_end(0.05)
+        running.await_termination(0.05)
     running.stop()
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [text[: len("task=Words: 1 of 1 rows did not count")] for text in warnings] == [
@@ -116,6 +116,6 @@ def test_a_run_that_is_refused_leaves_nobody_who_listens(spark: SparkSession, tm
 
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"ts": [1_767_225_600], "word": ["a"]}, SCHEMA), tmp_path / "in" / "0.parquet")
-    with pytest.raises(InvalidInput, match="timestamp_unit='s'"):
+    with pytest.raises(InvalidInputError, match="timestamp_unit='s'"):
         ran(spark, tmp_path, Words())
     assert telling._runs == {}

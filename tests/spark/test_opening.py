@@ -16,14 +16,15 @@ from sqlalchemy.pool import NullPool
 
 from monoids import Sum
 from persistent_state import (
-    InvalidInput,
+    InvalidInputError,
     NonWindowState,
     Origin,
     PersistentTask,
+    RecordingSink,
     Sink,
-    SqlTable,
+    SqlSink,
     StateError,
-    StoreUnavailable,
+    StoreUnavailableError,
     ValuesAtClock,
 )
 from persistent_state.batch.plan import Plan
@@ -50,7 +51,7 @@ class Total(PersistentTask):
         return NonWindowState(Sum())
 
 
-class Place(Sink):
+class Place(RecordingSink):
     """A sink that answers when it may, and then with this."""
 
     def __init__(self, name: str, answer: int | Exception = BEGINNING) -> None:
@@ -66,7 +67,7 @@ class Place(Sink):
     def name(self) -> str:
         return self._name
 
-    def open(self, origin: Origin) -> int:
+    def open(self, origin: Origin) -> int | None:
         self.opened += 1
         self.may_answer.wait(600)
         if isinstance(self.answer, Exception):
@@ -155,7 +156,7 @@ def test_a_run_does_not_end_well_without_a_sink_that_does_not_answer(monkeypatch
     every.open()
     epoch = running(plan)
     every.start(lambda: epoch)
-    with pytest.raises(StoreUnavailable, match="sink='slow': it does not answer; mend it, then run again"):
+    with pytest.raises(StoreUnavailableError, match="sink='slow': it does not answer; mend it, then run again"):
         every.end(threading.Event())
     slow.may_answer.set()
 
@@ -164,16 +165,16 @@ def test_what_is_refused_at_once_refuses_the_start_though_another_does_not_answe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(deliveries, "OPEN_SECONDS", 60)
-    slow, wrong = Place("slow"), Place("wrong", InvalidInput("other columns; name another."))
+    slow, wrong = Place("slow"), Place("wrong", InvalidInputError("other columns; name another."))
     wrong.may_answer.set()
     plan = plan_of(wrong, slow)
-    with pytest.raises(InvalidInput, match="sink='wrong': other columns"):
+    with pytest.raises(InvalidInputError, match="sink='wrong': other columns"):
         deliveries_of(plan, wrong, slow).open()
     slow.may_answer.set()
 
 
 def test_what_is_refused_late_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    late = Place("late", InvalidInput("other columns; name another."))
+    late = Place("late", InvalidInputError("other columns; name another."))
     plan = plan_of(late)
     every = deliveries_of(plan, late)
     every.open()
@@ -213,7 +214,7 @@ def test_a_lock_that_another_holds_on_a_database_holds_up_no_start(
         server.make("opening")
         url, _ = server.address("opening", server.ports)
         engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"), poolclass=NullPool)
-    tables = [SqlTable(url, "one"), SqlTable(url, "two")]
+    tables = [SqlSink(url, "one"), SqlSink(url, "two")]
     plan = plan_of(*tables)
     for table in tables:
         table.open(ORIGIN)
@@ -233,16 +234,16 @@ def test_a_lock_that_another_holds_on_a_database_holds_up_no_start(
 def test_a_database_that_is_locked_is_asked_once(tmp_path: Path) -> None:
     path = tmp_path / "values.db"
     engine = sa.create_engine(f"sqlite:///{path}", poolclass=NullPool)
-    impatient = SqlTable(f"sqlite:///{path}?timeout=0.2", "one")
+    impatient = SqlSink(f"sqlite:///{path}?timeout=0.2", "one")
     tries: list[str] = []
-    prepare = SqlTable._prepare
+    prepare = SqlSink._prepare
 
-    def count(self: SqlTable, *given: Any) -> int:
+    def count(self: SqlSink, *given: Any) -> int:
         tries.append(self.table)
         return prepare(self, *given)
 
     with pytest.MonkeyPatch.context() as patch, locked(engine):
-        patch.setattr(SqlTable, "_prepare", count)
+        patch.setattr(SqlSink, "_prepare", count)
         with pytest.raises(StateError, match="database is locked"):
             impatient.open(ORIGIN)
     assert tries == ["one"]

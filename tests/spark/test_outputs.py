@@ -17,13 +17,13 @@ from monoids import Aggregator, Average, Sum
 from persistent_state import (
     Application,
     FileSource,
-    InvalidInput,
+    InvalidInputError,
     NonWindowState,
     Origin,
     PersistentTask,
+    RecordingSink,
     RunningValues,
-    Sink,
-    SqlTable,
+    SqlSink,
     StateError,
     ValuesAtClock,
     clocks,
@@ -73,8 +73,8 @@ class Totals(PersistentTask):
 
 
 def application(folder: Path, sink: Any, task: PersistentTask | None = None, **more: Any) -> Application:
-    app = Application("told", str(folder / "store"), "10 seconds", checkpoints=2, shards=2, **more)
-    return app.add(task or Totals(), FileSource(folder / "in", timestamp="ts", files_per_batch=1), sink)
+    app = Application("told", str(folder / "store"), "10 seconds", retained_checkpoints=2, shards=2, **more)
+    return app.add(task or Totals(), FileSource(folder / "in", timestamp="ts", max_files_per_batch=1), sink)
 
 
 def means(rows: Sequence[Row]) -> dict[str, float]:
@@ -117,7 +117,7 @@ class Given:
 
 
 @dataclass
-class Place(Sink):
+class Place(RecordingSink):
     """A sink with a record of its own, in memory; it may be out of order."""
 
     place: str = "place"
@@ -134,7 +134,7 @@ class Place(Sink):
     def name(self) -> str:
         return self.place
 
-    def open(self, origin: Origin) -> int:
+    def open(self, origin: Origin) -> int | None:
         self.origins.append(origin)
         self.problem()
         return self.applied
@@ -172,7 +172,7 @@ def test_sinks_are_given_each_clock_in_order_what_changed_or_all_and_what_the_st
         place,
     ]
     told = []
-    application(tmp_path, outputs, Means()).run(spark, close=True, on_progress=told.append)
+    application(tmp_path, outputs, Means()).run(spark, drain=True, on_progress=told.append)
     assert changes.calls == list(expected(5, means).items())
     assert everything.calls == list(expected(5, means, all=True).items())
     assert place.values == expected(5, means)
@@ -203,7 +203,7 @@ def test_the_state_does_not_wait_for_a_sink_that_fails_and_the_sink_catches_up_c
             raise ValueError("the other side is down")
 
     failing, place, told = Given(problem=fail), Place(), []
-    app = application(tmp_path, [ValuesAtClock(failing, name="failing"), place], restarts=2)
+    app = application(tmp_path, [ValuesAtClock(failing, name="failing"), place], max_restarts=2)
     with pytest.raises(StateError, match=r"sink='failing': it raised ValueError\('the other side is down'\)"):
         app.run(spark, on_progress=told.append)
     assert [progress.batch for progress in told] == [1, 2, 3, 4, 5, 6]
@@ -218,25 +218,25 @@ def test_the_state_does_not_wait_for_a_sink_that_fails_and_the_sink_catches_up_c
     mended = Given()
     app = application(tmp_path, [ValuesAtClock(mended, name="failing"), place])
     app.shards = 3
-    app.run(spark, close=True)
+    app.run(spark, drain=True)
     assert failing.calls + mended.calls == list(expected(6, totals).items())
     assert place.values == expected(6, totals)
     # Nothing waits any more: two are kept, as was said.
     grow(tmp_path, 6, 7)
-    application(tmp_path, [ValuesAtClock(Given(), name="failing"), place]).run(spark, close=True)
+    application(tmp_path, [ValuesAtClock(Given(), name="failing"), place]).run(spark, drain=True)
     assert len(clocks(app.store, "told")) == 2
 
 
 def test_a_sink_that_lost_all_or_is_new_is_given_the_whole_state_first(spark: SparkSession, tmp_path: Path) -> None:
     grow(tmp_path, 0, 4)
-    application(tmp_path, SqlTable(str(tmp_path / "out.db"), "totals")).run(spark, close=True)
+    application(tmp_path, SqlSink(str(tmp_path / "out.db"), "totals")).run(spark, drain=True)
     (tmp_path / "out.db").unlink()
     oldest = clocks(str(tmp_path / "store"), "told")[0]
     grow(tmp_path, 4, 6)
     fresh = Given()
-    lost = SqlTable(str(tmp_path / "out.db"), "totals")
+    lost = SqlSink(str(tmp_path / "out.db"), "totals")
     app = application(tmp_path, [lost, fresh])
-    app.run(spark, close=True)
+    app.run(spark, drain=True)
     every = [row for file in range(6) for row in rows_of(file)]
     assert table_of(tmp_path) == totals(every)
     first, *others = fresh.calls
@@ -244,7 +244,7 @@ def test_a_sink_that_lost_all_or_is_new_is_given_the_whole_state_first(spark: Sp
     assert others == [(clock, values) for clock, values in expected(6, totals).items() if clock > oldest]
     # One that is of another store knows a clock that this one has never come to.
     foreign = Place(applied=START + 10_000 * SECOND)
-    with pytest.raises(InvalidInput, match=r"sink='place': it holds clock=.* of another store"):
+    with pytest.raises(InvalidInputError, match=r"sink='place': it holds clock=.* of another store"):
         application(tmp_path, foreign).run(spark)
 
 
@@ -270,18 +270,18 @@ def test_a_driver_that_was_fenced_in_the_middle_of_a_delivery_does_no_harm(spark
     first = application(tmp_path, slow).start(spark)
     assert is_in.wait(60)
     wait_for(lambda: len(clocks(str(tmp_path / "store"), "told")) == 2)
-    second = application(tmp_path, place).run(spark, close=True)
+    second = application(tmp_path, place).run(spark, drain=True)
     assert place.values == expected(3, totals)
     entry = newest(tmp_path)
     may_go_on.set()
     with pytest.raises(StateError, match="newer driver"):
-        first.await_end()
+        first.await_termination()
     # It finishes what it was in the middle of, with the checkpoint's own values, and begins nothing more.
     wait_for(lambda: bool(slow.asked))
     assert slow.asked == list(expected(3, totals).items())[:1]
     assert newest(tmp_path) == entry
     assert entry.tasks["Totals"].delivered == {"place": place.applied}
-    assert second.entry.epoch == first.entry.epoch + 1
+    assert second._entry.epoch == first._entry.epoch + 1
 
 
 def wait_for(truth: Callable[[], bool]) -> None:
@@ -297,9 +297,9 @@ def test_a_sink_may_be_away_at_the_start_and_one_that_can_never_take_the_values_
     grow(tmp_path, 0, 2)
 
     def refuse() -> None:
-        raise InvalidInput("the place has other columns; name another.")
+        raise InvalidInputError("the place has other columns; name another.")
 
-    with pytest.raises(InvalidInput, match="other columns"):
+    with pytest.raises(InvalidInputError, match="other columns"):
         application(tmp_path, Place(problem=refuse)).run(spark)
     assert not (tmp_path / "store").exists()
     monkeypatch.setattr(deliveries, "LONGEST_WAIT", 0)
@@ -313,7 +313,7 @@ def test_a_sink_may_be_away_at_the_start_and_one_that_can_never_take_the_values_
     place = Place(problem=stumble)
     run = application(tmp_path, place).start(spark)
     wait_for(lambda: len(place.values) == 2)
-    run.close()
+    run.drain()
     assert place.values == expected(2, totals)
     assert "sink='place': it raised ConnectionRefusedError('nobody is there') at " in caplog.text
     assert "It is opened later." in caplog.text
@@ -325,12 +325,12 @@ def test_a_sink_may_stop_the_application(spark: SparkSession, tmp_path: Path) ->
 
     def stop(values: DataFrame, clock: int) -> None:
         wait_for(lambda: bool(started))
-        with pytest.raises(InvalidInput, match="call stop"):
-            started[0].close()
+        with pytest.raises(InvalidInputError, match="call stop"):
+            started[0].drain()
         started[0].stop()
 
     started.append(application(tmp_path, stop).start(spark))
-    assert started[0].await_end(60)
+    assert started[0].await_termination(60)
     # What is under way is finished, and more is not begun.
     assert newest(tmp_path).tasks["Totals"].delivered == {
         "function " + stop.__qualname__.replace("<locals>.", ""): START
@@ -353,13 +353,13 @@ def test_outputs_that_can_not_work_are_refused(spark: SparkSession, tmp_path: Pa
     grow(tmp_path, 0, 1)
     for sink, said in [
         (3, "sink=3 is no output"),
-        (SqlTable, "is no output"),
+        (SqlSink, "is no output"),
         (RunningValues(3), "sink=3 is no output"),  # type: ignore[arg-type]
         ([Given(), Given()], "2 outputs are named 'function Given'"),
     ]:
-        with pytest.raises(InvalidInput, match=said):
+        with pytest.raises(InvalidInputError, match=said):
             application(tmp_path, sink)
-    with pytest.raises(InvalidInput, match="what is presented is not known"):
+    with pytest.raises(InvalidInputError, match="what is presented is not known"):
         application(tmp_path, Given(), Untyped()).run(spark)
     source = FileSource(
         tmp_path / "in",
@@ -367,7 +367,7 @@ def test_outputs_that_can_not_work_are_refused(spark: SparkSession, tmp_path: Pa
         transform=lambda rows: rows.rename_columns(["clock", "amount", "ts"]),
     )
     app = Application("told", str(tmp_path / "store"), "10 seconds").add(Loud(), source, Given())
-    with pytest.raises(InvalidInput, match="'clock' is there twice but for case"):
+    with pytest.raises(InvalidInputError, match="'clock' is there twice but for case"):
         app.run(spark)
     assert not (tmp_path / "store").exists()
 
@@ -379,9 +379,9 @@ def test_the_sink_of_the_guide_works(spark: SparkSession, tmp_path: Path) -> Non
     exec("import json, os, uuid\nfrom contextlib import suppress\nfrom pathlib import Path\n" + code, names)
     grow(tmp_path, 0, 2)
     for _ in range(2):
-        application(tmp_path, names["JsonLines"](tmp_path / "out")).run(spark, close=True)
+        application(tmp_path, names["JsonLines"](tmp_path / "out")).run(spark, drain=True)
         grow(tmp_path, 2, 4)
-    application(tmp_path, names["JsonLines"](tmp_path / "out")).run(spark, close=True)
+    application(tmp_path, names["JsonLines"](tmp_path / "out")).run(spark, drain=True)
     import json
 
     found = {

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from persistent_state.errors import Damaged, InvalidInput, StateError, StoreUnavailable
+from persistent_state.errors import DamagedError, InvalidInputError, StateError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.sinks.base import Origin
-from persistent_state.sinks.console import Console
-from persistent_state.sinks.parquet import ParquetTable
+from persistent_state.sinks.console import ConsoleSink
+from persistent_state.sinks.parquet import ParquetSink
 from persistent_state.store.files import LocalFiles
 from persistent_state.store.files.local import BytesLike
 from tests.store.servers import Servers, needed
@@ -62,8 +62,8 @@ def frame(spark: SparkSession, table: pa.Table, parts: int = 2, seed: int = 0) -
     )
 
 
-def opened(url: Path, what: Origin = USERS, *, files: int = 1) -> ParquetTable:
-    sink = ParquetTable(url, files=files)
+def opened(url: Path, what: Origin = USERS, *, files: int = 1) -> ParquetSink:
+    sink = ParquetSink(url, files=files)
     sink.open(what)
     return sink
 
@@ -75,7 +75,7 @@ def in_order(*tables: pa.Table) -> pa.Table:
 
 
 def read(url: Path) -> pa.Table:
-    return in_order(ParquetTable(url).dataset().to_table())
+    return in_order(ParquetSink(url).dataset().to_table())
 
 
 def data_files(url: Path) -> list[str]:
@@ -89,7 +89,7 @@ class Breaking(LocalFiles):
 
     def create(self, path: str, data: BytesLike) -> None:
         if self.broken in path:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"path={path!r} in store={self.url!r}: the disk is on fire. Mend it, then try again."
             )
         super().create(path, data)
@@ -112,7 +112,7 @@ def test_every_clock_has_each_key_once(spark: SparkSession, tmp_path: Path, file
     sink = opened(tmp_path / "table", files=files)
     for table in said:
         sink.write(frame(spark, table, parts=5), table["clock"][0].as_py())
-    assert ParquetTable(tmp_path / "table").clocks() == [10, 20, 40]
+    assert ParquetSink(tmp_path / "table").clocks() == [10, 20, 40]
     assert read(tmp_path / "table") == in_order(*said)
     assert len(sink.paths([40])) == files
     assert opened(tmp_path / "table").open(USERS) == 40
@@ -266,7 +266,7 @@ def test_an_attempt_after_a_killed_one_is_whole_and_all_there_is(
     killed = opened(url, files=3)
     killed.place = broken(str(url))
     with pytest.raises(
-        StoreUnavailable, match=r"^path='[^']*' in store='[^']*': the disk is on fire\. Mend it, then try again\.$"
+        StoreUnavailableError, match=r"^path='[^']*' in store='[^']*': the disk is on fire\. Mend it, then try again\.$"
     ):
         killed.write(frame(spark, rows(20, 60), parts=4), 20)
     left = set(data_files(url))
@@ -313,31 +313,33 @@ def test_of_two_attempts_at_once_one_is_seen(spark: SparkSession, tmp_path: Path
 )
 def test_values_of_another_kind_are_refused(tmp_path: Path, other: Origin, told: str) -> None:
     opened(tmp_path / "table")
-    with pytest.raises(InvalidInput, match=f"^table='{tmp_path}/table' has {told}.*; write to a table of its own.$"):
+    with pytest.raises(
+        InvalidInputError, match=f"^table='{tmp_path}/table' has {told}.*; write to a table of its own.$"
+    ):
         opened(tmp_path / "table", other)
     assert opened(tmp_path / "table").clocks() == []
 
 
 @pytest.mark.parametrize("value", [pa.struct([]), pa.list_(pa.struct([])), pa.month_day_nano_interval()])
 def test_values_that_parquet_cannot_hold_are_refused(tmp_path: Path, value: pa.DataType) -> None:
-    with pytest.raises(InvalidInput, match=r"^task=orders: Parquet can't hold its values: .*; use another sink.$"):
+    with pytest.raises(InvalidInputError, match=r"^task=orders: Parquet can't hold its values: .*; use another sink.$"):
         opened(tmp_path / "table", origin(value=value))
     assert not (tmp_path / "table").exists()
 
 
 def test_columns_that_readers_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"can't tell columns=.*'Value', 'clock', 'value'.* apart; rename"):
+    with pytest.raises(InvalidInputError, match=r"can't tell columns=.*'Value', 'clock', 'value'.* apart; rename"):
         opened(tmp_path / "table", origin({"Value": pa.string()}))
 
 
 @pytest.mark.parametrize(
     "ask",
-    [ParquetTable.clocks, ParquetTable.paths, ParquetTable.dataset, ParquetTable.latest],
+    [ParquetSink.clocks, ParquetSink.paths, ParquetSink.dataset, ParquetSink.latest],
     ids=lambda ask: ask.__name__,
 )
-def test_a_table_that_is_not_there_is_told(tmp_path: Path, ask: Callable[[ParquetTable], object]) -> None:
-    with pytest.raises(InvalidInput, match=r"^there is no table in '.*/nowhere'; look at its address.$"):
-        ask(ParquetTable(tmp_path / "nowhere"))
+def test_a_table_that_is_not_there_is_told(tmp_path: Path, ask: Callable[[ParquetSink], object]) -> None:
+    with pytest.raises(InvalidInputError, match=r"^there is no table in '.*/nowhere'; look at its address.$"):
+        ask(ParquetSink(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -345,7 +347,7 @@ def test_a_clock_that_is_not_there_is_told(spark: SparkSession, tmp_path: Path) 
     sink = opened(tmp_path / "table")
     sink.write(frame(spark, rows(10, 3)), 10)
     with pytest.raises(
-        InvalidInput,
+        InvalidInputError,
         match=r"^clock=1970-01-01T00:00:00.000011Z \(11\) is not in table='.*'; use one of its clocks\(\)\.",
     ):
         sink.paths([10, 11])
@@ -355,12 +357,12 @@ def test_a_place_that_goes_away_is_told_and_nothing_is_seen(spark: SparkSession,
     sink = opened(tmp_path / "table")
     (tmp_path / "table").rename(tmp_path / "aside")
     (tmp_path / "table").write_text("in the way")
-    with pytest.raises(StoreUnavailable) as told:
+    with pytest.raises(StoreUnavailableError) as told:
         sink.write(frame(spark, rows(10, 3)), 10)
     assert re.fullmatch(
         r"path='1\d{19}-0000-orders-[0-9a-f]{16}\.parquet' in store=.*Mend it, then try again\.", str(told.value)
     )
-    with pytest.raises(StoreUnavailable, match=r"Mend it, then try again.$"):
+    with pytest.raises(StoreUnavailableError, match=r"Mend it, then try again.$"):
         sink.open(USERS)
     (tmp_path / "table").unlink()
     (tmp_path / "aside").rename(tmp_path / "table")
@@ -370,10 +372,10 @@ def test_a_place_that_goes_away_is_told_and_nothing_is_seen(spark: SparkSession,
 
 
 def test_a_place_that_workers_do_not_share_is_told(spark: SparkSession) -> None:
-    sink = ParquetTable("memory://test-parquet")
+    sink = ParquetSink("memory://test-parquet")
     sink.open(USERS)
     with pytest.raises(
-        InvalidInput, match="is not where Spark's workers wrote; give it a place that all machines reach"
+        InvalidInputError, match="is not where Spark's workers wrote; give it a place that all machines reach"
     ):
         sink.write(frame(spark, rows(10, 3)), 10)
     assert sink.clocks() == []
@@ -391,7 +393,7 @@ def test_damage_is_told(spark: SparkSession, tmp_path: Path) -> None:
         sink.dataset().to_table()
     for damaged in (next((url / "_clocks").iterdir()), url / "_table.json"):
         damaged.write_text("{")
-        with pytest.raises(Damaged, match=r"is not what was written; restore it.$"):
+        with pytest.raises(DamagedError, match=r"is not what was written; restore it.$"):
             sink.dataset()
 
 
@@ -414,8 +416,8 @@ def test_a_task_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("files", "url"), [(0, "table"), (1, ""), (1, "ftp://somewhere/table")])
 def test_arguments_are_checked(files: int, url: str) -> None:
-    with pytest.raises(InvalidInput):
-        ParquetTable(url, files=files)
+    with pytest.raises(InvalidInputError):
+        ParquetSink(url, files=files)
 
 
 def test_a_table_in_an_object_store_keeps_its_secrets(spark: SparkSession, servers: Servers) -> None:
@@ -423,11 +425,11 @@ def test_a_table_in_an_object_store_keeps_its_secrets(spark: SparkSession, serve
         server = servers["s3"]
     server.make("parquet")
     url, options = server.address("parquet", server.ports)
-    sink = ParquetTable(url, files=2, storage_options=options)
+    sink = ParquetSink(url, files=2, storage_options=options)
     assert sink.open(USERS) == BEGINNING
     for clock in (-10, 20):
         sink.write(frame(spark, rows(clock, 40)), clock)
-    reader = ParquetTable(url, storage_options=options)
+    reader = ParquetSink(url, storage_options=options)
     assert reader.open(USERS) == 20
     assert in_order(reader.dataset().to_table()) == in_order(rows(-10, 40), rows(20, 40))
     assert all(
@@ -435,7 +437,7 @@ def test_a_table_in_an_object_store_keeps_its_secrets(spark: SparkSession, serve
     )
 
     told = [repr(sink), sink.name]
-    wrong = ParquetTable("s3://nowhere/store", storage_options=options)
+    wrong = ParquetSink("s3://nowhere/store", storage_options=options)
     with pytest.raises(StateError) as error:
         wrong.open(USERS)
     sink.place = wrong.place
@@ -449,7 +451,7 @@ def test_a_table_in_an_object_store_keeps_its_secrets(spark: SparkSession, serve
 
 
 def printed(
-    capsys: pytest.CaptureFixture[str], sink: Console, what: Origin, values: DataFrame, clock: int
+    capsys: pytest.CaptureFixture[str], sink: ConsoleSink, what: Origin, values: DataFrame, clock: int
 ) -> Sequence[str]:
     sink.open(what)
     sink.write(values, clock)
@@ -457,7 +459,7 @@ def printed(
 
 
 def test_the_console_shows_the_first_keys_in_order(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, Console(rows=3), USERS, frame(spark, rows(DAY, 12), parts=4), DAY) == [
+    assert printed(capsys, ConsoleSink(rows=3), USERS, frame(spark, rows(DAY, 12), parts=4), DAY) == [
         "orders: 3 of 12 keys at 1970-01-02T00:00:00Z (86400000000)",
         "user     value",
         "-------  -----",
@@ -470,7 +472,7 @@ def test_the_console_shows_the_first_keys_in_order(spark: SparkSession, capsys: 
 
 def test_the_console_shows_values_of_every_type(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     what, table = of_every_type()
-    head, names, _, *shown, last = printed(capsys, Console(), what, frame(spark, table), 7)
+    head, names, _, *shown, last = printed(capsys, ConsoleSink(), what, frame(spark, table), 7)
     assert head == "orders: 4 keys at 1970-01-01T00:00:00.000007Z (7)"
     assert names.split()[:4] == ["text", "a.b", "`c`", "at"]
     assert (len(shown), last) == (4, "")
@@ -480,8 +482,8 @@ def test_the_console_shows_values_of_every_type(spark: SparkSession, capsys: pyt
 def test_the_console_shows_a_global_state_and_none(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     what = origin({})
     one = frame(spark, pa.table([[5], [70]], schema=what.schema))
-    assert printed(capsys, Console(), what, one, 5)[1:] == ["value", "-----", "   70", ""]
-    assert printed(capsys, Console(), USERS, frame(spark, rows(5, 0)), 5)[0].startswith("orders: 0 keys at ")
-    assert Console().name == "console"
-    with pytest.raises(InvalidInput, match="give at least 0"):
-        Console(rows=-1)
+    assert printed(capsys, ConsoleSink(), what, one, 5)[1:] == ["value", "-----", "   70", ""]
+    assert printed(capsys, ConsoleSink(), USERS, frame(spark, rows(5, 0)), 5)[0].startswith("orders: 0 keys at ")
+    assert ConsoleSink().name == "console"
+    with pytest.raises(InvalidInputError, match="give at least 0"):
+        ConsoleSink(rows=-1)

@@ -37,7 +37,7 @@ class Bug(PersistentTask):
 
 app = Application("app", store=sys.argv[1], checkpoint_interval="1 second")
 app.add(Bug(), RateSource(10))
-app.start(spark).await_end()
+app.start(spark).await_termination()
 """
 )
 
@@ -88,7 +88,7 @@ for way in ("stop()", "SIGTERM", "SIGINT"):
         running.stop()
     else:
         threading.Timer(0.1, os.kill, (os.getpid(), getattr(signal, way))).start()
-        running.await_end()
+        running.await_termination()
     assert not running.is_active
 print("==", "end", file=sys.stderr, flush=True)
 """
@@ -155,7 +155,7 @@ if sys.argv[2:]:
     time.sleep(1)
     running.stop()
 else:
-    running.await_end()
+    running.await_termination()
 """
 )
 
@@ -175,5 +175,5 @@ def test_a_driver_that_slept_and_was_fenced_says_so_and_ends(launch: Launch, tmp
     sleeper.send_signal(signal.SIGCONT)
     assert sleeper.wait(timeout=60) == 1, (first / "log").read_text()[-4000:]
     printed = (first / "log").read_text()
-    assert "Fenced: a newer driver owns app; this one (epoch 1) has stopped." in printed
+    assert "FencedError: a newer driver owns app; this one (epoch 1) has stopped." in printed
     assert len([line for line in printed.splitlines() if "application app has ended: a newer driver owns" in line]) == 1

@@ -40,7 +40,7 @@ def test_the_code_of_readme_gives_what_readme_says(
     text, names = run_code("README.md")
     promised = re.findall(r"^\| (\w+) \| (\d+) \|$", text, flags=re.MULTILINE)
     assert len(promised) == 4
-    for table in (names["counts"], names["ParquetTable"]("counts/").latest()):
+    for table in (names["counts"], names["ParquetSink"]("counts/").latest()):
         assert sorted((row["word"], str(row["value"])) for row in table.to_pylist()) == promised
 
 

@@ -24,15 +24,15 @@ from monoids import Monoid, Sum
 from persistent_state import (
     Application,
     FileSource,
-    InvalidInput,
+    InvalidInputError,
     Message,
     NonWindowState,
     PersistentState,
     PersistentTask,
     RunningValues,
-    SqlTable,
+    SqlSink,
     StateError,
-    TaskFailed,
+    TaskFailedError,
     ValuesAtClock,
     application,
     read_state,
@@ -101,9 +101,9 @@ def test_what_may_change_between_starts_changes_and_nothing_is_lost_or_counted_t
     def run(tasks: Sequence[PersistentTask], shards: int, interval: str, delay: str, close: bool = False) -> None:
         # The stream grows while nobody reads it.
         sent.grow()
-        app = Application(NAME, str(tmp_path / "store"), interval, delay, checkpoints=99, shards=shards)
+        app = Application(NAME, str(tmp_path / "store"), interval, delay, retained_checkpoints=99, shards=shards)
         for task in tasks:
-            app.add(task, FileSource(sent.folder, timestamp="ts", schema=stream.SCHEMA, files_per_batch=2))
+            app.add(task, FileSource(sent.folder, timestamp="ts", schema=stream.SCHEMA, max_files_per_batch=2))
         app.run(spark, close=close)
         if Journal in map(type, tasks):
             check_cut(tmp_path, sent)
@@ -119,7 +119,7 @@ def test_what_may_change_between_starts_changes_and_nothing_is_lost_or_counted_t
     assert not gone.tasks["Journal"].active
     assert left_at < gone.tasks["Journal"].clock < gone.clock
     # The task that was gone is back, and reads what it has missed.
-    run([Account(), Journal(), highest_of("accounts.v2")], 4, "10 seconds", "30 seconds", close=True)
+    run([Account(), Journal(), highest_of("accounts.v2")], 4, "10 seconds", "30 seconds", drain=True)
     check_end(tmp_path, sent)
     highest = highest_of("anywhere")
     late = aside(tmp_path, highest).late
@@ -152,7 +152,7 @@ def numbers(folder: Path, *files: Sequence[int]) -> FileSource:
     for i, values in enumerate(files):
         times = [10 * SECOND * n for n in values]
         pq.write_table(pa.table([list(values), times], schema=SCHEMA), folder / f"{i}.parquet")
-    return FileSource(folder, timestamp="ts", files_per_batch=1)
+    return FileSource(folder, timestamp="ts", max_files_per_batch=1)
 
 
 def total(app: Application) -> list[int]:
@@ -177,7 +177,7 @@ def test_a_run_that_always_fails_starts_again_so_often_and_then_tells_why(
 ) -> None:
     monkeypatch.setattr(running, "LONGEST_WAIT", 0.1)
     sink = Stumbling(lambda call: True)
-    app = Application("stumbles", str(tmp_path / "store"), "10 seconds", shards=1, restarts=2)
+    app = Application("stumbles", str(tmp_path / "store"), "10 seconds", shards=1, max_restarts=2)
     app.add(Total(), numbers(tmp_path / "in", [1], [1]), RunningValues(sink))
     with (
         caplog.at_level(logging.WARNING, "persistent_state"),
@@ -194,9 +194,9 @@ def test_failures_with_progress_between_them_do_not_add_up(
 ) -> None:
     monkeypatch.setattr(running, "LONGEST_WAIT", 0.1)
     sink = Stumbling(lambda call: call in (1, 3, 5))
-    app = Application("stumbles", str(tmp_path / "store"), "10 seconds", shards=1, restarts=1)
+    app = Application("stumbles", str(tmp_path / "store"), "10 seconds", shards=1, max_restarts=1)
     app.add(Total(), numbers(tmp_path / "in", [1], [2], [3], [4]), RunningValues(sink))
-    run = app.run(spark, close=True)
+    run = app.run(spark, drain=True)
     assert run.restarts == 3
     assert total(app) == [10]
 
@@ -233,11 +233,11 @@ def test_what_another_start_would_meet_again_is_not_tried_again(
     app = Application("final", str(tmp_path / "store"), "10 seconds", shards=1)
     app.add(task, numbers(tmp_path / "in", [1]))
     run = app.start(spark)
-    with pytest.raises(TaskFailed, match=re.escape(words)):
-        run.await_end()
-    assert (run.restarts, run.entry.epoch, run.is_active) == (0, 1, False)
-    with pytest.raises(InvalidInput, match=r"^restarts=-1; say 0 for none"):
-        Application("final", str(tmp_path / "store"), restarts=-1)
+    with pytest.raises(TaskFailedError, match=re.escape(words)):
+        run.await_termination()
+    assert (run.restarts, run._entry.epoch, run.is_active) == (0, 1, False)
+    with pytest.raises(InvalidInputError, match=r"^max_restarts=-1; say 0 for none"):
+        Application("final", str(tmp_path / "store"), max_restarts=-1)
 
 
 def test_runs_of_a_few_micro_batches_leave_nothing_behind_that_nobody_needs(
@@ -246,7 +246,7 @@ def test_runs_of_a_few_micro_batches_leave_nothing_behind_that_nobody_needs(
     monkeypatch.setattr(application, "Keeping", partial(Keeping, grace=0))
     source = numbers(tmp_path / "in", [1], [2])
     for _ in range(3):
-        app = Application("short", str(tmp_path / "store"), "10 seconds", checkpoints=2, shards=1)
+        app = Application("short", str(tmp_path / "store"), "10 seconds", retained_checkpoints=2, shards=1)
         app.add(Total(), source).run(spark)
     log = Log(open_files(app.store), app.name)
     named = {path for number in log.numbers() for path in log.read(number).files()}
@@ -267,7 +267,7 @@ def test_a_continuous_run_has_its_trigger_and_tells_each_batch_twice_alike(
         run = app.start(spark, trigger="1 second", on_progress=told.append)
         deadline = time.monotonic() + 60
         while len(told) < 3 and time.monotonic() < deadline:
-            assert not run.await_end(timeout=0.1)
+            assert not run.await_termination(timeout=0.1)
         run.stop()
     assert trigger.call_args.kwargs == {"processingTime": "1.000000 seconds"}
     assert [(p.batch, p.messages, p.late, p.reasons) for p in told] == [
@@ -277,7 +277,7 @@ def test_a_continuous_run_has_its_trigger_and_tells_each_batch_twice_alike(
     ]
     lines = [record.getMessage() for record in caplog.records if record.name == "persistent_state.progress"]
     assert [json.loads(line) for line in lines] == [asdict(progress) for progress in told]
-    assert run.await_end()
+    assert run.await_termination()
 
 
 class DoubleTotal(PersistentTask):
@@ -299,9 +299,9 @@ def test_a_task_is_built_again_beside_one_that_goes_on(spark: SparkSession, tmp_
     database = str(tmp_path / "sinks.db")
 
     def app(task: PersistentTask, table: str, *more: Any) -> Application:
-        app = Application("built", str(tmp_path / "store"), "10 seconds", shards=1, restarts=0)
-        app.add(task, source, [SqlTable(database, table, history=True), *more])
-        return app.add(OtherTotal(), source, SqlTable(database, "other", history=True))
+        app = Application("built", str(tmp_path / "store"), "10 seconds", shards=1, max_restarts=0)
+        app.add(task, source, [SqlSink(database, table, history=True), *more])
+        return app.add(OtherTotal(), source, SqlSink(database, "other", history=True))
 
     def given(table: str) -> list[float]:
         with closing(sqlite3.connect(database)) as connection:
@@ -311,15 +311,18 @@ def test_a_task_is_built_again_beside_one_that_goes_on(spark: SparkSession, tmp_
     app(Total(), "total").run(spark)
     clock = newest(tmp_path, "built").clock
     with pytest.raises(
-        InvalidInput, match=r"was written with monoid=Sum\(int64\), the task has Sum\(double\)\. Name it in"
+        InvalidInputError, match=r"was written with monoid=Sum\(int64\), the task has Sum\(double\)\. Name it in"
     ):
         app(DoubleTotal(), "total").run(spark)
-    with pytest.raises(InvalidInput, match=r"task=Total is built again, and sink=.* has what it was before; give it"):
+    with pytest.raises(
+        InvalidInputError, match=r"task=Total is built again, and sink=.* has what it was before; give it"
+    ):
         app(DoubleTotal(), "total").run(spark, rebuild=["Total"])
     renamed = Application("built", str(tmp_path / "store"), "10 seconds", shards=1)
-    renamed.add(Total(), source, ValuesAtClock(SqlTable(database, "total", history=True), name="renamed"))
+    renamed.add(Total(), source, ValuesAtClock(SqlSink(database, "total", history=True), name="renamed"))
     with pytest.raises(
-        InvalidInput, match=r"the task is built again, and the sink holds clock=.* already: name a place of its own"
+        InvalidInputError,
+        match=r"the task is built again, and the sink holds clock=.* already: name a place of its own",
     ):
         renamed.run(spark, rebuild=["Total"])
     # It dies while it catches up; the next start knows where it stands.
@@ -327,11 +330,11 @@ def test_a_task_is_built_again_beside_one_that_goes_on(spark: SparkSession, tmp_
         app(DoubleTotal(), "doubled", RunningValues(Stumbling(lambda call: call == 2))).run(spark, rebuild=["Total"])
     entry = newest(tmp_path, "built")
     assert (entry.clock, entry.tasks["Total"].clock < clock) == (clock, True)
-    with pytest.raises(InvalidInput, match="task=Total is built again and has come to clock="):
+    with pytest.raises(InvalidInputError, match="task=Total is built again and has come to clock="):
         read_state(str(tmp_path / "store"), "built", DoubleTotal(), clock)
     numbers(tmp_path / "more", [6], [7])
     for file in (tmp_path / "more").iterdir():
         file.rename(tmp_path / "in" / f"x{file.name}")
-    app(DoubleTotal(), "doubled").run(spark, close=True)
+    app(DoubleTotal(), "doubled").run(spark, drain=True)
     assert given("doubled") == given("other") == given("total") + given("other")[len(given("total")) :]
     assert given("doubled")[-1] == 28

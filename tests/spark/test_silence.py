@@ -100,6 +100,6 @@ def test_the_global_clock_goes_on_without_streams_that_are_silent(spark: SparkSe
         wait_for(lambda: newest(tmp_path).clock >= 399 * SECOND)
     # A run to the end neither waits for silence nor fails to see the end.
     write(tmp_path / "busy", 3, range(400, 410))
-    application(spark, tmp_path).run(spark, close=True)
+    application(spark, tmp_path).run(spark, drain=True)
     state = read_state(str(tmp_path / "store"), "app", Busy())
     assert state["value"].to_pylist() == [300]

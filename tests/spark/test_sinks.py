@@ -152,17 +152,17 @@ def test_whatever_a_sink_does_with_the_running_values_the_state_is_the_fold_of_t
     sinks = Sinks(tmp_path)
     app = Application("sinks", str(tmp_path / "store"), "5 seconds", "10 seconds", shards=1)
     for name in OF_FILES:
-        source = FileSource(tmp_path / "in", timestamp="ts", schema=SCHEMA, files_per_batch=1)
+        source = FileSource(tmp_path / "in", timestamp="ts", schema=SCHEMA, max_files_per_batch=1)
         app.add(Total(name), source, RunningValues(sinks.of(name)))
     for name in OF_FRAMES:
         frame = spark.readStream.schema(from_arrow_schema(SCHEMA)).option("maxFilesPerTrigger", 1)
         source = DataFrameSource(frame.parquet(str(tmp_path / "in")), "ts")
         app.add(Total(name), source, RunningValues(sinks.of(name)))
-    running = app.run(spark, close=True, on_progress=sinks.tell)
+    running = app.run(spark, drain=True, on_progress=sinks.tell)
 
     assert sinks.raised.is_set()
     assert running.restarts == 1
-    last, restored = running.entry.epoch, running.entry.clock
+    last, restored = running._entry.epoch, running._entry.clock
     every = [row for rows in FILES for row in rows]
     for name in NAMES:
         assert as_totals(read_state(app.store, app.name, Total(name)).to_pylist()) == totals(every)
@@ -205,7 +205,7 @@ def test_values_too_large_for_the_driver_come_from_files(spark: SparkSession, tm
         seen.append(({row["key"]: row["value"] for row in values.collect()}, stored))
 
     app = Application("large", str(tmp_path / "store"), "5 seconds", shards=2)
-    source = FileSource(tmp_path / "in", timestamp="ts", schema=schema, files_per_batch=1)
+    source = FileSource(tmp_path / "in", timestamp="ts", schema=schema, max_files_per_batch=1)
     app.add(Longest(), source, RunningValues(sink))
     app.run(spark)
     # Only Spark's scratch does without Hadoop's checksums.

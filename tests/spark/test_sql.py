@@ -22,12 +22,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
-from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain
 from persistent_state.sinks import sql
 from persistent_state.sinks.base import Origin
-from persistent_state.sinks.sql import CLOCKS, SqlTable
+from persistent_state.sinks.sql import CLOCKS, SqlSink
 from tests.sentences import problem
 from tests.store.servers import Servers, free_port, needed
 
@@ -114,9 +114,9 @@ def test_the_table_is_what_was_written_clock_by_clock(spark: SparkSession, datab
     dice = random.Random(7)
     keys = list(itertools.product([None, "", "Łódź", "東京 🗼", "o'Hara; %s :x"], [None, 0, -(2**63), 2**63 - 1]))
     expected: dict[Row, Row] = {}
-    assert SqlTable(database.url, "balances", history=history).open(origin) == BEGINNING
+    assert SqlSink(database.url, "balances", history=history).open(origin) == BEGINNING
     for clock in range(10, 60, 10):
-        sink = SqlTable(database.url, "balances", history=history)
+        sink = SqlSink(database.url, "balances", history=history)
         rows = [(*key, clock, dice.choice([None, dice.randrange(100)])) for key in dice.sample(keys, 12)]
         sink.write(frame(spark, schema, rows), clock)
         expected.update({(*row[:2], clock if history else None): row for row in rows})
@@ -128,7 +128,7 @@ def test_the_table_is_what_was_written_clock_by_clock(spark: SparkSession, datab
 def test_one_global_state_is_one_row(spark: SparkSession, database: Database) -> None:
     schema = pa.schema(list(SCHEMA)[1:])
     for history in (False, True):
-        sink = SqlTable(database.url, f"total{history}", history=history)
+        sink = SqlSink(database.url, f"total{history}", history=history)
         sink.open(Origin("bank", f"Total{history}", (), schema))
         for clock in (10, 20):
             sink.write(frame(spark, schema, [(clock, clock * 5)]), clock)
@@ -138,7 +138,7 @@ def test_one_global_state_is_one_row(spark: SparkSession, database: Database) ->
 
 @pytest.mark.parametrize("history", [False, True])
 def test_a_clock_at_or_below_the_last_changes_nothing(database: Database, local: Any, history: bool) -> None:
-    sink = SqlTable(database.url, "balances", history=history)
+    sink = SqlSink(database.url, "balances", history=history)
     sink.open(ORIGIN)
     sink.write(local([("a", 20, 1)]), 20)
     for clock in (20, 10, BEGINNING):
@@ -148,7 +148,7 @@ def test_a_clock_at_or_below_the_last_changes_nothing(database: Database, local:
 
 
 def test_a_clock_without_values_is_recorded(spark: SparkSession, database: Database) -> None:
-    sink = SqlTable(database.url, "balances")
+    sink = SqlSink(database.url, "balances")
     sink.open(ORIGIN)
     sink.write(frame(spark, SCHEMA, []), 10)
     assert (database.rows(), sink.open(ORIGIN)) == ([], 10)
@@ -156,7 +156,7 @@ def test_a_clock_without_values_is_recorded(spark: SparkSession, database: Datab
 
 @pytest.mark.parametrize("history", [False, True])
 def test_of_two_writers_of_one_clock_one_writes(database: Database, local: Any, history: bool) -> None:
-    sink = SqlTable(database.url, "balances", history=history)
+    sink = SqlSink(database.url, "balances", history=history)
     sink.open(ORIGIN)
     expected: list[Row] = []
     for clock in range(1, 9):
@@ -179,7 +179,7 @@ def test_of_two_writers_of_one_clock_one_writes(database: Database, local: Any, 
 
 
 def test_a_late_writer_waits_and_then_changes_nothing(database: Database, local: Any) -> None:
-    sink = SqlTable(database.url, "balances")
+    sink = SqlSink(database.url, "balances")
     sink.open(ORIGIN)
     late = threading.Thread(target=sink.write, args=(local([("a", 10, 7), ("z", 10, 7)]), 10))
 
@@ -197,7 +197,7 @@ def test_a_late_writer_waits_and_then_changes_nothing(database: Database, local:
 
 
 def test_two_starts_at_once_make_one_table(database: Database) -> None:
-    sink = SqlTable(database.url, "balances")
+    sink = SqlSink(database.url, "balances")
     for _ in range(8):
         ready = threading.Barrier(2)
 
@@ -244,7 +244,7 @@ def read_back(database: Database, kind: pa.DataType, value: Any) -> Any:
 @pytest.mark.parametrize(("kind", "values"), TYPES, ids=lambda case: str(case) if isinstance(case, pa.DataType) else "")
 def test_values_are_kept_exactly(spark: SparkSession, database: Database, kind: pa.DataType, values: list[Any]) -> None:
     schema = pa.schema([("key", pa.int64()), ("clock", pa.int64()), ("value", kind)])
-    sink = SqlTable(database.url, "balances")
+    sink = SqlSink(database.url, "balances")
     sink.open(Origin("bank", "Balance", ("key",), schema))
     rows = [(number, 10, value) for number, value in enumerate([None, *values])]
     sink.write(frame(spark, schema, rows, partitions=1), 10)
@@ -261,7 +261,7 @@ def test_values_are_kept_exactly(spark: SparkSession, database: Database, kind: 
 def test_what_is_not_a_number(database: Database, spark: SparkSession) -> None:
     """SQLite knows no NaN: it is null there."""
     schema = pa.schema([("key", pa.string()), ("clock", pa.int64()), ("value", pa.float64())])
-    sink = SqlTable(database.url, "balances")
+    sink = SqlSink(database.url, "balances")
     sink.open(Origin("bank", "Balance", ("key",), schema))
     sink.write(frame(spark, schema, [("a", 10, float("nan"))]), 10)
     assert repr(database.rows()) == repr([("a", 10, float("nan") if database.kind == "postgresql" else None)])
@@ -275,7 +275,7 @@ def test_keys_of_every_type_are_found_again(spark: SparkSession, database: Datab
     }
     assert len(kinds) == 9
     schema = pa.schema([*((name, kind) for name, (kind, _) in kinds.items()), *list(SCHEMA)[1:]])
-    sink = SqlTable(database.url, "balances")
+    sink = SqlSink(database.url, "balances")
     sink.open(Origin("bank", "Balance", tuple(kinds), schema))
     # The index of PostgreSQL takes no longer ones.
     cases = [[None, *(value for value in values if len(str(value)) < 2000)] for _, values in kinds.values()]
@@ -290,7 +290,7 @@ def test_keys_of_every_type_are_found_again(spark: SparkSession, database: Datab
 @pytest.mark.parametrize("rejected", [pa.float64(), pa.list_(pa.int64())])
 def test_keys_that_can_not_be_found_for_sure_are_refused(database: Database, rejected: pa.DataType) -> None:
     schema = pa.schema([("key", rejected), *list(SCHEMA)[1:]])
-    told = problem(lambda: SqlTable(database.url, "balances").open(Origin("bank", "Balance", ("key",), schema)))
+    told = problem(lambda: SqlSink(database.url, "balances").open(Origin("bank", "Balance", ("key",), schema)))
     assert "key='key'" in told
     assert database.rows(TABLES[database.kind]) == []
 
@@ -304,7 +304,7 @@ TABLES = {
 @pytest.mark.parametrize("rejected", [pa.uint64(), pa.duration("us"), pa.null()])
 def test_types_that_sql_lacks_are_refused(database: Database, rejected: pa.DataType) -> None:
     origin = Origin("bank", "Balance", ("key",), SCHEMA.set(2, pa.field("value", rejected)))
-    assert "column='value'" in problem(lambda: SqlTable(database.url, "balances").open(origin))
+    assert "column='value'" in problem(lambda: SqlSink(database.url, "balances").open(origin))
     assert database.rows(TABLES[database.kind]) == []
 
 
@@ -323,16 +323,16 @@ def test_types_that_sql_lacks_are_refused(database: Database, rejected: pa.DataT
 )
 def test_a_table_of_another_schema_is_refused(database: Database, columns: str, named: str) -> None:
     database.execute(f"CREATE TABLE balances ({columns})")
-    assert f"column={named!r}" in problem(lambda: SqlTable(database.url, "balances").open(ORIGIN))
+    assert f"column={named!r}" in problem(lambda: SqlSink(database.url, "balances").open(ORIGIN))
     assert database.rows(TABLES[database.kind]) == [("balances",)]
 
 
 def test_a_column_that_would_shift_times_is_refused(postgres: Database) -> None:
     origin = Origin("bank", "Balance", ("key",), SCHEMA.set(2, pa.field("value", pa.timestamp("us", "UTC"))))
     postgres.execute("CREATE TABLE balances (key TEXT, clock BIGINT, value TIMESTAMP)")
-    assert "column='value'" in problem(lambda: SqlTable(postgres.url, "balances").open(origin))
+    assert "column='value'" in problem(lambda: SqlSink(postgres.url, "balances").open(origin))
     postgres.execute("ALTER TABLE balances ALTER COLUMN value TYPE TIMESTAMPTZ")
-    assert SqlTable(postgres.url, "balances").open(origin) == BEGINNING
+    assert SqlSink(postgres.url, "balances").open(origin) == BEGINNING
 
 
 def test_a_table_of_ones_own_is_taken_as_it_is(spark: SparkSession, database: Database) -> None:
@@ -340,7 +340,7 @@ def test_a_table_of_ones_own_is_taken_as_it_is(spark: SparkSession, database: Da
         "CREATE TABLE balances (note TEXT DEFAULT 'new', value INTEGER, key VARCHAR(5) NOT NULL, clock BIGINT)",
         "INSERT INTO balances VALUES ('old', 1, 'a', 0), ('old', 1, 'b', 0)",
     )
-    sink = SqlTable(database.url, "balances")
+    sink = SqlSink(database.url, "balances")
     assert sink.open(ORIGIN) == BEGINNING
     sink.write(frame(spark, SCHEMA, [("a", 10, 7), ("c", 10, 8)]), 10)
     assert database.rows() == [("new", 7, "a", 10), ("new", 8, "c", 10), ("old", 1, "b", 0)]
@@ -349,34 +349,34 @@ def test_a_table_of_ones_own_is_taken_as_it_is(spark: SparkSession, database: Da
 
 
 def test_a_table_of_somebody_else_is_refused(database: Database) -> None:
-    sink = SqlTable(database.url, "balances")
+    sink = SqlSink(database.url, "balances")
     sink.open(ORIGIN)
     for other in (Origin("shop", "Balance", ("key",), SCHEMA), Origin("bank", "Other", ("key",), SCHEMA)):
         assert "task=Balance of application=bank" in problem(lambda other=other: sink.open(other))
-    assert "history=False" in problem(lambda: SqlTable(database.url, "balances", history=True).open(ORIGIN))
+    assert "history=False" in problem(lambda: SqlSink(database.url, "balances", history=True).open(ORIGIN))
     assert sink.open(ORIGIN) == BEGINNING
 
 
 def test_names_that_sqlite_takes_for_one_are_one(tmp_path: Path) -> None:
     place = str(tmp_path / "values.db")
-    SqlTable(place, "Balances").open(ORIGIN)
-    with pytest.raises(InvalidInput, match="has the values of task=Balance"):
-        SqlTable(place, "balances").open(Origin("bank", "Other", ("key",), SCHEMA))
-    assert SqlTable(place, "balances").open(ORIGIN) == BEGINNING
+    SqlSink(place, "Balances").open(ORIGIN)
+    with pytest.raises(InvalidInputError, match="has the values of task=Balance"):
+        SqlSink(place, "balances").open(Origin("bank", "Other", ("key",), SCHEMA))
+    assert SqlSink(place, "balances").open(ORIGIN) == BEGINNING
 
 
 def test_mistakes_are_refused_where_sqlite_calls_them_operational(tmp_path: Path) -> None:
     place = str(tmp_path / "values.db")
-    with pytest.raises(InvalidInput, match="reserved"):
-        SqlTable(place, "sqlite_values").open(ORIGIN)
-    with pytest.raises(InvalidInput, match="is where clocks are recorded"):
-        SqlTable(place, CLOCKS)
-    with pytest.raises(StoreUnavailable, match="unable to open"):
-        SqlTable(str(tmp_path / "missing" / "values.db"), "balances").open(ORIGIN)
+    with pytest.raises(InvalidInputError, match="reserved"):
+        SqlSink(place, "sqlite_values").open(ORIGIN)
+    with pytest.raises(InvalidInputError, match="is where clocks are recorded"):
+        SqlSink(place, CLOCKS)
+    with pytest.raises(StoreUnavailableError, match="unable to open"):
+        SqlSink(str(tmp_path / "missing" / "values.db"), "balances").open(ORIGIN)
 
 
 def test_a_table_that_was_lost_is_not_made_again_in_silence(database: Database, local: Any) -> None:
-    sink = SqlTable(database.url, "balances")
+    sink = SqlSink(database.url, "balances")
     sink.open(ORIGIN)
     sink.write(local([("a", 10, 1)]), 10)
     database.execute("DROP TABLE balances")
@@ -391,7 +391,7 @@ def test_a_table_that_was_lost_is_not_made_again_in_silence(database: Database, 
 
 @pytest.mark.parametrize("history", [False, True])
 def test_values_that_break_off_leave_nothing(spark: SparkSession, database: Database, history: bool) -> None:
-    sink = SqlTable(database.url, "balances", history=history)
+    sink = SqlSink(database.url, "balances", history=history)
     sink.open(ORIGIN)
     sink.write(frame(spark, SCHEMA, [("a", 10, 1)]), 10)
     values = frame(spark, SCHEMA, [("a", 20, 2), ("b", 20, 2)])
@@ -413,7 +413,7 @@ def test_values_that_break_off_leave_nothing(spark: SparkSession, database: Data
 
 
 def test_a_server_that_ends_half_way_leaves_nothing(postgres: Database, local: Any) -> None:
-    sink = SqlTable(postgres.url, "balances")
+    sink = SqlSink(postgres.url, "balances")
     sink.open(ORIGIN)
     sink.write(local([("a", 10, 1)]), 10)
 
@@ -427,7 +427,7 @@ def test_a_server_that_ends_half_way_leaves_nothing(postgres: Database, local: A
             assert ended == [(True,)]
         yield "b", 20, 2
 
-    problem(lambda: sink.write(local(values(dies=True)), 20), StoreUnavailable)
+    problem(lambda: sink.write(local(values(dies=True)), 20), StoreUnavailableError)
     assert (postgres.rows(), postgres.clock()) == ([("a", 10, 1)], 10)
     sink.write(local(values(dies=False)), 20)
     assert postgres.rows() == [("a", 20, 2), ("b", 20, 2)]
@@ -443,9 +443,9 @@ def test_a_server_that_ends_half_way_leaves_nothing(postgres: Database, local: A
     ],
 )
 def test_a_database_that_is_down_is_tried_again(local: Any, url: str) -> None:
-    sink = SqlTable(url.format(port=free_port()), "balances")
-    assert_no_secret(sink, lambda: sink.open(ORIGIN), StoreUnavailable)
-    assert_no_secret(sink, lambda: sink.write(local([("a", 10, 1)]), 10), StoreUnavailable)
+    sink = SqlSink(url.format(port=free_port()), "balances")
+    assert_no_secret(sink, lambda: sink.open(ORIGIN), StoreUnavailableError)
+    assert_no_secret(sink, lambda: sink.write(local([("a", 10, 1)]), 10), StoreUnavailableError)
 
 
 @pytest.mark.parametrize(
@@ -464,17 +464,17 @@ def test_a_database_that_is_down_is_tried_again(local: Any, url: str) -> None:
     ],
 )
 def test_a_url_of_no_database_is_refused(url: str) -> None:
-    sink = SqlTable(url.format(port=free_port()), "balances")
-    assert_no_secret(sink, lambda: sink.open(ORIGIN), InvalidInput)
+    sink = SqlSink(url.format(port=free_port()), "balances")
+    assert_no_secret(sink, lambda: sink.open(ORIGIN), InvalidInputError)
 
 
 def test_a_wrong_password_is_told_without_it(postgres: Database) -> None:
-    sink = SqlTable(str(sa.make_url(postgres.url).set(password="***")).replace("***", "t-here"), "balances")
-    assert "password authentication failed" in problem(lambda: sink.open(ORIGIN), StoreUnavailable)
-    assert_no_secret(sink, lambda: sink.open(ORIGIN), StoreUnavailable)
+    sink = SqlSink(str(sa.make_url(postgres.url).set(password="***")).replace("***", "t-here"), "balances")
+    assert "password authentication failed" in problem(lambda: sink.open(ORIGIN), StoreUnavailableError)
+    assert_no_secret(sink, lambda: sink.open(ORIGIN), StoreUnavailableError)
 
 
-def assert_no_secret(sink: SqlTable, call: Callable[[], object], kind: type[StateError]) -> None:
+def assert_no_secret(sink: SqlSink, call: Callable[[], object], kind: type[StateError]) -> None:
     problem(call, kind)
     with pytest.raises(StateError) as caught:
         call()
@@ -485,9 +485,9 @@ def assert_no_secret(sink: SqlTable, call: Callable[[], object], kind: type[Stat
 @pytest.mark.parametrize(("package", "extra"), [("sqlalchemy", "sql"), ("psycopg", "postgresql")])
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, package: str, extra: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    sink = SqlTable("postgresql://tests:t-here@127.0.0.1/x", "balances")
+    sink = SqlSink("postgresql://tests:t-here@127.0.0.1/x", "balances")
     assert f"pip install 'persistent-state[{extra}]'." in problem(lambda: sink.open(ORIGIN))
-    assert_no_secret(sink, lambda: sink.open(ORIGIN), InvalidInput)
+    assert_no_secret(sink, lambda: sink.open(ORIGIN), InvalidInputError)
 
 
 def test_nothing_is_imported_before_it_is_used() -> None:
@@ -497,10 +497,8 @@ def test_nothing_is_imported_before_it_is_used() -> None:
 
 def test_a_sink_has_one_name_wherever_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    sink = SqlTable("values.db", "balances")
+    sink = SqlSink("values.db", "balances")
     monkeypatch.chdir("/")
     assert sink.name == f"sql {tmp_path}/values.db balances"
     assert pickle.loads(pickle.dumps(sink)) == sink
-    assert (
-        SqlTable("postgresql://me:t-here@db:5432/bank?sslmode=require", "t").name == "sql postgresql://db:5432/bank t"
-    )
+    assert SqlSink("postgresql://me:t-here@db:5432/bank?sslmode=require", "t").name == "sql postgresql://db:5432/bank t"

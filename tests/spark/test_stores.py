@@ -31,5 +31,5 @@ def test_the_demo_counts_every_flight_once(
     assert demo.last_line == f"exactly once: {FLIGHTS} messages, 0 lost, 0 counted twice"
     (store,) = {line.split()[5].rstrip(",") for line in demo.lines if line.startswith("The state will be in ")}
     assert store.startswith(f"{url}/exactly-once-")
-    verified = verify(store, **options)
+    verified = verify(store, storage_options=options)
     assert (verified.problems, verified.entries > 4) == ((), True)

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
-from persistent_state import DeltaTable, InvalidInput, Origin, ParquetTable, Sink, SqlTable
+from persistent_state import DeltaSink, InvalidInputError, Origin, ParquetSink, Sink, SqlSink
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.windows import TIME
 from tests.store.servers import Servers, needed
@@ -43,14 +43,14 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Made]:
     names = SCHEMA.names
     if request.param == "parquet":
         yield (
-            lambda: ParquetTable(tmp_path / "table"),
-            lambda: rows_of(ParquetTable(tmp_path / "table").dataset().to_table()),
+            lambda: ParquetSink(tmp_path / "table"),
+            lambda: rows_of(ParquetSink(tmp_path / "table").dataset().to_table()),
         )
     elif request.param == "delta":
         import deltalake
 
         yield (
-            lambda: DeltaTable(tmp_path / "table"),
+            lambda: DeltaSink(tmp_path / "table"),
             lambda: rows_of(pa.table(deltalake.DeltaTable(str(tmp_path / "table")).to_pyarrow_table()).select(names)),
         )
     else:
@@ -70,7 +70,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Made]:
             with engine.connect() as connection:
                 return sorted(map(tuple, connection.execute(sa.select(*(table.c[name] for name in names)))))
 
-        yield lambda: SqlTable(url, "windows", history=True), read
+        yield lambda: SqlSink(url, "windows", history=True), read
 
 
 def rows_of(table: pa.Table) -> Rows:
@@ -141,5 +141,5 @@ def test_a_key_column_is_none_of_the_library_s_times(spark: SparkSession, made: 
     schema = pa.schema([("window_start", TIME), ("window_end", TIME), ("clock", TIME), ("value", pa.int64())])
     whole = schema.set(0, pa.field("window_start", pa.int64()))
     made[0]().open(Origin("app", "Task", keys, whole))
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInputError):
         made[0]().open(Origin("app", "Task", keys, schema))

@@ -56,7 +56,7 @@ def test_a_unit_is_that_of_rows_from_spark_and_of_those_that_go_through_it(spark
     app = Application("units", str(tmp_path / "store"), "10 seconds", shards=1)
     app.add(ByValue(), DataFrameSource(rows, timestamp="ts", timestamp_unit="ms"))
     app.add(ByColumn(), FileSource(seconds, timestamp="ts", timestamp_unit="s"))
-    app.run(spark, close=True)
+    app.run(spark, drain=True)
     assert clocks(app.store, app.name)[-1] == (BEGIN + 10) * 1_000_000
     for task in (ByValue(), ByColumn()):
         assert read_state(app.store, app.name, task).to_pylist() == [{"k": "a", "value": 3}]

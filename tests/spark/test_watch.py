@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from persistent_state import StateError, TaskFailed
+from persistent_state import StateError, TaskFailedError
 from persistent_state.engine import failures
 from persistent_state.engine.failures import Watch
 
@@ -22,7 +22,7 @@ def failing(watch: Watch, task: str, error: Exception) -> threading.Thread:
 
 
 def test_the_first_commit_that_fails_is_told_and_all_wait_for_the_end() -> None:
-    watch, first = Watch(), TaskFailed("first")
+    watch, first = Watch(), TaskFailedError("first")
     threads = [failing(watch, "A", first)]
     while watch.failed is None:
         threads[0].join(0.01)
@@ -56,12 +56,12 @@ def test_an_error_is_a_row_where_spark_would_not_try_again(
 ) -> None:
     context: Any = SimpleNamespace(get=lambda: SimpleNamespace(attemptNumber=lambda: attempt))
     monkeypatch.setattr(failures, "TaskContext", context)
-    error = TaskFailed("process_message raised")
+    error = TaskFailedError("process_message raised")
     if is_row:
         found = failures.error_of(failures.as_row(error, 4))
-        assert (type(found), str(found)) == (TaskFailed, str(error))
+        assert (type(found), str(found)) == (TaskFailedError, str(error))
     else:
-        with pytest.raises(TaskFailed, match="process_message raised"):
+        with pytest.raises(TaskFailedError, match="process_message raised"):
             failures.as_row(error, 4)
 
 

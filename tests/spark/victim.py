@@ -38,7 +38,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from persistent_state import Fenced, Message, PersistentState, application
+from persistent_state import FencedError, Message, PersistentState, application
 from persistent_state.engine import collecting, micro_batch, run
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
@@ -136,7 +136,7 @@ def watch(steps: Steps) -> None:
     """Let this process take its steps under watch, and collect early and often."""
     WatchedFiles.steps = steps
 
-    def open_files(url: str, **storage_options: Any) -> Files:
+    def open_files(url: str, storage_options: Any = None) -> Files:
         return WatchedFiles(os.path.abspath(url))
 
     setattr(application, "open_files", open_files)  # noqa: B010
@@ -248,17 +248,17 @@ def main() -> None:
     for step in told.pause:
         steps.awaited, steps.calls = [step], Counter()
         try:
-            app.start(spark, on_progress=tell).await_end()
-        except Fenced:
+            app.start(spark, on_progress=tell).await_termination()
+        except FencedError:
             print("fenced", flush=True)
     if told.pause:
         return
     if told.continuous:
-        app.start(spark, on_progress=tell).await_end()
+        app.start(spark, on_progress=tell).await_termination()
     else:
         if told.twice:
             app.run(spark, on_progress=tell)
-        app.run(spark, close=True, on_progress=tell)
+        app.run(spark, drain=True, on_progress=tell)
 
 
 def _telling_all(folder: Path) -> dict[str, str]:

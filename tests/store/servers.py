@@ -380,7 +380,7 @@ STARTS: dict[str, Callable[[Path, Run], Server]] = {
 def files_of(server: Server, name: str, ports: Sequence[int] | None = None) -> Files:
     """The files of a bucket that was made, perhaps through other ports."""
     url, options = server.address(name, ports or server.ports)
-    return open_files(url, **options)
+    return open_files(url, options)
 
 
 def installed(name: str, install: Callable[[Path], None]) -> Path:

@@ -28,16 +28,16 @@ from hypothesis import strategies as st
 
 from monoids import Sum
 from persistent_state import (
-    CommitUnknown,
-    Damaged,
-    Exists,
-    Fenced,
-    InvalidInput,
+    CommitUnknownError,
+    DamagedError,
+    FencedError,
+    InvalidInputError,
     NonWindowState,
     PersistentTask,
-    StoreUnavailable,
+    StoreUnavailableError,
     read_state,
 )
+from persistent_state.errors import ExistsError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol.commits import Keeping, close
 from persistent_state.store import runs as runs_io
@@ -182,10 +182,10 @@ class TestTheContract:
     def test_a_name_is_given_once(self, files: Files, kind: str) -> None:
         files.create("a/b", b"first")
         for data in (b"second", b"first", b""):
-            with pytest.raises(Exists, match="path='a/b'"):
+            with pytest.raises(ExistsError, match="path='a/b'"):
                 files.create("a/b", data)
         if kind in WITH_FOLDERS:
-            with pytest.raises(Exists):
+            with pytest.raises(ExistsError):
                 files.create("a", b"a folder has the name")
         assert content(files, "a/b") == b"first"
         assert files.list("a") == ["b"]
@@ -203,7 +203,7 @@ class TestTheContract:
                 try:
                     files.create(path, bytes([thread]))
                     won.append(thread)
-                except Exists:
+                except ExistsError:
                     pass
 
             threads = [threading.Thread(target=race, args=(i, f"turn/{turn}", start, won)) for i in range(8)]
@@ -229,7 +229,7 @@ class TestTheContract:
                 try:
                     files.create(f"race/{turn}", data(process, turn))
                     won.append(turn)
-                except Exists:
+                except ExistsError:
                     # A loser acts on what it finds: already whole.
                     assert content(files, f"race/{turn}") in [data(other, turn) for other in range(processes)]
             (tmp_path / f"won-{process}").write_text(json.dumps(won))
@@ -254,7 +254,7 @@ class TestTheContract:
         won: list[int] = []
 
         def race(i: int) -> None:
-            with contextlib.suppress(Exists):
+            with contextlib.suppress(ExistsError):
                 files.create("big", datas[i])
                 won.append(i)
 
@@ -281,7 +281,7 @@ class TestTheContract:
         assert buffer.to_pybytes() == data
 
     def test_a_listing_is_of_now_and_direct(self, files: Files) -> None:
-        other = open_files(files.url, **files.options)
+        other = open_files(files.url, files.options)
         assert files.list("") == files.list("log") == []
         for names in (["2"], ["1", "2"]):
             other.create(f"log/{names[0]}", b"")
@@ -339,7 +339,7 @@ class TestTheContract:
     @pytest.mark.parametrize("kind", WITH_FOLDERS)
     def test_a_file_is_no_folder(self, files: Files) -> None:
         files.create("a", b"1")
-        with pytest.raises(StoreUnavailable, match="path='a/b'"):
+        with pytest.raises(StoreUnavailableError, match="path='a/b'"):
             files.create("a/b", b"2")
         assert content(files, "a") == b"1"
 
@@ -353,24 +353,24 @@ class TestTheContract:
             if path:
                 calls.append(lambda path=path: files.list(path))
             for call in calls:
-                with pytest.raises(InvalidInput, match="inside the store"):
+                with pytest.raises(InvalidInputError, match="inside the store"):
                     call()
 
     def test_a_temporary_name_cannot_be_created(self, files: Files) -> None:
-        with pytest.raises(InvalidInput, match="temporary"):
+        with pytest.raises(InvalidInputError, match="temporary"):
             files.create("a/.tmp-b", b"")
 
     def test_it_is_a_value_that_travels(self, files: Files) -> None:
         files.create("a", b"1")
         there = pickle.loads(pickle.dumps(files))
-        assert there == files == open_files(files.url, **files.options)
+        assert there == files == open_files(files.url, files.options)
         assert hash(there) == hash(files)
         assert content(there, "a") == b"1"
 
     def test_nothing_is_left_over(self, files: Files) -> None:
         assert files.leftovers("a", 0) == []
         files.create("a/b", b"1")
-        with pytest.raises(Exists):
+        with pytest.raises(ExistsError):
             files.create("a/b", b"1")
         assert files.leftovers("a", 0) == []
 
@@ -390,7 +390,7 @@ class TestTheContract:
                     files.delete(f"{root}/{path}")
                     model.pop(path, None)
                 elif path in model:
-                    with pytest.raises(Exists):
+                    with pytest.raises(ExistsError):
                         files.create(f"{root}/{path}", value)
                 else:
                     files.create(f"{root}/{path}", value)
@@ -442,7 +442,7 @@ class TestTheCore:
             core.play(first, plan, rows(stamp, stamp + 1))
         late = core.descriptors(first, plan, rows(65))
         core.start(second, [plan])
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             core.commit(first, late)
         keeping = Keeping(clocks=1, grace=0)
         for now, stamp in enumerate((45, 65, 85), 1):
@@ -457,7 +457,7 @@ class TestTheCore:
         closed = close(second, entry.epoch, now=101, keeping=keeping)
         found = core.state_at(closed, plan, None)
         assert found == {(): 7}
-        table = read_state(files.url, "app", Total(), **files.options)
+        table = read_state(files.url, "app", Total(), storage_options=files.options)
         assert table["value"].to_pylist() == [core.state_at(closed, plan, closed.clock)[()]]
 
 
@@ -485,7 +485,7 @@ class TestDamage:
             runs_io._verified.clear()
             told = []
             for _ in range(2):
-                with pytest.raises(Damaged) as damaged:
+                with pytest.raises(DamagedError) as damaged:
                     runs_io.read_bytes(files, stored)
                 told.append(str(damaged.value))
             return told
@@ -495,7 +495,7 @@ class TestDamage:
             told = in_another_process(look)
             assert isinstance(told, list)
             assert all(stored.path in text for text in told)
-        with pytest.raises(Damaged, match=paths[1]):
+        with pytest.raises(DamagedError, match=paths[1]):
             Log(files, "app").newest()
         # It was kept nowhere.
         for path in paths:
@@ -526,7 +526,7 @@ class TestAShakyNetwork:
         steady, files, proxy = shaky
         steady.create("a", b"another's")
         proxy.decide = once("lost answer", gives_a_name)
-        with pytest.raises(Exists):
+        with pytest.raises(ExistsError):
             files.ensure("a", b"mine")
         assert proxy.faults() == ["lost answer"]
         assert content(steady, "a") == b"another's"
@@ -560,7 +560,7 @@ class TestAShakyNetwork:
         core.start(log, [plan])
         made = core.descriptors(log, plan, rows(5, 25))
         proxy.decide = lambda asked: fault if gives_a_name(asked) else "none"
-        with pytest.raises(CommitUnknown):
+        with pytest.raises(CommitUnknownError):
             core.commit(log, made)
         assert chain(steady) == ([1, 2] if fault == "lost answer" else [1])
 
@@ -595,9 +595,9 @@ class TestAShakyNetwork:
                     files.delete(path)
                     after = {None}
                 outcomes.add("done")
-            except StoreUnavailable:
+            except StoreUnavailableError:
                 outcomes.add("unavailable")
-            except Exists:
+            except ExistsError:
                 outcomes.add(f"{step}: exists")
             assert content(steady, path) in after
         assert outcomes == {"done", "create: exists", "unavailable"}
@@ -619,7 +619,7 @@ class TestAShakyNetwork:
         second = Log(files, "app")
         core.start(second, [plan], now=200)
         assert core.state_at(core.play(second, plan, rows(45, 65)), plan, None) == {(): 4}
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             core.commit(first, late)
         assert "yesterday" in proxy.faults()
         assert chain(steady) == [1, 2, 3, 4, 5, 6]
@@ -630,9 +630,9 @@ class TestAShakyNetwork:
         with Proxy(server.ports) as proxy:
             url, options = server.address("nowhere", proxy.ports)
             proxy.decide = lambda asked: fault
-            files = open_files(url, **options)
+            files = open_files(url, options)
             for call in (lambda: files.list(""), lambda: files.read("a"), lambda: files.create("a", b"")):
-                with pytest.raises(StoreUnavailable) as failed:
+                with pytest.raises(StoreUnavailableError) as failed:
                     call()
                 shown = io.StringIO()
                 traceback.print_exception(failed.value, file=shown)
@@ -663,7 +663,7 @@ def test_a_bucket_that_is_missing_is_named_when_something_is_created(servers: Se
     if kind == "hdfs":
         files.create("a", b"")  # A folder there is made as needed.
     else:
-        with pytest.raises(InvalidInput, match="bucket that does not exist; make it first"):
+        with pytest.raises(InvalidInputError, match="bucket that does not exist; make it first"):
             files.create("a", b"")
 
 
@@ -676,8 +676,8 @@ def test_credentials_that_are_refused_are_no_reason_to_try_again(servers: Server
         f"AccountKey={wrong}" if part.startswith("AccountKey=") else part
         for part in options["connection_string"].split(";")
     ]
-    with pytest.raises(InvalidInput, match=r"is refused: .*Check the credentials") as refused:
-        open_files(url, connection_string=";".join(parts)).list("")
+    with pytest.raises(InvalidInputError, match=r"is refused: .*Check the credentials") as refused:
+        open_files(url, {"connection_string": ";".join(parts)}).list("")
     assert wrong not in str(refused.value)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from persistent_state.errors import Exists, InvalidInput, StoreUnavailable
+from persistent_state.errors import ExistsError, InvalidInputError, StoreUnavailableError
 from persistent_state.store.files import Files, open_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # These forks only make system calls.
@@ -65,13 +65,13 @@ class TestWhatIsOpened:
         sentence = (
             f"protocol='{url.partition('://')[0]}' is not supported: use a local path, s3://, .*webhdfs:// or memory://"
         )
-        with pytest.raises(InvalidInput, match=sentence) as refused:
-            open_files(url, key="secret")
+        with pytest.raises(InvalidInputError, match=sentence) as refused:
+            open_files(url, {"key": "secret"})
         assert "secret" not in str(refused.value)
         assert "word" not in str(refused.value)
 
     def test_what_would_need_a_native_library_is_told_what_does_not(self) -> None:
-        with pytest.raises(InvalidInput, match=r"protocol='hdfs' is not supported: .*webhdfs://host:port/path"):
+        with pytest.raises(InvalidInputError, match=r"protocol='hdfs' is not supported: .*webhdfs://host:port/path"):
             open_files("hdfs://host:9000/apps")
 
     @pytest.mark.parametrize(
@@ -86,18 +86,18 @@ class TestWhatIsOpened:
         ],
     )
     def test_a_url_that_names_no_place_is_refused(self, url: str) -> None:
-        with pytest.raises(InvalidInput, match="names no place; write it as"):
+        with pytest.raises(InvalidInputError, match="names no place; write it as"):
             open_files(url)
 
     def test_a_name_node_without_a_port_is_refused(self) -> None:
-        with pytest.raises(InvalidInput, match="has no port"):
+        with pytest.raises(InvalidInputError, match="has no port"):
             open_files("webhdfs://host/a")
 
     @pytest.mark.parametrize(
         "url", ["s3://key:word@bucket/a", "abfs://c/a?sig=word", "gs://b/a#word", "webhdfs://u:word@h:1/"]
     )
     def test_a_secret_in_a_url_is_refused_and_not_repeated(self, url: str) -> None:
-        with pytest.raises(InvalidInput, match="give what is secret as a storage option") as refused:
+        with pytest.raises(InvalidInputError, match="give what is secret as a storage option") as refused:
             open_files(url)
         assert "word@" not in str(refused.value) + str(refused.value).replace("word", "word@", 1).replace(
             "password@", ""
@@ -116,28 +116,30 @@ class TestWhatIsOpened:
         monkeypatch.setitem(sys.modules, package, None)
         # Where it is opened, and on a machine to which it was sent.
         for use in (lambda: open_files(url), lambda: there.list("")):
-            with pytest.raises(InvalidInput, match=rf"package='{package}' is missing.*'persistent-state\[{extra}\]'"):
+            with pytest.raises(
+                InvalidInputError, match=rf"package='{package}' is missing.*'persistent-state\[{extra}\]'"
+            ):
                 use()
 
     @pytest.mark.parametrize(("url", "option"), [("s3://b", "no_such_option"), ("webhdfs://h:1/b", "token")])
     def test_a_wrong_storage_option_is_named_without_its_value(self, url: str, option: str) -> None:
-        files = open_files(url, **{option: "hidden", "user": "somebody"})
-        with pytest.raises(InvalidInput, match=rf"takes no such storage options.*'{option}'") as refused:
+        files = open_files(url, {option: "hidden", "user": "somebody"})
+        with pytest.raises(InvalidInputError, match=rf"takes no such storage options.*'{option}'") as refused:
             files.list("")
         assert "hidden" not in str(refused.value)
 
     @pytest.mark.parametrize("url", ["file://host/a", "file:a", "file://", ""])
     def test_a_url_without_an_absolute_path_is_refused(self, url: str) -> None:
-        with pytest.raises(InvalidInput, match="url="):
+        with pytest.raises(InvalidInputError, match="url="):
             open_files(url)
 
     def test_options_of_a_local_path_are_refused_without_their_values(self) -> None:
-        with pytest.raises(InvalidInput, match=r"\['token'\]") as refused:
-            open_files("/x", token="secret")
+        with pytest.raises(InvalidInputError, match=r"\['token'\]") as refused:
+            open_files("/x", {"token": "secret"})
         assert "secret" not in str(refused.value)
 
     def test_options_travel_but_are_never_shown(self) -> None:
-        files = open_files("memory://options", token="secret")
+        files = open_files("memory://options", {"token": "secret"})
         assert pickle.loads(pickle.dumps(files)).options == {"token": "secret"}
         assert "secret" not in f"{files!r} {files}"
 
@@ -158,7 +160,7 @@ class TestLocalDisk:
                 try:
                     local.create(f"race/{turn}", data(process, turn))
                     won.append(turn)
-                except Exists:
+                except ExistsError:
                     # A loser acts on what it finds: already whole.
                     assert local.read(f"race/{turn}").to_pybytes() in [data(other, turn) for other in range(processes)]
             (tmp_path / f"won-{process}").write_text(json.dumps(won))
@@ -196,7 +198,7 @@ class TestLocalDisk:
                 seen.add((found is not None, len(left)))
 
                 if found:
-                    with pytest.raises(Exists):
+                    with pytest.raises(ExistsError):
                         files.create("a/b/c", b"next")
                 else:
                     files.create("a/b/c", b"next")
@@ -227,7 +229,7 @@ class TestLocalDisk:
         with disk.watching(monkeypatch):
             try:
                 files.create("a/b/c", b"mine")
-            except Exists:
+            except ExistsError:
                 assert prepared == "taken"
         assert disk.linked == ([] if prepared == "taken" else [True])
         assert {f"{files.url}/a/b/c", f"{files.url}/a/b", f"{files.url}/a", files.url} <= disk.safe_names
@@ -241,7 +243,7 @@ class TestLocalDisk:
 
         with monkeypatch.context() as patched:
             patched.setattr(os, call, full)
-            with pytest.raises(StoreUnavailable, match=r"path='a/b'.*No space left on device") as failed:
+            with pytest.raises(StoreUnavailableError, match=r"path='a/b'.*No space left on device") as failed:
                 local.create("a/b", b"1")
         assert isinstance(failed.value.__cause__, OSError)
         assert failed.value.__cause__.errno == errno.ENOSPC
@@ -263,7 +265,7 @@ class TestLocalDisk:
 
         with monkeypatch.context() as patched:
             patched.setattr(os, "link", refuse)
-            with pytest.raises(InvalidInput, match="hard links"):
+            with pytest.raises(InvalidInputError, match="hard links"):
                 local.create("a", b"1")
         assert local.list("") == []
         assert local.leftovers("", 0) == []
@@ -303,7 +305,7 @@ def killed_at(moment: str, number: int, act: Callable[[], None]) -> bool:
             die_at(moment, number)
             try:
                 act()
-            except Exists:
+            except ExistsError:
                 os._exit(0)
             os._exit(0)
         finally:

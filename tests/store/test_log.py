@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 
 from monoids import Sum
 from persistent_state import (
-    CommitUnknown,
-    Damaged,
-    Exists,
-    Fenced,
+    CommitUnknownError,
+    DamagedError,
+    FencedError,
     NonWindowState,
     PersistentTask,
     StateError,
-    StoreUnavailable,
+    StoreUnavailableError,
 )
 from persistent_state.batch.plan import Plan
+from persistent_state.errors import ExistsError
 from persistent_state.event_time import positions
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, Coarse
@@ -275,7 +275,9 @@ class TestEntries:
         for step in place:
             at = at[step]
         at["lives"] = 3
-        with pytest.raises(Damaged, match=f"^log entry app/log/7 has {told}, which a later version wrote; upgrade"):
+        with pytest.raises(
+            DamagedError, match=f"^log entry app/log/7 has {told}, which a later version wrote; upgrade"
+        ):
             codec.from_bytes(sealed(record), "app/log/7")
 
     def test_one_flipped_bit_anywhere_is_found(self) -> None:
@@ -284,19 +286,19 @@ class TestEntries:
             for bit in (0, 5):
                 broken = bytearray(data)
                 broken[i] ^= 1 << bit
-                with pytest.raises(Damaged, match="log entry app/log/7 is damaged"):
+                with pytest.raises(DamagedError, match="log entry app/log/7 is damaged"):
                     codec.from_bytes(bytes(broken), "app/log/7")
 
     def test_an_entry_that_is_torn_or_has_more_is_found(self) -> None:
         data = codec.to_bytes(FULL)
         for broken in (*(data[:length] for length in range(0, len(data), 13)), data[:-1], data + b"\n", data + data):
-            with pytest.raises(Damaged):
+            with pytest.raises(DamagedError):
                 codec.from_bytes(broken, "entry")
 
     def test_a_later_format_is_refused_with_what_to_do(self) -> None:
         with mock.patch.object(codec, "FORMAT", 3):
             data = codec.to_bytes(FULL)
-        with pytest.raises(Damaged, match="has a format later than 2; upgrade persistent-state"):
+        with pytest.raises(DamagedError, match="has a format later than 2; upgrade persistent-state"):
             codec.from_bytes(data, "entry")
 
 
@@ -314,10 +316,10 @@ class Faulty(MemoryFiles):
     def create(self, path: str, data: BytesLike) -> None:
         fault = self.creations.pop(0) if self.creations else "none"
         if fault == "before":
-            raise StoreUnavailable("nothing happened")
+            raise StoreUnavailableError("nothing happened")
         super().create(path, data)
         if fault == "after":
-            raise StoreUnavailable("it happened")
+            raise StoreUnavailableError("it happened")
 
     def list(self, folder: str) -> Names:
         return [*super().list(folder), *([self.ghosts.pop(0)] if self.ghosts else [])]
@@ -339,7 +341,7 @@ def log_of(*written: Entry, creations: Sequence[str] = (), hidden: Sequence[str]
 class TestAppending:
     def test_a_number_is_given_once(self) -> None:
         log = log_of(entry_of(1))
-        with pytest.raises(Exists):
+        with pytest.raises(ExistsError):
             log.append(entry_of(1, writer="other"))
         assert log.read(1) == entry_of(1)
         log.append(entry_of(2))
@@ -358,18 +360,20 @@ class TestAppending:
     def test_a_store_that_never_answers_leaves_the_commit_unknown(self, happened: bool) -> None:
         first = ["after" if happened else "before"]
         log = log_of(entry_of(1), creations=[*first, *["before"] * (logs.TRIES - 1)])
-        with pytest.raises(CommitUnknown, match=r"did not say whether entry=2 of app was written \(.+\); start again"):
+        with pytest.raises(
+            CommitUnknownError, match=r"did not say whether entry=2 of app was written \(.+\); start again"
+        ):
             log.append(entry_of(2))
         assert log.newest() == entry_of(2 if happened else 1)
 
     def test_a_lost_answer_to_a_number_that_another_took_is_no_success(self) -> None:
         log = log_of(entry_of(1), entry_of(2, writer="other"), creations=["before"])
-        with pytest.raises(Exists):
+        with pytest.raises(ExistsError):
             log.append(entry_of(2))
 
     def test_a_driver_that_slept_until_its_number_was_collected_is_fenced(self) -> None:
         log = log_of(entry_of(5, epoch=2), entry_of(6, epoch=2))
-        with pytest.raises(Fenced, match="a newer driver owns app; this one has stopped"):
+        with pytest.raises(FencedError, match="a newer driver owns app; this one has stopped"):
             log.append(entry_of(3, epoch=1))
         assert log.newest() == entry_of(6, epoch=2)
 
@@ -384,7 +388,7 @@ class TestAppending:
     @pytest.mark.parametrize("number", [3, 4])
     def test_an_entry_written_where_another_was_collected_is_no_part_of_the_log(self, number: int) -> None:
         log = log_of(entry_of(number))
-        with pytest.raises(CommitUnknown, match="entry 2 of app came after others of its number; start again"):
+        with pytest.raises(CommitUnknownError, match="entry 2 of app came after others of its number; start again"):
             log.append(entry_of(2))
         assert log.newest() == entry_of(number)
 
@@ -397,19 +401,19 @@ class TestReading:
     def test_an_entry_collected_while_it_is_looked_for_is_looked_for_again(self) -> None:
         ghost = "00000000000000000009.json"
         assert log_of(entry_of(1), hidden=[ghost] * 2).newest() == entry_of(1)
-        with pytest.raises(StoreUnavailable, match="the log of app changes faster than it can be read; try again"):
+        with pytest.raises(StoreUnavailableError, match="the log of app changes faster than it can be read; try again"):
             log_of(entry_of(1), hidden=[ghost] * logs.TRIES).newest()
 
     def test_a_damaged_newest_entry_is_not_replaced_by_an_older_truth(self) -> None:
         log = log_of(entry_of(1))
         log.files.create(log.path(2), codec.to_bytes(entry_of(2))[:-9])
-        with pytest.raises(Damaged, match=r"log entry app/log/0{19}2\.json is damaged"):
+        with pytest.raises(DamagedError, match=r"log entry app/log/0{19}2\.json is damaged"):
             log.newest()
 
     def test_an_entry_under_the_number_of_another_is_damage(self) -> None:
         log = log_of(entry_of(1))
         log.files.create(log.path(2), codec.to_bytes(entry_of(1)))
-        with pytest.raises(Damaged, match="says it is number 1; a file was moved, restore it"):
+        with pytest.raises(DamagedError, match="says it is number 1; a file was moved, restore it"):
             log.newest()
 
     def test_what_is_no_entry_is_not_read_as_one(self) -> None:
@@ -442,7 +446,7 @@ class TestPages:
         files = core.memory()
         known = lists.append(files, Pages(), ["item"] * (lists.TAIL + 1), lambda: "app/page")
         flip(files, "app/page", 3)
-        with pytest.raises(Damaged, match="app/page is damaged"):
+        with pytest.raises(DamagedError, match="app/page is damaged"):
             lists.read(files, known)
 
 
@@ -487,7 +491,7 @@ def side_of(files: Files, rows: list[tuple[str, int | None, str, int]]) -> SideF
         stored,
         {reason: sum(row[0] == reason for row in rows) for reason in {row[0] for row in rows}},
         max(stamps) if len(stamps) == len(rows) else None,
-        {strand: max(p + 1 for _, _, s, p in rows if s == strand) for strand in {row[2] for row in rows}},
+        {partition: max(p + 1 for _, _, s, p in rows if s == partition) for partition in {row[2] for row in rows}},
     )
 
 
@@ -628,7 +632,7 @@ class TestApplications:
         flip(files, path, byte)
         # A process that has not read the run yet.
         runs_io._verified.clear()
-        with pytest.raises(Damaged, match=f"{path} is damaged"):
+        with pytest.raises(DamagedError, match=f"{path} is damaged"):
             read_state(files.url, "app", Totals())
 
     def test_a_copy_of_a_store_is_verified_for_itself(self, tmp_path: Path) -> None:
@@ -636,7 +640,7 @@ class TestApplications:
         stored = runs_io.write_bytes(one, "a/b", b"data")
         assert bytes(runs_io.read_bytes(one, stored)) == b"data"
         other.create("a/b", b"date")
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedError):
             runs_io.read_bytes(other, stored)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state.errors import Damaged
+from persistent_state.errors import DamagedError
 from persistent_state.event_time.positions import MOST_SPANS
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store import late_rows
@@ -82,9 +82,9 @@ def test_a_lost_file_is_named_and_a_task_can_start_anew_without_it(tmp_path: Pat
     lost.unlink()
     for n in range(2 * late_rows.MANY):
         entry = play(log, plan, rows_of(100 + n, None), placed=False)
-    with pytest.raises(Damaged, match=rf"{lost.name}.*; restore it, or start the task anew"):
+    with pytest.raises(DamagedError, match=rf"{lost.name}.*; restore it, or reset the task"):
         start(log, [plan])
-    entry = start(log, [plan], anew=["Total"])
+    entry = start(log, [plan], reset=["Total"])
     assert entry.tasks["Total"].sides == ()
 
 

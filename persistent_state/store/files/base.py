@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from persistent_state.errors import Exists, InvalidInput, StoreUnavailable
+from persistent_state.errors import ExistsError, InvalidInputError, StoreUnavailableError
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 Names: TypeAlias = list[str]
@@ -32,8 +32,8 @@ class Files(ABC):
     """The files below one url. A path is relative to it: "a/b/c"; the folder "" is the url itself.
 
     A value that can be pickled and sent to workers. Its storage options, which may be secret, are in no repr and no
-    message. Every method raises InvalidInput for a path that leads out of the url, and StoreUnavailable when the store
-    fails. Where a name can be a file's and a folder's at once, as on object stores, nothing prevents that.
+    message. Every method raises InvalidInputError for a path that leads out of the url, and StoreUnavailableError when the
+    store fails. Where a name can be a file's and a folder's at once, as on object stores, nothing prevents that.
     """
 
     near: ClassVar[bool] = True
@@ -46,13 +46,14 @@ class Files(ABC):
     def create(self, path: str, data: BytesLike) -> None:
         """Make a file of these bytes. Everyone sees all of it or none; of several creators of a name one wins.
 
-        Once it has returned, or said Exists, what has the name survives a power cut. Folders are made as needed.
+        Once it has returned, or said ExistsError, what has the name survives a power cut. Folders are made as needed.
 
         Raises:
-            Exists: the name is taken. What stands there was not changed. It may be this call's own, if the store's client has
+            ExistsError: the name is taken. What stands there was not changed. It may be this call's own, if the store's client
+            has
                 lost an answer and asked again.
-            StoreUnavailable: the store failed. The file is absent or whole; look before you try again.
-            InvalidInput: this store cannot promise the above.
+            StoreUnavailableError: the store failed. The file is absent or whole; look before you try again.
+            InvalidInputError: this store cannot promise the above.
         """
 
     @abstractmethod
@@ -67,20 +68,20 @@ class Files(ABC):
         """Create a file whose bytes only its creator can know: if it is there with these, an answer was lost on the way.
 
         Raises:
-            Exists: the name is taken by another. What stands there was not changed.
-            StoreUnavailable: the store failed as many times. The file is absent or whole.
+            ExistsError: the name is taken by another. What stands there was not changed.
+            StoreUnavailableError: the store failed as many times. The file is absent or whole.
         """
         for left in reversed(range(tries)):
             try:
                 return self.create(path, data)
-            except Exists:
+            except ExistsError:
                 try:
                     if self.read(path).equals(pa.py_buffer(data)):
                         return
                 except FileNotFoundError:
                     pass
                 raise
-            except StoreUnavailable:
+            except StoreUnavailableError:
                 if not left:
                     raise
 
@@ -108,12 +109,12 @@ class Files(ABC):
 
     def _checked(self, path: str) -> str:
         if any(part in ("", ".", "..") for part in path.split("/")):
-            raise InvalidInput(f"path={path!r} is not one inside the store; write it as 'a/b/c'.")
+            raise InvalidInputError(f"path={path!r} is not one inside the store; write it as 'a/b/c'.")
         return path
 
     def _checked_new(self, path: str) -> str:
         if path.rpartition("/")[2].startswith(TEMPORARY):
-            raise InvalidInput(f"path={path!r} has a temporary file's name; begin it with something else.")
+            raise InvalidInputError(f"path={path!r} has a temporary file's name; begin it with something else.")
         return self._checked(path)
 
     @contextmanager
@@ -123,7 +124,9 @@ class Files(ABC):
         except OSError as error:
             if may_be_absent and isinstance(error, FileNotFoundError):
                 raise
-            raise StoreUnavailable(f"path={path!r} in store={self.url!r}: {error}. Mend it, then try again.") from error
+            raise StoreUnavailableError(
+                f"path={path!r} in store={self.url!r}: {error}. Mend it, then try again."
+            ) from error
 
-    def _taken(self, path: str) -> Exists:
-        return Exists(f"path={path!r} in store={self.url!r} is taken.")
+    def _taken(self, path: str) -> ExistsError:
+        return ExistsError(f"path={path!r} in store={self.url!r} is taken.")

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.store.files.base import TEMPORARY, Ages, BytesLike, Files, Names
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
@@ -72,7 +72,7 @@ class LocalFiles(Files):
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
                 raise
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"store={self.url!r} is on a file system without hard links, where two writers cannot be told apart;"
                 " put it on another."
             ) from error

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInput
+from persistent_state.errors import InvalidInputError
 from persistent_state.store.files.base import Ages, BytesLike, Names
 from persistent_state.store.files.remote import RemoteFiles, status
 
@@ -34,7 +34,7 @@ class ObjectFiles(RemoteFiles):
     def create(self, path: str, data: BytesLike) -> None:
         size = memoryview(data).nbytes
         if size >= _LARGEST_PUT:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"path={path!r} has {size} bytes, more than an object store takes at once; use more shards."
             )
         self._checked_new(path)
@@ -46,7 +46,7 @@ class ObjectFiles(RemoteFiles):
                 if isinstance(error, FileExistsError) or status(error) == 412:
                     raise self._taken(path) from None
                 if isinstance(error, FileNotFoundError) or status(error) == 404:
-                    raise InvalidInput(
+                    raise InvalidInputError(
                         f"store={self.url!r} is in a bucket that does not exist; make it first."
                     ) from None
                 raise

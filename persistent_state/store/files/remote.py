@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import fsspec
 
-from persistent_state.errors import InvalidInput, StateError, StoreUnavailable
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
 from persistent_state.redact import without_secrets
 from persistent_state.store.files.base import Files
 
@@ -36,8 +36,8 @@ class Library:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the client that are not the user's to choose."""
 
-    def missing(self) -> InvalidInput:
-        return InvalidInput(
+    def missing(self) -> InvalidInputError:
+        return InvalidInputError(
             f"package={self.package!r} is missing for this store; pip install 'persistent-state[{self.extra}]'."
         )
 
@@ -56,9 +56,9 @@ LIBRARIES = {
 
 @dataclass(frozen=True)
 class RemoteFiles(Files):
-    """Files behind a network. Whatever a client library raises when its store fails becomes StoreUnavailable.
+    """Files behind a network. Whatever a client library raises when its store fails becomes StoreUnavailableError.
 
-    Credentials that the store refuses are InvalidInput, and so is a bucket that is missing when a file is created.
+    Credentials that the store refuses are InvalidInputError, and so is a bucket that is missing when a file is created.
     Neither a message nor the error behind it holds a storage option's value.
     """
 
@@ -101,8 +101,8 @@ class RemoteFiles(Files):
                 raise FileNotFoundError(f"path={path!r} in store={self.url!r} is absent.") from None
             raise self._told(path, error) from None
 
-    def _misused(self, error: Exception) -> InvalidInput:
-        return InvalidInput(
+    def _misused(self, error: Exception) -> InvalidInputError:
+        return InvalidInputError(
             f"the client of store={self.url!r} takes no such storage options {sorted(self.options)}:"
             f" {without_secrets(error, self.options)}; see docs/stores.md for what it takes."
         )
@@ -114,8 +114,8 @@ class RemoteFiles(Files):
         where, what = f"path={path!r} in store={self.url!r}", without_secrets(error, self.options)
         # gcsfs has nothing but a text for 403.
         if type(error).__name__ in _REFUSED or status(error) in (401, 403) or str(error).startswith("Forbidden:"):
-            return InvalidInput(f"{where} is refused: {what}. Check the credentials and what they permit.")
-        return StoreUnavailable(f"{where}: {what}. Mend it, then try again.")
+            return InvalidInputError(f"{where} is refused: {what}. Check the credentials and what they permit.")
+        return StoreUnavailableError(f"{where}: {what}. Mend it, then try again.")
 
 
 def status(error: BaseException) -> int | None:
