@@ -14,15 +14,15 @@ import pytest
 import monoids
 import persistent_state
 from persistent_state import Application
-from persistent_state.event_time import durations
 
-ROOT = Path(durations.__file__).parent.parent
+ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *(page for folder in ("docs", "benchmarks", "examples") for page in ROOT.glob(f"{folder}/**/*.md")),
     ]
 )
+assert ROOT / "README.md" in PAGES
 PATHS = re.compile(r"`((?:docs|examples|benchmarks|tests|persistent_state|monoids)/[A-Za-z0-9_./-]*[A-Za-z0-9_-])`")
 
 
