@@ -16,9 +16,9 @@ from monoids import Count
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
 from persistent_state.batch.messages import Blob
 from persistent_state.batch.shard import merge_shard
-from persistent_state.engine import arrow_source, silence
+from persistent_state.engine import arrow_source, idle_source
 from persistent_state.engine.arrow_source import ArrowReader
-from persistent_state.engine.silence import SilenceReader
+from persistent_state.engine.idle_source import IdleReader
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol.commits import Keeping, close, plan_batch, wake
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
@@ -179,12 +179,12 @@ class Silent:
 
     def start(self) -> None:
         entry = core.start(self.log, [self.plan], now=self.now)
-        self.reader = SilenceReader(self.plan, entry.epoch, lambda e: plan_batch(e, "Counts", self.reach, 0), (0,))
+        self.reader = IdleReader(self.plan, entry.epoch, lambda e: plan_batch(e, "Counts", self.reach, 0), (0,))
         self.offset = self.reader.initialOffset()
 
     def poll(self) -> Entry | None:
         """The entry of the micro-batch that is due; None if none is."""
-        with mock.patch.object(silence, "now_us", side_effect=lambda: self.now):
+        with mock.patch.object(idle_source, "now_us", side_effect=lambda: self.now):
             new = self.reader.latestOffset(self.offset, ReadMaxRows(1))
             if new == self.offset:
                 return None

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import FileSource, InvalidInputError, StateError, TaskFailedError
-from persistent_state.engine import collecting
-from persistent_state.engine.causes import as_own_error
+from persistent_state.engine import garbage
+from persistent_state.engine.failures import as_own_error
 from persistent_state.engine.run import Part, check_parts
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.collect import Collector
@@ -41,10 +41,10 @@ def test_a_collection_that_fails_for_any_reason_is_told_of_and_followed_by_other
         followed.set()
         return []
 
-    monkeypatch.setattr(collecting, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(garbage, "EVERY_SECONDS", 0.01)
     monkeypatch.setattr(Collector, "collect", collect)
     plan = core.plan_of(Totals(), SCHEMA)
-    collected = collecting.Collecting(plan.files, plan.application, Keeping())
+    collected = garbage.GarbageCollection(plan.files, plan.application, Keeping())
     collected.start(lambda: 1)
     assert followed.wait(60)
     collected.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,6 @@ from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import Blob
 from persistent_state.batch.plan import AT_MOST_ONCE, Plan
 from persistent_state.engine import failures
-from persistent_state.engine.workers import settle
 from persistent_state.errors import StateError
 from persistent_state.protocol import commits
 from persistent_state.sources.base import Reach, TimeReplayableSource
@@ -27,6 +27,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
 T = TypeVar("T")
+_has_frozen_imports = False
 SCHEMA = "label int, blob binary"
 
 BATCH_BYTES = 64 << 20
@@ -71,7 +72,7 @@ def blob_batches(blobs: Iterable[tuple[int, Blob]], labels: Sequence[int], attem
     except StateError as error:
         row = failures.as_row(error, attempts)
         some = [(label, row) for label in labels]
-    settle()
+    freeze_imports()
     if some:
         yield _batch(some)
 
@@ -204,6 +205,17 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return 0
         self._is_idle = True
         return 1
+
+
+def freeze_imports() -> None:
+    """Keep the garbage collector from what the first task of a Python worker leaves in memory, which saves 30 ms a task.
+
+    Nearly all of it are imports. Only the first call in a process does something. Cycles that are garbage by then stay.
+    """
+    global _has_frozen_imports
+    if not _has_frozen_imports:
+        gc.freeze()
+        _has_frozen_imports = True
 
 
 def now_us() -> int:

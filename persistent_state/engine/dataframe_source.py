@@ -28,7 +28,7 @@ from persistent_state.batch.messages import Basis, Blob, to_ipc
 from persistent_state.batch.plan import COLUMN, Plan
 from persistent_state.engine import failures
 from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, ArrowReader, blob_batches, load, now_us
-from persistent_state.engine.silence import SilenceReader
+from persistent_state.engine.idle_source import IdleReader
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, places, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.positions import NO_POSITION
@@ -266,7 +266,7 @@ def blobs_of_dataframe(
     blobs = _mapped(rows.select("*", *beside), step)
     if plan.settings.idle_after is None:
         return blobs
-    return blobs.union(load(rows.sparkSession, plan, SilenceReader(plan, epoch, basis_of, labels)))
+    return blobs.union(load(rows.sparkSession, plan, IdleReader(plan, epoch, basis_of, labels)))
 
 
 def _mapped(rows: DataFrame, step: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:

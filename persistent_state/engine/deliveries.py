@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from persistent_state.batch.plan import AT_MOST_ONCE, Plan
 from persistent_state.engine import frames
 from persistent_state.engine.arrow_source import now_us
-from persistent_state.engine.causes import as_own_error
+from persistent_state.engine.failures import as_own_error
 from persistent_state.errors import (
     DamagedError,
     FencedError,

@@ -1,18 +1,80 @@
-"""Errors of this package on their way to the driver: as rows, since Spark makes pages of text of what a worker raises."""
+"""Turn what fails in Spark, in its workers and in user code into errors of this package.
+
+A worker hands an error of this package to the driver as a row, because Spark logs pages of text about one that is raised.
+"""
 
 from __future__ import annotations
 
 import pickle
 import re
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from persistent_state.errors import StateError
+from persistent_state import errors
+from persistent_state.errors import StateError, TaskFailedError, places, raised
 
 _MARK = b"error "
 """How a row begins that holds an error; what else goes in its place is pickled, and begins otherwise."""
+
+_TRACE = "\n\nJVM stacktrace:"
+
+_OF_A_VALUE = r"22(?!000|KD)"
+"""SQLSTATEs of a value that an expression can't take, such as a zero to divide by: the next start would meet it again.
+
+Left out are those of whole data, such as Kafka's that is gone.
+"""
+
+
+def as_own_error(error: Exception, of: str) -> StateError:
+    """The error of this package that made a query fail in another process, or one with Spark's text."""
+    text = str(error)
+    # The last one raised: others before it are its causes.
+    for name, message in reversed(re.findall(r"persistent_state\.errors\.(\w+): (.+)", text)):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, StateError):
+            return kind(message.strip())
+    # The last one has no other condition between its own and its state.
+    conditions = re.findall(
+        r"(\[[A-Z][A-Z0-9_.]+\] (?:(?!\[[A-Z][A-Z0-9_.]+\] ).)*?) SQLSTATE: (\w{5})", text, re.DOTALL
+    )
+    if conditions and re.match(_OF_A_VALUE, conditions[-1][1]):
+        return TaskFailedError(f"{of}: Spark could not work out a value: {conditions[-1][0]}")
+    # The JVM's own trace is in the error behind this one.
+    return StateError(f"{of}: Spark failed: {text.split(_TRACE)[0] or repr(error)}")
+
+
+@contextmanager
+def naming(what: str, kind: type[StateError]) -> Iterator[None]:
+    """Let an error of user code say whose it is and where it was raised, as one of this kind; Spark's as it says itself."""
+    try:
+        yield
+    except StateError:
+        raise
+    except (PySparkException, Py4JError) as error:
+        raise as_own_error(error, f"{what}{places(error)}") from error
+    except Exception as error:
+        raise kind(f"{what} raised {raised(error)}; mend it.") from error
+
+
+@contextmanager
+def naming_a_lost_jvm() -> Iterator[None]:
+    """Let an error that comes of Spark's JVM being gone say so."""
+    try:
+        yield
+    except (Py4JError, ConnectionError) as error:
+        if not is_lost_jvm(error):
+            raise
+        raise StateError(f"Spark's JVM is gone ({error}); start the application in a new process.") from error
+
+
+def is_lost_jvm(error: Exception) -> bool:
+    """Return whether Spark's JVM is gone: the first call after that fails with Py4JError, later ones with ConnectionError."""
+    return isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError)
 
 
 def attempts(spark: SparkSession) -> int:
@@ -42,41 +104,3 @@ def error_of(row: bytes) -> StateError | None:
         return None
     error: StateError = pickle.loads(row[len(_MARK) :])
     return error
-
-
-class Watch:
-    """What the commits of one start tell the driver that watches them, and what it tells them.
-
-    A commit that fails tells the driver here and waits until its query is about to end. To raise would make Spark log pages
-    about it. A copy in another process is None: nobody watches there.
-    """
-
-    def __init__(self) -> None:
-        self.failed: tuple[str, Exception] | None = None
-        self.finished: set[str] = set()
-        self.is_stopping = False
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
-
-    def fail(self, task: str, error: Exception) -> None:
-        """Tell the driver that a task's commit failed, and wait until its query goes on to no other micro-batch."""
-        with self._lock:
-            if self.failed is None and not self.is_stopping:
-                self.failed = task, error
-        self._ended.wait()
-
-    def finish(self, task: str) -> None:
-        """Tell the driver that a micro-batch of a task was committed and handed out."""
-        self.finished.add(task)
-
-    def stop(self) -> None:
-        """From now on commits fail because their queries are stopped."""
-        with self._lock:
-            self.is_stopping = True
-
-    def end(self) -> None:
-        """Let go of the commits that failed: Spark knows that their queries have ended."""
-        self._ended.set()

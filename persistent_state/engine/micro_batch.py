@@ -19,12 +19,10 @@ from persistent_state.batch.messages import Blob, Descriptor
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard, read_values
 from persistent_state.engine import deliveries, failures
-from persistent_state.engine.arrow_source import new_id, now_us
-from persistent_state.engine.causes import naming
-from persistent_state.engine.failures import Watch
+from persistent_state.engine.arrow_source import freeze_imports, new_id, now_us
+from persistent_state.engine.failures import naming
 from persistent_state.engine.frames import NO_SINK, shown, types_of, values_schema
 from persistent_state.engine.session import settings
-from persistent_state.engine.workers import settle
 from persistent_state.errors import StateError
 from persistent_state.outputs import RunningValues
 from persistent_state.protocol import commits, deliver
@@ -100,7 +98,7 @@ def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int], attempts: 
                 state.update((json.dumps(list(map(run_to_json, merged.runs))),))
             except StateError as error:
                 answer = failures.as_row(error, attempts)
-        settle()
+        freeze_imports()
         yield pd.DataFrame({"shard": [shard], "descriptor": [answer]})
 
     return blobs.groupBy("label").applyInPandasWithState(
@@ -111,6 +109,44 @@ def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int], attempts: 
 def _timed(blob: Blob, now: int) -> Blob:
     """A blob whose basis has a batch time; where only Spark plans the parts, they are not told it, but shards are."""
     return blob if blob.basis.now else replace(blob, basis=replace(blob.basis, now=now))
+
+
+class Watch:
+    """What the commits of one start tell the driver that watches them, and what it tells them.
+
+    A commit that fails tells the driver here and waits until its query is about to end. To raise would make Spark log pages
+    about it. A copy in another process is None: nobody watches there.
+    """
+
+    def __init__(self) -> None:
+        self.failed: tuple[str, Exception] | None = None
+        self.finished: set[str] = set()
+        self.is_stopping = False
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+    def fail(self, task: str, error: Exception) -> None:
+        """Tell the driver that a task's commit failed, and wait until its query goes on to no other micro-batch."""
+        with self._lock:
+            if self.failed is None and not self.is_stopping:
+                self.failed = task, error
+        self._ended.wait()
+
+    def finish(self, task: str) -> None:
+        """Tell the driver that a micro-batch of a task was committed and handed out."""
+        self.finished.add(task)
+
+    def stop(self) -> None:
+        """From now on commits fail because their queries are stopped."""
+        with self._lock:
+            self.is_stopping = True
+
+    def end(self) -> None:
+        """Let go of the commits that failed: Spark knows that their queries have ended."""
+        self._ended.set()
 
 
 class Commit:

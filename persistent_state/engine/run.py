@@ -25,11 +25,11 @@ from persistent_state.engine import (
     micro_batch,
     sending,
 )
-from persistent_state.engine.causes import as_own_error, is_lost_jvm, naming_a_lost_jvm
-from persistent_state.engine.collecting import Collecting
 from persistent_state.engine.deliveries import Deliveries, Delivery
-from persistent_state.engine.failures import Watch
-from persistent_state.engine.micro_batch import Progress
+from persistent_state.engine.failures import as_own_error, is_lost_jvm, naming_a_lost_jvm
+from persistent_state.engine.garbage import GarbageCollection
+from persistent_state.engine.micro_batch import Progress, Watch
+from persistent_state.engine.reports import Listener, Reports
 from persistent_state.engine.session import (
     Scratch,
     check_scratch,
@@ -40,7 +40,6 @@ from persistent_state.engine.session import (
     settings,
 )
 from persistent_state.engine.signals import asked_to_stop
-from persistent_state.engine.telling import Listener, Telling
 from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StateError, TaskFailedError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka.source import KafkaSource
@@ -139,9 +138,9 @@ class Running:
         self._setup = setup
         self._log = log
         self._deliveries = deliveries
-        self._telling = Telling(setup.writer, [part.plan for part in setup.parts], entry, setup.to_the_end)
+        self._reports = Reports(setup.writer, [part.plan for part in setup.parts], entry, setup.to_the_end)
         self._scratch = Scratch(setup.spark, setup.scratch, arrow_source.now_us())
-        self._collecting = Collecting(setup.files, setup.application, setup.keeping)
+        self._garbage = GarbageCollection(setup.files, setup.application, setup.keeping)
         self._queries: list[StreamingQuery] = []
         self._commits = Watch()
         self._error: StateError | None = None
@@ -153,7 +152,7 @@ class Running:
             self._end()
             raise
         self._deliveries.start(lambda: self._entry.epoch)
-        self._collecting.start(lambda: self._entry.epoch)
+        self._garbage.start(lambda: self._entry.epoch)
         self._watcher = threading.Thread(target=self._watch, name=f"persistent-state {setup.application}", daemon=True)
         self._watcher.start()
 
@@ -170,7 +169,7 @@ class Running:
     @property
     def progress(self) -> Mapping[str, Progress]:
         """The newest progress of each task that has committed since this start."""
-        return dict(self._telling.newest)
+        return dict(self._reports.newest)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended; whether it has. SIGINT and SIGTERM end it cleanly.
@@ -272,8 +271,8 @@ class Running:
                     if self._setup.drains:
                         self._close()
                     self._deliveries.end(self._asked)
-            self._collecting.collect(self._entry.epoch)
-            self._telling.end(self._newest(), is_whole=self._setup.to_the_end and not self._asked.is_set())
+            self._garbage.collect(self._entry.epoch)
+            self._reports.end(self._newest(), is_whole=self._setup.to_the_end and not self._asked.is_set())
         except StateError as error:
             self._error = error
             if isinstance(error, _FINAL):
@@ -395,9 +394,9 @@ class Running:
             self._stop_queries,
             # What a fenced driver's sinks are in the middle of is another's now.
             partial(self._deliveries.stop, 0.0 if isinstance(self._error, FencedError) else deliveries.STOP_SECONDS),
-            self._collecting.stop,
+            self._garbage.stop,
             self._scratch.remove,
-            self._telling.close,
+            self._reports.close,
         )
         for end in ends:
             # One that fails, as all do through a JVM that is gone, keeps no other from its end.

@@ -11,7 +11,7 @@ import pytest
 
 from persistent_state import StateError, TaskFailedError
 from persistent_state.engine import failures
-from persistent_state.engine.failures import Watch
+from persistent_state.engine.micro_batch import Watch
 
 
 def failing(watch: Watch, task: str, error: Exception) -> threading.Thread:

@@ -39,7 +39,7 @@ import psutil
 import pyarrow as pa
 
 from persistent_state import FencedError, Message, PersistentState, application
-from persistent_state.engine import collecting, micro_batch, run
+from persistent_state.engine import garbage, micro_batch, run
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
@@ -141,7 +141,7 @@ def watch(steps: Steps) -> None:
 
     setattr(application, "open_files", open_files)  # noqa: B010
     setattr(application, "Keeping", partial(Keeping, grace=0))  # noqa: B010
-    collecting.EVERY_SECONDS = 0.3
+    garbage.EVERY_SECONDS = 0.3
     for name in PHASES:
         place = {"take_over": takeover, "collect": Collector}.get(name, commits)
         setattr(place, name, steps.phase(name, getattr(place, name)))

@@ -14,7 +14,7 @@ from monoids import Sum
 from persistent_state import FileSource, Message, NonWindowState, PersistentState, PersistentTask
 from persistent_state.batch.combine import combine
 from persistent_state.batch.shard import merge_shard
-from persistent_state.engine.notices import EVERY, Notices
+from persistent_state.engine.reports import EVERY, TaskReport
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits
 from persistent_state.protocol.commits import Keeping
@@ -56,7 +56,7 @@ class Run:
         self.log = Log(self.files, self.plan.application)
         self.entry = core.start(self.log, [self.plan])
         self.source.open([], {})
-        self.notices = Notices(self.plan, self.entry, first=0)
+        self.report = TaskReport(self.plan, self.entry, first=0)
 
     def read(self, now: float = 0) -> str | None:
         """Read what there is to read in one micro-batch; what is said of it."""
@@ -70,7 +70,7 @@ class Run:
         descriptor = merge_shard(self.plan, 0, combine(self.plan, basis, 0, 1, chunks), None, core.new_id)
         self.entry = core.commit(self.log, [descriptor])
         messages = descriptor.advance.counts.get("messages", 0)
-        return self.notices.note(messages, self.entry.tasks[self.plan.name].counts(), now)
+        return self.report.note(messages, self.entry.tasks[self.plan.name].counts(), now)
 
     def close(self) -> Entry:
         self.entry = commits.close(self.log, self.entry.epoch, now=0, keeping=Keeping())
@@ -86,7 +86,7 @@ def write(folder: Path, name: str, *times: int | None) -> Path:
 def test_a_run_that_has_all_in_a_checkpoint_has_nothing_to_warn_of(tmp_path: Path) -> None:
     run = Run(write(tmp_path, "0.parquet", 1, 2, 12), Words())
     assert run.read() is None
-    assert run.notices.end(run.close(), is_whole=True) == (
+    assert run.report.end(run.close(), is_whole=True) == (
         logging.INFO,
         "task=Words: 3 messages read. The newest checkpoint is at clock=1970-01-01T00:00:00.000020Z (20).",
     )
@@ -96,24 +96,24 @@ def test_a_run_says_what_lies_above_its_clock_and_how_to_get_it(tmp_path: Path) 
     run = Run(write(tmp_path, "0.parquet", 1, 12), Words())
     run.read()
     above = ": messages up to 1970-01-01T00:00:00.000012Z wait above it for newer ones; run(drain=True) checkpoints them now."
-    assert run.notices.end(run.entry, is_whole=True) == (
+    assert run.report.end(run.entry, is_whole=True) == (
         logging.WARNING,
         f"task=Words: 2 messages read. The newest checkpoint is at clock=1970-01-01T00:00:00.000010Z (10){above}",
     )
     # Another task of the application holds the clock.
-    level, line = run.notices.end(replace(run.entry, clock=BEGINNING), is_whole=True)
+    level, line = run.report.end(replace(run.entry, clock=BEGINNING), is_whole=True)
     assert (level, line) == (logging.WARNING, f"task=Words: 2 messages read. There is no checkpoint yet{above}")
     # One that is stopped, or goes on for ever, has always something there.
-    assert run.notices.end(run.entry, is_whole=False)[0] == logging.INFO
+    assert run.report.end(run.entry, is_whole=False)[0] == logging.INFO
 
 
 def test_a_run_that_found_nothing_at_all_says_so(tmp_path: Path) -> None:
     run = Run(tmp_path, Words())
-    assert run.notices.end(run.entry, is_whole=True) == (
+    assert run.report.end(run.entry, is_whole=True) == (
         logging.WARNING,
         "task=Words: 0 messages read. There is no checkpoint yet.",
     )
-    assert run.notices.end(run.entry, is_whole=False)[0] == logging.INFO
+    assert run.report.end(run.entry, is_whole=False)[0] == logging.INFO
 
 
 @pytest.mark.parametrize("idle_after", [None, 5])
@@ -121,10 +121,10 @@ def test_a_silent_channel_that_holds_the_clock_is_named(idle_after: int | None) 
     settings = Settings(10, ahead=2**62, idle_after=idle_after)
     plan = core.plan_of(Words(), SCHEMA, channel="word", settings=settings)
     log = Log(plan.files, plan.application)
-    notices = Notices(plan, core.start(log, [plan]), first=0)
+    report = TaskReport(plan, core.start(log, [plan]), first=0)
     rows = pa.RecordBatch.from_pylist([{"ts": 5, "word": "a"}], SCHEMA)
     entry = core.play(log, plan, rows, channels={"a": False, "b": False, "c": True})
-    said = "1 channel, such as 'b', delivered nothing: idle_after lets it go." in notices.end(entry, is_whole=True)[1]
+    said = "1 channel, such as 'b', delivered nothing: idle_after lets it go." in report.end(entry, is_whole=True)[1]
     assert said == (idle_after is None)
 
 
@@ -132,7 +132,7 @@ def test_values_that_do_not_fit_are_told_with_what_fits(tmp_path: Path) -> None:
     run = Run(write(tmp_path, "0.parquet", *range(60)), Words("Msg", "x"))
     said = f"60 of 60 rows did not count: 60 'value does not fit' (Sum holds int64). {SEE.format('Msg')}{STOP}"
     assert run.read() == f"task=Msg: {said}"
-    level, line = run.notices.end(run.close(), is_whole=True)
+    level, line = run.report.end(run.close(), is_whole=True)
     assert (level, line.endswith(f"(60). {said}")) == (logging.WARNING, True)
 
 
@@ -195,7 +195,7 @@ def test_timestamps_of_another_unit_in_a_running_application_are_told_with_what_
     before.close()
     run = Run(write(tmp_path, "1.parquet", 1_767_225_601), Words(), before.files)
     run.plan = replace(run.plan, timestamp_unit=None)
-    run.notices = Notices(run.plan, run.entry, first=0)
+    run.report = TaskReport(run.plan, run.entry, first=0)
     said = run.read() or ""
     assert "1 of 1 rows did not count: 1 'late' (" in said
     assert "; an int64 is microseconds, unless timestamp_unit says another unit)." in said
@@ -210,10 +210,10 @@ def test_warnings_come_when_there_is_more_to_tell_and_not_too_often(tmp_path: Pa
     write(tmp_path, "2.parquet", None)
     assert run.read(now=100 + 2 * EVERY + 1) is None
     # What was not said yet is said at the end, and once.
-    assert run.notices.end(run.entry, is_whole=False)[0] == logging.WARNING
-    assert run.notices.end(run.entry, is_whole=False)[0] == logging.INFO
+    assert run.report.end(run.entry, is_whole=False)[0] == logging.WARNING
+    assert run.report.end(run.entry, is_whole=False)[0] == logging.INFO
     # A run tells all at its end, whatever it said before.
-    assert run.notices.end(run.close(), is_whole=True)[0] == logging.WARNING
+    assert run.report.end(run.close(), is_whole=True)[0] == logging.WARNING
 
 
 def test_rows_of_runs_before_are_not_told_again(tmp_path: Path) -> None:
@@ -222,9 +222,9 @@ def test_rows_of_runs_before_are_not_told_again(tmp_path: Path) -> None:
     before.close()
     run = Run(write(tmp_path, "1.parquet", 12), Words(), before.files)
     assert run.read() is None
-    assert run.notices.end(run.close(), is_whole=True)[0] == logging.INFO
+    assert run.report.end(run.close(), is_whole=True)[0] == logging.INFO
 
 
 def test_only_the_reasons_of_most_rows_are_named(tmp_path: Path) -> None:
     run = Run(write(tmp_path, "0.parquet", 1), Words())
-    assert "4 'd', 3 'c', 2 'b', and 1 more reason." in (run.notices.note(0, {"a": 1, "b": 2, "c": 3, "d": 4}, 0) or "")
+    assert "4 'd', 3 'c', 2 'b', and 1 more reason." in (run.report.note(0, {"a": 1, "b": 2, "c": 3, "d": 4}, 0) or "")

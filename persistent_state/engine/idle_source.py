@@ -27,7 +27,7 @@ AGAIN = 5_000_000
 """Microseconds until the log is asked again whether a task holds the global clock, though it was silent."""
 
 
-class SilenceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A source beside a stream, without rows, that moves on when the stream's channels have all been silent.
 
     They are if none has delivered for `idle_after`, and the task still holds the global clock: then a micro-batch is due in

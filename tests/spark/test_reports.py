@@ -112,10 +112,10 @@ def test_a_start_tells_at_once(spark: SparkSession, tmp_path: Path, caplog: pyte
 
 
 def test_a_run_that_is_refused_leaves_nobody_who_listens(spark: SparkSession, tmp_path: Path) -> None:
-    from persistent_state.engine import telling
+    from persistent_state.engine import reports
 
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"ts": [1_767_225_600], "word": ["a"]}, SCHEMA), tmp_path / "in" / "0.parquet")
     with pytest.raises(InvalidInputError, match="timestamp_unit='s'"):
         ran(spark, tmp_path, Words())
-    assert telling._runs == {}
+    assert reports._runs == {}

@@ -21,7 +21,7 @@ STOP_SECONDS = 60.0
 _logger = logging.getLogger("persistent_state")
 
 
-class Collecting:
+class GarbageCollection:
     """The collections of a run. `start` comes first, then `stop`, and perhaps `collect` for a last one."""
 
     def __init__(self, files: Files, application: str, keeping: Keeping) -> None:
