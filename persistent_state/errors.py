@@ -1,4 +1,4 @@
-"""Errors that users see, and what user code raised and where."""
+"""Errors that users see, and the places in user code that raised."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _LIBRARY = tuple(f"{Path(file).parent}/" for file in (__file__, monoids.__file__
 _STANDARD = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 
 FRAMES = 3
-"""How many places are named at the most, the innermost first."""
+"""The most places that are named, the innermost first."""
 
 
 def raised(error: BaseException) -> str:
-    """Return what user code raised, and where."""
+    """Return an error that user code raised, and the places that it came through, as text."""
     return f"{error!r}{places(error)}"
 
 
 def places(error: BaseException) -> str:
     """Return " at " and the innermost places outside this package that an error came through; "" if there are none.
 
-    They are the user's own: others, in packages that are installed, are named only if there are no places but these.
+    Places in installed packages are named only if there are no others.
     """
     outside = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__) if _is_outside(frame.f_code)]
     own = [place for place in outside if not _is_installed(place[0])] or outside
@@ -45,7 +45,7 @@ def _is_installed(code: CodeType) -> bool:
 
 
 class StateError(Exception):
-    """Base of every error that this package raises: one sentence says what is wrong and what to do."""
+    """The base of every error that this package raises. Its message says what is wrong and what to do."""
 
 
 class InvalidInputError(StateError):
@@ -53,11 +53,11 @@ class InvalidInputError(StateError):
 
 
 class StoreUnavailableError(StateError):
-    """The store did not do what was asked. Nothing is known to be damaged; try again."""
+    """The store did not answer or did not do what was asked. Nothing is known to be damaged; try again."""
 
 
 class ExistsError(StateError):
-    """`create` found the name taken. What stands there was not changed."""
+    """A file of this name exists. It was not changed; look at it."""
 
 
 class CommitUnknownError(StateError):
@@ -73,8 +73,8 @@ class DisagreementError(StateError):
 
 
 class DamagedError(StateError):
-    """A file of the store is not what was written. It is named, and never used."""
+    """A file of the store is not what was written. It is named and never used. Restore it, or read another clock."""
 
 
 class TaskFailedError(StateError):
-    """User code raised, or met a bad row under `on_bad_row="fail"`. Channel, position and key are named."""
+    """User code raised, or a row was bad under `on_bad_row="fail"`. Channel, position and key are named. Fix the task."""

@@ -1,4 +1,4 @@
-"""Arrow values and clocks as JSON, as text, and in tables: what people, files and other programs are shown."""
+"""Write Arrow values and clocks as JSON, as text and in tables; read clocks that users give."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON."""
+    """Return a value as one line of JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def plain(value: pa.Scalar) -> Any:
-    """An Arrow value as JSON knows values.
+    """Return an Arrow value as JSON knows values.
 
     Times are ISO text, or an integer of their unit where they are beyond the year 9999; bytes are base64, decimals, NaN and
     infinities text, and maps objects whose keys are text.
@@ -71,7 +71,7 @@ def _zulu(iso: str) -> str:
 
 
 def show_clock(clock: int | None) -> str:
-    """A clock (microseconds UTC) as ISO text; as the number itself beyond the years 1 to 9999."""
+    """Return a clock (microseconds UTC) as ISO text, or as the number itself beyond the years 1 to 9999."""
     if clock is None or clock == BEGINNING:
         return "none yet"
     try:
@@ -81,7 +81,7 @@ def show_clock(clock: int | None) -> str:
 
 
 def full_clock(clock: int | None) -> str:
-    """Return a clock as ISO text and as microseconds, of which Python takes the one and the command line both."""
+    """Return a clock as ISO text and as microseconds. `read_clock` takes both."""
     return show_clock(clock) if clock is None or clock == BEGINNING else f"{show_clock(clock)} ({clock})"
 
 
@@ -95,7 +95,7 @@ def show_identity(value: Any) -> str:
         # What bounds a state in time, in microseconds.
         return ", ".join(f"{name}={part} microseconds" for name, part in value.items())
     parts = [f"{name}={show_identity(part)}" for name, part in value["parameters"].items()]
-    # The type of what is put together is said by its parts.
+    # The parts of a composed monoid tell its type.
     is_composed = any(isinstance(part, dict) for part in value["parameters"].values())
     return f"{value['name']}({', '.join([*parts, *([] if is_composed else [value['type']])])})"
 
@@ -122,7 +122,7 @@ def read_clock(given: Clock) -> int:
         found = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     except ValueError as error:
         raise InvalidInputError(
-            f"clock={text!r} is no time; say microseconds since 1970, or ISO such as 2013-01-31T12:00:00Z."
+            f"clock={text!r} is not a time; give microseconds since 1970, or ISO text such as 2013-01-31T12:00:00Z."
         ) from error
     zoned = found if found.tzinfo else found.replace(tzinfo=timezone.utc)
     return (zoned - _EPOCH) // timedelta(microseconds=1)
@@ -135,7 +135,7 @@ Row = Sequence[str]
 
 
 def state(found: pa.Table, rows: Sequence[Sequence[pa.Scalar]], keys: int, clock: int) -> Iterator[str]:
-    """The rows of a state, of which there are `keys`, and what they are."""
+    """Yield a table of these rows of a state, and a line with the number of all `keys` and the clock."""
     numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     right = {i for i, field in enumerate(found.schema) if any(is_one(field.type) for is_one in numbers)}
     shown = [[shortened(_printable(cell(value))) if value.is_valid else "null" for value in row] for row in rows]
@@ -146,7 +146,7 @@ def state(found: pa.Table, rows: Sequence[Sequence[pa.Scalar]], keys: int, clock
 
 
 def table(heads: Row, rows: Sequence[Row], right: Collection[int] = ()) -> Iterator[str]:
-    """Rows below their heads; columns are as wide as what is in them, and those in `right` end at one place."""
+    """Yield a table: heads, a rule, rows. A column is as wide as its widest cell; those in `right` are aligned right."""
     # Names of channels and tasks are data, too.
     rows = [[_printable(text) for text in row] for row in rows]
     widths = [max(map(_width, column)) for column in zip(heads, *rows, strict=True)]
@@ -159,22 +159,23 @@ def table(heads: Row, rows: Sequence[Row], right: Collection[int] = ()) -> Itera
 
 
 def cell(value: pa.Scalar) -> str:
-    """A value as text; nothing for null."""
+    """Return a value as text; the empty text for null."""
     shown = plain(value)
     return "" if shown is None else shown if isinstance(shown, str) else to_json(shown)
 
 
 def _printable(text: str) -> str:
-    """The text, or if letters of it would disturb a terminal, its JSON."""
+    """Return the text, or its JSON if it has characters that would disturb a terminal."""
     return text if text.isprintable() else json.dumps(text)
 
 
 def shortened(text: str) -> str:
+    """Return the text, cut to `WIDEST` characters."""
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
 
 
 def _width(text: str) -> int:
-    """How many places of a terminal the text takes."""
+    """Return how many places of a terminal the text takes."""
     return sum(
         0 if unicodedata.combining(letter) else 1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text
     )

@@ -1,4 +1,4 @@
-"""Where a task's values go: running values of each micro-batch, or values at each checkpoint clock."""
+"""Outputs of a task: running values of each micro-batch, or values at each checkpoint clock."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def check_takes(name: str, function: Any, *arguments: str) -> None:
-    """Refuse what can't be called with these arguments; `name` says which parameter it was given as.
+    """Refuse what can't be called with these arguments; `name` is the parameter that it was given as.
 
     Raises:
-        InvalidInputError: it can't.
+        InvalidInputError: It is not a function, or takes other arguments.
     """
     wanted = f"a function of ({', '.join(arguments)})"
     if not callable(function):
@@ -28,7 +28,7 @@ def check_takes(name: str, function: Any, *arguments: str) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Some that are written in C tell none.
+        # Some functions that are written in C have no signature.
         return
     try:
         signature.bind(*arguments)
@@ -99,7 +99,7 @@ def check_places(tasks: Mapping[str, Outputs]) -> None:
     """Refuse outputs that would take each other's clocks for their own.
 
     Raises:
-        InvalidInputError: two outputs, of one task or of two, write to a place that keeps one record for both.
+        InvalidInputError: Two outputs, of one task or of two, write to a place that keeps one record for both.
     """
     known: dict[Hashable, str] = {}
     for task, outputs in tasks.items():
@@ -115,10 +115,10 @@ def check_places(tasks: Mapping[str, Outputs]) -> None:
 
 
 def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
-    """The outputs that a user gives a task: a sink or a function alone is given values at each clock.
+    """Sort the outputs that a user gives a task. A sink or a function alone is given values at each clock.
 
     Raises:
-        InvalidInputError: one is no output, or two have one name.
+        InvalidInputError: One is not an output, or two have the same name.
     """
     listed = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
     running, at_clock = [], []
@@ -128,8 +128,8 @@ def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
         # A class is a function too, but only by mistake.
         if isinstance(given_to, type) or not (callable(given_to) or isinstance(given_to, Sink)):
             raise InvalidInputError(
-                f"task={task}: sink={given_to!r} is no output; give a Sink, a function of (values, clock), ValuesAtClock or "
-                "RunningValues."
+                f"task={task}: sink={given_to!r} is not an output; give a Sink, a function of (values, clock), ValuesAtClock "
+                "or RunningValues."
             )
         if not isinstance(given_to, Sink):
             check_takes(

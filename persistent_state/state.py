@@ -1,4 +1,4 @@
-"""The states a task can keep: what users name in `persistent_state()` and are handed in `process_message`."""
+"""States that a task can keep: `persistent_state()` returns one, and `process_message` is handed one."""
 
 from __future__ import annotations
 
@@ -26,28 +26,36 @@ class PersistentState(ABC, Generic[T]):
 
     @abstractmethod
     def update(self, timestamp: int, value: T | None) -> None:
-        """Add a value at a message's timestamp (microseconds UTC). None is no update.
+        """Add a value to the state.
 
-        It is an item, and prepared, where the state is given as an Aggregator.
+        Args:
+            timestamp: The message's timestamp in microseconds UTC.
+            value: A value of the monoid. It is an item, which the Aggregator prepares, if the state was given an Aggregator.
+                None is no update.
         """
 
     @abstractmethod
     def get(self) -> T:
-        """The fold of everything of this key processed so far, above the checkpoint clock too.
+        """Return the fold of all updates of this key so far, those above the checkpoint clock too.
+
+        Returns:
+            A value of the monoid; its zero if the key has none yet.
 
         Raises:
-            InvalidInputError: the task does not say `reads_state = True`.
+            InvalidInputError: The task does not set `reads_state = True`.
         """
 
 
 class KeptState(PersistentState[T]):
-    """What `NonWindowState` and `WindowState` have in common: a monoid, and how its values are prepared and presented.
+    """The common base of `NonWindowState` and `WindowState`: a monoid, and how its values are prepared and presented.
 
-    Given an Aggregator, its monoid is the state's, updates are items that it prepares, and outputs show what it presents. Only
-    the monoid and what bounds it in time are the state's identity: what prepares and presents may change from start to start.
+    A state that is given an Aggregator has its monoid, prepares updates by it and presents values by it in outputs. Only the
+    monoid and the windows or time to live are the state's identity: an Aggregator may change from start to start.
 
-    `aggregator` is what presents values in outputs: the one that was given, or a Summary's own; None: they are shown as they
-    are. `windowing` is what bounds values in time, if anything does.
+    Attributes:
+        aggregator: What presents values in outputs: the Aggregator that was given, or a Summary's own. None if outputs show
+            the values as they are.
+        windowing: The windows or the time to live of the values; None if there is neither.
     """
 
     def __init__(self, monoid: Monoid[T] | Aggregator[Any, T, Any], windowing: Windowing | None) -> None:
@@ -55,11 +63,11 @@ class KeptState(PersistentState[T]):
         own = monoid if aggregator is None else aggregator.monoid
         if not isinstance(own, Monoid):
             raise InvalidInputError(
-                f"{type(self).__name__}({monoid!r}) is given no monoid; give an instance, such as monoids.Sum()."
+                f"{type(self).__name__}({monoid!r}) has no monoid; give it an instance, such as monoids.Sum()."
             )
         if aggregator is None and hasattr(own, "present") and not isinstance(own, Summary):
             raise InvalidInputError(
-                f"{type(self).__name__}({monoid!r}): the present of {type(own).__name__} would never be called, as it is no "
+                f"{type(self).__name__}({monoid!r}): the present of {type(own).__name__} would never be called, as it is not a "
                 "Summary; make it a subclass of Summary, or give the state an Aggregator with this present."
             )
         self._monoid = own
@@ -79,15 +87,15 @@ class KeptState(PersistentState[T]):
 
     @property
     def prepare(self) -> Callable[[Any], T] | None:
-        """What makes a value of an update, which is then an item; None where updates are values."""
+        """What makes a value of an update that is an item; None if updates are values."""
         return self._prepare
 
     @property
     def presented(self) -> pa.DataType:
-        """The Arrow type of what outputs show of a value.
+        """The Arrow type of a value in outputs.
 
         Raises:
-            InvalidInputError: it is not known.
+            InvalidInputError: The type is not known.
         """
         found = self._monoid.type if self.aggregator is None else self.aggregator.type
         if found is None:
@@ -98,17 +106,23 @@ class KeptState(PersistentState[T]):
         return found
 
     def present(self, column: pa.Array) -> pa.Array:
-        """What outputs show of each value of a column of the monoid's type; null of null.
+        """Present each value of a column as outputs show it.
 
-        It is what an Aggregator or a Summary presents, and the value itself of any other monoid.
+        An Aggregator or a Summary presents the values. Values of any other monoid are shown as they are.
+
+        Args:
+            column: An array of the monoid's Arrow type.
+
+        Returns:
+            An array of the type `presented`; null where `column` is null.
 
         Raises:
-            MonoidError: the type is not known, or is not that of what is presented.
+            MonoidError: The type of what is presented is not known, or is another one.
         """
         return column if self.aggregator is None else self.aggregator.present_column(column)
 
     def identity(self) -> dict[str, Any]:
-        """What a store must have been written with to be this state."""
+        """Return what the log records of the state: a store that was written with another identity is refused."""
         window = {} if self.windowing is None else {"window": self.windowing.identity()}
         return {"state": type(self).__name__, "monoid": self._monoid.identity, **window}
 
@@ -116,12 +130,21 @@ class KeptState(PersistentState[T]):
 class NonWindowState(KeptState[T]):
     """One monoid value per key, over all time, or until the key has had no message for longer than `ttl`.
 
-    The state at clock T holds every on-time update with timestamp < T, once. With a `ttl`, such as "30 days" or a timedelta, it
-    holds those since the last gap between two messages of the key that is longer, and is zero if the newest is older than
-    T - ttl: what it is depends on timestamps only. What has expired takes no room.
+    The state at clock T holds every on-time update with timestamp < T, once. With a `ttl`, it holds the updates since the last
+    gap between two messages of the key that is longer than `ttl`, and is zero if the newest message is older than T - ttl. So
+    it depends on timestamps only. Expired values take no room.
+
+    Args:
+        monoid: How values are added, such as `monoids.Sum()`; or an Aggregator, which also prepares and presents values.
+        ttl: The time to live: a text such as "30 days", or a `timedelta`. By default values are kept for ever.
 
     Raises:
-        InvalidInputError: there is no monoid, or the time to live is not longer than nothing.
+        InvalidInputError: `monoid` is not a monoid, or the time to live is not longer than 0.
+
+    Example:
+        >>> from monoids import Sum
+        >>> NonWindowState(Sum(), ttl="30 days").monoid
+        Sum(int64)
     """
 
     def __init__(self, monoid: Monoid[T] | Aggregator[Any, T, Any], ttl: Duration | None = None) -> None:
@@ -132,11 +155,21 @@ class WindowState(KeptState[T]):
     """One monoid value per key and window of event time: a `TumblingWindow`, a `SlidingWindow` or a `SessionWindow`.
 
     A window closes at the first checkpoint clock at or above its end, and its value is final: outputs are given each window
-    once, when it closes. The state at a clock is that of the windows which are open then and hold a message. What no open
-    window needs takes no room.
+    once, when it closes. The state at a clock has the windows that are open then and hold a message. Messages that no open
+    window needs take no room.
+
+    Args:
+        monoid: How values are added, such as `monoids.Sum()`; or an Aggregator, which also prepares and presents values.
+        window: The windows of event time.
 
     Raises:
-        InvalidInputError: there is no monoid, or no window.
+        InvalidInputError: `monoid` is not a monoid, or `window` is not a window.
+
+    Example:
+        >>> from monoids import Average
+        >>> from persistent_state import SlidingWindow
+        >>> WindowState(Average(), SlidingWindow("3 hours", "1 hour")).windowing
+        SlidingWindow('3 hours', '1 hour')
     """
 
     def __init__(self, monoid: Monoid[T] | Aggregator[Any, T, Any], window: SlidingWindow | SessionWindow) -> None:

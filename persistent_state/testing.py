@@ -1,4 +1,4 @@
-"""Running a task without Spark: what users test with."""
+"""Run a task without Spark, in tests."""
 
 from __future__ import annotations
 
@@ -161,10 +161,10 @@ def _delete_all(plan: Plan) -> None:
 
 
 def _timestamps(messages: Sequence[Message]) -> pa.Array:
-    """The messages' timestamps as a column: integers, or times if they are datetimes.
+    """Return the messages' timestamps as a column: integers, or times if they are datetimes.
 
     Raises:
-        InvalidInputError: one is neither, or some are one and some the other.
+        InvalidInputError: One is neither, or both kinds are mixed.
     """
     kinds = set()
     for i, message in enumerate(messages):

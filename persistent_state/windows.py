@@ -1,6 +1,6 @@
-"""Windows of event time, and what of a state outlives its time, as pure functions of timestamps.
+"""Windows of event time and the time to live of a state, as pure functions of timestamps.
 
-Timestamps are microseconds UTC and ranges half-open. A message whose window has no room for it is in no window.
+Timestamps are microseconds UTC and ranges are half-open. A message in a gap between windows is in no window.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIME = pa.timestamp("us", "UTC")
 """The Arrow type of clocks and of windows' times in what users read."""
 
 FINAL = "final"
-"""The column that says whether a window's value is final: bool."""
+"""The column that is true if a window's value is final: bool."""
 
 Times = NDArray[np.int64]
 
@@ -36,7 +36,7 @@ def length(name: str, given: Duration) -> int:
     """Return the microseconds of a duration that bounds a state; `name` is that of the parameter.
 
     Raises:
-        InvalidInputError: it is no duration, not longer than nothing, or far too long.
+        InvalidInputError: It is not a duration, not longer than 0, or far too long.
     """
     found = positive(name, given)
     if found > LONGEST:
@@ -44,7 +44,7 @@ def length(name: str, given: Duration) -> int:
     return found
 
 
-def _said(length: int) -> str:
+def _text(length: int) -> str:
     return show_duration(length).replace(",", "")
 
 
@@ -59,7 +59,7 @@ class SlidingWindow:
         slide: The time between the beginnings of two windows, as a text or a `timedelta`.
 
     Raises:
-        InvalidInputError: One of them is not a duration, or not longer than nothing.
+        InvalidInputError: One of them is not a duration, or not longer than 0.
 
     Example:
         >>> SlidingWindow("3 hours", "1 hour")
@@ -74,28 +74,28 @@ class SlidingWindow:
         object.__setattr__(self, "slide", length("slide", slide))
 
     def __repr__(self) -> str:
-        return f"SlidingWindow({_said(self.size)!r}, {_said(self.slide)!r})"
+        return f"SlidingWindow({_text(self.size)!r}, {_text(self.slide)!r})"
 
     # A pane is a stretch of time in which no window begins or ends: windows share panes.
 
     def pane(self, times: Times) -> Times:
-        """The beginning of the pane of each timestamp."""
+        """Return the beginning of the pane of each timestamp."""
         within = times % self.slide
         edge = self.size % self.slide
         begins: Times = times - within
         return begins + np.where(within >= edge, edge, 0) if edge else begins
 
     def is_met(self, times: Times) -> NDArray[np.bool_]:
-        """Which timestamps are in any window."""
+        """Return True for each timestamp that is in a window."""
         return np.asarray(times % self.slide < self.size)
 
     def first(self, times: Times) -> Times:
-        """The beginning of the first window that holds each timestamp."""
+        """Return the beginning of the first window that holds each timestamp."""
         begins: Times = ((times - self.size) // self.slide + 1) * self.slide
         return begins
 
     def last(self, times: Times) -> Times:
-        """The beginning of the last window that holds each timestamp."""
+        """Return the beginning of the last window that holds each timestamp."""
         begins: Times = times // self.slide * self.slide
         return begins
 
@@ -110,7 +110,7 @@ class TumblingWindow(SlidingWindow):
         size: How long each window is: a text such as "1 hour", or a `timedelta`.
 
     Raises:
-        InvalidInputError: The size is not a duration, or not longer than nothing.
+        InvalidInputError: The size is not a duration, or not longer than 0.
 
     Example:
         >>> TumblingWindow("1 hour")
@@ -121,17 +121,22 @@ class TumblingWindow(SlidingWindow):
         super().__init__(size, size)
 
     def __repr__(self) -> str:
-        return f"TumblingWindow({_said(self.size)!r})"
+        return f"TumblingWindow({_text(self.size)!r})"
 
 
 @dataclass(frozen=True)
 class SessionWindow:
     """Sessions of a key: messages of which each is less than `gap` after one before it. A session ends `gap` after its last.
 
-    `gap` is a duration, such as "30 minutes" or a timedelta.
+    Args:
+        gap: The time without a message that ends a session: a text such as "30 minutes", or a `timedelta`.
 
     Raises:
-        InvalidInputError: it is no duration, or not longer than nothing.
+        InvalidInputError: The gap is not a duration, or not longer than 0.
+
+    Example:
+        >>> SessionWindow("30 minutes")
+        SessionWindow('30 minutes')
     """
 
     gap: int
@@ -140,7 +145,7 @@ class SessionWindow:
         object.__setattr__(self, "gap", length("gap", gap))
 
     def __repr__(self) -> str:
-        return f"SessionWindow({_said(self.gap)!r})"
+        return f"SessionWindow({_text(self.gap)!r})"
 
     def identity(self) -> dict[str, int]:
         return {"gap": self.gap}
@@ -156,7 +161,7 @@ class TimeToLive:
     ttl: int
 
     def __repr__(self) -> str:
-        return f"TimeToLive({_said(self.ttl)!r})"
+        return f"TimeToLive({_text(self.ttl)!r})"
 
     @property
     def gap(self) -> int:
@@ -171,12 +176,12 @@ Windowing: TypeAlias = SlidingWindow | SessionWindow | TimeToLive
 
 
 def window_columns(windowing: Windowing | None) -> tuple[str, ...]:
-    """The columns that say which window a value is of, if there are windows."""
+    """Return the columns that name the window of a value; none without windows."""
     return WINDOW if isinstance(windowing, (SlidingWindow, SessionWindow)) else ()
 
 
 def from_identity(identity: Mapping[str, Any]) -> Windowing | None:
-    """The windows of a state with this identity; None if it has none."""
+    """Return the windows or the time to live of a state with this identity, or None."""
     window = identity.get("window")
     if window is None:
         return None

@@ -136,7 +136,7 @@ def test_problems_are_told_by_file_and_make_the_status_1(tmp_path: Path, capsys:
             ["state", STORE, "app", "Notes", "--clock", "-7"],
             "clock=1969-12-31T23:59:59.999993Z (-7) of task=Notes is not retained",
         ),
-        (["state", STORE, "app", "Notes", "--clock", "noon"], "clock='noon' is no time; say microseconds"),
+        (["state", STORE, "app", "Notes", "--clock", "noon"], "clock='noon' is not a time; give microseconds"),
         (["state", STORE, "app", "Notes", "--monoid", "no.such:Thing"], "monoid=no.such:Thing: ModuleNotFoundError"),
         (["state", STORE, "app", "Notes", "--monoid", "json:loads"], "name an instance of Monoid"),
         (["state", STORE, "app", "Notes", "--monoid", "json"], "name it as module:name"),

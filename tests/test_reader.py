@@ -145,6 +145,6 @@ def test_a_present_that_nobody_would_call_is_refused() -> None:
         def present(self, value: int) -> int:
             return 2 * value
 
-    with pytest.raises(InvalidInputError, match="the present of Doubled would never be called, as it is no Summary"):
+    with pytest.raises(InvalidInputError, match="the present of Doubled would never be called, as it is not a Summary"):
         NonWindowState(Doubled())
     assert NonWindowState(Aggregator(abs, Doubled(), Doubled().present, pa.int64())).presented == pa.int64()

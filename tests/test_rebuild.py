@@ -161,7 +161,7 @@ def test_a_reader_learns_that_a_task_is_built_again() -> None:
     core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
     core.play(ran.log, ran.new, rows(SENT[:2]))
     with pytest.raises(
-        InvalidInputError, match=r"task=sum is built again and has come to clock=.* when it has caught up"
+        InvalidInputError, match=r"task=sum is built again and has reached clock=.* once it has caught up"
     ):
         read_state(ran.old.files.url, "app", Total("sum", pa.float64()), 40)
     core.play(ran.log, ran.new, rows([*SENT[2:], (52, 0)]))

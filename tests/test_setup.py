@@ -181,7 +181,7 @@ class TestTasks:
         )
         refused(
             lambda: check(Task(monoid=int)),
-            "NonWindowState(<class 'int'>) is given no monoid; give an instance, such as monoids.Sum().",
+            "NonWindowState(<class 'int'>) has no monoid; give it an instance, such as monoids.Sum().",
         )
 
     @pytest.mark.parametrize("name", ["a/b", ".hidden", "two words", "a\n"])
@@ -226,7 +226,7 @@ class TestTasks:
         )
         refused(
             lambda: run_local(task, messages, checkpoint_interval="0 seconds"),
-            "checkpoint_interval='0 seconds'; it must be longer than nothing.",
+            "checkpoint_interval='0 seconds'; it must be longer than 0.",
         )
 
 
@@ -241,7 +241,7 @@ class TestApplications:
         for name in names:
             refused(
                 partial(Application, "app", "store", **{name: text}),
-                f'{name}={text!r} is no duration; give text such as "10 seconds", a whole number and one of microseconds, '
+                f'{name}={text!r} is not a duration; give text such as "10 seconds", a whole number and one of microseconds, '
                 "milliseconds, seconds, minutes, hours, days, or a datetime.timedelta.",
             )
 
@@ -252,18 +252,18 @@ class TestApplications:
     def test_a_duration_beyond_event_time(self) -> None:
         refused(
             lambda: Application("app", "store", allowed_delay="99999999 days"),
-            "allowed_delay='99999999 days'; it must be at least nothing and at most 53375995 days.",
+            "allowed_delay='99999999 days'; it must be at least 0 and at most 53375995 days.",
         )
         refused(
             lambda: Application("app", "store", allowed_delay=timedelta(seconds=-1)),
-            f"allowed_delay={timedelta(seconds=-1)!r}; it must be at least nothing and at most 53375995 days.",
+            f"allowed_delay={timedelta(seconds=-1)!r}; it must be at least 0 and at most 53375995 days.",
         )
 
     @pytest.mark.parametrize("name", ["checkpoint_interval", "idle_after", "max_jump"])
     def test_nothing_where_something_is_needed(self, name: str) -> None:
         refused(
             lambda: Application("app", "store", **{name: "0 seconds"}),  # type: ignore[arg-type]
-            f"{name}='0 seconds'; it must be longer than nothing.",
+            f"{name}='0 seconds'; it must be longer than 0.",
         )
 
     def test_numbers_below_one(self) -> None:

@@ -697,5 +697,5 @@ class TestAggregators:
             InvalidInputError, match=r"^NonWindowState\(Max\(int64\)\): the Arrow type .* type= of the Aggregator"
         ):
             _ = NonWindowState(Aggregator(len, Max(), str)).presented
-        with pytest.raises(InvalidInputError, match="is given no monoid"):
+        with pytest.raises(InvalidInputError, match="has no monoid"):
             NonWindowState(Aggregator(len, len, str))  # type: ignore[arg-type]

@@ -1003,17 +1003,17 @@ class TestRefused:
         for name, call in tries:
             refused(
                 call,
-                f'{name}={bare!r} is no duration; give text such as "10 seconds", a whole number and one of microseconds, '
+                f'{name}={bare!r} is not a duration; give text such as "10 seconds", a whole number and one of microseconds, '
                 "milliseconds, seconds, minutes, hours, days, or a datetime.timedelta.",
             )
 
     def test_a_duration_of_nothing(self) -> None:
-        refused(lambda: TumblingWindow("0 seconds"), "size='0 seconds'; it must be longer than nothing.")
-        refused(lambda: SlidingWindow("1 hour", "0 seconds"), "slide='0 seconds'; it must be longer than nothing.")
-        refused(lambda: SessionWindow("0 days"), "gap='0 days'; it must be longer than nothing.")
-        refused(lambda: NonWindowState(Sum(), ttl="0 seconds"), "ttl='0 seconds'; it must be longer than nothing.")
-        refused(lambda: TumblingWindow(us(0)), "size=datetime.timedelta(0); it must be longer than nothing.")
-        with pytest.raises(InvalidInputError, match=r"^size='an hour' is no duration; give text such as "):
+        refused(lambda: TumblingWindow("0 seconds"), "size='0 seconds'; it must be longer than 0.")
+        refused(lambda: SlidingWindow("1 hour", "0 seconds"), "slide='0 seconds'; it must be longer than 0.")
+        refused(lambda: SessionWindow("0 days"), "gap='0 days'; it must be longer than 0.")
+        refused(lambda: NonWindowState(Sum(), ttl="0 seconds"), "ttl='0 seconds'; it must be longer than 0.")
+        refused(lambda: TumblingWindow(us(0)), "size=datetime.timedelta(0); it must be longer than 0.")
+        with pytest.raises(InvalidInputError, match=r"^size='an hour' is not a duration; give text such as "):
             TumblingWindow("an hour")
 
     def test_a_window_that_is_none(self) -> None:
@@ -1047,9 +1047,7 @@ class TestRefused:
             core.plan_of(Kept(state, "uid", "1 day"), ROW).check,
             "task=Kept: the message id column 'uid' is not in the source; it has ts, key, n, id.",
         )
-        refused(
-            core.plan_of(Kept(state, "id", "0 days"), ROW).check, "horizon='0 days'; it must be longer than nothing."
-        )
+        refused(core.plan_of(Kept(state, "id", "0 days"), ROW).check, "horizon='0 days'; it must be longer than 0.")
         schema = ROW.set(3, pa.field("id", pa.list_(pa.int64())))
         refused(
             core.plan_of(Kept(state, "id", "1 day"), schema).check,

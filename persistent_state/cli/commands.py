@@ -173,7 +173,7 @@ def _rows(table: pa.Table) -> Iterator[tuple[pa.Scalar, ...]]:
 
 
 def _monoid(name: str) -> Monoid[Any] | Aggregator[Any, Any, Any]:
-    """A monoid or an Aggregator that the user names, as an instance or a class that takes no arguments."""
+    """Import the monoid or the Aggregator that the user names: an instance, or a class that takes no arguments."""
     module, _, attribute = name.partition(":")
     try:
         # As with `python -m`, what is in the working folder can be imported.

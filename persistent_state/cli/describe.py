@@ -13,7 +13,7 @@ from persistent_state.store.state_at import newest_entry
 
 
 def summary(files: Files, name: str) -> dict[str, Any]:
-    """An application, its tasks, and what is stored of them; `clock` is None while there is no checkpoint.
+    """Describe an application, its tasks and their files. `clock` is None while there is no checkpoint.
 
     Raises:
         InvalidInputError: there is no such application.

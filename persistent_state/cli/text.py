@@ -15,6 +15,7 @@ MOST = 10
 
 
 def applications(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines that list the applications of a store."""
     heads = ("application", "tasks", "clock", "epoch", "entry", "rows", "size", "written")
     rows = [
         (
@@ -33,6 +34,7 @@ def applications(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def application(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that describe one application and its tasks."""
     clocks = [f"{show_clock(clock)}  {clock}" for clock in found["retained"]]
     if len(clocks) > MOST:
         clocks = [*clocks[:2], f"... {len(clocks) - 4:,} more ...", *clocks[-2:]]
@@ -103,6 +105,7 @@ def application(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def verified(found: Verified) -> Iterator[str]:
+    """Yield the lines that tell what `verify` found."""
     for path in sorted({problem.path for problem in found.problems}):
         yield path
         yield from (f"  {problem.what}" for problem in found.problems if problem.path == path)
@@ -143,7 +146,7 @@ def width() -> int:
 
 
 def _window(window: Mapping[str, int] | None) -> str:
-    """What bounds a state in time."""
+    """Return the text for what bounds a state in time: its windows or its time to live."""
     if window is None:
         return ""
     said = {name: show_duration(length) for name, length in window.items()}
@@ -153,7 +156,7 @@ def _window(window: Mapping[str, int] | None) -> str:
 
 
 def _monoid(task: Mapping[str, Any]) -> str:
-    """The monoid's name and what is in it."""
+    """Return the monoid's name and its parameters."""
     _, nested, inner = task["type"].partition("<")
     return shortened(f"{task['monoid']}<{inner}" if nested else f"{task['monoid']}<{task['type']}>")
 

@@ -28,16 +28,17 @@ class Channel:
     before: int | None = None
 
     def cut_back(self, clock: int, now: int) -> Channel:
-        """The channel at a start that cuts its task back to `clock`."""
+        """Return the channel as it is after a start has cut its task back to `clock`."""
         return Channel(None, now, before=self.before if self.newest is None else min(self.newest, clock))
 
 
 def is_idle(channel: Channel, now: int, idle_after: int | None) -> bool:
+    """Return True if the channel has been silent for so long that it stops holding the clock."""
     return idle_after is not None and now - channel.active >= idle_after
 
 
 def live_channels(channels: Mapping[str, Channel], now: int, idle_after: int | None) -> list[Channel]:
-    """The channels that hold the clock: neither ended nor idle."""
+    """Return the channels that hold the clock: neither ended nor idle."""
     return [c for c in channels.values() if not c.ended and not is_idle(c, now, idle_after)]
 
 
@@ -70,7 +71,7 @@ def beyond_limit(
 def listed_channels(
     channels: Mapping[str, Channel], listed: Mapping[str, bool] | None, known: Iterable[str], now: int
 ) -> dict[str, Channel]:
-    """The channels to reckon with, once the source has said which there are and whether each has ended.
+    """Return the channels that count, once the source has listed them and told which have ended.
 
     None: channels appear with their messages, but for those `known` to come. One that is no longer listed has disappeared.
     """
@@ -82,7 +83,10 @@ def listed_channels(
 def deliver(
     channels: Mapping[str, Channel], seen: Iterable[tuple[str, int | None, int]], now: int
 ) -> dict[str, Channel]:
-    """The channels after a batch, from what each part of it saw: (channel, newest timestamp or None, jumps in a row)."""
+    """Return the channels after a batch.
+
+    `seen` is what each part of the batch saw: (channel, newest timestamp or None, jumps in a row).
+    """
     after = dict(channels)
     for name, newest, beyond in seen:
         known = after.get(name, Channel(None, now))

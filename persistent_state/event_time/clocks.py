@@ -54,17 +54,17 @@ class Coarse:
 
 
 def checkpoint_clock(upstream_min: int, interval: int) -> int:
-    """Largest multiple of the interval at or below the upstream min clock."""
+    """Return the largest multiple of the interval at or below the upstream min clock."""
     return upstream_min // interval * interval
 
 
 def next_multiple(timestamp: int, interval: int) -> int:
-    """First multiple of the interval above the timestamp."""
+    """Return the first multiple of the interval above the timestamp."""
     return (timestamp // interval + 1) * interval
 
 
 def grid_step(low: int, high: int, interval: int, most: int = MOST_CUTS) -> int:
-    """The least interval * 2**j of which at most `most` multiples lie strictly between low and high.
+    """Return the least interval * 2**j of which at most `most` multiples lie strictly between low and high.
 
     Such grids are counted from the epoch and nest, so tasks of different speed keep clocks in common.
     """
@@ -75,7 +75,7 @@ def grid_step(low: int, high: int, interval: int, most: int = MOST_CUTS) -> int:
 
 
 def clean_clock(clock: int, coarse: Iterable[Coarse]) -> int:
-    """The latest clock at or below `clock` that straddles nothing stored."""
+    """Return the latest clock at or below `clock` that straddles nothing stored."""
     segments = list(coarse)
     while blocking := [s for s in segments if s.straddles(clock)]:
         clock = min(max(s.low, clock // s.step * s.step) for s in blocking)
@@ -99,7 +99,7 @@ def joined(coarse: Iterable[Coarse]) -> list[Coarse]:
 def split_intervals(
     timestamps: NDArray[np.int64], clock: int, horizon: int, interval: int
 ) -> tuple[NDArray[np.int64], Coarse | None]:
-    """The start of each message's interval, and how coarse the intervals below `horizon` had to be.
+    """Return the start of each message's interval, and how coarse the intervals below `horizon` had to be.
 
     `horizon` is how far the clock could move by what the caller knows. Below it few clocks will ever be asked for, so one
     batch that spans hundreds of intervals keeps at most `MOST_IN_BATCH` of them; above it every clock is still possible.
@@ -116,7 +116,7 @@ def split_intervals(
 
 
 def _on_grid(timestamps: NDArray[np.int64], low: int, step: int) -> NDArray[np.int64]:
-    """The beginning of each timestamp's step, `low` where that is before it."""
+    """Return the beginning of each timestamp's step, or `low` where the step begins before `low`."""
     first = int(timestamps.min()) // step * step
     if int(timestamps.max()) - first < step:
         return np.full(len(timestamps), max(first, low))
@@ -126,13 +126,13 @@ def _on_grid(timestamps: NDArray[np.int64], low: int, step: int) -> NDArray[np.i
 
 
 def begin_apart(starts: NDArray[np.int64], timestamps: NDArray[np.int64], clocks: Sequence[int]) -> NDArray[np.int64]:
-    """Starts of intervals of which none reaches over one of these clocks."""
+    """Return the starts of intervals, moved so that no interval reaches over one of these clocks."""
     edges = np.unique(np.array([BEGINNING, *clocks], dtype=np.int64))
     return np.maximum(starts, edges[np.searchsorted(edges, timestamps, side="right") - 1])
 
 
 def new_cuts(old: int, new: int, interval: int, coarse: Sequence[Coarse]) -> tuple[int, ...]:
-    """Clocks in (old, new] to keep apart when a task moves from old to new, which straddle nothing stored."""
+    """Return the clocks in (old, new] to keep apart when a task moves from old to new. They straddle nothing stored."""
     if new <= old:
         return ()
     step = grid_step(old, new, interval)
@@ -141,7 +141,7 @@ def new_cuts(old: int, new: int, interval: int, coarse: Sequence[Coarse]) -> tup
 
 
 def thin_cuts(cuts: Iterable[int], global_clock: int, clock: int, interval: int) -> tuple[int, ...]:
-    """The handful of clocks between the global clock and a task's own that stay apart, both included."""
+    """Return the few clocks between the global clock and a task's own that stay apart, both included."""
     between = sorted(c for c in cuts if global_clock < c < clock)
     if between:
         low = global_clock if global_clock != BEGINNING else between[0]
@@ -151,7 +151,7 @@ def thin_cuts(cuts: Iterable[int], global_clock: int, clock: int, interval: int)
 
 
 def fold_starts(starts: NDArray[np.int64], cuts: Sequence[int], clock: int) -> NDArray[np.int64]:
-    """Starts of intervals after folding: below `clock` only `cuts` stay apart. The first start of all stays what it is."""
+    """Return the starts of intervals after folding: below `clock` only `cuts` stay apart. The first of all starts is kept."""
     if clock == BEGINNING:
         return starts
     edges = np.unique(np.array([starts.min(), *cuts], dtype=np.int64))

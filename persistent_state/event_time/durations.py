@@ -1,4 +1,4 @@
-"""Durations as users give them, such as "10 minutes" or a timedelta, and as microseconds."""
+"""Convert durations that users give, such as "10 minutes" or a timedelta, to microseconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 from persistent_state.errors import InvalidInputError
 
 Duration: TypeAlias = "str | timedelta"
-"""Text such as "10 seconds" or "1 hour", or a `datetime.timedelta`. A bare number is none, as it says no unit."""
+"""Text such as "10 seconds" or "1 hour", or a `datetime.timedelta`. A bare number has no unit and is refused."""
 
 UNITS = {
     "microsecond": 1,
@@ -28,7 +28,7 @@ def duration(name: str, given: Duration) -> int:
     """Return the microseconds of a duration; `name` is that of the parameter.
 
     Raises:
-        InvalidInputError: it is neither a whole number and a unit nor a timedelta, or it is negative or too long.
+        InvalidInputError: It is neither a whole number and a unit nor a timedelta, or it is negative or too long.
     """
     if isinstance(given, timedelta):
         length = given // timedelta(microseconds=1)
@@ -36,30 +36,28 @@ def duration(name: str, given: Duration) -> int:
         found = re.fullmatch(r"\s*(\d+)\s+([a-z]+?)s?\s*", given) if isinstance(given, str) else None
         if not found or found[2] not in UNITS:
             raise InvalidInputError(
-                f'{name}={given!r} is no duration; give text such as "10 seconds", a whole number and one of '
+                f'{name}={given!r} is not a duration; give text such as "10 seconds", a whole number and one of '
                 f"{', '.join(f'{unit}s' for unit in UNITS)}, or a datetime.timedelta."
             )
         length = int(found[1]) * UNITS[found[2]]
     if not 0 <= length <= LONGEST:
-        raise InvalidInputError(
-            f"{name}={given!r}; it must be at least nothing and at most {LONGEST // UNITS['day']} days."
-        )
+        raise InvalidInputError(f"{name}={given!r}; it must be at least 0 and at most {LONGEST // UNITS['day']} days.")
     return length
 
 
 def positive(name: str, given: Duration) -> int:
-    """Return the microseconds of a duration that can't be nothing.
+    """Return the microseconds of a duration that must be longer than 0.
 
     Raises:
-        InvalidInputError: it is nothing, or no duration.
+        InvalidInputError: It is 0, or not a duration.
     """
     length = duration(name, given)
     if length == 0:
-        raise InvalidInputError(f"{name}={given!r}; it must be longer than nothing.")
+        raise InvalidInputError(f"{name}={given!r}; it must be longer than 0.")
     return length
 
 
 def show_duration(length: int) -> str:
-    """Microseconds in the largest unit of which they are a whole number."""
+    """Return microseconds as text, in the largest unit of which they are a whole number."""
     name, unit = next((name, unit) for name, unit in reversed(UNITS.items()) if length % unit == 0)
     return f"{length // unit:,} {name}{'' if length == unit else 's'}"

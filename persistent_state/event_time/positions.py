@@ -21,8 +21,8 @@ class Position:
     Everything before `next` is accounted for. So is a message before `position` and below `clock` for each pair of
     `accounted`: earlier starts had read up to `position` when they were cut back to `clock`. `spans` are pairs (first
     position, newest timestamp) of what was delivered; both rise, so the first span that reaches a clock is where its
-    replay may start. At least once a start cuts nothing back: its pair has the clock `END`, as all before its position is in
-    the state, whatever its time.
+    replay may start. Under at-least-once delivery a start cuts nothing back: its pair has the clock `END`, as all
+    messages before its position are in the state, whatever their timestamps.
     """
 
     next: int = 0
@@ -43,9 +43,9 @@ class Position:
 def is_accounted(
     position: Position, positions: NDArray[np.int64], timestamps: NDArray[np.int64], again: int = END
 ) -> NDArray[np.bool_]:
-    """Which messages an earlier batch or start has accounted for: in the state, or counted as late or bad.
+    """Return True for each message that an earlier batch or start accounted for: in the state, or counted as late or bad.
 
-    From the clock `again` on what earlier starts have accounted for counts once more.
+    From the clock `again` on, messages that earlier starts accounted for count once more.
     """
     done = positions < position.next
     for before, below in position.accounted:
@@ -54,19 +54,22 @@ def is_accounted(
 
 
 def replay_from(position: Position, clock: int) -> int:
-    """The lowest position that may hold a message at or above the clock."""
+    """Return the lowest position that may hold a message at or above the clock."""
     return next((first for first, newest in position.spans if newest >= clock), position.next)
 
 
 def rewind_position(position: Position, clock: int) -> Position:
-    """The position of a start that cuts its task back to `clock`: nothing at or above that is in the state any more."""
+    """Return the position of a start that cuts its task back to `clock`.
+
+    No message at or above `clock` is in the state any more.
+    """
     first = replay_from(position, clock)
     pairs = {(before, min(below, clock)) for before, below in position.accounted}
     return Position(first, _needed(first, {*pairs, (position.next, clock)}))
 
 
 def reread_position(position: Position, clock: int) -> Position:
-    """The position of a start that reads again from `clock` on, though the state keeps all that was read."""
+    """Return the position of a start that reads again from `clock` on, though the state keeps all that was read."""
     first = replay_from(position, clock)
     # The spans stay, as does what they tell of.
     spans = forget_spans(position, clock).spans
@@ -74,7 +77,7 @@ def reread_position(position: Position, clock: int) -> Position:
 
 
 def _needed(first: int, pairs: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The pairs (position, clock) that say something which neither `first` nor another pair does."""
+    """Return the pairs (position, clock) that neither `first` nor another pair makes needless."""
     return tuple(
         (before, below)
         for before, below in sorted(pairs)
@@ -83,7 +86,7 @@ def _needed(first: int, pairs: Collection[tuple[int, int]]) -> tuple[tuple[int, 
 
 
 def move_position(position: Position, end: int, spans: Iterable[tuple[int, int]]) -> Position:
-    """The position after a batch that read up to `end` and delivered these spans."""
+    """Return the position after a batch that read up to `end` and delivered these spans."""
     rising: list[tuple[int, int]] = []
     for first, newest in sorted([*position.spans, *spans]):
         if rising and rising[-1][0] == first:
@@ -98,12 +101,12 @@ def move_position(position: Position, end: int, spans: Iterable[tuple[int, int]]
 
 
 def forget_spans(position: Position, clock: int) -> Position:
-    """The position without the spans that no start at or above the clock has to read again."""
+    """Return the position without the spans that no start at or above the clock has to read again."""
     return replace(position, spans=tuple(span for span in position.spans if span[1] >= clock))
 
 
 def newest_read(positions: Iterable[Position]) -> int | None:
-    """The greatest timestamp that was delivered, but for what is below every clock that a start may go back to."""
+    """Return the newest timestamp that was delivered, or None. Forgotten spans are left out: no start goes back to them."""
     return max((newest for position in positions for _, newest in position.spans[-1:]), default=None)
 
 

@@ -1,1 +1,1 @@
-"""Where the values of a task at a clock go."""
+"""Sinks: places for the values of a task at a clock."""

@@ -1,4 +1,4 @@
-"""What a sink is, and what it is given."""
+"""The interface of a sink, and what it is given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def shard_labels(session: SparkSession, shards: int) -> tuple[int, ...]:
-    """A number for each shard such that Spark's hash sends each to a partition of its own: they run side by side."""
+    """Return a number for each shard, so that Spark's hash sends each shard to a partition of its own."""
     values = ", ".join(f"({i})" for i in range(shards * 20))
     found = session.sql(f"SELECT id, pmod(hash(id), {shards}) AS part FROM VALUES {values} AS t(id)").collect()
     labels = {row["part"]: row["id"] for row in found}
@@ -27,7 +27,7 @@ def shard_labels(session: SparkSession, shards: int) -> tuple[int, ...]:
 
 
 CLOCK, VALUE = "clock", "value"
-"""The columns beside the key's: the clock, a timestamp in UTC, and the value as the state presents it."""
+"""The columns after those of the key: the clock, a timestamp in UTC, and the value as the state presents it."""
 
 _BATCH = "batch"
 

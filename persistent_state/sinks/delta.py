@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 OWNER = "persistent-state.task"
-"""The property of a table that says whose values it has: `<application>/<task>`, under which it has the last clock too."""
+"""The property of a table that names its owner, `<application>/<task>`. The table records its last clock under that name."""
 
 
 class DeltaSink(RecordingSink):
@@ -124,7 +124,7 @@ class DeltaSink(RecordingSink):
                     raise
 
     def _last(self, origin: Origin) -> tuple[deltalake.DeltaTable, int]:
-        """The table as it is now, and the last clock in it."""
+        """Return the table as it is now, and the last clock in it."""
         from deltalake import DeltaTable
 
         table = DeltaTable(self.url, storage_options=self._options)
@@ -159,7 +159,7 @@ def _owner(origin: Origin) -> str:
 
 
 def _whole(table: deltalake.DeltaTable) -> set[str]:
-    """The columns of a table that hold whole numbers."""
+    """Return the columns of a table that hold whole numbers."""
     return {field.name for field in pa.schema(table.schema()) if field.type == pa.int64()}
 
 

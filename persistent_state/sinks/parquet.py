@@ -149,7 +149,7 @@ class ParquetSink(RecordingSink):
         self._last = clock
 
     def clocks(self) -> list[int]:
-        """The clocks that are in the table, ascending.
+        """Return the clocks that are in the table, ascending.
 
         Raises:
             InvalidInputError: there is no table.
@@ -170,7 +170,7 @@ class ParquetSink(RecordingSink):
         return [f"{self.place.url}/{path}" for path in self._data_files(clocks)]
 
     def dataset(self, clocks: Sequence[int] | None = None) -> Dataset:
-        """The values at these clocks, by default at all, to be read when it is used.
+        """Return the values at these clocks, by default at all. They are read when the dataset is used.
 
         pyarrow reads it by `to_table`, with columns and a filter, and DuckDB by the name of the variable that it is in.
 
@@ -195,7 +195,7 @@ class ParquetSink(RecordingSink):
         )
 
     def latest(self, clock: int | None = None) -> pa.Table:
-        """The newest row of each key at or below a clock, by default at any.
+        """Return the newest row of each key at or below a clock, by default at any.
 
         This is the whole state where each clock has the keys that changed. Its `clock` is when the key last did.
 
@@ -291,7 +291,7 @@ def _check_columns(origin: Origin) -> None:
 
 
 def _data_file(origin: Origin, clock: int, part: int, rows: pa.Table) -> tuple[str, pa.Buffer]:
-    """The name and the bytes of a file."""
+    """Return the name and the bytes of a data file."""
     rows = rows.rename_columns(origin.schema.names).cast(origin.schema)
     if origin.key_columns:
         rows = rows.sort_by([(name, "ascending") for name in origin.key_columns])

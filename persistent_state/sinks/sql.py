@@ -109,7 +109,7 @@ class SqlSink(RecordingSink):
                         self._put(connection, self._with_whole(batch))
 
     def _engine(self) -> Engine:
-        """Connections that live for one transaction: one kept for the next could be dead by then."""
+        """Make an engine whose connections live for one transaction: one kept for the next could be dead by then."""
         try:
             from sqlalchemy import URL, create_engine, make_url
             from sqlalchemy.exc import ArgumentError
@@ -278,10 +278,10 @@ class SqlSink(RecordingSink):
     def _told(self, error: Exception) -> StateError:
         from sqlalchemy import make_url
 
-        secrets: list[Any] = []
+        secrets: dict[str, Any] = {}
         if "://" in self.url:
             url = make_url(self.url)
-            secrets = [url.password, *url.query.values()]
+            secrets = {"password": url.password, **url.query}
         what = without_secrets(getattr(error, "orig", None) or error, secrets)
         if self._is_away(error):
             return StoreUnavailableError(f"{self.name}: {what}. Mend it, then try again.")
@@ -305,7 +305,7 @@ def _clocks() -> Table:
 
 
 def _columns(origin: Origin, dialect: str) -> list[Column[Any]]:
-    """The columns of a table for the values of a task.
+    """Return the columns of a table for the values of a task.
 
     Raises:
         InvalidInputError: SQL has no exact type for one, or it is a key by whose type no row can be found for sure.
@@ -328,7 +328,7 @@ def _columns(origin: Origin, dialect: str) -> list[Column[Any]]:
 
 
 def _sql_type(kind: pa.DataType, dialect: str) -> TypeEngine[Any] | None:
-    """What holds an Arrow type exactly, if anything does."""
+    """Return the SQL type that holds an Arrow type exactly, or None."""
     import sqlalchemy as sql
 
     is_ = pa.types
@@ -354,7 +354,7 @@ def _sql_type(kind: pa.DataType, dialect: str) -> TypeEngine[Any] | None:
 
 
 def _kind(found: TypeEngine[Any]) -> tuple[type | None, bool]:
-    """What two types that hold the same have in common."""
+    """Return what is equal for two SQL types that hold the same values."""
     try:
         return found.python_type, getattr(found, "timezone", False)
     except NotImplementedError:
@@ -362,7 +362,7 @@ def _kind(found: TypeEngine[Any]) -> tuple[type | None, bool]:
 
 
 def _python_values(column: pa.Array, dialect: str) -> list[Any]:
-    """An Arrow column as what the column of `_sql_type` takes."""
+    """Return the values of an Arrow column as the SQL column of `_sql_type` takes them."""
     kind = column.type
     if pa.types.is_nested(kind):
         return [plain(value) for value in column]

@@ -340,7 +340,7 @@ class _Opened:
 def _originals(
     path: str, first: int, original: Callable[[int], formats.Original], positions: NDArray[np.int64]
 ) -> pa.RecordBatch:
-    """The records of a file at these positions, of which the `first` is where `original` begins to count."""
+    """Return the records of a file at these positions; `original` counts from the position `first`."""
     found = [original(place) for place in (positions - first).tolist()]
     origins = [{"file": path, "line": each.line} for each in found]
     record = pa.array([each.record for each in found], pa.large_binary())

@@ -1,4 +1,4 @@
-"""What Parquet, CSV and JSON lines files hold: record batches of one schema, each record that can't be one apart."""
+"""Read Parquet, CSV and JSON lines files as record batches of one schema, and keep apart the records that do not fit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ZONE = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 
 
 class Unfit(pa.ArrowInvalid):  # type: ignore[misc]
-    """Why a record can't be decoded, in the same words for all that are alike: reasons are counted."""
+    """A record can't be decoded. Equal reasons have equal words, as they are counted."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class Piece:
 
 
 def read_pieces(file: io.RawIOBase, format: str | None, codec: Codec | None, schema: pa.Schema) -> Iterator[Piece]:
-    """The records of a file in pieces of bounded size, always the same.
+    """Yield the records of a file in pieces of bounded size, always the same pieces.
 
-    All that can't be read any more is one bad record. What `file` itself raises goes to the caller, unless it is one of
-    UNDECODABLE.
+    If the rest of a file can't be read, the rest is one bad record. Errors that `file` itself raises go to the caller, but for
+    those of UNDECODABLE.
     """
     stored = pa.PythonFile(file, mode="r")
     try:
@@ -89,7 +89,7 @@ def check_text(format: str, schema: pa.Schema) -> None:
     """Refuse a schema that a text format can't hold.
 
     Raises:
-        InvalidInputError: it has a column of such a type.
+        InvalidInputError: The schema has a column of such a type.
     """
     try:
         if format == CSV:
@@ -103,19 +103,23 @@ def check_text(format: str, schema: pa.Schema) -> None:
 
 
 def one_batch(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of all parts as one."""
+    """Return the rows of all parts as one batch."""
     batches = pa.Table.from_batches(parts, schema).combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
 
 
 def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """What a source's function makes of its rows, as one batch."""
+    """Apply a source's `transform` to rows, and return the result as one batch."""
     made = rows if transform is None else transform(rows)
     return one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made
 
 
 def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """These rows in this schema, or ArrowInvalid if one does not fit. A missing column is null."""
+    """Return these rows in this schema. A missing column is null.
+
+    Raises:
+        Unfit: A value does not fit.
+    """
     columns = []
     for field in schema:
         found = rows.schema.get_field_index(field.name)
@@ -132,7 +136,7 @@ def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
-    """As another type, without loss."""
+    """Return a column as another type, without loss."""
     if column.type.equals(type):
         return column
     if not pa.types.is_string(column.type):
@@ -156,9 +160,9 @@ def _parse(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
 
 
 def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int, str]) -> list[pa.RecordBatch]:
-    """What `decode` makes of records, from place to place. Where it can't, halves are tried, down to one bad record.
+    """Decode records from place to place. Where `decode` raises, try the halves, down to one bad record.
 
-    It says why by `Unfit`.
+    The reason in `bad` is the text of the error, mostly `Unfit`.
     """
     good = []
     parts = [(0, count)] if count else []
@@ -178,7 +182,7 @@ def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int
 def _piece(
     raw: pa.RecordBatch, schema: pa.Schema, bad: dict[int, str], count: int, original: Callable[[int], Original]
 ) -> Piece:
-    """Records that were read as `raw`, but for some `bad` ones, in this schema."""
+    """Return the records that were read as `raw`, without the `bad` ones, in this schema."""
     unfit: dict[int, str] = {}
     good = sift(raw.num_rows, lambda first, end: _fit(raw.slice(first, end - first), schema), unfit)
     if unfit:
@@ -189,7 +193,7 @@ def _piece(
 
 
 def bad_records(bad: Mapping[int, str]) -> tuple[BadRecord, ...]:
-    """Those at these places, for these reasons."""
+    """Return the bad records of a mapping from place to reason."""
     return tuple(BadRecord(i, bad[i]) for i in sorted(bad))
 
 
@@ -221,7 +225,7 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
 
 
 def _parquet_original(batch: pa.RecordBatch, bad: Container[int], first: int, place: int) -> Original:
-    """A row of a Parquet file: where it stood and, if it is none of the task's, its columns as JSON."""
+    """Return where a row of a Parquet file stood and, if it is a bad record, its columns as JSON."""
     record = None
     if place in bad:
         # What is text that is not UTF-8 can't be told.
@@ -231,7 +235,7 @@ def _parquet_original(batch: pa.RecordBatch, bad: Container[int], first: int, pl
 
 
 def _line_blocks(file: pa.NativeFile) -> Iterator[bytes]:
-    """A text in blocks of whole lines, each with its end."""
+    """Yield a text in blocks of whole lines, each with its line end."""
     rest, mark = b"", codecs.BOM_UTF8
     while data := file.read(_BLOCK_BYTES):
         data, mark = data.removeprefix(mark), b""
@@ -259,7 +263,7 @@ def _text_pieces(blocks: Iterable[bytes], format: str, schema: pa.Schema) -> Ite
 
 
 def _text_piece(block: bytes, line: int, schema: pa.Schema, parse: Parser) -> Piece:
-    """The records of whole lines, of which the first is this one of its file."""
+    """Return the records of whole lines; the first is the line `line` of its file."""
     codes = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(codes == ord("\n")) + 1
     starts = np.concatenate([[0], ends])[:-1]
@@ -270,7 +274,7 @@ def _text_piece(block: bytes, line: int, schema: pa.Schema, parse: Parser) -> Pi
 
 
 def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
-    """The records of JSON objects, one in each of these values."""
+    """Return the records of JSON objects, one in each of these values."""
     lines = b"\n".join(values) + b"\n"
     if codecs.BOM_UTF8 in lines:
         values = [value.removeprefix(codecs.BOM_UTF8) for value in values]
@@ -292,7 +296,7 @@ def _parsed_piece(
     schema: pa.Schema,
     parse: Parser,
 ) -> Piece:
-    """The records of lines that begin and end at these places, and have these numbers."""
+    """Return the records of lines that begin and end at these places and have these numbers."""
     bad: dict[int, str] = {}
 
     def decode(first: int, end: int) -> pa.RecordBatch:
@@ -318,7 +322,7 @@ def _parsed_piece(
 
 
 def _csv_parser(header: bytes, schema: pa.Schema) -> Parser:
-    """How to parse the lines under a header."""
+    """Return a parser of the lines below this header."""
     names = pa_csv.read_csv(io.BytesIO(header + b"\n")).column_names
     wanted = [name for name in names if name in schema.names]
     _check_once(wanted)
@@ -359,7 +363,7 @@ def _csv_parser(header: bytes, schema: pa.Schema) -> Parser:
 
 
 def _json_parser(schema: pa.Schema) -> Parser:
-    """How to parse lines of one object each."""
+    """Return a parser of lines that hold one JSON object each."""
     # Dates would be numbers; timestamps as text are parsed by values instead of lines where some are bad.
     is_text = [pa.types.is_date(field.type) or pa.types.is_timestamp(field.type) for field in schema]
     fields = [field.with_type(pa.string()) if text else field for field, text in zip(schema, is_text, strict=True)]

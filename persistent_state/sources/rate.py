@@ -20,6 +20,7 @@ _SECOND = 1_000_000
 
 
 def wall_clock_us() -> int:
+    """Return the time now, in microseconds UTC."""
     return time.time_ns() // 1000
 
 

@@ -1,4 +1,4 @@
-"""Schemas in the ways in which people say them, as Arrow schemas: Arrow's own, Spark's, and DDL."""
+"""Read the schemas that users give, Arrow's own, Spark's and DDL, as Arrow schemas."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _TYPES = {
 
 
 def arrow_schema(schema: AnySchema) -> pa.Schema:
-    """Return the Arrow schema that is meant. No Spark is needed for it.
+    """Return the Arrow schema of a schema that a user gives. It needs no Spark.
 
     Raises:
-        InvalidInputError: it is no schema, or has a type that is not known.
+        InvalidInputError: It is not a schema, or has an unknown type.
     """
     if isinstance(schema, pa.Schema):
         return schema
@@ -56,7 +56,7 @@ def arrow_schema(schema: AnySchema) -> pa.Schema:
 
 
 def _of_spark(told: Any) -> pa.DataType:
-    """The type that Spark tells as JSON."""
+    """Return the Arrow type of a type in Spark's JSON."""
     if isinstance(told, str):
         return _Reader(told).only_type()
     if told["type"] == "struct":

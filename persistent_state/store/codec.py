@@ -46,11 +46,11 @@ _REWRITTEN: tuple[dict[str, tuple[str, ...]], ...] = (
     {"channel": ("before",)},
     {"channel": ("before",), "run": ("half",), "task": ("delivered", "floor")},
 )
-"""Which of them the versions of format 1 knew and always wrote, for those that knew more than the first."""
+"""The added fields that each later version of format 1 knew and always wrote."""
 
 
 def to_bytes(entry: Entry) -> bytes:
-    """The entry as it stands in the log."""
+    """Return the bytes of an entry as they stand in the log."""
     return _sealed(
         {
             "format": FORMAT,
@@ -69,10 +69,10 @@ def to_bytes(entry: Entry) -> bytes:
 
 
 def from_bytes(data: bytes, name: str) -> Entry:
-    """The entry of these bytes, with their checksum.
+    """Return the entry of these bytes, with their checksum.
 
     Raises:
-        DamagedError: they are not what was written, or a later version wrote them.
+        DamagedError: The bytes are not what was written, or a later version wrote them.
     """
     body, newline, seal = data.partition(b"\n")
     if not newline or seal != _seal(body + newline):
@@ -91,12 +91,12 @@ def from_bytes(data: bytes, name: str) -> Entry:
 
 
 def checksum(data: bytes) -> str:
-    """The SHA-256 of a whole entry, as the next one names it."""
+    """Return the SHA-256 of a whole entry, as the next entry names it."""
     return hashlib.sha256(data).hexdigest()
 
 
 def rewritten(before: bytes, after: bytes) -> set[str]:
-    """The checksums that an entry of format 1 may name of the one before it, when another version had written that.
+    """Return the checksums by which an entry of format 1 may name the entry before it, if another version wrote that entry.
 
     When a version of format 1 started an application, its first entry named not the checksum of the bytes of the newest entry,
     but that of the entry as it would have written it: with all fields that it knew.
@@ -108,18 +108,26 @@ def rewritten(before: bytes, after: bytes) -> set[str]:
 
 
 def run_to_json(run: Run) -> str:
+    """Return a run as JSON, as it stands in an entry."""
     return _dumped(_run_record(run))
 
 
 def run_from_json(text: str) -> Run:
+    """Return the run of this JSON."""
     return _run(json.loads(text))
 
 
 def side_to_json(side: SideFile) -> str:
+    """Return a file of late and bad rows as JSON, as it stands in an entry and in a list."""
     return _dumped(_side_record(side))
 
 
 def side_from_json(text: str) -> SideFile:
+    """Return the file of late and bad rows of this JSON.
+
+    Raises:
+        DamagedError: A later version wrote it.
+    """
     try:
         return _side(json.loads(text))
     except _UnknownField as error:
@@ -146,7 +154,7 @@ def _dumped(record: Json) -> str:
 
 
 def _as_written(body: Json, fields: Mapping[str, tuple[str, ...]]) -> Json:
-    """The record of an entry with these fields in it."""
+    """Return the record of an entry with these fields added."""
 
     def filled(kind: str, record: Json) -> Json:
         return {**{name: ADDED[kind][name] for name in fields.get(kind, ())}, **record}
@@ -163,13 +171,13 @@ def _as_written(body: Json, fields: Mapping[str, tuple[str, ...]]) -> Json:
 
 
 def _lean(kind: str, record: Json) -> Json:
-    """The record without added fields that have their defaults."""
+    """Return the record without the added fields that have their defaults."""
     added = ADDED[kind]
     return {name: value for name, value in record.items() if name not in added or value != added[name]}
 
 
 def _full(kind: str, record: Json) -> Json:
-    """The record with the defaults of the added fields that it lacks."""
+    """Return the record with the defaults of the added fields that it lacks."""
     return {**ADDED[kind], **record}
 
 

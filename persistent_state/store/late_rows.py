@@ -27,7 +27,7 @@ LARGE = 16 << 20
 
 
 def read(files: Files, side: SideFile) -> pa.Table:
-    """The rows of a file that were not taken back."""
+    """Return the rows of a file that no start has taken back."""
     table = left(runs.read_table(files, side.file), side)
     # Older versions kept text.
     fields = (field.with_type(pa.large_binary()) if field.name == "record" else field for field in table.schema)
@@ -35,13 +35,13 @@ def read(files: Files, side: SideFile) -> pa.Table:
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """The rows of several tables; `origin` is null where only others tell it."""
+    """Return the rows of several tables as one. `origin` is null for rows of a table without it."""
     table = pa.concat_tables(tables, promote_options="default")
     return table.select([*(name for name in table.column_names if name != "row"), "row"])
 
 
 def left(table: pa.Table, side: SideFile) -> pa.Table:
-    """The rows of a file's whole table that were not taken back."""
+    """Return the rows of a file's whole table that no start has taken back."""
     for cut in side.cuts:
         table = table.filter(pa.array(_stays(table, cut)))
     return table
@@ -58,12 +58,12 @@ def all_of(files: Files, task: TaskState) -> list[SideFile]:
 
 
 def settled(files: Files, task: TaskState) -> list[SideFile]:
-    """The files that a task's entry does not name one by one any more, oldest first."""
+    """Return the files that a task's entry names in its list `settled`, oldest first."""
     return [side_from_json(line) for line in lists.read(files, task.settled)]
 
 
 def take_back(files: Files, side: SideFile, clock: int, positions: Mapping[str, int]) -> SideFile | None:
-    """The file after a start at this clock, which replays from these positions; None if no row is left.
+    """Return the file after a start at this clock that replays from these positions, or None if no row is left.
 
     A row goes if it will be delivered again and judged reset: it is not below the clock, nor before the replay.
     """
@@ -82,7 +82,7 @@ def take_back(files: Files, side: SideFile, clock: int, positions: Mapping[str, 
 
 
 def side_file(file: Stored, table: pa.Table) -> SideFile:
-    """What an entry says of a file with these rows."""
+    """Return the record of a file with these rows, for an entry."""
     stamps = table["timestamp"]
     ends: dict[str, int] = {}
     for partition, position in zip(table["strand"].to_pylist(), table["position"].to_pylist(), strict=True):
@@ -98,7 +98,7 @@ def side_file(file: Stored, table: pa.Table) -> SideFile:
 def fewer(
     files: Files, listed: Sequence[SideFile], alike: Sequence[SideFile], path: Callable[[], str]
 ) -> tuple[SideFile, ...]:
-    """The listed files; where more than `MANY` are alike in columns, the newer ones of those are one.
+    """Return the listed files. Where more than `MANY` have the same columns, join the newer ones of these.
 
     So are older ones that are not larger than all that come after: a row is written again about as often as the logarithm
     of their number. What is damaged, or large, stays as it is.
@@ -114,7 +114,7 @@ def fewer(
 def join(
     files: Files, listed: Sequence[SideFile], alike: Sequence[SideFile], path: Callable[[], str]
 ) -> tuple[SideFile, ...]:
-    """The listed files, of which these, `alike` in columns, have become one; or several, as none is to be much too large."""
+    """Return the listed files, with those of `alike`, which have the same columns, joined to one or several large ones."""
     left = list(alike)
     while left:
         count = sum(total <= LARGE for total in accumulate(side.file.length for side in left))
@@ -138,7 +138,7 @@ def join(
 
 
 def _read_or_none(files: Files, side: SideFile) -> pa.Table | None:
-    """The rows of a file that an entry names, unless it is damaged or gone: then it is named when somebody needs it."""
+    """Return the rows of a file, or None if it is damaged or gone: the error is raised when somebody needs its rows."""
     try:
         return read(files, side)
     except (DamagedError, FileNotFoundError):

@@ -18,7 +18,7 @@ LARGE = 4 << 20
 
 
 def append(files: Files, pages: Pages, items: Sequence[str], path: Callable[[], str]) -> Pages:
-    """The list with these items added; it may write a file, which counts only when an entry names it.
+    """Return the list with these items added. It may write a file, which counts only once an entry names it.
 
     A file becomes one with what comes after it, unless it is larger than all that together. So the entry names about as many
     files as the logarithm of the list's length, beside the large ones, and an item is written again about as often.
@@ -38,7 +38,7 @@ def append(files: Files, pages: Pages, items: Sequence[str], path: Callable[[], 
 
 
 def not_larger(lengths: Sequence[int], total: int, large: int) -> int:
-    """How many of the newest files are to become one with `total` bytes that come after them: up to one that is larger."""
+    """Return how many of the newest files to join with `total` bytes after them: all up to the first that is larger."""
     for count, length in enumerate(reversed(lengths)):
         if length > total or length >= large:
             return count
@@ -47,7 +47,7 @@ def not_larger(lengths: Sequence[int], total: int, large: int) -> int:
 
 
 def read(files: Files, pages: Pages) -> list[str]:
-    """All items, oldest first."""
+    """Return all items, oldest first."""
     items: list[str] = []
     for file in pages.files:
         items += read_file(files, file)
@@ -55,7 +55,7 @@ def read(files: Files, pages: Pages) -> list[str]:
 
 
 def read_file(files: Files, file: Stored) -> list[str]:
-    """The items in one of a list's files."""
+    """Return the items in one of a list's files."""
     return [json.loads(line) for line in bytes(runs_io.read_bytes(files, file)).splitlines()]
 
 

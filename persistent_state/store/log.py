@@ -26,12 +26,12 @@ class Log:
         self._highest = 0
 
     def numbers(self) -> list[int]:
-        """The numbers of the entries that exist, ascending."""
+        """Return the numbers of the entries that exist, ascending."""
         listed = [*self._listed()][::-1]
         return [*listed, self._highest] if self._highest > max(listed, default=0) else listed
 
     def _listed(self) -> Iterator[int]:
-        """The numbers that the store lists, descending."""
+        """Yield the numbers that the store lists, descending."""
         for name in reversed(self.files.list(f"{self.application}/log")):
             if found := re.fullmatch(r"(\d{20})\.json", name):
                 yield int(found[1])
@@ -40,10 +40,10 @@ class Log:
         return f"{self.application}/log/{number:020d}.json"
 
     def newest(self) -> Entry | None:
-        """The newest entry; None if the application has never been started.
+        """Return the newest entry, or None if the application has never been started.
 
         Raises:
-            DamagedError: it is not what was written. An older one would be another truth, so it is never taken instead.
+            DamagedError: The newest entry is not what was written. An older entry is never taken in its place.
         """
         for _ in range(TRIES):
             listed = next(self._listed(), 0)
@@ -61,11 +61,11 @@ class Log:
         raise StoreUnavailableError(f"the log of {self.application} changes faster than it can be read; try again.")
 
     def read(self, number: int) -> Entry:
-        """One entry.
+        """Return one entry.
 
         Raises:
-            DamagedError: it is not what was written.
-            FileNotFoundError: it was collected, or never written.
+            DamagedError: It is not what was written.
+            FileNotFoundError: It was collected, or never written.
         """
         if self._kept is not None and self._kept.number == number:
             return self._kept
@@ -81,10 +81,10 @@ class Log:
         """Make `entry` the newest of the log. Readers see all of it or none.
 
         Raises:
-            ExistsError: another entry has its number. Nothing changed; look at it.
-            FencedError: a newer driver owns the application, or did while this one slept.
-            CommitUnknownError: no answer from the store. Nothing may be deleted; the next start finds out.
-            StoreUnavailableError: it was written, and then the store did not list the log. The next start finds out, too.
+            ExistsError: Another entry has its number. Nothing changed; look at it.
+            FencedError: A newer driver owns the application, or did while this one slept.
+            CommitUnknownError: The store did not answer. Nothing may be deleted; the next start finds out.
+            StoreUnavailableError: The entry was written, and then the store did not list the log. The next start finds out.
         """
         data = to_bytes(entry)
         path = self.path(entry.number)
@@ -109,7 +109,7 @@ class Log:
             )
 
     def _goes_on_from(self, number: int, data: bytes) -> bool:
-        """Whether the next entry follows this one, of these bytes."""
+        """Return True if the next entry names the checksum of these bytes as the entry before it."""
         try:
             return self.read(number + 1).previous == checksum(data)
         except FileNotFoundError:

@@ -48,11 +48,11 @@ def _write(sink: Any, table: pa.Table) -> None:
 
 
 def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
-    """The content of a file that a log entry names.
+    """Return the content of a file that a log entry names.
 
     Raises:
-        DamagedError: it is not what was written.
-        FileNotFoundError: it was collected.
+        DamagedError: It is not what was written.
+        FileNotFoundError: It was collected.
     """
     if not files.near and (kept := cache.find(stored.checksum)) is not None:
         return kept
@@ -73,10 +73,10 @@ def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
 
 @contextmanager
 def named_by_newest() -> Iterator[None]:
-    """Around reading what the newest entry names: one that is gone was not collected.
+    """Raise DamagedError for a missing file that the newest entry names: it can't have been collected.
 
     Raises:
-        DamagedError: a file is gone.
+        DamagedError: A file is gone.
     """
     try:
         yield
@@ -87,18 +87,18 @@ def named_by_newest() -> Iterator[None]:
 
 
 def read_table(files: Files, stored: Stored) -> pa.Table:
-    """The table of an Arrow file, without a copy where the file system can map it."""
+    """Return the table of an Arrow file, without a copy where the file system can map it."""
     return pa.ipc.open_file(read_bytes(files, stored)).read_all()
 
 
 def read_run(files: Files, run: Run) -> pa.Table:
-    """The rows of a run that are part of the state, sorted by hash."""
+    """Return the rows of a run that are part of the state, sorted by hash."""
     table = _rows(files, run)
     return table.drop_columns([name for name in (CURRENT, HEAD, TAIL) if name in table.column_names])
 
 
 def read_run_with_sums(files: Files, run: Run) -> pa.Table:
-    """The same with the columns `current`, `head` and `tail` that the run has, if no start has cut this run or an older one."""
+    """Return the rows of `read_run`, with `current`, `head` and `tail` if no start has cut this run or an older one."""
     return _rows(files, run) if run.below is None else read_run(files, run)
 
 

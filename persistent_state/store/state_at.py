@@ -66,7 +66,7 @@ class StateAt:
         return replace(self, low=low, high=high).of(self.runs)
 
     def of(self, runs: Iterable[Run]) -> StateAt:
-        """The same, held by those of these runs that hold a part of it."""
+        """Return the same state, held by those of these runs that have a part of it."""
         cut = (
             replace(run, low=max(self.low, run.low), high=min(self.high, run.high))
             for run in runs
@@ -123,21 +123,21 @@ class StateAt:
 
 
 def with_presented(table: pa.Table, present: Callable[[pa.Array], pa.Array]) -> pa.Table:
-    """A table whose last column is `value`, with what is presented of its values."""
+    """Return a table whose last column is `value`, with the values presented."""
     # Piece by piece: all of it may be more than Arrow holds in one.
     pieces = table["value"].chunks or [fold.one_chunk(table["value"])]
     return table.set_column(table.num_columns - 1, "value", pa.chunked_array([present(piece) for piece in pieces]))
 
 
 def _apart(entry: Entry, task: TaskState) -> tuple[int, ...]:
-    """The clocks at which a task's state can be told: those above the global one are asked for at least once."""
+    """Return the clocks at which a task's state is kept. Under at-least-once delivery they may be above the global clock."""
     return (*entry.retained, entry.clock, *task.cuts, BEGINNING)
 
 
 def seen_below(
     files: Files, runs: Sequence[Run], layout: Layout, clock: int, since: Since | None = None, floor: int = BEGINNING
 ) -> pa.Table:
-    """What `view` shows of the rows of these runs below the clock: the state, or the values since another clock."""
+    """Return what the rows of these runs below the clock add up to: the state, or the values since another clock."""
     tables = [layout.schema.empty_table()]
     if since is None or layout.windowing is not None or any(run.last >= since.clock for run in runs):
         tables += [fold.below(runs_io.read_run_with_sums(files, run), clock) for run in runs]
@@ -160,7 +160,7 @@ def find_state(
     monoids: Sequence[Monoid[Any] | Aggregator[Any, Any, Any]] = (),
     presented: bool = False,
 ) -> StateAt:
-    """What `read_state` reads."""
+    """Find what `read_state` reads."""
     entry = newest_entry(files, application)
     name = task if isinstance(task, str) else task.task_name
     found = find_task(entry, application, name)
@@ -179,7 +179,7 @@ def find_state(
 def state_at(
     files: Files, application: str, entry: Entry, name: str, layout: Layout, clock: int, since: Since | None = None
 ) -> StateAt:
-    """A task's state at a clock that an entry retains, or what an output is given then."""
+    """Return a task's state at a clock that an entry retains, or what an output is given at it."""
     task = entry.tasks[name]
     columns = tuple(column["name"] for column in task.identity["key"])
     return StateAt(
@@ -199,7 +199,7 @@ def state_at(
 
 
 def _named(identity: Mapping[str, Any], given: Sequence[Monoid[Any] | Aggregator[Any, Any, Any]]) -> KeptState[Any]:
-    """A state with the monoid of this identity, and with the Aggregator of it that is given, if one is."""
+    """Return a state with the monoid of this identity, and with the Aggregator of it if one is given."""
     own = [each.monoid if isinstance(each, Aggregator) else each for each in given]
     monoid = from_identity(identity["monoid"], own)
     return NonWindowState(next((each for each, other in zip(given, own, strict=True) if other is monoid), monoid))
@@ -218,7 +218,7 @@ def _checked(task: PersistentTask, identity: Mapping[str, Any]) -> KeptState[Any
 
 
 def find_sides(files: Files, application: str, task: str) -> list[SideFile]:
-    """The files that `read_late_rows` reads, oldest first."""
+    """Return the files that `read_late_rows` reads, oldest first."""
     return late_rows.all_of(files, find_task(newest_entry(files, application), application, task))
 
 
@@ -232,7 +232,7 @@ def read_side(files: Files, side: SideFile) -> pa.Table:
 
 
 def find_applications(files: Files) -> list[str]:
-    """The applications of a store: its folders that have a log."""
+    """Return the applications of a store: its folders that have a log."""
     return [name for name in files.list("") if _has_log(files, name)]
 
 
@@ -246,6 +246,12 @@ def _has_log(files: Files, folder: str) -> bool:
 
 
 def newest_entry(files: Files, application: str) -> Entry:
+    """Return the newest entry of an application's log.
+
+    Raises:
+        InvalidInputError: There is no such application.
+        DamagedError: The entry is not what was written.
+    """
     entry = Log(files, application).newest()
     if entry is None:
         raise no_application(files, application)
@@ -253,12 +259,18 @@ def newest_entry(files: Files, application: str) -> Entry:
 
 
 def no_application(files: Files, application: str) -> InvalidInputError:
+    """Return the error for an application that the store does not have."""
     return InvalidInputError(
         f"there is no application {application} in store={files.url}; look at its name and address."
     )
 
 
 def find_task(entry: Entry, application: str, name: str) -> TaskState:
+    """Return what an entry records of a task.
+
+    Raises:
+        InvalidInputError: There is no such task.
+    """
     if name not in entry.tasks:
         raise InvalidInputError(
             f"application {application} has no task {name}; it has {', '.join(sorted(entry.tasks))}."
@@ -267,14 +279,14 @@ def find_task(entry: Entry, application: str, name: str) -> TaskState:
 
 
 def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> int:
-    """The clock to read at: a retained one at which the task was there; one that is gone or behind is read at its own."""
+    """Return the clock to read at, a retained one at which the task existed. A stopped task is read at its own clock."""
     newest = min(entry.clock, task.clock)
     at = newest if clock is None else clock
     readable = [c for c in entry.retained if task.born <= c <= newest]
     if at not in (*readable, newest):
         if task.active and task.life and at in entry.retained and at > newest:
             raise InvalidInputError(
-                f"task={name} is built again and has come to clock={full_clock(newest)}; read clock={full_clock(at)} when it "
+                f"task={name} is built again and has reached clock={full_clock(newest)}; read clock={full_clock(at)} once it "
                 "has caught up."
             )
         oldest = readable[0] if readable else newest

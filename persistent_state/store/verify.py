@@ -1,4 +1,4 @@
-"""Verifying a store: every checksum and every reference of what its logs hold, without stopping at the first problem."""
+"""Verify a store: check every checksum and reference of its logs, without stopping at the first problem."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Check: TypeAlias = Callable[[pa.Buffer], Iterable[str]]
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a file of the store, in words."""
+    """A file of the store, and what is wrong with it."""
 
     path: str
     what: str
@@ -39,14 +39,25 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verified:
-    """What was verified. `unreferenced` are files that no kept log entry names, which is no problem: see `docs/format.md`."""
+    """The result of `verify`: how much was read, and the problems."""
 
     applications: int
+    """Applications that were verified."""
+
     entries: int
+    """Undamaged log entries."""
+
     files: int
+    """Files that entries name."""
+
     bytes: int
+    """Bytes that were read."""
+
     unreferenced: tuple[str, ...]
+    """Files that no kept log entry names. They are no problem: see `docs/format.md`."""
+
     problems: tuple[Problem, ...]
+    """What is wrong, in the order of the paths; empty for a sound store."""
 
 
 def verify(
@@ -56,14 +67,26 @@ def verify(
     on_file: Callable[[str], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Verified:
-    """Read every log entry of an application, or of all of a store, and every file that one of them names.
+    """Read every log entry of an application or of a whole store, and every file that an entry names, and check them.
 
-    A store may be verified while it is written to: what is collected meanwhile is no problem. `on_file` is called with
-    the path of each file before it is read.
+    A store may be verified while it is written to: a file that is collected meanwhile is no problem.
+
+    Args:
+        store: The store's folder or URL.
+        application: The application's name; by default all applications of the store.
+        on_file: Called with the path of each file before it is read.
+        storage_options: What fsspec needs to open the store.
+
+    Returns:
+        What was read, and a list of problems, which is empty for a sound store.
 
     Raises:
-        InvalidInputError: there is no such application.
-        StoreUnavailableError: the store does not answer.
+        InvalidInputError: There is no such application.
+        StoreUnavailableError: The store does not answer.
+
+    Example:
+        >>> verify("memory://an-empty-store")
+        Verified(applications=0, entries=0, files=0, bytes=0, unreferenced=(), problems=())
     """
     files = open_files(store, storage_options)
     names = find_applications(files) if application is None else [application]
@@ -133,7 +156,7 @@ class _Application:
         return data
 
     def _entries(self) -> dict[int, Entry]:
-        """The entries that are sound in themselves, by number."""
+        """Return the undamaged entries by number."""
         numbers = self._log.numbers()
         if not numbers:
             raise no_application(self._files, self._log.application)
@@ -180,7 +203,7 @@ class _Application:
                 yield f"its task {name} is gone, or has a clock below clock={task.clock} of the entry before it"
 
     def _was_rewritten(self, entry: Entry, follower: Entry) -> bool:
-        """Whether an upgrade within format 1 explains that the first entry of a start names another checksum."""
+        """Return True if an upgrade within format 1 explains why the first entry of a start names another checksum."""
         if follower.epoch != entry.epoch + 1:
             return False
         try:
@@ -216,7 +239,7 @@ class _Application:
         named.checks.setdefault(role, check)
 
     def _settled(self, entry: Entry, name: str, task: TaskState) -> None:
-        """Files of late and bad rows that the entry names in a list."""
+        """Check the files of late and bad rows that the entry names in a list."""
         try:
             settled = late_rows.settled(self._files, task)
         except (StateError, FileNotFoundError, KeyError, TypeError, ValueError):
@@ -282,7 +305,7 @@ def _task_problems(entry: Entry, name: str, task: TaskState, folder: str) -> Ite
 
 
 def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.Buffer) -> Iterator[str]:
-    """What is wrong with a run; `is_own` says that no start has cut it yet."""
+    """Yield what is wrong with a run. `is_own` means that no start has cut it yet."""
     table = _table(data)
     types = [column["type"] for column in identity["key"]]
     found = [(field.name, str(field.type)) for field in table.schema]
@@ -315,7 +338,7 @@ def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.
 
 
 def _run_columns(types: Sequence[str], identity: Mapping[str, Any]) -> list[list[tuple[str, str]]]:
-    """The columns that runs of a task with these types of keys may have."""
+    """Return the lists of columns that runs of a task with these key types may have."""
     kind, window = identity["monoid"]["type"], identity.get("window", {})
     rows = [("hash", "uint64"), *((f"key{i}", type) for i, type in enumerate(types)), ("start", "int64")]
     if {"gap", "ttl"} & window.keys():

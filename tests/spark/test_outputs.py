@@ -352,9 +352,9 @@ class Untyped(Totals):
 def test_outputs_that_can_not_work_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     grow(tmp_path, 0, 1)
     for sink, said in [
-        (3, "sink=3 is no output"),
-        (SqlSink, "is no output"),
-        (RunningValues(3), "sink=3 is no output"),  # type: ignore[arg-type]
+        (3, "sink=3 is not an output"),
+        (SqlSink, "is not an output"),
+        (RunningValues(3), "sink=3 is not an output"),  # type: ignore[arg-type]
         ([Given(), Given()], "2 outputs are named 'function Given'"),
     ]:
         with pytest.raises(InvalidInputError, match=said):

@@ -330,7 +330,7 @@ def test_a_task_is_built_again_beside_one_that_goes_on(spark: SparkSession, tmp_
         app(DoubleTotal(), "doubled", RunningValues(Stumbling(lambda call: call == 2))).run(spark, rebuild=["Total"])
     entry = newest(tmp_path, "built")
     assert (entry.clock, entry.tasks["Total"].clock < clock) == (clock, True)
-    with pytest.raises(InvalidInputError, match="task=Total is built again and has come to clock="):
+    with pytest.raises(InvalidInputError, match="task=Total is built again and has reached clock="):
         read_state(str(tmp_path / "store"), "built", DoubleTotal(), clock)
     numbers(tmp_path / "more", [6], [7])
     for file in (tmp_path / "more").iterdir():

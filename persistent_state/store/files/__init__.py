@@ -28,7 +28,7 @@ _REMOTE: dict[str, type[RemoteFiles]] = {
 
 
 def open_files(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Files:
-    """The files below a url, as docs/stores.md says: a local path, or file:, memory:, s3:, abfs:, gs: and webhdfs:.
+    """Open the files below a url, as docs/stores.md says: a local path, or file:, memory:, s3:, abfs:, gs: and webhdfs:.
 
     Nothing is made or looked at, on a disk or on the network.
 

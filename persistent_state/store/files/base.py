@@ -58,7 +58,7 @@ class Files(ABC):
 
     @abstractmethod
     def read(self, path: str) -> pa.Buffer:
-        """The bytes of a file; on a local disk they are mapped, not loaded, and outlive its deletion.
+        """Return the bytes of a file. On a local disk they are mapped, not loaded, and outlive its deletion.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -86,7 +86,7 @@ class Files(ABC):
                     raise
 
     def for_each(self, do: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """What `do` makes of each item, in their order; several at a time where each has to wait for the store's answer."""
+        """Return `do` of each item, in their order. Several run at a time if the store answers over a network."""
         if self.near or len(items) < 2:
             return [do(item) for item in items]
         with ThreadPoolExecutor(min(AT_ONCE, len(items))) as pool:
@@ -94,7 +94,7 @@ class Files(ABC):
 
     @abstractmethod
     def list(self, folder: str) -> Names:
-        """The names of the files and folders that are directly in a folder now, sorted; none if it is missing.
+        """List the names of the files and folders directly in a folder, sorted; none if it is missing.
 
         Temporary files are left out.
         """

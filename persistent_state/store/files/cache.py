@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 def find(checksum: str) -> pa.Buffer | None:
-    """The bytes with this SHA-256, mapped; None if there is no copy, or only a damaged one, which goes."""
+    """Return the bytes with this SHA-256, mapped, or None if there is no copy. A damaged copy is deleted."""
     place = _place(checksum)
     if place is None:
         return None

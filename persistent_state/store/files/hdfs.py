@@ -90,7 +90,7 @@ def _write(client: Any, place: str, data: BytesLike) -> None:
 
 
 def _answered(answer: Any) -> Any:
-    """What a data node answers, unless it says what is wrong."""
+    """Return the answer of a data node, or raise the error that it reports."""
     if not answer.ok:
         try:
             told = answer.json()["RemoteException"]

@@ -72,7 +72,7 @@ class RemoteFiles(Files):
             client.rm_file(place)
 
     def _reach(self, path: str) -> tuple[fsspec.AbstractFileSystem, str]:
-        """The client, and the name that it has for a path.
+        """Return the client, and its name for a path.
 
         Looked up each time: fsspec keeps a client for its process only, since none works across a fork.
         """
@@ -119,7 +119,7 @@ class RemoteFiles(Files):
 
 
 def status(error: BaseException) -> int | None:
-    """The HTTP status in an error of any of the libraries, or in its cause."""
+    """Return the HTTP status in an error of any of the clients, or in its cause."""
     for told in (error, error.__cause__):
         response = getattr(told, "response", None)
         if isinstance(response, Mapping):
