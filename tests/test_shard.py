@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from monoids import Last, List, Max, Monoid, Set
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state.batch import shard
+from persistent_state.batch import compaction
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store.entry import Run, Stored
 from persistent_state.store.log import Log
@@ -28,13 +28,13 @@ def test_levels_stay_few_and_a_row_is_seldom_rewritten(sizes: list[int]) -> None
     held: list[Run] = []
     written = 0
     for size in sizes:
-        keep = shard._keep(held, size, 0, BEGINNING)
+        keep = compaction.choose(held, size, 0, BEGINNING)
         # As if all keys were others: nothing is folded. A level of two runs is one level.
         rows = size + sum(run.rows for run in held[keep:])
         held[keep:] = [run_of(rows - rows // 2, 0, 50), run_of(rows // 2, 50, 100)]
         written += rows
     few = 2 * math.log2(sum(sizes) + 2)
-    assert len(held) <= 2 * (shard.MANY + few)
+    assert len(held) <= 2 * (compaction.MANY + few)
     assert written <= sum(sizes) * (few + 1)
 
 

@@ -31,7 +31,7 @@ from persistent_state import (
     run_local,
 )
 from persistent_state.batch.combine import combine
-from persistent_state.batch.lift import MOST, microseconds
+from persistent_state.batch.rows import MOST, microseconds
 from persistent_state.engine import kafka_connector
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits

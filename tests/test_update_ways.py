@@ -60,9 +60,10 @@ from persistent_state import (
     TaskFailedError,
     run_local,
 )
-from persistent_state.batch import shard
+from persistent_state.batch import compaction
 from persistent_state.batch.combine import combine
 from persistent_state.batch.plan import COLUMN
+from persistent_state.batch.shard import merge_shard
 from persistent_state.engine.dataframe_source import RowReader, _replaced
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.partials import keys
@@ -368,7 +369,7 @@ def ended(task: PerMessage, rows: pa.RecordBatch) -> tuple[dict[Any, Any], list[
         _, *sent = reader.read(InputPartition((basis, 0, 1, "all")))
         chunks = list(_replaced(map(said_by_spark, sent), plan))
     (blob,) = combine(plan, basis, 0, 1, chunks)
-    entry = core.commit(log, [shard.merge_shard(plan, 0, [blob], None, core.new_id)])
+    entry = core.commit(log, [merge_shard(plan, 0, [blob], None, core.new_id)])
     aside = late_rows.read_all(plan.files, entry.tasks[plan.name])
     bad = [
         (row["reason"], row["position"]) for table in aside for row in table.select(["reason", "position"]).to_pylist()
@@ -421,7 +422,7 @@ class TestOrder:
             delay,
             tuple(sizes),
         )
-        with mock.patch.object(shard, "LAZY", rewriting):
+        with mock.patch.object(compaction, "LAZY", rewriting):
             for clock, state in play_in_parts(case, ByColumn, parts, 1).items():
                 assert state == case.fold(clock)
 
@@ -457,7 +458,7 @@ class TestOrder:
             basis = plan_batch(entry, plan.name, Reach(dict.fromkeys(partitions, 1)), 0)
             blobs = [combine(plan, basis, i, len(parts), part)[0] for i, part in enumerate(parts)]
             for arrived in (blobs, blobs[::-1]):
-                made = shard.merge_shard(plan, 0, arrived, None, core.new_id)
+                made = merge_shard(plan, 0, arrived, None, core.new_id)
                 rows = [runs_io.read_run(plan.files, run) for run in made.runs]
                 state = fold_keys(rows, plan.layout)
                 assert state["value"].to_pylist() == [partitions]

@@ -35,7 +35,7 @@ from persistent_state import (
     WindowState,
     run_local,
 )
-from persistent_state.batch import shard
+from persistent_state.batch import compaction
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.partials import at_clock, keys, sliding
@@ -268,7 +268,7 @@ def state_in(windowing: Windowing | None, monoid: Monoid[Any]) -> KeptState[Any]
     st.integers(1, 15),
     st.integers(0, 200),
     st.integers(1, 3),
-    st.sampled_from([shard.LAZY, (1e9, 1)]),
+    st.sampled_from([compaction.LAZY, (1e9, 1)]),
 )
 def test_no_interval_reaches_over_the_edge_of_a_window_or_a_clock(
     windowing: Windowing | None,
@@ -282,7 +282,7 @@ def test_no_interval_reaches_over_the_edge_of_a_window_or_a_clock(
     ran = Ran(task, interval=interval, delay=delay, clocks=clocks)
     accepted: dict[int, Sent] = {}
     count = 0
-    with mock.patch.object(shard, "LAZY", rewriting):
+    with mock.patch.object(compaction, "LAZY", rewriting):
         for batch in batches:
             fixed, fresh = ran.task.clock, []
             for number, (key, time) in enumerate(batch, count):
@@ -795,7 +795,7 @@ def test_what_is_stored_is_within_a_few_times_of_what_is_needed(windowing: Windo
         # Of what a shard keeps without rewriting it at least a quarter is needed. Each may end with what has just come.
         assert ran.rows <= 4 * needed + len(fresh)
         most = max(most, ran.rows)
-        assert levels <= 3 * (shard.MANY + 6)
+        assert levels <= 3 * (compaction.MANY + 6)
     assert len(sent) == 600
     assert most < 300
 
@@ -897,8 +897,8 @@ class TestCopies:
         assert ran.state() == {1: 1 + 2 + 4 + 8}
 
     def test_ids_are_forgotten_beyond_the_horizon_and_not_before(self) -> None:
-        for rewriting in (shard.LAZY, (1e9, 1)):
-            with mock.patch.object(shard, "LAZY", rewriting):
+        for rewriting in (compaction.LAZY, (1e9, 1)):
+            with mock.patch.object(compaction, "LAZY", rewriting):
                 ran = Ran(once(horizon=50))
                 ran.play((1, 5, 1, 7))
                 for time in range(15, 50, 10):
@@ -915,8 +915,8 @@ class TestCopies:
     )
     def test_messages_with_an_id_are_in_their_windows_and_remembered_after_them(self, windowing: Windowing) -> None:
         counted = [(1, time, 2**i) for i, time in enumerate((3, 20, 31, 41, 62, 70, 99, 120))]
-        for rewriting in (shard.LAZY, (1e9, 1)):
-            with mock.patch.object(shard, "LAZY", rewriting):
+        for rewriting in (compaction.LAZY, (1e9, 1)):
+            with mock.patch.object(compaction, "LAZY", rewriting):
                 ran = Ran(once(state_in(windowing, Sum()), horizon=1000))
                 for i, (key, time, n) in enumerate(counted):
                     ran.play((key, time, n, i), *((key, time + j, n, j) for j in range(i)))

@@ -92,10 +92,12 @@ def combine_in_pieces(
     report = Report(
         part=part,
         parts=parts,
-        seen=tuple((name, newest, lifted.beyond.get(name, 0)) for name, newest in lifted.newest.items()),
+        seen=tuple(
+            (name, newest, lifted.sightings.beyond.get(name, 0)) for name, newest in lifted.sightings.newest.items()
+        ),
         spans=tuple(lifted.spans),
         ends=tuple(lifted.ends.items()),
-        replaying=tuple(sorted(lifted.replaying)),
+        replaying=tuple(sorted(lifted.sightings.replaying)),
         low=min(lows, default=None),
         coarse=_joined(coarse),
         counts=dict(lifted.counts),
@@ -189,7 +191,7 @@ def _columns(plan: Plan) -> list[str]:
 
 def _horizon(plan: Plan, basis: Basis, lifted: Lifted) -> int:
     """How far the clock could move by the channels of this part alone; the others can only hold it further back."""
-    newest = [timestamp for timestamp in lifted.newest.values() if timestamp is not None]
+    newest = [timestamp for timestamp in lifted.sightings.newest.values() if timestamp is not None]
     if not newest or basis.is_behind:
         return basis.clock
     return max(basis.clock, min(newest) - plan.settings.delay)

@@ -23,9 +23,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegralType
 
 from persistent_state.batch.combine import combine_in_pieces
-from persistent_state.batch.lift import microseconds, unfit_keys
+from persistent_state.batch.judge import key_columns, unfit_keys
 from persistent_state.batch.messages import Basis, Blob, to_ipc
 from persistent_state.batch.plan import COLUMN, Plan
+from persistent_state.batch.rows import microseconds
 from persistent_state.engine import failures
 from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, ArrowReader, blob_batches, load, now_us
 from persistent_state.engine.idle_source import IdleReader
@@ -441,7 +442,8 @@ class RowReader(ArrowReader):
         replay = chunk.first if chunk.replay is None else chunk.replay
         count, bad = chunk.rows.num_rows, chunk.bad
         # Of what Spark has had this can't be seen any more.
-        unfit = unfit_keys(self.plan, chunk.rows)
+        columns = [chunk.rows.column(name) for name in key_columns(self.plan)]
+        unfit = unfit_keys(columns, count)
         if (originals := self._originals(chunk, basis, unfit)) is not None:
             partition = pa.array([chunk.partition], pa.string())
             yield _record_batch(schema, 1, {_PARTITION: partition, _ORIGINALS: pa.array([originals], pa.binary())})

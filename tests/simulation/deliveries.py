@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from persistent_state.batch import shard as shard_step
+from persistent_state.batch import compaction
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Blob
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE, Plan
@@ -225,8 +225,8 @@ class DeliveryWorld:
         """
         runs_io._verified.clear()
         with (
-            mock.patch.object(shard_step, "LAZY", (2, 3)),
-            mock.patch.object(shard_step, "MANY", 4),
+            mock.patch.object(compaction, "LAZY", (2, 3)),
+            mock.patch.object(compaction, "MANY", 4),
             mock.patch.object(merge, "SLICE", 5),
             mock.patch.object(late_rows, "MANY", 2),
             mock.patch.object(positions, "MOST_SPANS", 3),

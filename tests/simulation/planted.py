@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from persistent_state.batch import advance, combine, lift, shard
+from persistent_state.batch import advance, combine, judge, lift, shard, update
 from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import at_clock, dedup, fold, lookup, sliding
 from persistent_state.protocol import commits, deliver, restore, takeover
@@ -122,7 +122,7 @@ BUGS = (
     bug(
         "ordered monoid folded in a batch",
         "Updates whose order matters are folded before all have come.",
-        shard.merge_shard,
+        shard._fold_fresh,
         ("apart = BEGINNING if plan.layout.is_ordered else None", "apart = None"),
         theme="ordered",
     ),
@@ -169,8 +169,8 @@ BUGS = (
     bug(
         "replaying channel taken for silent",
         "A channel of which only rows come that were there before a start is idle.",
-        lift.lift_chunk,
-        ("lifted.replaying.update", "set().update"),
+        judge.judge,
+        ("sightings.replaying.update", "set().update"),
     ),
     bug(
         "channels outlive a start",
@@ -350,20 +350,20 @@ BUGS = (
     bug(
         "restored clock ignored",
         "Without positions all that a replay delivers below the restored clock is late.",
-        lift.lift_chunk,
+        judge.judge,
         ("(stamps < basis.restored)", "(stamps < -(2**63))"),
     ),
     bug(
         "restored at the clock",
         "What is at the restored clock is taken for replayed.",
-        lift.lift_chunk,
+        judge.judge,
         ("(stamps < basis.restored)", "(stamps <= basis.restored)"),
     ),
     bug(
         "replayed rows not counted",
         "Rows that are replayed or late go uncounted.",
-        lift.lift_chunk,
-        ("lifted.counts[REPLAYED_OR_LATE] += int(unknown.sum())", "pass"),
+        lift._count,
+        ("counts[late_rows.REPLAYED_OR_LATE] += unknown", "pass"),
     ),
     bug(
         "rows without positions stay aside",
@@ -386,8 +386,8 @@ BUGS = (
     bug(
         "late channel unheard",
         "A channel whose first message is late does not hold the clock.",
-        lift.lift_chunk,
-        ("lifted.newest.update(", "dict().update("),
+        judge.judge,
+        ("sightings.newest.update(", "dict().update("),
     ),
     bug(
         "rows without positions settled",
@@ -399,25 +399,25 @@ BUGS = (
     bug(
         "all is late",
         "Every message is declared late.",
-        lift.lift_chunk,
+        judge.judge,
         ("place.timestamps < basis.clock", "place.timestamps < 2**63 - 1"),
     ),
     bug(
         "late at the clock",
         "What is at the clock is late.",
-        lift.lift_chunk,
+        judge.judge,
         ("place.timestamps < basis.clock", "place.timestamps <= basis.clock"),
     ),
     bug(
         "nothing is late",
         "No message is declared late.",
-        lift.lift_chunk,
+        judge.judge,
         ("place.timestamps < basis.clock", "place.timestamps < -(2**63)"),
     ),
     bug(
         "late again on replay",
         "What a replay delivers again below the clock counts as late again.",
-        lift.lift_chunk,
+        judge.judge,
         ("stamps, basis.again)", "stamps, basis.again) | (place.positions >= position.next)"),
     ),
     bug(
@@ -801,8 +801,8 @@ BUGS = (
     bug(
         "updates of a message apart",
         "Of several updates of a message the first counts, and the others are its copies.",
-        lift.update_table,
-        ("plan.layout.once is not None and taken", "False and taken"),
+        update.update_table,
+        ("layout.once is not None and taken", "False and taken"),
         theme="timely",
     ),
     bug(

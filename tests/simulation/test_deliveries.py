@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from persistent_state.batch import lift
+from persistent_state.batch import judge
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE
 from persistent_state.event_time import positions
 from persistent_state.protocol import commits, restore
@@ -95,7 +95,7 @@ def bug(delivery: str, name: str, target: Any, *changes: tuple[str, str], at: in
 
 
 BUGS = (
-    bug(AT_LEAST_ONCE, "late all the same", lift.lift_chunk, ("& (not plan.takes_late)", "")),
+    bug(AT_LEAST_ONCE, "late all the same", judge.judge, ("& (not plan.takes_late)", "")),
     bug(
         AT_LEAST_ONCE,
         "windows hold for late what they have",

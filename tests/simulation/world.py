@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 from greenlet import getcurrent, greenlet
 
-from persistent_state.batch import shard as shard_step
+from persistent_state.batch import compaction
+from persistent_state.batch import shard as shards
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Blob, Descriptor
 from persistent_state.batch.plan import Plan
@@ -295,13 +296,13 @@ class World:
 
         with (
             mock.patch.object(keys, "hash_keys", few if self.few_hashes else honest),
-            mock.patch.object(shard_step, "EAGER", (self.growth, 2)),
-            mock.patch.object(shard_step, "LAZY", (self.growth, 3)),
-            mock.patch.object(shard_step, "MANY", 4),
+            mock.patch.object(compaction, "EAGER", (self.growth, 2)),
+            mock.patch.object(compaction, "LAZY", (self.growth, 3)),
+            mock.patch.object(compaction, "MANY", 4),
             mock.patch.object(fold, "SLICE", 5),
             mock.patch.object(fold, "SLICE_BYTES", 400),
             mock.patch.object(fold, "WIDE", self.wide),
-            mock.patch.object(shard_step, "INLINE", 300),
+            mock.patch.object(shards, "INLINE", 300),
             mock.patch.object(collect, "LEFTOVER_AGE", LEFTOVER_AGE),
             mock.patch.object(late_rows, "MANY", 2),
             # Files are large at once, and leave the entry, or never.

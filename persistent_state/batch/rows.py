@@ -1,0 +1,156 @@
+"""Rows of a chunk: where they stand in event time and in their source, and how they step aside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from persistent_state.batch.plan import FAIL, Plan
+from persistent_state.errors import TaskFailedError
+from persistent_state.event_time.positions import NO_POSITION
+from persistent_state.sources.base import BadRecord, Chunk, Originals
+from persistent_state.store.late_rows import LATE, SIDE_COLUMNS
+
+MOST = 2**62
+"""The furthest a timestamp may be from the epoch, in microseconds: 146,000 years."""
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rows stand in event time and in their source.
+
+    `valid` tells which rows have a timestamp. The channel of every row is the partition, unless channels are `named`.
+    """
+
+    partition: str
+    named: pa.Array | None
+    positions: NDArray[np.int64]
+    timestamps: NDArray[np.int64]
+    valid: Mask
+    originals: Originals | None = None
+
+    @property
+    def channels(self) -> pa.Array:
+        """The channel of each row."""
+        if self.named is None:
+            return pa.repeat(pa.scalar(self.partition, pa.string()), len(self.timestamps))
+        return self.named
+
+    def take(self, where: Mask) -> Place:
+        """Return the place of the rows that a mask picks."""
+        picked = np.flatnonzero(where)
+        return Place(
+            self.partition,
+            None if self.named is None else self.named.take(pa.array(picked)),
+            self.positions[picked],
+            self.timestamps[picked],
+            self.valid[picked],
+            self.originals,
+        )
+
+
+def place_of(plan: Plan, chunk: Chunk) -> Place:
+    """Return where the rows of a chunk stand."""
+    timestamps, valid = microseconds(chunk.rows.column(plan.timestamp), plan.timestamp_unit)
+    named = None if plan.channel is None else chunk.rows.column(plan.channel).cast(pa.string()).fill_null("")
+    return Place(chunk.partition, named, chunk.positions, timestamps, valid, chunk.originals)
+
+
+def microseconds(column: pa.Array, unit: str | None) -> tuple[NDArray[np.int64], Mask]:
+    """Return a timestamp column as microseconds UTC, and which rows have one.
+
+    Finer units are cut off, and naive times are UTC. Integers count in `unit` (None: microseconds). A timestamp further than
+    `MOST` from the epoch counts as missing: clocks are computed from timestamps within 64 bits.
+    """
+    type = column.type
+    per_unit = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
+    unit = type.unit if pa.types.is_timestamp(type) else unit or "us"
+    scale = per_unit[unit]
+    if pa.types.is_date32(type):
+        column, scale = column.cast(pa.int32()), 86_400_000_000
+    valid = np.ones(len(column), np.bool_) if column.null_count == 0 else np.asarray(column.is_valid())
+    ticks = column.cast(pa.int64())
+    values = (ticks.fill_null(0) if column.null_count else ticks).to_numpy().astype(np.int64, copy=False)
+    if unit == "ns":
+        return values // 1_000, valid
+    most = MOST // scale
+    if len(values) and (values.min() < -most or values.max() > most):
+        valid = valid & (values <= most) & (values >= -most)
+        values = np.where(valid, values, 0)
+    return values if scale == 1 else values * scale, valid
+
+
+def side_table(rows: pa.RecordBatch, where: Mask, reason: str, place: Place) -> pa.Table:
+    """Return rows as they stand in a file of late and bad rows. Their position is null if their source has no positions."""
+    picked = pa.array(np.flatnonzero(where))
+    count = len(picked)
+    stamps = pa.array(place.timestamps, mask=~place.valid).take(picked)
+    columns = {
+        "reason": pa.array([reason] * count, pa.string()),
+        "timestamp": stamps,
+        "strand": pa.array([place.partition] * count, pa.string()),
+        "channel": place.channels.take(picked),
+        "position": pa.array(place.positions, mask=place.positions == NO_POSITION).take(picked),
+        **_as_they_came(place.originals, place.positions[where]),
+    }
+    row = rows.take(picked)
+    return pa.table({**columns, "row": pa.StructArray.from_arrays(row.columns, fields=list(row.schema))})
+
+
+def bad_record_table(plan: Plan, chunk: Chunk, records: Sequence[BadRecord]) -> pa.Table:
+    """Return records that could not be decoded as they stand in a file of late and bad rows."""
+    count = len(records)
+    channel = chunk.partition if plan.channel is None else ""
+    positions = np.array([record.position for record in records], np.int64)
+    row = pa.StructArray.from_arrays(
+        [pa.nulls(count, f.type) for f in plan.schema], fields=list(plan.schema), mask=pa.array([True] * count)
+    )
+    columns = {
+        "reason": pa.array([record.reason for record in records], pa.string()),
+        "timestamp": pa.nulls(count, pa.int64()),
+        "strand": pa.array([chunk.partition] * count, pa.string()),
+        "channel": pa.array([channel] * count, pa.string()),
+        "position": pa.array(positions),
+        **_as_they_came(chunk.originals, positions),
+    }
+    return pa.table({**columns, "row": row})
+
+
+def _as_they_came(originals: Originals | None, positions: NDArray[np.int64]) -> dict[str, pa.Array]:
+    """Return the columns of a side table that hold the records themselves."""
+    if originals is None:
+        return {"record": pa.nulls(len(positions), SIDE_COLUMNS["record"])}
+    came = originals(positions)
+    return {"record": came.column("record"), "origin": came.column("origin")}
+
+
+def check_bad_rows(plan: Plan, table: pa.Table) -> None:
+    """Stop at bad rows if the task is to fail at them. Late rows are not bad.
+
+    Raises:
+        TaskFailedError: The side table has bad rows, and bad rows are to fail.
+    """
+    if plan.on_bad_row != FAIL:
+        return
+    first = table.slice(0, 1).to_pylist()[0]
+    if first["reason"] == LATE:
+        return
+    row = first["row"] or {}
+    key = {name: row.get(name) for name in plan.task.key_columns}
+    raise TaskFailedError(
+        f"task={plan.name} met a bad row ({first['reason']}) at channel={first['channel']!r} "
+        f"partition={first['strand']!r} position={first['position']} key={key}; mend it, or keep bad rows aside."
+    )
+
+
+def describe(plan: Plan, rows: pa.RecordBatch, place: Place, i: int) -> str:
+    """Return the channel, the position and the key of a row, for people."""
+    key = {name: rows.column(name)[i].as_py() for name in plan.task.key_columns}
+    position = place.positions[i] if place.positions[i] != NO_POSITION else "unknown"
+    return f"channel={place.channels[i].as_py()!r} partition={place.partition!r} position={position} key={key}"

@@ -1,0 +1,330 @@
+"""What a task makes of rows: the updates that user code says, as a column of the monoid's type, and the rows that do not fit.
+
+Before the shuffle `updates_of` does it, row by row or column by column. A task that reads its state is called after the
+shuffle, by `updates_by_key`, with the messages of each key in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from monoids import MonoidError
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.rows import Mask, Place, check_bad_rows, describe, microseconds, side_table
+from persistent_state.errors import InvalidInputError, TaskFailedError, places, raised
+from persistent_state.partials import fold, keys
+from persistent_state.partials.lookup import current
+from persistent_state.state import PersistentState
+from persistent_state.store.late_rows import UNFIT
+from persistent_state.task import Message
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The updates of some rows. `taken` tells from which row each is (None: one of each row, in their order).
+
+    `values` are of the monoid's type, and null is no update. `unfit` tells which rows hold an update that does not fit: they
+    make none.
+    """
+
+    taken: NDArray[np.int64] | None
+    values: pa.Array
+    unfit: Mask
+
+
+def updates_of(plan: Plan, rows: pa.RecordBatch, place: Place, computed: pa.Array | None) -> Updates:
+    """Return the updates that a task makes of rows; `computed` are those that Spark has computed, if it has.
+
+    Raises:
+        TaskFailedError: User code raised, or returned what are no updates.
+    """
+    recorder = Recorder(plan)
+
+    def where(i: int) -> str:
+        return describe(plan, rows, place, i)
+
+    if plan.task.update_way == "message":
+        for i, message in enumerate(_messages(rows, place)):
+            recorder.process(message, i, where)
+        return recorder.updates(rows.num_rows)
+    column = computed if computed is not None else _update_column(plan, rows, where)
+    if plan.state.prepare is not None:
+        recorder.prepare_all(column, where)
+        return recorder.updates(rows.num_rows)
+    try:
+        values, unfit = plan.layout.monoid.cast(column)
+    except MonoidError as error:
+        raise TaskFailedError(f"task={plan.name}: {error}") from error
+    return Updates(None, values, unfit)
+
+
+def _update_column(plan: Plan, rows: pa.RecordBatch, where: Callable[[int], str]) -> pa.Array:
+    """Return a column with the update of each row: one that the source has, or what `process_batch` returns."""
+    if plan.task.value is not None:
+        return rows.column(plan.task.value)
+    try:
+        column = plan.task.process_batch(rows)
+    except Exception as error:
+        span = f"{where(0)} to {where(rows.num_rows - 1)}"
+        raise TaskFailedError(f"process_batch of task={plan.name} raised {raised(error)}, at {span}.") from error
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if not isinstance(column, pa.Array):
+        raise TaskFailedError(
+            f"process_batch of task={plan.name} gave a {type(column).__name__}, not an Arrow array; make it one."
+        )
+    if len(column) != rows.num_rows:
+        raise TaskFailedError(
+            f"process_batch of task={plan.name} gave {len(column)} updates for {rows.num_rows} rows; "
+            "give one for each, null for none."
+        )
+    return column
+
+
+def update_table(plan: Plan, columns: Mapping[str, pa.Array], updates: Updates) -> pa.Table:
+    """Return updates with the key and the order of the rows that they were taken from; several of one row are numbered.
+
+    Where messages count once, those of one row are put together: what has come before then leaves as a whole.
+    """
+    layout, taken, values = plan.layout, updates.taken, updates.values
+    columns = {
+        name: c for name, c in columns.items() if layout.is_ordered or name not in ("channel", "position", "strand")
+    }
+    if layout.once is not None and taken is not None and len(taken):
+        known = values.is_valid().to_numpy(zero_copy_only=False)
+        taken, values = taken[known], values.drop_null()
+        begins = np.flatnonzero(np.append(True, taken[1:] != taken[:-1])[: len(taken)])
+        values = fold.sums(values, begins, layout) if len(begins) < len(taken) else values
+        taken = taken[begins]
+    if taken is not None:
+        columns = {name: column.take(pa.array(taken)) for name, column in columns.items()}
+    if layout.is_ordered:
+        number = 0 if taken is None else np.arange(len(taken)) - np.searchsorted(taken, taken)
+        columns["number"] = pa.array(np.broadcast_to(number, len(values)).astype(np.int32))
+    if layout.gap is not None:
+        columns["first"] = columns["last"] = columns["time"]
+    table = pa.table({**columns, "value": values})
+    return table.filter(values.is_valid()) if values.null_count else table
+
+
+def updates_by_key(
+    plan: Plan, tables: Sequence[pa.Table], older: Sequence[pa.Table]
+) -> tuple[pa.Table, list[pa.Table]]:
+    """Let a task that reads its state process its messages, key by key and in their order.
+
+    Args:
+        plan: The task's plan.
+        tables: The messages of some keys, with their rows.
+        older: The levels that hold the state of these keys before.
+
+    Returns:
+        The updates as a table of the layout, and tables of the rows that do not fit.
+
+    Raises:
+        TaskFailedError: User code raised, or a row does not fit and bad rows are to fail.
+    """
+    table = pa.concat_tables(tables).combine_chunks()
+    by = ["hash", *plan.layout.key_names, "time", "channel", "position", "strand"]
+    table = table.sort_by([(name, "ascending") for name in by])
+    first = ~keys.same_as_previous([fold.one_chunk(table[name]) for name in ("hash", *plan.layout.key_names)])
+    struct = fold.one_chunk(table["row"])
+    rows = pa.RecordBatch.from_arrays(struct.flatten(), schema=plan.schema)
+    # Not those of the table: what is taken in late has the clock's.
+    times, valid = microseconds(rows.column(plan.timestamp), plan.timestamp_unit)
+    place = Place("", fold.one_chunk(table["channel"]), fold.as_numpy(table, "position"), times, valid)
+    asked = table.select(["hash", *plan.layout.key_names]).filter(pa.array(first))
+    before = plan.layout.monoid.from_arrow(current(asked, older, plan.layout))
+    # A zero for each, as user code may change the one it is given.
+    recorder = ReadingRecorder(plan, [plan.layout.monoid.zero if value is None else value for value in before])
+    key = -1
+    for i, (message, begins) in enumerate(zip(_messages(rows, place), first.tolist(), strict=True)):
+        key += begins
+        recorder.turn_to(key)
+        recorder.process(message, i, lambda i: describe(plan, rows, place, i))
+    updates = recorder.updates(len(times))
+    sides = []
+    if updates.unfit.any():
+        partitions = np.array(table["strand"].to_pylist(), dtype=object)
+        for partition in dict.fromkeys(partitions[updates.unfit]):
+            aside = updates.unfit & (partitions == partition)
+            sides.append(side_table(rows, aside, UNFIT, replace(place, partition=partition)))
+            check_bad_rows(plan, sides[-1])
+    columns = {name: fold.one_chunk(table[name]) for name in table.column_names if name != "row"}
+    return update_table(plan, columns, updates).select(plan.layout.schema.names), sides
+
+
+class Recorder(PersistentState[Any]):
+    """The state that `process_message` is handed before the shuffle. It records updates, each as one of the current row."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._process_message, self._prepare = plan.task.process_message, plan.state.prepare
+        self._rows: list[int] = []
+        self._values: list[Any] = []
+        self._row = 0
+        self._timestamp = 0
+
+    @property
+    def monoid(self) -> Any:
+        return self._plan.layout.monoid
+
+    def update(self, timestamp: int, value: Any) -> None:
+        if timestamp != self._timestamp:
+            raise InvalidInputError(
+                f"update(timestamp={timestamp}) is not the message's {self._timestamp}; pass message.timestamp."
+            )
+        self._rows.append(self._row)
+        self._values.append(value if self._prepare is None else self._prepared(value))
+
+    def get(self) -> Any:
+        raise InvalidInputError(f"task={self._plan.name} calls get(); set reads_state = True to read the state.")
+
+    def process(self, message: Message, row: int, where: Callable[[int], str]) -> None:
+        """Let the task process a message; `where` describes a row for people.
+
+        Raises:
+            TaskFailedError: The task raised.
+        """
+        self._row, self._timestamp = row, message.timestamp
+        try:
+            self._process_message(self, message)
+        except InvalidInputError as error:
+            of = f"{self._plan.name}{places(error)}"
+            raise TaskFailedError(f"process_message of task={of}, at {where(row)}: {error}") from error
+        except Exception as error:
+            found = raised(error)
+            raise TaskFailedError(
+                f"process_message of task={self._plan.name} raised {found}, at {where(row)}."
+            ) from error
+
+    def prepare_all(self, column: pa.Array, where: Callable[[int], str]) -> None:
+        """Record each item of a column as the update of its row.
+
+        Raises:
+            TaskFailedError: The aggregator's `prepare` raised.
+        """
+        for i, item in enumerate(column):
+            self._row = i
+            try:
+                value = item.as_py()
+            except (OverflowError, ValueError) as error:
+                # A time beyond those of Python, for one.
+                self._rows.append(i)
+                self._values.append(MonoidError(str(error)))
+                continue
+            try:
+                self.update(self._timestamp, value)
+            except Exception as error:
+                found = raised(error)
+                raise TaskFailedError(f"prepare of task={self._plan.name} raised {found}, at {where(i)}.") from error
+
+    def updates(self, rows: int) -> Updates:
+        """Return what was recorded of so many rows."""
+        taken = np.array(self._rows, dtype=np.int64)
+        unfit = np.zeros(rows, dtype=np.bool_)
+        try:
+            return Updates(taken, self._column(self._values), unfit)
+        except MonoidError:
+            unfit[[row for row, value in zip(self._rows, self._values, strict=True) if not self._fits(value)]] = True
+        keep = ~unfit[taken]
+        values = [value for value, kept in zip(self._values, keep, strict=True) if kept]
+        return Updates(taken[keep], self._column(values), unfit)
+
+    def _prepared(self, value: Any) -> Any:
+        """Return a value as the monoid takes it, or the error that says why it can't."""
+        try:
+            return value if self._prepare is None or value is None else self._prepare(value)
+        except MonoidError as error:
+            return error
+
+    def _column(self, values: Sequence[Any]) -> pa.Array:
+        for value in values:
+            if isinstance(value, MonoidError):
+                raise value
+        return self.monoid.to_arrow(values)
+
+    def _fits(self, value: Any) -> bool:
+        try:
+            self._column([value])
+        except MonoidError:
+            return False
+        return True
+
+
+class ReadingRecorder(Recorder):
+    """The state that `process_message` is handed after the shuffle. It records updates, and reads what they come to."""
+
+    def __init__(self, plan: Plan, current: list[object]) -> None:
+        super().__init__(plan)
+        self._current = current
+        self.turn_to(0)
+
+    def turn_to(self, key: int) -> None:
+        """Make the next message one of this key."""
+        self._key = key
+        self._before = self._current[key]
+        self._is_fit = True
+
+    def update(self, timestamp: int, value: object) -> None:
+        super().update(timestamp, value)
+        try:
+            (known,) = self.monoid.from_arrow(self._column(self._values[-1:]))
+        except MonoidError:
+            # The whole message is a bad row, and so are updates that it made before.
+            self._is_fit = False
+            self._current[self._key] = self._before
+            return
+        if known is not None and self._is_fit:
+            self._current[self._key] = self.monoid.plus(self._current[self._key], known)
+
+    def get(self) -> object:
+        return self._current[self._key]
+
+
+def _messages(rows: pa.RecordBatch, place: Place) -> Iterator[Message]:
+    """Return the rows as messages. A column is converted when it is first asked for."""
+    columns = _Columns(rows)
+    for i, timestamp in enumerate(place.timestamps.tolist()):
+        yield _RowMessage(timestamp, columns, i)
+
+
+class _Columns(dict[str, list[Any]]):
+    def __init__(self, rows: pa.RecordBatch) -> None:
+        self._source = rows
+
+    def __missing__(self, name: str) -> list[Any]:
+        values: list[Any] = self._source.column(name).to_pylist()
+        self[name] = values
+        return values
+
+    @property
+    def names(self) -> Sequence[str]:
+        names: list[str] = self._source.schema.names
+        return names
+
+
+class _RowMessage(Message):
+    __slots__ = ("_columns", "_i")
+
+    def __init__(self, timestamp: int, columns: _Columns, i: int) -> None:
+        self.timestamp = timestamp
+        self._columns = columns
+        self._i = i
+
+    def __getitem__(self, column: str) -> Any:
+        return self._columns[column][self._i]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns.names)
+
+    def __len__(self) -> int:
+        return len(self._columns.names)
+
+    def __repr__(self) -> str:
+        return f"Message({self.timestamp}, { {name: self[name] for name in self}!r})"
