@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Added:
+    """A task with its source and its outputs."""
+
     task: PersistentTask
     source: TimeReplayableSource | DataFrameSource
     outputs: Outputs
@@ -38,16 +40,33 @@ class _Added:
 class Application:
     """Tasks that are checkpointed together, restart together and rescale together.
 
-    `store` is where the state is: a folder or an fsspec URL; `storage_options` go to fsspec and appear nowhere.
-    `checkpoint_interval` is the distance of checkpoint clocks in event time; a message up to `allowed_delay` behind the
-    newest before it in its channel is never late. A channel silent for `idle_after` holds the clock no longer. Timestamps
-    more than `max_ahead` beyond the wall clock are bad rows, and if `max_jump` is given, so are those more than that beyond
-    their channel. The newest `retained_checkpoints` stay readable; each costs up to one more row per key that changed between
-    them. `shards` is the number of parallel state writers (default: Spark's parallelism); it may change at any start. `scratch`
-    is where Spark keeps its own checkpoints, as a path that Spark knows: on a cluster all machines must reach it; nothing in it
-    is needed after the run. A failing run is started again up to `max_restarts` times without a new global clock. `delivery` is
-    "exactly-once", "at-least-once" or "at-most-once": how often a message and an output count when something fails. It may
-    change at any start. Durations are text such as "10 seconds" or "1 hour", or a `datetime.timedelta`.
+    A duration is a text such as "10 seconds" or "1 hour", or a `datetime.timedelta`.
+
+    Args:
+        name: The application's name, which is a folder of the store: letters, digits, "_", "." and "-".
+        store: Where the state is kept: a folder, or a URL of fsspec.
+        checkpoint_interval: The time between checkpoint clocks, in event time.
+        allowed_delay: How far a message may be behind the newest message before it in its channel and never be late.
+        idle_after: How long a channel must be silent, by the wall clock, until the global clock no longer waits for it. By
+            default the clock waits for ever.
+        max_ahead: A timestamp further ahead of the wall clock than this makes a bad row.
+        max_jump: A timestamp further ahead of its channel than this makes a bad row. By default there is no limit.
+        retained_checkpoints: How many checkpoints can be read. Each costs up to one more row per key that changed between them.
+        shards: How many tasks of Spark write the state, by default Spark's parallelism. It may change at any start.
+        scratch: A folder for Spark's own checkpoints, as Spark names it; on a cluster all machines must reach it. Nothing in it
+            is needed after the run.
+        max_restarts: How often a failing run is started again without a new global clock in between.
+        storage_options: What fsspec needs to open the store, such as keys. They appear in no message.
+        delivery: How often a message and an output count when something fails: "exactly-once", "at-least-once" or
+            "at-most-once". It may change at any start.
+
+    Raises:
+        InvalidInputError: An argument is wrong.
+
+    Example:
+        >>> app = Application("word_counts", "memory://docs", checkpoint_interval="10 seconds", allowed_delay="2 seconds")
+        >>> app.delivery
+        'exactly-once'
     """
 
     name: str
@@ -92,13 +111,19 @@ class Application:
     ) -> Application:
         """Add a task that is fed by a source.
 
-        `sink` is where the task's values at each checkpoint clock go: a `Sink`, a function of (values, clock), or several
-        outputs, which `ValuesAtClock` and `RunningValues` say more of. Bad rows are kept beside the late ones, or with
-        on_bad_row="fail" stop the application.
+        Args:
+            task: An instance of your `PersistentTask`.
+            source: Where its messages come from.
+            sink: Where its values at each checkpoint clock go: a `Sink`, a function of (values, clock), `ValuesAtClock`,
+                `RunningValues`, or a list of these.
+            on_bad_row: "keep" stores bad rows beside the late ones, "fail" stops the application at the first one.
+
+        Returns:
+            The application itself.
 
         Raises:
-            InvalidInputError: the application has a task of this name, or two outputs of the task have one; or two outputs
-                write to one place that keeps a record.
+            InvalidInputError: The application has a task of this name, two outputs of the task have the same name, or two
+                outputs write to one place that keeps a record.
         """
         _check_task(task)
         _check_source(task.task_name, source)
@@ -118,21 +143,27 @@ class Application:
         trigger: Duration | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Running:
-        """Start on Spark and go on as messages arrive; wait with `await_termination()`, end with `stop()`.
+        """Start on Spark, and go on as messages arrive. Wait with `await_termination()`, end with `stop()`.
 
-        The state is restored at the global clock and the sources are replayed from there, or as `delivery` says. A failure
-        starts all that again, after a second, then two, four, up to a minute; after `max_restarts` of them without a new global
-        clock it is raised.
+        The state is restored at the global clock and the sources are replayed from there, or as `delivery` says. After a
+        failure the application starts again: after one second, then two, four, up to a minute.
 
-        Tasks named in `reset` start from zero at that clock instead, as a task does that is new to the application: what
-        their sources deliver from below it is late. Those named in `rebuild` are built again from the beginning of their
-        sources, and until they have caught up the global clock waits; their outputs need names that the store does not know.
+        Args:
+            spark: The session.
+            reset: Tasks that start from zero at the global clock, as a task does that is new to the application. Messages below
+                that clock are late for them.
+            rebuild: Tasks that are built again from the beginning of their sources. The global clock waits until they have
+                caught up. Their outputs need names that the store does not know.
+            trigger: The least time between the beginnings of two micro-batches: a text such as "10 seconds", or a `timedelta`.
+            on_progress: Called after each commit. The logger `persistent_state.progress` writes the same as one line of JSON,
+                at level INFO.
 
-        `trigger` is the least time between the beginnings of two micro-batches. `on_progress` is called after each commit; the
-        logger `persistent_state.progress` tells the same as one line of JSON, at level INFO.
+        Returns:
+            A handle of the running application. It raises what failed the application after `max_restarts` restarts without a
+            new global clock.
 
         Raises:
-            InvalidInputError: the set-up can't work; nothing was changed.
+            InvalidInputError: The set-up can't work. Nothing was changed.
         """
         seconds = f"{positive('trigger', trigger) / 1e6:f} seconds" if trigger is not None else None
         return self._start(spark, reset, rebuild, on_progress, trigger=seconds, to_the_end=False)
@@ -146,15 +177,25 @@ class Application:
         drain: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Running:
-        """Run to the end of what the sources hold now, and with `close` give every task one clock above all of it.
+        """Run to the end of what the sources hold now.
 
-        Without `close` the newest messages stay above every checkpoint, since older ones may still come. The logger
-        `persistent_state` tells of each task at the end what was read, what waits there, and which rows did not count; where
-        some do, as a warning. SIGINT and SIGTERM stop it cleanly before the end. A failure starts again as in `start`.
+        Without `drain` the newest messages stay above every checkpoint, since older messages may still come. At the end the
+        logger `persistent_state` tells for each task what was read, what waits above the clock, and which rows did not count.
+        SIGINT and SIGTERM stop the run cleanly before the end. After a failure the run starts again, as `start` does.
+
+        Args:
+            spark: The session.
+            reset: As for `start`.
+            rebuild: As for `start`.
+            drain: Give every task one clock above all of its messages at the end, so that every message is in a checkpoint.
+            on_progress: As for `start`.
+
+        Returns:
+            The handle of the application, which has ended.
 
         Raises:
-            InvalidInputError: the set-up can't work; nothing was changed.
-            StateError: the run failed; the next start goes on from the global clock.
+            InvalidInputError: The set-up can't work. Nothing was changed.
+            StateError: The run failed. The next start goes on from the global clock.
         """
         running = self._start(spark, reset, rebuild, on_progress, trigger=None, to_the_end=True, drains=drain)
         running.await_termination()
@@ -237,10 +278,10 @@ class Application:
 
 
 def _check_task(task: object) -> None:
-    """Refuse what is no task.
+    """Refuse what is not a task.
 
     Raises:
-        InvalidInputError: it is none, such as the class of one.
+        InvalidInputError: It is not a task, but its class, for example.
     """
     if not isinstance(task, PersistentTask):
         hint = f"{task.__name__}()" if isinstance(task, type) else "MessageCount()"
@@ -250,10 +291,10 @@ def _check_task(task: object) -> None:
 
 
 def _check_source(task: str, source: object) -> None:
-    """Refuse what is no source.
+    """Refuse what is not a source.
 
     Raises:
-        InvalidInputError: it is none; the sentence says what could be meant.
+        InvalidInputError: It is not a source. The message names the source that may be meant.
     """
     if isinstance(source, (TimeReplayableSource, DataFrameSource)):
         return

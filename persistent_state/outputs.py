@@ -40,9 +40,17 @@ def check_takes(name: str, function: Any, *arguments: str) -> None:
 class RunningValues:
     """The values so far of the keys that a micro-batch touched, at once and provisional.
 
-    `function(values, batch)` is called after each commit with a DataFrame of the key columns and `value`. After a restart
-    the values above the global clock come again, and `batch` counts from 0 again. If it raises, the application starts
-    again.
+    After a restart the values above the global clock come again, and `batch` counts from 0 again. If the function raises, the
+    application starts again.
+
+    Args:
+        function: Called as function(values, batch) after each commit. `values` is a DataFrame of the key columns and `value`,
+            `batch` the number of the micro-batch.
+
+    Example:
+        >>> def show(values, batch):
+        ...     values.show()
+        >>> output = RunningValues(show)
     """
 
     function: Callable[[DataFrame, int], None]
@@ -52,18 +60,26 @@ class RunningValues:
 class ValuesAtClock:
     """The values at each checkpoint clock, exact: read from the durable checkpoint once the global clock has reached it.
 
-    `sink` is a `Sink`, or a function of (values, clock). It is given one clock after the other, each until it has been
-    written down that it has it; what fails is tried again, and neither the state nor another sink waits for it. A
-    checkpoint stays retained until then. Multiples of the interval that a commit jumps over, as in a backlog, are no
-    checkpoints. Values are of the keys that changed since the clock before, with `all` of every key; the first ones that a
-    sink is given are of every key. A key whose state has outlived its `ttl` has the zero.
+    The sink is given one clock after the other, each until the log records that the sink has it. A clock that fails is tried
+    again; neither the state nor another sink waits for it. A checkpoint stays retained until all sinks have it. Multiples of
+    the interval that a commit jumps over, as in a backlog, are no checkpoints.
 
-    Of a `WindowState` they are those of the windows that have closed since the clock before, each once and final. With
-    `early` there are also those of open windows that have changed, and a column `final` says which are which: the final value
-    of a window comes under the same key, `window_start` and `window_end` as its early ones. What a session will be is not known
-    before it closes.
+    Values are of the keys that changed since the clock before. The first values that a sink is given are of every key. A key
+    whose state has outlived its `ttl` has the zero. Of a `WindowState` they are the values of the windows that have closed
+    since the clock before, each once and final.
 
-    How far a sink has come is written down under `name` (default: the sink's own). Under another name all begins again.
+    Args:
+        sink: A `Sink`, or a function of (values, clock); the clock is in microseconds UTC.
+        all: Give the values of every key at each clock.
+        name: The name under which the log records what the sink has, by default the sink's own. Under another name the sink is
+            given everything again.
+        early: Of a `WindowState`, give also the open windows that have changed. A column `final` tells them apart: the final
+            value of a window comes under the same key, `window_start` and `window_end` as its early ones. A session has no
+            early values, as its end is not known before it closes.
+
+    Example:
+        >>> ValuesAtClock(ConsoleSink(), all=True).output_name
+        'console'
     """
 
     sink: Sink | Callable[[DataFrame, int], None]
@@ -73,10 +89,12 @@ class ValuesAtClock:
 
     @property
     def place(self) -> Sink:
+        """The sink; a function is wrapped as one."""
         return self.sink if isinstance(self.sink, Sink) else Function(self.sink)
 
     @property
     def output_name(self) -> str:
+        """The name under which the log records what the sink has."""
         return self.name or self.place.name
 
 
@@ -92,6 +110,7 @@ class Outputs:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the outputs at clocks."""
         return tuple(output.output_name for output in self.at_clock)
 
 

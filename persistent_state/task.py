@@ -1,4 +1,4 @@
-"""What users subclass: a task says which state it keeps and how a message updates it."""
+"""The class that users subclass: a task says which state it keeps and how a message updates it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 
 
 class Message(Mapping[str, Any]):
-    """A row with its event timestamp (microseconds UTC); its columns are read by name."""
+    """A row with its event timestamp. It is a mapping from column names to values.
+
+    Args:
+        timestamp: Microseconds UTC. For `run_local` it may also be a `datetime`.
+        row: The columns by name.
+
+    Example:
+        >>> message = Message(1_000_000, {"word": "to"})
+        >>> message.timestamp, message["word"]
+        (1000000, 'to')
+    """
 
     __slots__ = ("_row", "timestamp")
 
@@ -43,16 +53,38 @@ class Message(Mapping[str, Any]):
 
 
 class PersistentTask:
-    """Base of all tasks. Give it a `key`, a `persistent_state`, and say the update in exactly one of four ways.
+    """The base of all tasks: give it a `key`, a `persistent_state`, and exactly one way to update the state.
 
-    `key` is a column, several, or None for one global state. The update is `process_message`, any Python, message by
-    message; or `value`, the name of a column that holds each row's update; or `process_batch`, a function of an Arrow
-    batch; or `process_column`, a Spark `Column`. All give the same state. `name` is what the store knows the task by
-    (default: the class's name). A task that sets `reads_state` may call `state.get()` in `process_message`.
+    The four ways give the same state: `process_message`, any Python, message by message; `value`, the name of a column that
+    holds each row's update; `process_batch`, a function of an Arrow batch; `process_column`, a Spark `Column`.
 
-    A task whose messages may come again names the column of their ids, `message_id`, and a `horizon` such as "1 day": of the
-    messages of a key with the same id and timestamps no further apart, the first that is accepted counts, across restarts too.
-    One whose id is null always counts.
+    If messages may come again, name the column of their ids in `message_id`, and a `horizon`. Of the messages of a key with the
+    same id and timestamps no further apart than the horizon, the first that is accepted counts, across restarts too. A message
+    whose id is null always counts.
+
+    Attributes:
+        name: The task's name in the store, by default the name of its class.
+        key: The key column, several columns, or None for one global state.
+        value: The column that holds each row's update, if the task has no method for it.
+        message_id: The column of the messages' ids, if messages may come again.
+        horizon: How far apart in event time two messages with one id may be: a text such as "1 day", or a `timedelta`.
+        reads_state: True if `process_message` calls `state.get()`.
+
+    Raises:
+        InvalidInputError: A subclass has an attribute whose name is nearly that of one of these; it would have no effect.
+
+    Example:
+        >>> from monoids import Count
+        >>> class WordCount(PersistentTask):
+        ...     key = "word"
+        ...
+        ...     def persistent_state(self):
+        ...         return NonWindowState(Count())
+        ...
+        ...     def process_message(self, state, message):
+        ...         state.update(message.timestamp, 1)
+        >>> run_local(WordCount(), [Message(1, {"word": "to"}), Message(2, {"word": "be"}), Message(3, {"word": "to"})]).state
+        {'to': 2, 'be': 1}
     """
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -67,37 +99,62 @@ class PersistentTask:
     reads_state: ClassVar[bool] = False
 
     def persistent_state(self) -> KeptState[Any]:
-        """The state this task keeps."""
+        """Return the state that this task keeps: a `NonWindowState` or a `WindowState`.
+
+        Raises:
+            InvalidInputError: The task does not define it.
+        """
         raise InvalidInputError(f"task={self.task_name} keeps no state; define persistent_state().")
 
     def process_message(self, state: PersistentState[Any], message: Message) -> None:
-        """Update the state of the message's key: `state.update(message.timestamp, value)`, as often as needed."""
+        """Update the state of the message's key: call `state.update(message.timestamp, value)` as often as needed.
+
+        Args:
+            state: The state of the key.
+            message: The row and its timestamp.
+        """
         raise NotImplementedError
 
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
-        """One update per row of the batch, of the monoid's Arrow type or one that fits it; null is no update."""
+        """Return an update for each row of a batch.
+
+        Args:
+            batch: Rows of the source.
+
+        Returns:
+            An array as long as the batch, of the monoid's Arrow type or one that fits it; null is no update.
+        """
         raise NotImplementedError
 
     def process_column(self, rows: DataFrame) -> Column:
-        """The update of each row as a Spark `Column` of the source's rows; null is no update. Called once per start."""
+        """Return the update of each row as a Spark `Column`. The library calls it once per start.
+
+        Args:
+            rows: The source's rows as a DataFrame.
+
+        Returns:
+            A column of the monoid's type or one that fits it; null is no update.
+        """
         raise NotImplementedError
 
     @property
     def task_name(self) -> str:
+        """The task's name in the store."""
         return self.name or type(self).__name__
 
     @property
     def key_columns(self) -> tuple[str, ...]:
+        """The key columns; none for one global state."""
         if self.key is None:
             return ()
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
 
     @property
     def update_way(self) -> str:
-        """Which of the four ways says the update: "value", "batch", "column" or "message".
+        """The way in which the task updates its state: "value", "batch", "column" or "message".
 
         Raises:
-            InvalidInputError: none or several do.
+            InvalidInputError: The task has none of the ways, or several.
         """
         ways = [
             way

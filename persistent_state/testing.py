@@ -35,12 +35,16 @@ TIMESTAMP = "_timestamp"
 
 @dataclass(frozen=True)
 class LocalRun:
-    """What a task made of messages. Keys are plain values, tuples if there are several key columns, () if there is none.
+    """The result of `run_local`.
 
-    `states` holds the state at each checkpoint clock, `outputs` what is presented at it of the keys that changed since the
-    clock before; `late` holds the late and bad rows, each with its `reason`, `timestamp` and `row`. Of a `WindowState` the keys
-    are tuples that end with the window's start and end in microseconds, the states those of the open windows, and the outputs
-    those of the windows that have closed.
+    A key is a plain value, a tuple if there are several key columns, () if there is none. Of a `WindowState` the keys are
+    tuples that end with the window's start and end, in microseconds UTC.
+
+    Attributes:
+        states: By checkpoint clock (microseconds UTC) and key: the state. Of a `WindowState` it has the open windows.
+        outputs: By checkpoint clock and key: what outputs show of the keys that changed since the clock before. Of a
+            `WindowState` it has the windows that have closed since then.
+        late: The late and bad rows, each with its `reason`, `timestamp` and `row`.
     """
 
     states: Mapping[int, Mapping[Any, Any]]
@@ -49,6 +53,7 @@ class LocalRun:
 
     @property
     def clocks(self) -> list[int]:
+        """The checkpoint clocks in microseconds UTC, ascending."""
         return sorted(self.states)
 
     @property
@@ -68,15 +73,40 @@ def run_local(
     on_bad_row: str = KEEP,
     timestamp_unit: str | None = None,
 ) -> LocalRun:
-    """Run a task over messages in the order given, `batch_size` of them in a micro-batch, and close it.
+    """Run a task over messages without Spark, drain it, and return its states, outputs and late rows.
 
-    `schema` gives the types of the messages' columns, as Arrow's, DDL or Spark's (default: inferred from their values). The
-    messages' timestamps are datetimes, or integers that are microseconds UTC, or count in `timestamp_unit`: "s", "ms", "us"
-    or "ns".
+    Args:
+        task: The task.
+        messages: The messages, in the order of their arrival.
+        checkpoint_interval: The time between checkpoint clocks: a text such as "1 minute", or a `timedelta`.
+        allowed_delay: How far a message may be behind the newest message before it and not be late.
+        batch_size: How many messages a micro-batch has.
+        schema: The types of the messages' columns, as an Arrow schema, DDL or a schema of Spark; by default inferred from the
+            values.
+        on_bad_row: "keep" returns bad rows with the late ones, "fail" raises at the first one.
+        timestamp_unit: The unit of integer timestamps, "s", "ms", "us" or "ns"; by default microseconds.
+
+    Returns:
+        What the task made of the messages.
 
     Raises:
-        InvalidInputError: the task does not fit the messages.
-        TaskFailedError: user code raised.
+        InvalidInputError: The task does not fit the messages.
+        TaskFailedError: User code raised.
+
+    Example:
+        >>> from monoids import Sum
+        >>> class Total(PersistentTask):
+        ...     key = "account"
+        ...     value = "amount"
+        ...
+        ...     def persistent_state(self):
+        ...         return NonWindowState(Sum())
+        >>> messages = [Message(1, {"account": "ann", "amount": 3}), Message(2, {"account": "ann", "amount": 4})]
+        >>> ran = run_local(Total(), messages, checkpoint_interval="1 second")
+        >>> ran.state
+        {'ann': 7}
+        >>> ran.outputs[ran.clocks[-1]]
+        {'ann': 7}
     """
     messages = list(messages)
     if not messages and schema is None:
@@ -192,7 +222,7 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
 
 
 class _Messages(TimeReplayableSource):
-    """Messages in memory, as one partition."""
+    """A source of messages in memory, as one partition."""
 
     timestamp = TIMESTAMP
 

@@ -79,27 +79,44 @@ class SlidingWindow:
     # A pane is a stretch of time in which no window begins or ends: windows share panes.
 
     def pane(self, times: Times) -> Times:
-        """Return the beginning of the pane of each timestamp."""
+        """Return the beginning of the pane of each timestamp.
+
+        Args:
+            times: Timestamps in microseconds UTC.
+        """
         within = times % self.slide
         edge = self.size % self.slide
         begins: Times = times - within
         return begins + np.where(within >= edge, edge, 0) if edge else begins
 
     def is_met(self, times: Times) -> NDArray[np.bool_]:
-        """Return True for each timestamp that is in a window."""
+        """Return True for each timestamp that is in a window.
+
+        Args:
+            times: Timestamps in microseconds UTC.
+        """
         return np.asarray(times % self.slide < self.size)
 
     def first(self, times: Times) -> Times:
-        """Return the beginning of the first window that holds each timestamp."""
+        """Return the beginning of the first window that holds each timestamp.
+
+        Args:
+            times: Timestamps in microseconds UTC.
+        """
         begins: Times = ((times - self.size) // self.slide + 1) * self.slide
         return begins
 
     def last(self, times: Times) -> Times:
-        """Return the beginning of the last window that holds each timestamp."""
+        """Return the beginning of the last window that holds each timestamp.
+
+        Args:
+            times: Timestamps in microseconds UTC.
+        """
         begins: Times = times // self.slide * self.slide
         return begins
 
     def identity(self) -> dict[str, int]:
+        """Return what the log records of the windows, in microseconds."""
         return {"size": self.size, "step": self.slide}
 
 
@@ -148,6 +165,7 @@ class SessionWindow:
         return f"SessionWindow({_text(self.gap)!r})"
 
     def identity(self) -> dict[str, int]:
+        """Return what the log records of the windows, in microseconds."""
         return {"gap": self.gap}
 
 
@@ -166,9 +184,11 @@ class TimeToLive:
     @property
     def gap(self) -> int:
         # A message that is the time to live behind is still of the same state.
+        """The gap in microseconds that ends a session."""
         return self.ttl + 1
 
     def identity(self) -> dict[str, int]:
+        """Return what the log records of the time to live, in microseconds."""
         return {"ttl": self.ttl}
 
 

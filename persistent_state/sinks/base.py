@@ -34,9 +34,15 @@ _BATCH = "batch"
 
 @dataclass(frozen=True)
 class Origin:
-    """Whose values a sink is given: `schema` has the key columns, `clock` (a timestamp in UTC) and `value`.
+    """The task whose values a sink is given, and their columns.
 
-    Of windows, their start and end are key columns too, and timestamps in UTC: `window` names the two.
+    Attributes:
+        application: The application's name.
+        task: The task's name.
+        key_columns: The key columns; of windows also their start and end.
+        schema: The key columns, `clock` (a timestamp in UTC) and `value`. The start and the end of a window are timestamps in
+            UTC.
+        window: The two columns of a window's start and end; none without windows.
     """
 
     application: str
@@ -47,13 +53,16 @@ class Origin:
 
     @property
     def times(self) -> tuple[str, ...]:
-        """The columns that are the library's own times: the clock, and the start and the end of a window."""
+        """The columns of the library's own times: the clock, and the start and the end of a window."""
         return (CLOCK, *self.window)
 
     def with_whole(self, columns: Container[str]) -> Origin:
-        """Return the same, with those of its times that are named here as int64, microseconds UTC.
+        """Return the same origin with some of its times as int64, microseconds UTC.
 
-        A table keeps its columns, and older ones have int64 there.
+        A table keeps its columns, and older tables have int64.
+
+        Args:
+            columns: The names of the columns that are int64 in the table.
         """
         whole = {name for name in self.times if name in columns}
         fields = [field.with_type(pa.int64()) if field.name in whole else field for field in self.schema]
@@ -61,17 +70,17 @@ class Origin:
 
 
 class Sink(ABC):
-    """Where the values of a task at each checkpoint clock go; subclass it for a place of your own.
+    """A place for the values of a task at each checkpoint clock; subclass it for a place of your own.
 
-    `write` returns when the values at a clock are durable, all of them, and if it raises, nobody sees any of them. Clocks come
-    in rising order, but one at or below the last that was written may come again, after a crash or from a driver that was
-    fenced, and must then change nothing.
+    `write` returns when the values at a clock are durable, all of them. If it raises, nobody sees any of them. Clocks come in
+    rising order. A clock at or below the last one may come again, after a crash or from a driver that was fenced, and must then
+    change nothing.
     """
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The place, without what is secret: how far each place was delivered to is recorded under its name."""
+        """The name of the place, without secrets. The log records under it which clocks the sink has."""
 
     def open(self, origin: Origin) -> int | None:
         """Make ready for values. The library calls it at each start of an application, on a copy of its own.
@@ -92,25 +101,36 @@ class Sink(ABC):
         return None
 
     def records(self, task: str) -> frozenset[Hashable]:
-        """Name the records that this sink keeps of what was written for a task: two outputs that share one are refused.
+        """Name the records that this sink keeps of the clocks that were written for a task.
 
-        Each would take the clocks of the other for its own, and leave out their rows. A sink that keeps no record names none.
+        Two outputs that share a record are refused: each would take the clocks of the other for its own and leave out rows.
+
+        Args:
+            task: The task's name.
+
+        Returns:
+            The names; none for a sink that keeps no record.
         """
         return frozenset()
 
     @abstractmethod
     def write(self, values: DataFrame, clock: int) -> None:
-        """Make the values at a clock durable: one row per key, of the columns that `open` was told.
+        """Make the values at a clock durable.
 
-        The DataFrame is read from immutable files whenever it is used, so it may be used twice, partly or never. What is
-        raised is told as a warning, and the same clock comes again, after a second, then two, four, up to a minute.
+        If it raises, the library logs a warning and calls it again with the same clock, after a second, then two, four, up to a
+        minute.
+
+        Args:
+            values: One row per key, with the columns that `open` was given. Its rows are read from immutable files whenever it
+                is used, so it may be used twice, partly or never.
+            clock: The checkpoint clock in microseconds UTC.
         """
 
 
 class RecordingSink(Sink):
-    """A sink that writes the clock beside the values, in one step, and so knows which clocks it has.
+    """A sink that writes the clock together with the values, in one step, and so knows which clocks it has.
 
-    The library asks it at each start, and never gives it a clock that it has: each counts exactly once.
+    The library asks it at each start, and never gives it a clock that it has. So each clock counts exactly once.
     """
 
     @abstractmethod
@@ -132,7 +152,7 @@ class RecordingSink(Sink):
 
 
 def known_clock(clock: int) -> int | None:
-    """Return a clock that a sink has recorded, or None for the one that stands for none."""
+    """Return a clock that a sink has recorded; None for the clock before every message, which stands for none."""
     return None if clock == BEGINNING else clock
 
 
@@ -145,9 +165,15 @@ def folder_record(url: str, options: Mapping[str, Any]) -> Hashable:
 
 
 def arrow_batches(values: DataFrame) -> Iterator[pa.RecordBatch]:
-    """The rows of a DataFrame, one of its partitions after the other: for sinks that write from the driver.
+    """Yield the rows of a DataFrame, one of its partitions after the other, for sinks that write from the driver.
 
     Nothing goes through pandas or Spark's rows: nulls stay nulls, and times are UTC.
+
+    Args:
+        values: The DataFrame that `Sink.write` is given.
+
+    Returns:
+        Record batches with the DataFrame's columns.
     """
 
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""Values at a clock as a table on the terminal."""
+"""The sink that prints the values at a clock as a table on the terminal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ if TYPE_CHECKING:
 
 
 class ConsoleSink(Sink):
-    """Print the values at each clock: how many keys there are, and the first `rows` in the order of the key.
+    """A sink that prints the values at each clock: how many keys there are, and the first rows in the order of the key.
 
-    For trying things out: what was printed can't be taken back, so after a crash a clock may be printed again.
+    It is for trying things out. After a crash a clock may be printed again.
+
+    Args:
+        rows: The most rows to print.
 
     Raises:
         InvalidInputError: `rows` is negative.
+
+    Example:
+        >>> ConsoleSink(rows=5)
+        ConsoleSink(5)
     """
 
     def __init__(self, rows: int = 20) -> None:

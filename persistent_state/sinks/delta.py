@@ -1,4 +1,4 @@
-"""A sink that is a Delta Lake table: the values at a clock and the clock are one transaction of it."""
+"""The sink that is a Delta Lake table: the values at a clock and the clock are one transaction of it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,19 @@ OWNER = "persistent-state.task"
 class DeltaSink(RecordingSink):
     """A Delta Lake table to which each clock adds its values: the key columns, `clock` (a timestamp) and `value`.
 
-    `url` is a local path or what the package deltalake takes, such as `s3://bucket/table`, and the options are deltalake's.
-    The table is made if it is missing. One of your own, such as one with partitions, has just these columns. A table is of
-    one task: from the first start on its property `persistent-state.task` says of which.
+    The table is created if it is missing. A table of your own, such as one with partitions, must have just these columns. A
+    table is of one task: from the first start on its property `persistent-state.task` names it.
+
+    Args:
+        url: A local path, or a URL that the package deltalake takes, such as "s3://bucket/table".
+        storage_options: What deltalake needs to open the table. They appear in no message.
 
     Raises:
-        InvalidInputError: the url or an option is wrong.
+        InvalidInputError: The URL or an option is wrong.
+
+    Example:
+        >>> DeltaSink("s3://bucket/table", storage_options={"AWS_REGION": "eu-west-1"})
+        DeltaSink('s3://bucket/table')
     """
 
     def __init__(self, url: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> None:

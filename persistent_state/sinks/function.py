@@ -1,4 +1,4 @@
-"""A user's function as a sink."""
+"""The sink that calls a user's function."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Function(Sink):
-    """A function of (values, clock). It keeps no record of what it was given: a clock may come again, and never out of order.
+    """A sink that calls a function of (values, clock).
 
-    That is so when the driver dies after the function has returned and before that is written down, and while a driver
-    that was fenced is in the middle of a call.
+    It keeps no record of what it was given. A clock may come again, never out of order: if the driver dies after the function
+    has returned and before the log records it, or while a fenced driver is still in the middle of a call.
     """
 
     function: Callable[[DataFrame, int], None]

@@ -56,14 +56,21 @@ _AT_ONCE = 16  # markers read at the same time
 class ParquetSink(RecordingSink):
     """A folder of Parquet files to which each clock adds its values: the key columns, `clock` (a timestamp) and `value`.
 
-    A table is of one task. `url` and `storage_options` are as a store's. A clock is written as at most so many `files`, each
-    by one Spark task that holds its rows in memory and sorts them by key; the number may change at any start.
+    A table is of one task. Read what `paths`, `dataset` or `latest` return, anywhere: they know the clocks that are whole,
+    while the folder may also have files of drivers that were killed.
 
-    Read what `paths`, `dataset` or `latest` give, anywhere: they know the clocks that are whole, and the folder may also have
-    files of drivers that were killed.
+    Args:
+        url: A folder, or a URL of fsspec, as a store's.
+        files: The most files per clock. Each is written by one Spark task that holds its rows in memory and sorts them by key.
+            The number may change at any start.
+        storage_options: What fsspec needs to open the folder. They appear in no message.
 
     Raises:
-        InvalidInputError: the url, an option or `files` is wrong.
+        InvalidInputError: The URL, an option or `files` is wrong.
+
+    Example:
+        >>> ParquetSink("memory://tables/totals").name
+        'parquet:memory://tables/totals'
     """
 
     def __init__(
@@ -91,11 +98,14 @@ class ParquetSink(RecordingSink):
         return frozenset({folder_record(self.place.url, self.place.options)})
 
     def open(self, origin: Origin) -> int | None:
-        """Return the last clock in the table, or None; make the table if it is not there.
+        """Return the last clock in the table, or None. Create the table if it is missing.
+
+        Args:
+            origin: Whose values will be written here, and their columns.
 
         Raises:
             InvalidInputError: Parquet can't hold the values, or the table is another task's or has other columns.
-            DamagedError: what describes the table is not what was written.
+            DamagedError: The file that describes the table is not what was written.
         """
         _check_columns(origin)
         described = _described(origin)
@@ -149,10 +159,13 @@ class ParquetSink(RecordingSink):
         self._last = clock
 
     def clocks(self) -> list[int]:
-        """Return the clocks that are in the table, ascending.
+        """Return the clocks that are in the table.
+
+        Returns:
+            Microseconds UTC, ascending.
 
         Raises:
-            InvalidInputError: there is no table.
+            InvalidInputError: There is no table.
         """
         names = self.place.list(_MARKERS)
         if not names:
@@ -160,22 +173,31 @@ class ParquetSink(RecordingSink):
         return [_clock(found[1]) for name in names if (found := re.fullmatch(r"(\d{20})\.json", name))]
 
     def paths(self, clocks: Sequence[int] | None = None) -> list[str]:
-        """Where the files of these clocks are, by default of all, for `spark.read.parquet(*paths)` and DuckDB.
+        """Return the paths of the files of these clocks, for `spark.read.parquet(*paths)` and DuckDB.
 
-        In the order of the clocks; a clock without values has no file. A clock that is in the table keeps its files for ever.
+        A clock that is in the table keeps its files for ever.
+
+        Args:
+            clocks: Clocks in microseconds UTC; by default all.
+
+        Returns:
+            Paths in the order of the clocks. A clock without values has no file.
 
         Raises:
-            InvalidInputError: there is no such clock in the table, or no table.
+            InvalidInputError: There is no such clock in the table, or no table.
         """
         return [f"{self.place.url}/{path}" for path in self._data_files(clocks)]
 
     def dataset(self, clocks: Sequence[int] | None = None) -> Dataset:
         """Return the values at these clocks, by default at all. They are read when the dataset is used.
 
-        pyarrow reads it by `to_table`, with columns and a filter, and DuckDB by the name of the variable that it is in.
+        pyarrow reads it by `to_table`, with columns and a filter. DuckDB reads it by the name of the variable that holds it.
+
+        Args:
+            clocks: Clocks in microseconds UTC; by default all.
 
         Raises:
-            InvalidInputError: there is no such clock in the table, or no table.
+            InvalidInputError: There is no such clock in the table, or no table.
         """
         # These bring pandas, which takes half a second.
         import pyarrow.dataset as ds
@@ -195,12 +217,15 @@ class ParquetSink(RecordingSink):
         )
 
     def latest(self, clock: int | None = None) -> pa.Table:
-        """Return the newest row of each key at or below a clock, by default at any.
+        """Return the newest row of each key at or below a clock.
 
-        This is the whole state where each clock has the keys that changed. Its `clock` is when the key last did.
+        This is the whole state if each clock has the keys that changed. `clock` is then when the key last changed.
+
+        Args:
+            clock: Microseconds UTC; by default the last clock.
 
         Raises:
-            InvalidInputError: there is no table.
+            InvalidInputError: There is no table.
         """
         clocks = [known for known in self.clocks() if clock is None or known <= clock]
         rows = self.dataset(clocks).to_table()

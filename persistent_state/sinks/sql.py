@@ -1,4 +1,4 @@
-"""A sink that is a table of a SQL database: values and clock change in one transaction."""
+"""The sink that is a table of a SQL database: values and clock change in one transaction."""
 
 from __future__ import annotations
 
@@ -45,12 +45,24 @@ _AWAY = ("locked", "busy", "unable to open", "disk I/O error", "disk is full", "
 class SqlSink(RecordingSink):
     """A table with the newest value of each key, or with `history` the values of each key at every clock.
 
-    `url` is SQLAlchemy's, such as `postgresql://user:password@host/database`, or the path of a SQLite file. The table is made
-    if it is missing: the key columns, `clock` (a timestamp) and `value`. One of your own may have other columns too, and
-    types and indexes that suit you. A clock is written as a whole or not at all, and once, whoever writes it.
+    The table is created if it is missing: the key columns, `clock` (a timestamp) and `value`. A table of your own may have
+    other columns too, and types and indexes that suit you. A clock is written as a whole or not at all, and once, whoever
+    writes it.
 
-    Every value is kept exactly, but for NaN in SQLite, which makes it null. SQLite has no decimals and no zones: there decimals
-    are text, and times are in UTC. Lists, structs and maps are JSON. Keys are neither floats nor nested.
+    Every value is kept exactly, but for NaN in SQLite, which makes it null. SQLite has no decimals and no time zones: decimals
+    are text there, and times are in UTC. Lists, structs and maps are JSON. Keys are neither floats nor nested.
+
+    Args:
+        url: A URL of SQLAlchemy, such as "postgresql://user:password@host/database", or the path of a SQLite file.
+        table: The table's name.
+        history: Keep the values at every clock.
+
+    Raises:
+        InvalidInputError: The table is the one that records clocks.
+
+    Example:
+        >>> SqlSink("postgresql://ann:secret@host/bank", "balances")
+        SqlSink('postgresql://host/bank', 'balances', history=False)
     """
 
     url: str

@@ -1,4 +1,4 @@
-"""What a source is: partitions of rows with positions, that can be read again."""
+"""The interface of a source: partitions of rows with positions, that can be read again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A record that could not be made a row: where it stood, and why."""
+    """A record that could not be made a row.
+
+    Attributes:
+        position: Its position in the partition.
+        reason: Why. Equal reasons have equal words, as they are counted.
+    """
 
     position: int
     reason: str
@@ -30,11 +35,17 @@ stood, such as file and line, always of one type).
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of one partition in their order. All of a chunk is read in one micro-batch.
+    """Rows of one partition in their order. All rows of a chunk are read in one micro-batch.
 
-    The rows have the positions `at`, by default those from `first` on that no record of `bad` has. A replay that needs the
-    chunk starts at position `replay`; None is `first`. `unfit` are those whose key had no place in the columns as they are
-    (None: all had). `originals` gives the records themselves, of rows and of bad ones, where the source has them.
+    Attributes:
+        partition: The partition's name.
+        first: The position of the first record.
+        rows: The rows, with the source's schema.
+        bad: The records that could not be made rows.
+        replay: The position from which a replay that needs the chunk starts; None is `first`.
+        at: The position of each row (int64); by default the positions from `first` on that no record of `bad` has.
+        unfit: True for each row whose key does not fit the key columns; None if all fit.
+        originals: Returns the records at given positions as they came, of rows and of bad ones; None if the source has none.
     """
 
     partition: str
@@ -57,12 +68,14 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a micro-batch of a source goes: `ends` by partition (exclusive positions), and what to remember with it.
+    """How far a micro-batch of a source goes.
 
-    `channels` are the channels there are, True for one that has ended; None if they are only known by their messages,
-    but for those of `known`, which will come.
-    `journal` holds lines that the source is given back, in order, when it is opened again. `unread` is how many positions
-    there are beyond the ends, as far as the source knows; None if it does not.
+    Attributes:
+        ends: By partition: the position before which the micro-batch ends.
+        channels: The channels that exist, True for a channel that has ended. None if only the messages tell the channels.
+        journal: Lines that the log keeps with the commit, and that `open` is given at the next start, in order.
+        known: If `channels` is None: channels that will come and hold the clock until they do.
+        unread: How many positions there are beyond the ends; None if the source does not know.
     """
 
     ends: Mapping[str, int]
@@ -73,13 +86,16 @@ class Reach:
 
 
 class TimeReplayableSource(ABC):
-    """Messages with event timestamps that are delivered again from any recorded position.
+    """A source whose messages have event timestamps and can be read again from any position; subclass it for your own.
 
-    Subclasses are small, picklable and free of Spark. `open` is called once per start, in the driver; `reach` and
-    `splits` then say what to read, `read` reads it, in a worker, on a copy of the source as it was before `open`.
+    A subclass is small, picklable and free of Spark. The driver calls `open` once per start, then `reach` and `splits` to plan
+    each micro-batch. Workers call `read`, on a copy of the source as it was before `open`.
 
-    `timestamp` names the column of event time and `channel` that of channels (None: the partitions are). `timestamp_unit` is
-    "s", "ms", "us" or "ns" where timestamps are integers; None is microseconds, unless the first ones look like another unit.
+    Attributes:
+        timestamp: The column of event time.
+        channel: The column of channels; None if the partitions are the channels.
+        timestamp_unit: The unit of integer timestamps, "s", "ms", "us" or "ns". None is microseconds, and a first start whose
+            timestamps look like another unit is refused.
     """
 
     timestamp: str
@@ -89,34 +105,61 @@ class TimeReplayableSource(ABC):
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The columns of the rows that `read` delivers.
+        """The Arrow schema of the rows that `read` delivers.
 
         Raises:
-            InvalidInputError: the set-up of the source is wrong.
+            InvalidInputError: The set-up of the source is wrong.
         """
 
     @abstractmethod
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
-        """Start reset: `journal` is what this source wrote, `known` by partition the first position never committed."""
+        """Start again, forgetting everything that was read before.
+
+        Args:
+            journal: The lines that this source has given to the log, in order.
+            known: By partition: the first position that no start of the application has committed.
+        """
 
     @abstractmethod
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
-        """The next micro-batch from these positions: as much as one should hold, or all there is.
+        """Return how far the next micro-batch goes.
 
-        The ends equal the start when there is nothing to read.
+        Args:
+            start: By partition: the position that it starts at.
+            everything: True to go to the end of what there is, False for as much as one micro-batch should hold.
+
+        Returns:
+            The ends of the micro-batch. They equal `start` if there is nothing to read.
         """
 
     def read_by(self, application: str) -> TimeReplayableSource:
-        """The source as an application of this name reads it, where it tells others who reads."""
+        """Return the source as an application of this name reads it. A source that tells a server who reads overrides it.
+
+        Args:
+            application: The application's name.
+        """
         return self
 
     def freeze(self) -> None:  # noqa: B027
-        """From now on reach no further than what is there now. A source that never grows has nothing to do."""
+        """Reach no further from now on than what is there now. A source that never grows has nothing to do."""
 
     @abstractmethod
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
-        """What lies between, cut into at most `parts` picklable pieces of about equal size, to be read in parallel."""
+        """Cut what lies between two positions into pieces that are read in parallel.
+
+        Args:
+            start: By partition: the first position.
+            end: By partition: the position before which the last piece ends.
+            parts: The most pieces.
+
+        Returns:
+            Picklable pieces of about equal size.
+        """
 
     @abstractmethod
     def read(self, split: Any) -> Iterator[Chunk]:
-        """The rows of a piece, each exactly once, always the same and in the same order."""
+        """Yield the rows of a piece, each exactly once, always the same rows in the same order.
+
+        Args:
+            split: One of the pieces that `splits` returned.
+        """

@@ -1,4 +1,4 @@
-"""Any streaming DataFrame as a source: what Spark reads and transforms, with a timestamp and channels."""
+"""The source that is any streaming DataFrame: what Spark reads and transforms, with a timestamp and channels."""
 
 from __future__ import annotations
 
@@ -14,19 +14,29 @@ Opener: TypeAlias = "Callable[[SparkSession, int | None], DataFrame]"
 
 @dataclass(frozen=True)
 class DataFrameSource:
-    """The rows of a streaming DataFrame: Spark's own source, stateless transformations, joins to static tables.
+    """A source of the rows of a streaming DataFrame: Spark's own source, stateless transformations, joins to static tables.
 
-    `stream` is the DataFrame, or a function that makes it, called at every start with the session and the clock to replay
-    from: microseconds UTC, or None for everything, as also when only its columns are looked at. What the function leaves
-    out must be older than that clock, which a row without a timestamp is not. A DataFrame by itself starts over where its
-    source begins, and what is older than the clock is skipped.
+    A DataFrame starts over at the beginning of its source, and rows older than the clock are skipped. A function that makes the
+    DataFrame can start at the clock. What it leaves out must be older than that clock, which a row without a timestamp is not.
 
-    `timestamp` names the column of event time, integers of which count in `timestamp_unit`: "s", "ms", "us" or "ns". `channel`
-    names the one that tells independently ordered partitions apart (none: all is one). `channels` are those known beforehand:
-    they hold the clock until they deliver. `position` names an integer column that rises within each channel from 0 or above,
-    such as a Kafka offset; all rows of a channel come in its order. Without it, or where it is null, nobody can tell whether a
-    row below the restart's clock is replayed or late: such rows are counted as that. Without it a monoid that does not commute
-    is refused.
+    Without `position`, or where it is null, nobody can tell whether a row below the restart's clock is replayed or late: such
+    rows are counted as "replayed or late". Without it a monoid that does not commute is refused.
+
+    Args:
+        stream: A DataFrame, or a function of (session, clock) that is called at every start. The clock to replay from is in
+            microseconds UTC, or None for everything and for looking at the columns.
+        timestamp: The column of event time.
+        channel: The column of channels, which are ordered independently; None if all rows are one channel.
+        channels: Channels that are known beforehand and hold the clock until they deliver.
+        position: An integer column that rises within each channel from 0 or above, such as a Kafka offset. All rows of a
+            channel come in its order.
+        timestamp_unit: The unit of integer timestamps: "s", "ms", "us" or "ns".
+
+    Example:
+        >>> def stream(spark, clock):
+        ...     return spark.readStream.table("clicks")
+        >>> DataFrameSource(stream, timestamp="time").channel is None
+        True
     """
 
     stream: DataFrame | Opener

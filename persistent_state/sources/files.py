@@ -39,32 +39,41 @@ _OPENING_BYTES = 1 << 16
 
 
 class FileSource(TimeReplayableSource):
-    """The rows of the files in a folder and in the folders below it, as one partition.
+    """A source of the rows of the files in a folder and in the folders below it, as one partition.
 
-    Every file is read once, whatever its name and age: one that appears late or with an old time is read when it is
-    seen. A file is known by its path. It must be whole when it appears and never change: write it elsewhere, or under
-    an ignored name, and move it in. Names that begin with "." or "_", the name "tmp" and names that end in ".tmp" are
-    ignored. The files that one listing finds are taken by name, or by modification time. A restart replays files that
-    must still be there.
+    Every file is read once, whatever its name and age: a file that appears late or with an old time is read when it is seen. A
+    file is known by its path. It must be whole when it appears and never change: write it elsewhere, or under an ignored name,
+    and move it in. Names that begin with "." or "_", the name "tmp" and names that end in ".tmp" are ignored. A restart replays
+    files that must still be there.
 
-    A position is (ordinal of the file) << 32 | (place in it). The place counts records, bad ones too; with a
-    `transform` it counts the rows that this made. A micro-batch takes at most `max_files_per_batch` files of
-    `bytes_per_batch` in all, but at least one file.
+    In CSV and JSON a line is a record, so that quoted fields hold no line ends. An empty field of CSV is null, a quoted empty
+    field is "". Timestamps are ISO 8601, in UTC if they have no zone. A column that a file lacks is null. A record that can't
+    be decoded or does not fit the schema is a bad record by itself; the unreadable rest of a damaged file is one bad record.
 
-    `format` is "parquet", "csv" (with a header) or "json" (an object a line), or told by each file's ending: .parquet,
-    .csv, .json, .jsonl, .ndjson; texts may be compressed, as .gz, .bz2 or .zst. In a text a line is a record, so that
-    quoted fields hold no line ends; an empty field is null, a quoted empty one is ""; timestamps are ISO 8601, in UTC
-    if they tell no zone.
+    A position is (ordinal of the file) << 32 | (place in the file). The place counts records, bad ones too; with a `transform`
+    it counts the rows that the transform returned.
 
-    `schema` is that of the records, by default that of the first Parquet file. A column that a file lacks is null. A
-    record that can't be decoded or does not fit is a bad record by itself; all that can't be read of a damaged file is
-    one.
+    Args:
+        path: The folder, or its URL for fsspec.
+        timestamp: The column of event time: a timestamp, a date, or int64 of `timestamp_unit`.
+        timestamp_unit: "s", "ms", "us" or "ns". By default integers are microseconds, and a first start whose timestamps look
+            like another unit is refused.
+        schema: The schema of the records, by default that of the first Parquet file.
+        format: "parquet", "csv" (with a header) or "json" (one object per line). By default each file's ending tells it:
+            .parquet, .csv, .json, .jsonl, .ndjson. Texts may be compressed, as .gz, .bz2 or .zst.
+        channel: The column of channels; None if all rows are one channel.
+        order_by: The order of the files that one listing finds: "name", or "modified" for their modification times.
+        max_files_per_batch: The most files of a micro-batch.
+        bytes_per_batch: The most bytes of a micro-batch. It has at least one file.
+        transform: A stateless, row-wise function of a record batch: select, filter, explode, join to a static table.
+        storage_options: What fsspec needs to open the folder. They appear in no message.
 
-    `timestamp` names the column of event time: a timestamp, a date, or int64 of `timestamp_unit`, which is "s", "ms", "us" or
-    "ns" (default: microseconds, and a first start whose timestamps look like another unit is refused).
+    Raises:
+        InvalidInputError: An argument is wrong.
 
-    `transform` is a stateless, row-wise function of a record batch: select, filter, explode, join to a static table.
-    `storage_options` go to fsspec and into no message.
+    Example:
+        >>> FileSource("memory://flights", timestamp="time", schema="time timestamp, tail string").schema.names
+        ['time', 'tail']
     """
 
     def __init__(
@@ -117,7 +126,7 @@ class FileSource(TimeReplayableSource):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the rows that `read` delivers; found once, and taken along by copies."""
+        """The Arrow schema of the rows that `read` delivers. It is read once; copies have it."""
         if self._made is None:
             nothing = formats.one_batch([], self._record_schema())
             try:
@@ -129,10 +138,14 @@ class FileSource(TimeReplayableSource):
         return self._made
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
-        """Start again. No file of the journal is taken for new again.
+        """Start again. A file of the journal is never taken for a new one.
+
+        Args:
+            journal: A line of JSON per file that was read, in order.
+            known: By partition: the first position that no start of the application has committed.
 
         Raises:
-            InvalidInputError: there is no such folder, the journal is another source's, or a format can't hold the schema.
+            InvalidInputError: There is no such folder, the journal is another source's, or a format can't hold the schema.
         """
         files = [_file_of_line(line, ordinal) for ordinal, line in enumerate(journal)]
         if known.get(PARTITION, 0) > len(files) << ROW_BITS:

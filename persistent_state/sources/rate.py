@@ -1,4 +1,4 @@
-"""Numbered rows at a steady rate, each always with the same timestamp: for trying things out, and for load."""
+"""The source of numbered rows at a steady rate, each always with the same timestamp: for trying things out, and for load."""
 
 from __future__ import annotations
 
@@ -25,11 +25,24 @@ def wall_clock_us() -> int:
 
 
 class RateSource(TimeReplayableSource):
-    """`rows_per_second` rows of (timestamp, value), from `start` to the present: one partition, in which a value is a position.
+    """A source of numbered rows at a steady rate: the columns `timestamp` (a timestamp in UTC) and `value` (int64, from 0 on).
 
-    `value` counts from 0, int64; `timestamp` is `start` + value / `rows_per_second` seconds, in UTC. Every start of an
-    application sees the same rows, of which a replay takes those from its clock on. `start` is when the application first
-    started, or a time with a zone; one in the past is caught up with, at most `rows_per_batch` in a micro-batch.
+    The row `value` has the timestamp `start` + value / `rows_per_second` seconds. Every start of an application sees the same
+    rows, of which a replay takes those from its clock on. There is one partition, in which the value is the position.
+
+    Args:
+        rows_per_second: How many rows a second has.
+        start: The time of the first row, with a time zone; by default the time of the application's first start. Rows between a
+            past start and now are all delivered.
+        rows_per_batch: The most rows of a micro-batch.
+        now_us: Returns the time now in microseconds UTC.
+
+    Raises:
+        InvalidInputError: A number is below 1, or `start` has no time zone.
+
+    Example:
+        >>> RateSource(10).schema.names
+        ['timestamp', 'value']
     """
 
     timestamp = "timestamp"
@@ -60,8 +73,12 @@ class RateSource(TimeReplayableSource):
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
         """Start again, at the time that the journal holds.
 
+        Args:
+            journal: The start and the rate that the application first ran with, or nothing.
+            known: Not used.
+
         Raises:
-            InvalidInputError: the application has run with another start or rate, whose rows had other timestamps.
+            InvalidInputError: The application has run with another start or rate, whose rows had other timestamps.
         """
         self._is_noted = bool(journal)
         if journal:
