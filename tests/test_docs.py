@@ -88,7 +88,7 @@ def wrong_names(code: str) -> list[str]:
             else:
                 name = getattr(called, "id", getattr(called, "attr", ""))
                 taken = public.get(name)
-                if taken is None:
+                if taken is None or (isinstance(taken, type) and issubclass(taken, Exception)):
                     continue
             known = inspect.signature(taken).parameters if taken else {}
             if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):

@@ -373,10 +373,10 @@ def test_outputs_that_can_not_work_are_refused(spark: SparkSession, tmp_path: Pa
 
 
 def test_the_sink_of_the_guide_works(spark: SparkSession, tmp_path: Path) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "outputs.md").read_text(encoding="utf-8")
-    code = next(block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "(Sink)" in block)
+    guide = (Path(__file__).parents[2] / "docs" / "write-a-sink.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     names: dict[str, Any] = {}
-    exec("import json, os, uuid\nfrom contextlib import suppress\nfrom pathlib import Path\n" + code, names)
+    exec(code, names)
     grow(tmp_path, 0, 2)
     for _ in range(2):
         application(tmp_path, names["JsonLines"](tmp_path / "out")).run(spark, drain=True)

@@ -1,0 +1,111 @@
+"""The source of docs/write-a-source.md keeps its promises: any pieces give the same rows, and each line counts once."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monoids import Sum
+from persistent_state import InvalidInputError, NonWindowState, PersistentTask
+from persistent_state.batch.combine import combine
+from persistent_state.batch.shard import merge_shard
+from persistent_state.event_time.clocks import Settings
+from persistent_state.protocol import commits
+from persistent_state.protocol.commits import Keeping
+from persistent_state.store.log import Log
+from tests import core
+from tests.sentences import problem
+
+GUIDE = Path(__file__).parents[2] / "docs" / "write-a-source.md"
+SECOND = 1_000_000
+
+
+class Words(PersistentTask):
+    key = "word"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+    def process_message(self, state: Any, message: Any) -> None:
+        state.update(message.timestamp, 1)
+
+
+def code_of_guide() -> tuple[str, str, str]:
+    """Return the guide's source, its use with Spark, and its test."""
+    source, use, test = re.findall(
+        r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    return source, use, test
+
+
+def guide_source(folder: Path) -> Any:
+    names: dict[str, Any] = {}
+    exec(code_of_guide()[0], names)
+    names["LogFiles"].bytes_per_batch = 100
+    return names["LogFiles"](str(folder))
+
+
+def write(file: Path, seconds: range, end: str = "\n") -> None:
+    with file.open("a") as stream:
+        stream.write("\n".join(f"2026-01-01T00:{s // 60:02}:{s % 60:02}+00:00\tw{s % 3}" for s in seconds) + end)
+
+
+def test_the_test_of_the_guide_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source, use, test = code_of_guide()
+    names: dict[str, Any] = {}
+    exec(source, names)
+    exec(use[use.index("Path(") : use.index("class ")], names)
+    exec(test, names)
+
+
+def test_the_source_of_the_guide_counts_every_line_once_through_restarts(tmp_path: Path) -> None:
+    write(tmp_path / "a.log", range(0, 60))
+    write(tmp_path / "b.log", range(0, 60, 2))
+    ids = map(str, itertools.count())
+    settings = Settings(interval=10 * SECOND, ahead=2**62)
+    plan = core.plan_of(Words(), guide_source(tmp_path).schema, timestamp="at", settings=settings)
+    log, entry = Log(plan.files, plan.application), None
+    for restart in range(4):
+        entry = core.start(log, [plan])
+        source = guide_source(tmp_path)
+        source.open((), {name: position.known for name, position in entry.tasks[plan.name].positions.items()})
+        for batch in itertools.count():
+            start = {name: position.next for name, position in entry.tasks[plan.name].positions.items()}
+            reach = source.reach(start, everything=False)
+            if dict(reach.ends) == start or (restart < 3 and batch == 5):
+                break
+            basis = commits.plan_batch(entry, plan.name, reach, now=0)
+            splits = source.splits(start, reach.ends, 3)
+            blobs = [
+                blob
+                for part, split in enumerate(splits)
+                for blob in combine(plan, basis, part, len(splits), source.read(split))
+            ]
+            descriptor = merge_shard(plan, 0, blobs, None, lambda: next(ids))
+            entry = commits.commit(log, entry.epoch, [descriptor], now=0, new_id=lambda: next(ids), keeping=Keeping())
+        write(tmp_path / "a.log", range(60 + restart, 61 + restart))
+    assert entry is not None
+    closed = commits.close(log, entry.epoch, now=0, keeping=Keeping())
+    counts = {(word,): 20 + 10 for word in ("w0", "w1", "w2")}
+    for second in (60, 61, 62):
+        counts[(f"w{second % 3}",)] += 1
+    assert core.state_at(closed, plan, None) == counts
+
+
+def test_half_a_line_waits(tmp_path: Path) -> None:
+    write(tmp_path / "a.log", range(2), end="")
+    source = guide_source(tmp_path)
+    source.open((), {})
+    assert source.reach({}, everything=True).ends == {"a.log": 29}
+    write(tmp_path / "a.log", range(0), end="\n")
+    assert source.reach({}, everything=True).ends == {"a.log": 58}
+
+
+def test_lines_that_are_gone_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.log", range(1))
+    assert "put it back" in problem(lambda: guide_source(tmp_path).open((), {"a.log": 1000}), InvalidInputError)
