@@ -1,4 +1,4 @@
-"""The Python of README and of the page on files runs as it stands, from the first block to the last, to what they say."""
+"""The Python of README and of pages of docs runs as it stands, from the first block to the last, to what they say."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def test_the_code_of_readme_gives_what_readme_says(
         assert sorted((row["word"], str(row["value"])) for row in table.to_pylist()) == promised
 
 
-def test_the_code_of_the_page_on_files_gives_what_it_says(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("page", ["first-task", "files", "write-a-source", "delivery"])
+def test_the_code_of_a_page_gives_what_the_page_says(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_code("docs/files.md")
+    run_code(f"docs/{page}.md")
