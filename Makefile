@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 EXAMPLES := message-count topic-to-topic window-average unique-aircraft sessions ledger alerts
 
-.PHONY: demo test bench-quick lint clean check-python check-java $(EXAMPLES)
+.PHONY: demo test bench-quick lint docs clean check-python check-java $(EXAMPLES)
 
 demo: $(VENV)/ready
 	@$(BIN)/python -m examples.exactly_once
@@ -25,8 +25,18 @@ lint: $(VENV)/ready
 	@$(BIN)/mypy persistent_state monoids
 	@$(BIN)/codespell
 
+# The site, in build/site: a dead link, a page that is in no menu or anything loaded from elsewhere fails.
+docs: $(VENV)/docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "The site is in build/site: open build/site/index.html"
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/docs: $(VENV)/ready
+	@echo "Setting up what builds the site: once, for some seconds..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e '.[docs]'
+	@touch $@
 
 # Checked every time, but no reason to install again.
 $(VENV)/ready: setup.cfg pyproject.toml | check-java

@@ -1,0 +1,65 @@
+"""Hooks of mkdocs: pages that stand outside docs/, and a check that the built site loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+"""The page of the site that each file outside docs/ becomes."""
+
+INSIDE = {page: path for path, page in OUTSIDE.items()}
+
+LOADS = re.compile(r"""<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)[^>]*>""")
+STYLE_LOADS = re.compile(r"""(?:url\(|@import\s+)["']?((?:https?:)?//[^"')\s]+)""")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that stand outside docs/."""
+    for path, page in OUTSIDE.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Rewrite links between files of the repository as links between pages of the site."""
+    place = page.file.src_uri
+    folder = posixpath.dirname(INSIDE.get(place, f"docs/{place}"))
+
+    def rewritten(link: re.Match[str]) -> str:
+        target, anchor = link[1], link[2] or ""
+        path = posixpath.normpath(posixpath.join(folder, target))
+        if path in OUTSIDE:
+            found = OUTSIDE[path]
+        elif path.startswith("docs/"):
+            found = path.removeprefix("docs/")
+        else:
+            return link[0]
+        return f"]({posixpath.relpath(found, posixpath.dirname(place) or '.')}{anchor})"
+
+    return re.sub(r"\]\((?![a-z][a-z0-9+.-]*:|#)([^)#\s]+)(#[^)\s]*)?\)", rewritten, markdown)
+
+
+def on_post_build(config: Any) -> None:
+    """Raise PluginError if a built page would load something from another host."""
+    site = Path(config["site_dir"])
+    found = [
+        f"{file.relative_to(site)} loads {url}"
+        for suffix, loads in ((".html", LOADS), (".css", STYLE_LOADS))
+        for file in sorted(site.rglob(f"*{suffix}"))
+        for url in loads.findall(file.read_text(encoding="utf-8"))
+    ]
+    if found:
+        raise PluginError("; ".join(found))
