@@ -3,7 +3,7 @@
     python -m benchmarks.kafka [--payload json raw] [--keys N ...] [--rows N] [--emit yes no] [--repetitions N] [--json FILE]
 
 A `json` record is {"ts", "k", "v"}, of which v is summed up by k; a `raw` one has its key as text and fifty bytes, and is
-counted by key, at its own time. `librdkafka` is KafkaSource as it is, `connector` the same reading by Spark's connector,
+counted by key, at its own time. `librdkafka` is KafkaSource, `connector` is KafkaConnectorSource,
 `native` Spark's own aggregation behind that connector. The broker takes its share of the two cores in each of them.
 """
 
@@ -27,7 +27,16 @@ from benchmarks.contenders import drained, spark_query, to_nowhere
 from benchmarks.measure import Pass, figures, write_json
 from benchmarks.throughput import ratios, table
 from examples.broker import Broker, connector_jars
-from persistent_state import Application, Json, KafkaSource, NonWindowState, PersistentTask, Raw, RunningValues
+from persistent_state import (
+    Application,
+    Json,
+    KafkaConnectorSource,
+    KafkaSource,
+    NonWindowState,
+    PersistentTask,
+    Raw,
+    RunningValues,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,18 +115,17 @@ def fill(broker: Broker, topic: str, payload: str, keys: int, rows: int) -> None
 
 def ours(setting: Setting, topic: str, by_spark: bool) -> Pass:
     is_json = setting.payload == JSON
-    decoders: dict[str, Any] = (
-        {"value": Json(COLUMNS)} if is_json else {"key": Raw("k", pa.string()), "value": Raw("v")}
-    )
+    options: dict[str, Any] = {
+        "timestamp": "ts" if is_json else "kafka_timestamp",
+        "max_offsets_per_batch": PER_BATCH,
+    }
+    source: KafkaSource | KafkaConnectorSource
     if by_spark:
-        decoders = {"value": said_json if is_json else said_raw}
-    source = KafkaSource(
-        topic,
-        setting.servers,
-        timestamp="ts" if is_json else "kafka_timestamp",
-        max_offsets_per_batch=PER_BATCH,
-        **decoders,
-    )
+        source = KafkaConnectorSource(topic, setting.servers, json_columns if is_json else raw_columns, **options)
+    elif is_json:
+        source = KafkaSource(topic, setting.servers, value=Json(COLUMNS), **options)
+    else:
+        source = KafkaSource(topic, setting.servers, key=Raw("k", pa.string()), value=Raw("v"), **options)
     interval = f"{PER_BATCH if is_json else PER_BATCH // 1000 * 1000} microseconds"
     app = Application("benchmark", str(setting.scratch / "store"), interval)
     app.add(Sum() if is_json else Count(), source, RunningValues(to_nowhere) if setting.emits else None)
@@ -130,14 +138,14 @@ def ours(setting: Setting, topic: str, by_spark: bool) -> Pass:
     return drained(start)
 
 
-def said_json(records: DataFrame) -> DataFrame:
+def json_columns(records: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     parsed = F.from_json(F.col("value").cast("string"), "ts BIGINT, k BIGINT, v BIGINT")
     return records.select(parsed.alias("row"), *PLACE).select("row.*", *PLACE)
 
 
-def said_raw(records: DataFrame) -> DataFrame:
+def raw_columns(records: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     return records.select(F.col("key").cast("string").alias("k"), "kafka_timestamp", *PLACE)

@@ -23,6 +23,7 @@ from persistent_state.errors import (
     StoreUnavailableError,
     TaskFailedError,
 )
+from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.kafka.decoders import Avro, Decoder, Json, Raw
 from persistent_state.kafka.sink import KafkaSink
 from persistent_state.kafka.source import KafkaSource
@@ -64,6 +65,7 @@ __all__ = [
     "FileSource",
     "InvalidInputError",
     "Json",
+    "KafkaConnectorSource",
     "KafkaSink",
     "KafkaSource",
     "LocalRun",

@@ -12,6 +12,7 @@ from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import Duration, duration, positive
+from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import TimeReplayableSource
@@ -31,7 +32,7 @@ class _Added:
     """A task with its source and its outputs."""
 
     task: PersistentTask
-    source: TimeReplayableSource | DataFrameSource
+    source: TimeReplayableSource | DataFrameSource | KafkaConnectorSource
     outputs: Outputs
     on_bad_row: str
 
@@ -105,7 +106,7 @@ class Application:
     def add(
         self,
         task: PersistentTask,
-        source: TimeReplayableSource | DataFrameSource,
+        source: TimeReplayableSource | DataFrameSource | KafkaConnectorSource,
         sink: Output | Sequence[Output] | None = None,
         on_bad_row: str = KEEP,
     ) -> Application:
@@ -223,7 +224,9 @@ class Application:
         shards = self.shards or spark.sparkContext.defaultParallelism
         parts = []
         for added in self._added:
-            source = kafka_connector.unopened(added.source)
+            source = added.source
+            if isinstance(source, KafkaConnectorSource):
+                source = kafka_connector.columns_only(source)
             schema, update = dataframe_source.columns_of(spark, added.task, source)
             plan = Plan(
                 application=self.name,
@@ -247,7 +250,7 @@ class Application:
             if update is not None:
                 plan.check_update(update)
             source = added.source
-            if isinstance(source, TimeReplayableSource):
+            if not isinstance(source, DataFrameSource):
                 source = source.read_by(self.name)
             parts.append(Part(plan, source, added.outputs))
         setup = Setup(
@@ -296,7 +299,7 @@ def _check_source(task: str, source: object) -> None:
     Raises:
         InvalidInputError: It is not a source. The message names the source that may be meant.
     """
-    if isinstance(source, (TimeReplayableSource, DataFrameSource)):
+    if isinstance(source, (TimeReplayableSource, DataFrameSource, KafkaConnectorSource)):
         return
     found = repr(source)
     if isinstance(source, (str, os.PathLike)):
@@ -306,5 +309,5 @@ def _check_source(task: str, source: object) -> None:
     elif isinstance(source, type):
         way = f"give an instance of it, {source.__name__}(...)"
     else:
-        way = "give a FileSource, a KafkaSource, a DataFrameSource or a TimeReplayableSource of your own"
+        way = "give a FileSource, KafkaSource, KafkaConnectorSource, DataFrameSource or a TimeReplayableSource of your own"
     raise InvalidInputError(f"task={task}: source={found} is not a source; {way}.")

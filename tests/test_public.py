@@ -31,6 +31,7 @@ PUBLIC_NAMES = [
     "FileSource",
     "InvalidInputError",
     "Json",
+    "KafkaConnectorSource",
     "KafkaSink",
     "KafkaSource",
     "LocalRun",

@@ -22,7 +22,7 @@ from persistent_state import (
     Chunk,
     FileSource,
     InvalidInputError,
-    KafkaSource,
+    KafkaConnectorSource,
     Message,
     NonWindowState,
     PersistentState,
@@ -216,8 +216,8 @@ def test_a_folder_of_any_format_has_a_unit(tmp_path: Path, format: str) -> None:
 
 
 def test_topics_that_spark_reads_keep_the_unit() -> None:
-    source = KafkaSource("t", "localhost:1", timestamp="at", timestamp_unit="ms", value=lambda records: records)
-    assert kafka_connector.unopened(source).timestamp_unit == source.timestamp_unit == "ms"
+    source = KafkaConnectorSource("t", "localhost:1", lambda records: records, timestamp="at", timestamp_unit="ms")
+    assert kafka_connector.columns_only(source).timestamp_unit == source.timestamp_unit == "ms"
 
 
 def test_a_unit_that_is_none_and_one_of_a_column_that_has_its_own_are_refused() -> None:

@@ -42,7 +42,7 @@ from persistent_state.engine.session import (
 from persistent_state.engine.signals import asked_to_stop
 from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StateError, TaskFailedError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.kafka.source import KafkaSource
+from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import Outputs
 from persistent_state.protocol import commits, deliver, refusals, restore, takeover
 from persistent_state.protocol.commits import Keeping
@@ -73,13 +73,8 @@ class Part:
     """A task of an application with its source and its outputs."""
 
     plan: Plan
-    source: TimeReplayableSource | DataFrameSource
+    source: TimeReplayableSource | DataFrameSource | KafkaConnectorSource
     outputs: Outputs
-
-    @property
-    def is_by_spark(self) -> bool:
-        """Whether Spark reads the source, and plans the micro-batches."""
-        return kafka_connector.is_by_spark(self.source)
 
 
 @dataclass(frozen=True)
@@ -239,12 +234,11 @@ class Running:
         for part in setup.parts:
             plan = part.plan
             blobs = _blobs(setup, session, part, self._entry, labels, attempts)
-            by_spark = part.is_by_spark
             usual = for_sinks(blobs.sparkSession)
             running = part.outputs.running
             listener = Listener(setup.writer, setup.on_progress)
             commit = micro_batch.Commit(
-                plan, self._entry.epoch, setup.keeping, running, listener, by_spark, usual, self._commits
+                plan, self._entry.epoch, setup.keeping, running, listener, plan.by_spark, usual, self._commits
             )
             writer = micro_batch.control_rows(blobs, plan, labels, attempts).writeStream.outputMode("update")
             writer = (
@@ -256,7 +250,7 @@ class Running:
                 writer = writer.trigger(availableNow=True)
             elif setup.trigger is not None:
                 writer = writer.trigger(processingTime=setup.trigger)
-            are_rows_small = dataframe_source.are_small(plan) and (by_spark or plan.task.update_way == "column")
+            are_rows_small = dataframe_source.are_small(plan) and (plan.by_spark or plan.task.update_way == "column")
             wanted = for_queries(blobs.sparkSession, setup.shards, self._scratch.is_local, are_rows_small)
             with settings(blobs.sparkSession, wanted):
                 self._queries.append(writer.start())
@@ -467,7 +461,7 @@ def _blobs(
 ) -> DataFrame:
     plan, source = part.plan, part.source
     task, lines = entry.tasks[plan.name], tuple[str, ...]()
-    if isinstance(source, KafkaSource) and part.is_by_spark:
+    if isinstance(source, KafkaConnectorSource):
         start = {partition: position.next for partition, position in task.positions.items()}
         source, lines = kafka_connector.opened(source, lists.read(setup.files, task.journal), _known(task), start)
     if isinstance(source, DataFrameSource):
@@ -492,7 +486,7 @@ def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskSta
     """
     for part in parts:
         sending.check_task(part.plan.task)
-        if isinstance(part.source, TimeReplayableSource):
+        if not isinstance(part.source, DataFrameSource):
             sending.check_source(part.plan.name, part.source)
         if part.plan.emits:
             micro_batch.check_values(part.plan)

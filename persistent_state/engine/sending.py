@@ -8,6 +8,7 @@ from typing import Any
 import cloudpickle
 
 from persistent_state.errors import InvalidInputError
+from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.task import PersistentTask
 
@@ -21,7 +22,7 @@ def check_task(task: PersistentTask) -> None:
     _check(f"task={task.task_name}", task)
 
 
-def check_source(task: str, source: TimeReplayableSource) -> None:
+def check_source(task: str, source: TimeReplayableSource | KafkaConnectorSource) -> None:
     """Refuse a source that Spark could not send to its workers.
 
     Raises:

@@ -38,7 +38,7 @@ _WAIT = 0.01
 
 
 @dataclass(frozen=True)
-class Part:
+class OffsetRange:
     """Offsets of a partition, from `begin` up to `end`, to be read by one worker; `first` is the first that there is.
 
     `gap` is what is lost before that, if so, and is told once.
@@ -52,7 +52,7 @@ class Part:
     first: int
     gap: Mapping[str, Any] | None
 
-    def told(self, positions: NDArray[np.int64]) -> pa.RecordBatch:
+    def gap_record(self, positions: NDArray[np.int64]) -> pa.RecordBatch:
         """The gap, as if it were a record."""
         origin = {"topic": self.topic, "partition": self.partition, "offset": self.begin}
         record = pa.array([json.dumps(self.gap).encode()], pa.large_binary())
@@ -63,8 +63,8 @@ def records(
     what: str,
     asking: Callable[[], AbstractContextManager[None]],
     options: Mapping[str, Any],
-    left: Mapping[tuple[str, int], Part],
-) -> Iterator[tuple[Part, Sequence[Any]]]:
+    left: Mapping[tuple[str, int], OffsetRange],
+) -> Iterator[tuple[OffsetRange, Sequence[Any]]]:
     """The records of these partitions, as they come, each partition's in its order."""
     kafka = library()
     left = {place: part for place, part in left.items() if part.first < part.end}

@@ -25,7 +25,7 @@ _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _T = TypeVar("_T")
 
 
-class Doubtful(InvalidInputError):
+class DoubtfulError(InvalidInputError):
     """What can't be so if the broker knows how things stand, which one that has been cut off for a while does not."""
 
 
@@ -39,7 +39,7 @@ class Topic:
 
 
 @dataclass(frozen=True)
-class Noted:
+class TopicRecord:
     """A topic as the journal has it: its id, and where its partitions began.
 
     `generation` says how often it was made again, and that accepted; `until` up to where the one before was read.
@@ -56,14 +56,14 @@ class Noted:
 
 
 @dataclass(frozen=True)
-class Place:
+class Partition:
     """A partition as it is now: where reading it begins if nothing is known, its first offset, and its end.
 
     `until` is up to where the partition of a topic that is gone was read, if this one was made again in its place.
     """
 
     topic: str
-    partition: int
+    number: int
     begin: int
     first: int
     end: int
@@ -72,13 +72,13 @@ class Place:
     def gap(self, begin: int, is_new: bool) -> Mapping[str, Any] | None:
         """What is lost to who is to read from `begin` on, if something is; one that is new has not read of it."""
         if is_new and self.until is not None:
-            return {"topic": self.topic, "partition": self.partition, "of the old topic from": self.until}
+            return {"topic": self.topic, "partition": self.number, "of the old topic from": self.until}
         if begin < self.first:
-            return {"topic": self.topic, "partition": self.partition, "from": begin, "first": self.first}
+            return {"topic": self.topic, "partition": self.number, "from": begin, "first": self.first}
         return None
 
 
-def asked_again(ask: Callable[[], _T], renew: Callable[[], None]) -> _T:
+def ask_again(ask: Callable[[], _T], renew: Callable[[], None]) -> _T:
     """What a broker answers. An answer that may be of a moment is asked for again, after `renew` by another client.
 
     Raises:
@@ -89,9 +89,9 @@ def asked_again(ask: Callable[[], _T], renew: Callable[[], None]) -> _T:
     while True:
         try:
             return ask()
-        except (StoreUnavailableError, Doubtful) as error:
+        except (StoreUnavailableError, DoubtfulError) as error:
             if time.monotonic() + pause > end:
-                if isinstance(error, Doubtful):
+                if isinstance(error, DoubtfulError):
                     raise InvalidInputError(str(error)) from None
                 raise
         time.sleep(pause)
@@ -99,13 +99,13 @@ def asked_again(ask: Callable[[], _T], renew: Callable[[], None]) -> _T:
         renew()
 
 
-def look(
+def look_up(
     admin: Any, wanted: Sequence[str] | re.Pattern[str], is_committed: bool, known: Container[str] = ()
 ) -> dict[str, Topic]:
     """The topics of these names, or all whose name the pattern matches. Ends are of what was committed, or of all.
 
     Raises:
-        InvalidInputError: one of these names is no topic; Doubtful if it is `known` to have been one.
+        InvalidInputError: one of these names is no topic; DoubtfulError if it is `known` to have been one.
         KafkaException: the broker does not answer, or refuses.
     """
     kafka = library()
@@ -121,7 +121,7 @@ def look(
             if error.args[0].code() != kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
             if not isinstance(wanted, re.Pattern):
-                kind = Doubtful if name in known else InvalidInputError
+                kind = DoubtfulError if name in known else InvalidInputError
                 raise kind(f"topic={name!r} is not there; make it, or mend the name.") from None
     places = [(name, one.id) for name, topic in found.items() for one in topic.partitions]
     spec = kafka.admin.OffsetSpec

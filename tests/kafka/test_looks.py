@@ -41,7 +41,7 @@ from persistent_state.batch.shard import merge_shard
 from persistent_state.engine import run
 from persistent_state.engine.micro_batch import progress
 from persistent_state.kafka import topics
-from persistent_state.kafka.consumer import Part
+from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.protocol import commits
 from persistent_state.sources.base import Reach
 from persistent_state.store.log import Log as Journal
@@ -405,7 +405,7 @@ def test_what_a_group_is_refused_keeps_no_record_back_and_what_a_topic_is_names_
 
     monkeypatch.setattr(confluent_kafka, "Consumer", Consumer)
     source = KafkaSource("t", "nowhere:9")
-    part = Part("t-0", "t", 0, 0, 2, 0, None)
+    part = OffsetRange("t-0", "t", 0, 0, 2, 0, None)
     assert [row for chunk in source.read([part]) for row in chunk.positions.tolist()] == [0, 1]
     told.append([message("t", KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))])
     with pytest.raises(InvalidInputError, match="the user may not READ topic='t'"):

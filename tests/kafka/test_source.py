@@ -20,9 +20,19 @@ import pytest
 from confluent_kafka import Producer
 
 from examples.broker import Broker
-from persistent_state import Chunk, InvalidInputError, Json, KafkaSource, Raw, StoreUnavailableError, TaskFailedError
+from persistent_state import (
+    Chunk,
+    InvalidInputError,
+    Json,
+    KafkaConnectorSource,
+    KafkaSource,
+    Raw,
+    StoreUnavailableError,
+    TaskFailedError,
+)
 from persistent_state.engine import kafka_connector as connector
-from persistent_state.kafka.source import ANEW, LOST, topics
+from persistent_state.kafka import topics
+from persistent_state.kafka.source import DELETED, RECREATED
 from tests.kafka.topics import deleted_before, grow, made_anew, new_topic, produce, producer
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -211,10 +221,10 @@ def test_deleted_offsets_stop_it_with_what_is_missing_or_are_counted(broker: Bro
     )
     chunks = agreed.start(back={f"{topic}-0": 5, f"{topic}-1": 20}).all()
     assert numbers(chunks) == list(range(18, 40, 2))
-    assert bad(chunks) == [(f"{topic}-0", 5, LOST)]
+    assert bad(chunks) == [(f"{topic}-0", 5, DELETED)]
     deleted_before(broker, topic, 0, 20)
     chunks = agreed.start(back={f"{topic}-0": 5, f"{topic}-1": 20}).all()
-    assert (numbers(chunks), bad(chunks)) == ([], [(f"{topic}-0", 5, LOST)]), "also where nothing is left"
+    assert (numbers(chunks), bad(chunks)) == ([], [(f"{topic}-0", 5, DELETED)]), "also where nothing is left"
     assert agreed.batch() == []
 
 
@@ -231,7 +241,7 @@ def test_of_a_new_partition_too_nothing_is_missed(broker: Broker) -> None:
     agreed = Reader(source(broker, topic, fail_on_data_loss=False), positions=reader.positions, journal=reader.journal)
     chunks = agreed.start().all()
     assert numbers(chunks) == [6, 7, 8, 9]
-    assert bad(chunks) == [(f"{topic}-1", 0, LOST)]
+    assert bad(chunks) == [(f"{topic}-1", 0, DELETED)]
 
 
 def test_a_topic_is_noted_though_others_have_read_of_it_before(broker: Broker) -> None:
@@ -278,7 +288,7 @@ def test_a_topic_made_anew_stops_it_or_is_another_one(broker: Broker) -> None:
     agreed = Reader(source(broker, topic, fail_on_data_loss=False), positions=reader.positions, journal=reader.journal)
     chunks = agreed.start().all()
     assert numbers(chunks) == list(range(100, 150))
-    assert bad(chunks) == [(f"{topic}-0#1", 0, ANEW)]
+    assert bad(chunks) == [(f"{topic}-0#1", 0, RECREATED)]
     assert agreed.channels == {f"{topic}-0#1": False}
     assert numbers(agreed.start(back={f"{topic}-0": 30, f"{topic}-0#1": 10}).all()) == list(range(110, 150))
     (told,) = (original["record"] for original in originals(chunks))
@@ -290,7 +300,7 @@ def test_a_topic_made_anew_stops_it_or_is_another_one(broker: Broker) -> None:
     made_anew(broker, topic)
     produce(broker, topic, [7], 1)
     chunks = agreed.start().all()
-    assert (numbers(chunks), bad(chunks)) == ([7], [(f"{topic}-0#2", 0, ANEW)])
+    assert (numbers(chunks), bad(chunks)) == ([7], [(f"{topic}-0#2", 0, RECREATED)])
 
 
 def test_a_topic_that_is_not_there_or_is_gone_is_named(broker: Broker) -> None:
@@ -426,7 +436,9 @@ def test_spark_is_given_a_pattern_of_the_same_topics(broker: Broker) -> None:
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
     for pattern in ("a|bc", ".*"):
         wanted = re.compile(pattern)
-        given = connector._options(source(broker, wanted, value=lambda records: records), spark)["subscribePattern"]
+        given = connector._options(KafkaConnectorSource(wanted, broker.address, lambda records: records), spark)[
+            "subscribePattern"
+        ]
         for name in ("a", "ab", "bc", "abc", "x.y", "__a", "__consumer_offsets"):
             is_meant = wanted.fullmatch(name) is not None and not name.startswith("__")
             # Spark searches names for it.
@@ -444,6 +456,13 @@ def test_a_wrong_set_up_is_refused_with_a_sentence(broker: Broker) -> None:
             KafkaSource("a", broker.address, starting_offsets=start)
     with pytest.raises(InvalidInputError, match="give at least 1"):
         KafkaSource("a", broker.address, max_offsets_per_batch=0)
+    function: Any = lambda records: records  # noqa: E731
+    for name in ("value", "key"):
+        with pytest.raises(InvalidInputError, match=rf"{name}=.* is not a decoder; .* use KafkaConnectorSource\("):
+            KafkaSource("a", broker.address, **{name: function})
+    decoder: Any = Json(SCHEMA)
+    with pytest.raises(InvalidInputError, match=r"is not a function of Spark's DataFrame; .* use KafkaSource\("):
+        KafkaConnectorSource("a", broker.address, decoder)
     with pytest.raises(InvalidInputError, match="one name twice"):
         _ = KafkaSource("a", broker.address, value=Raw("v"), key=Raw("v")).schema
     with pytest.raises(InvalidInputError, match="no-such-option"):

@@ -26,6 +26,7 @@ from persistent_state import (
     Application,
     InvalidInputError,
     Json,
+    KafkaConnectorSource,
     KafkaSink,
     KafkaSource,
     NonWindowState,
@@ -53,7 +54,7 @@ class Fast(PersistentTask):
         return NonWindowState(monoids.Sum())
 
 
-class Said(Fast):
+class BySpark(Fast):
     """The same, from rows that Spark decodes."""
 
 
@@ -81,8 +82,8 @@ def application(
         sink,
     )
     return app.add(
-        Said(),
-        KafkaSource(topic, servers, value=decoded, max_offsets_per_batch=per_batch, options=options),
+        BySpark(),
+        KafkaConnectorSource(topic, servers, decoded, max_offsets_per_batch=per_batch, options=options),
         sink,
     )
 
@@ -104,9 +105,9 @@ def spark_counts(spark: SparkSession, folder: Path, servers: str, topic: str, pe
 def refused(app: Application, servers: str, topic: str, options: Mapping[str, Any], spark: SparkSession) -> None:
     """Tell what an application says whose decoder Spark can't work out, and to which a key was given as text."""
     keyed = {**options, "ssl.key.pem": f"-----BEGIN {options['sasl.password']} KEY-----"}
-    source = KafkaSource(topic, servers, value=lambda records: records.select("nothing"), options=keyed)
+    source = KafkaConnectorSource(topic, servers, lambda records: records.select("nothing"), options=keyed)
     try:
-        Application("refused", app.store).add(Said(), source).run(spark)
+        Application("refused", app.store).add(BySpark(), source).run(spark)
     except InvalidInputError:
         traceback.print_exc(file=sys.stdout)
 
@@ -148,7 +149,7 @@ def main() -> None:
     app.run(spark, drain=True, on_progress=note)
     if given.skew:
         store = str(folder / "store")
-        counted = {task.task_name: len(read_state(store, NAME, task)) for task in (Fast(), Said())}
+        counted = {task.task_name: len(read_state(store, NAME, task)) for task in (Fast(), BySpark())}
         counted["spark"] = spark_counts(spark, folder, given.servers, given.topic, per_batch)
         print(json.dumps(counted))
 

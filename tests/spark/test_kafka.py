@@ -25,14 +25,14 @@ from persistent_state import (
     read_late_rows,
     read_state,
 )
-from persistent_state.kafka.source import LOST
+from persistent_state.kafka.source import DELETED
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from persistent_state.store.verify import verify
 from tests.kafka.security import client_options, secured_broker
 from tests.kafka.topics import deleted_before, grow, new_topic, offsets_written, producer
 from tests.spark.conftest import Launch
-from tests.spark.kafka_driver import NAME, Fast, Said
+from tests.spark.kafka_driver import NAME, BySpark, Fast
 from tests.spark.test_cluster import telling
 from tests.spark.test_failures import wait_for
 from tests.store.servers import needed
@@ -124,7 +124,7 @@ def test_drivers_and_brokers_are_killed_and_each_record_counts_once_in_both_ways
     assert end.wait(timeout=240) == 0, (tmp_path / "log").read_text()[-3000:]
     store = str(tmp_path / "store")
     assert verify(store).problems == ()
-    for task in (Fast(), Said()):
+    for task in (Fast(), BySpark()):
         state = {row["k"]: row["value"] for row in read_state(store, NAME, task).to_pylist()}
         assert state == dict(shop.wanted)
         assert read_late_rows(store, NAME, task.task_name) == []
@@ -148,8 +148,8 @@ def test_nothing_is_lost_of_a_partition_an_hour_behind_and_sparks_watermark_drop
     counted = json.loads((tmp_path / "out").read_text().splitlines()[-1])
     # Its first micro-batches have no watermark yet.
     assert counted.pop("spark") < records * 0.8
-    assert counted == {"Fast": records, "Said": records}
-    late = [read_late_rows(str(tmp_path / "store"), NAME, task) for task in ("Fast", "Said")]
+    assert counted == {"Fast": records, "BySpark": records}
+    late = [read_late_rows(str(tmp_path / "store"), NAME, task) for task in ("Fast", "BySpark")]
     assert late == [[], []]
     record_property("told", f"a partition an hour behind: {records} records, and Spark's watermark keeps fewer")
 
@@ -181,7 +181,7 @@ def test_offsets_that_are_gone_stop_a_start_before_it_changes_anything(
     (row,) = read_state(store, NAME, Fast()).to_pylist()
     assert row["value"] == sum(range(90)) + sum(range(95, 100))
     (lost,) = (row for rows in read_late_rows(store, NAME, "Fast") for row in rows.to_pylist())
-    assert (lost["reason"], lost["position"]) == (LOST, 90)
+    assert (lost["reason"], lost["position"]) == (DELETED, 90)
     assert json.loads(lost["record"]) == {"topic": topic, "partition": 0, "from": 90, "first": 95}
 
 
@@ -210,9 +210,9 @@ def test_tls_and_sasl_reach_every_client_and_no_file_tells_the_password(
         assert password not in f"{refused.value!r} {refused.value.__cause__!r} {source!r}"
         assert offsets_written(broker, "out") > 0
     store = str(folder / "store")
-    for task in (Fast(), Said()):
+    for task in (Fast(), BySpark()):
         state = {row["k"]: row["value"] for row in read_state(store, NAME, task).to_pylist()}
         assert state == {k: sum(range(k, 100, 4)) for k in range(4)}
     assert b"SparkListenerTaskEnd" in next((folder / "events").rglob("events_*")).read_bytes()
-    assert "can't be worked out: AnalysisException" in (folder / "out").read_text()
+    assert "raised AnalysisException" in (folder / "out").read_text()
     assert telling(password, folder) == []

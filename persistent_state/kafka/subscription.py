@@ -1,0 +1,322 @@
+"""What both Kafka sources share: which topics they read, from which offsets, and which offsets were lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any, TypeVar
+
+from persistent_state.errors import InvalidInputError, StoreUnavailableError
+from persistent_state.formatting import show_clock
+from persistent_state.kafka import topics
+from persistent_state.kafka.client import asking, client_options, library
+from persistent_state.kafka.topics import DoubtfulError, Partition, TopicRecord
+from persistent_state.sources.base import Reach
+
+EARLIEST, LATEST = "earliest", "latest"
+COMMITTED = "read_committed"
+GAP = "gap"
+"""The key of a journal line that records a loss. Every other line records a topic."""
+TOPIC, PARTITION, OFFSET, TIME = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
+
+_T = TypeVar("_T")
+_S = TypeVar("_S", bound="Subscription")
+
+
+@dataclass
+class _State:
+    """What the driver knows of the topics since the source was opened.
+
+    `topics` are the journal's records by topic name, and `is_first_start` says that the journal had none. `journal` holds
+    the lines that are committed. `unread` holds by partition the first position that was never committed. `replaced_ids` are
+    the ids of deleted topics that others of their name replaced, and `losses` the journal lines of topics that are gone.
+    `last_reach` holds the newest reach's journal lines, start and ends.
+    """
+
+    topics: dict[str, TopicRecord]
+    is_first_start: bool
+    journal: set[str]
+    unread: Mapping[str, int]
+    replaced_ids: set[str | None]
+    losses: list[str] = field(default_factory=list)
+    last_reach: tuple[Sequence[str], Mapping[str, int], Mapping[str, int]] = ((), {}, {})
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    is_frozen: bool = False
+
+
+class Subscription:
+    """Topics whose partitions are listed and whose offsets are checked, by the driver.
+
+    A position is an offset. The journal has one line for each topic: its id, and the offset where reading each of its
+    partitions began. So a start finds out whether a topic was deleted and made again, and which offsets were lost.
+    """
+
+    def __init__(
+        self,
+        topics: str | Sequence[str] | re.Pattern[str],
+        bootstrap_servers: str,
+        *,
+        timestamp: str,
+        timestamp_unit: str | None,
+        starting_offsets: str | datetime,
+        max_offsets_per_batch: int,
+        fail_on_data_loss: bool,
+        group: str | None,
+        options: Mapping[str, Any] | None,
+    ) -> None:
+        library()
+        given = [topics] if isinstance(topics, str) else topics
+        if isinstance(given, re.Pattern) and given.flags != re.UNICODE:
+            raise InvalidInputError(f"topics={given!r} has flags, which not all clients know; write it without.")
+        if not isinstance(given, re.Pattern) and (not given or not all(isinstance(one, str) for one in given)):
+            raise InvalidInputError(f"topics={topics!r}; name a topic or several, or give a compiled pattern.")
+        if starting_offsets not in (EARLIEST, LATEST) and not (
+            isinstance(starting_offsets, datetime) and starting_offsets.tzinfo is not None
+        ):
+            raise InvalidInputError(f"{starting_offsets=}; say 'earliest', 'latest', or give a time with a zone.")
+        if max_offsets_per_batch < 1:
+            raise InvalidInputError(f"{max_offsets_per_batch=}; give at least 1.")
+        self.topics: Sequence[str] | re.Pattern[str] = given if isinstance(given, re.Pattern) else sorted(set(given))
+        self.bootstrap_servers = bootstrap_servers
+        self.timestamp = timestamp
+        self.timestamp_unit = timestamp_unit
+        self.starting_offsets = starting_offsets
+        self.max_offsets_per_batch = max_offsets_per_batch
+        self.fail_on_data_loss = fail_on_data_loss
+        self.group = group
+        self.options = dict(options or {})
+        self._opened_state: _State | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._topic_names!r}, {self.bootstrap_servers!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Clients can't be pickled.
+        return {name: value for name, value in vars(self).items() if name != "_admin"} | {"_opened_state": None}
+
+    def read_by(self: _S, application: str) -> _S:
+        """Return the source with the consumer group that this application's name makes, if the user named no group."""
+        named = copy(self)
+        named.group = self.group or f"{application} {self._topic_names}"
+        return named
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        """Begin a start with the topics that the journal records.
+
+        Args:
+            journal: the lines that earlier starts wrote.
+            known: by partition, the first position that was never committed.
+
+        Raises:
+            InvalidInputError: a topic is not there any more, or was made again, or the journal is another source's.
+            StoreUnavailableError: no broker answers.
+        """
+        try:
+            lines = [json.loads(line) for line in journal]
+            recorded = [TopicRecord(**line) for line in lines if GAP not in line]
+        except (TypeError, ValueError):
+            recorded = []
+        if known and not recorded:
+            raise InvalidInputError(
+                f"{self!r} is to go on from {dict(known)}, and its journal knows no topic; the task had another source: give "
+                "it another name, or reset it."
+            )
+        newest = {topic.name: topic for topic in recorded}
+        replaced_ids = {topic.id for topic in recorded if topic is not newest[topic.name]} - {None}
+        replaced_ids -= {topic.id for topic in newest.values()}
+        self._opened_state = _State(newest, not recorded, set(journal), dict(known), replaced_ids)
+        # Lost offsets are found by `reach`, which knows from where the start reads.
+        self._ask_again(lambda: self._check_ends(self._look_up(known, is_whole=True, is_needed=False), known))
+
+    def freeze(self) -> None:
+        """Make every later reach end where the partitions end at the next one."""
+        self._state.is_frozen = True
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        """Return how far the next micro-batch goes, with the journal lines that are not committed yet.
+
+        Raises:
+            InvalidInputError: offsets that are to be read were deleted, or a topic was made again.
+            StoreUnavailableError: no broker answers.
+        """
+        state = self._state
+        if not (state.is_frozen and state.partitions):
+            state.partitions = self._ask_again(lambda: self._look_up(start))
+            if any(start.get(name, 0) > partition.end for name, partition in state.partitions.items()):
+                self._ask_again(lambda: self._check_ends(self._look_up(start, is_whole=True), start))
+        # Step over lost offsets at once, so that one micro-batch reports all of a gap.
+        begins = {
+            name: max(start.get(name, partition.begin), partition.first) for name, partition in state.partitions.items()
+        }
+        lags = {name: max(0, partition.end - begins[name]) for name, partition in state.partitions.items()}
+        total = sum(lags.values())
+        if total > self.max_offsets_per_batch and not everything:
+            lags = {name: -(-lag * self.max_offsets_per_batch // total) for name, lag in lags.items()}
+        ends = {**start, **{name: begins[name] + lag for name, lag in lags.items()}}
+        lines, last_start, last_ends = state.last_reach
+        if last_start != last_ends == start:
+            # This start is where the last micro-batch ended, so that micro-batch and its lines were committed.
+            state.journal.update(lines)
+        records = (json.dumps(vars(topic)) for topic in state.topics.values())
+        lines = tuple(line for line in (*records, *state.losses) if line not in state.journal)
+        state.last_reach = lines, dict(start), ends
+        unread = sum(max(0, partition.end - ends[name]) for name, partition in state.partitions.items())
+        return Reach(ends, dict.fromkeys(state.partitions, False), lines, unread=unread)
+
+    @property
+    def partitions(self) -> Mapping[str, Partition]:
+        """Return the partitions by name, as they were when a broker was last asked."""
+        return self._state.partitions
+
+    @property
+    def _state(self) -> _State:
+        assert self._opened_state is not None, "open comes first"
+        return self._opened_state
+
+    @property
+    def _topic_names(self) -> str:
+        return self.topics.pattern if isinstance(self.topics, re.Pattern) else ", ".join(self.topics)
+
+    def _ask_again(self, ask: Callable[[], _T]) -> _T:
+        """Return what `ask` returns. Ask again, by a new client, while an answer may be one of a failover."""
+        return topics.ask_again(ask, lambda: vars(self).pop("_admin", None))
+
+    def _look_up(
+        self, start: Mapping[str, int], is_whole: bool = False, is_needed: bool = True
+    ) -> dict[str, Partition]:
+        """Return the partitions as they are now, by name, and update the records of their topics.
+
+        Args:
+            start: by partition, the offset from which it is to be read.
+            is_whole: partitions end behind all records, also those of open transactions.
+            is_needed: the offsets from `start` on must be there.
+
+        Raises:
+            InvalidInputError: offsets or topics that are to be read are not there any more.
+        """
+        state = self._state
+        # A reader of uncommitted records may have read beyond the last committed one.
+        is_committed = not is_whole and self.options.get("isolation.level", COMMITTED) == COMMITTED
+        with self._asking():
+            found = topics.look_up(self._admin, self.topics, is_committed, state.topics)
+        losses = []
+        for name, record in state.topics.items():
+            if name not in found and isinstance(self.topics, re.Pattern) and self.topics.fullmatch(name):
+                if self.fail_on_data_loss:
+                    raise DoubtfulError(
+                        f"topic={name!r} of {self!r} is gone; bring it back, or say fail_on_data_loss=False."
+                    )
+                losses.append(json.dumps({GAP: {"topic": name, "id": record.id}}))
+        records, partitions = dict(state.topics), {}
+        for name, topic in found.items():
+            record = records[name] = self._record_of(topic, start)
+            for number, (first, end) in topic.offsets.items():
+                partition_name = record.partition_name(number)
+                # A partition that is newer than the record of its topic began at 0.
+                begin = start.get(partition_name, record.begins.get(str(number), 0))
+                if is_needed and begin < first and self.fail_on_data_loss:
+                    raise self._data_loss(name, number, begin, state.unread.get(partition_name, 0), first, end)
+                until = record.until.get(str(number))
+                partitions[partition_name] = Partition(name, number, begin, first, end, until)
+        state.replaced_ids.update(
+            record.id for record in state.topics.values() if records[record.name].generation > record.generation
+        )
+        state.topics, state.is_first_start = records, False
+        state.losses += [line for line in losses if line not in state.losses]
+        return partitions
+
+    def _record_of(self, topic: topics.Topic, start: Mapping[str, int]) -> TopicRecord:
+        """Return the journal's record of a topic. Make one if the topic is new, or was made again."""
+        state = self._state
+        record = state.topics.get(topic.name)
+        if record is not None and (record.id == topic.id or None in (record.id, topic.id)):
+            return record
+        if topic.id in state.replaced_ids:
+            raise StoreUnavailableError(
+                f"topic={topic.name!r} of {self!r} was made again, and a broker still answers for the old one; try again."
+            )
+        begins = {number: first for number, (first, _) in topic.offsets.items()}
+        if record is not None and self.fail_on_data_loss:
+            then = {p: start[record.partition_name(p)] for p in topic.offsets if record.partition_name(p) in start}
+            raise InvalidInputError(
+                f"topic={topic.name!r} of {self!r} was deleted and made again; the old one was to be "
+                f"read from the offsets {then} of its partitions, and of the new one the oldest record is "
+                f"{self._oldest(topic.name, begins)}. Reset the task, or say fail_on_data_loss=False to go on with the new one."
+            )
+        if record is None and state.is_first_start and self.starting_offsets != EARLIEST:
+            begins = {number: end for number, (_, end) in topic.offsets.items()}
+            if isinstance(self.starting_offsets, datetime):
+                spec = library().admin.OffsetSpec.for_timestamp(round(self.starting_offsets.timestamp() * 1000))
+                request = {(topic.name, number): spec for number in topic.offsets}
+                with self._asking():
+                    timed = topics.offsets(self._admin, request, is_committed=False)
+                begins = {
+                    p: min(end, timed[topic.name, p]) if timed[topic.name, p] >= 0 else end for p, end in begins.items()
+                }
+        new_begins = {str(number): begin for number, begin in begins.items()}
+        if record is None:
+            return TopicRecord(topic.name, topic.id, new_begins)
+        # The record has no partition that came later; what was read of one is in `start`.
+        read = {str(p): start[name] for p in topic.offsets if (name := record.partition_name(p)) in start}
+        return TopicRecord(topic.name, topic.id, new_begins, record.generation + 1, {**record.begins, **read})
+
+    def _check_ends(self, partitions: Mapping[str, Partition], start: Mapping[str, int]) -> None:
+        """Refuse to read from behind the end of a partition.
+
+        Kafka would write other records at these offsets, and they would count as read.
+        """
+        for name, partition in partitions.items():
+            if start.get(name, partition.begin) > partition.end:
+                raise DoubtfulError(
+                    f"topic={partition.topic!r} partition={partition.number} of {self!r} ends at offset {partition.end} and "
+                    f"was read up to {start.get(name, partition.begin)}; it is another topic than it was: bring that back, "
+                    "or reset the task."
+                )
+
+    def _data_loss(self, topic: str, number: int, begin: int, unread: int, first: int, end: int) -> InvalidInputError:
+        again = f" ({begin} to {min(unread, first) - 1} again, as the global clock has yet to pass them)"
+        return InvalidInputError(
+            f"topic={topic!r} partition={number} of {self!r} has lost offsets {begin} to {first - 1}, which are yet to be "
+            f"read{again if unread > begin else ''}: Kafka has deleted them, and the oldest record is "
+            f"{self._oldest(topic, {number: first})}, the end {end}. Bring them back, reset the task, or say "
+            "fail_on_data_loss=False to go on after them."
+        )
+
+    def _oldest(self, topic: str, begins: Mapping[int, int]) -> str:
+        """Return a text of the oldest record's offset and time, from the first of these partitions that has a record."""
+        with self._asking():
+            consumer = library().Consumer(self._consumer_options())
+            try:
+                for number, first in begins.items():
+                    if (time := topics.time_at(consumer, topic, number, first)) is not None:
+                        return f"offset {first} of partition {number}, time={show_clock(time)}"
+            finally:
+                consumer.close()
+        return "none, it is empty"
+
+    @cached_property
+    def _admin(self) -> Any:
+        with self._asking():
+            return library().admin.AdminClient(client_options(self.bootstrap_servers, self.options))
+
+    def _asking(self) -> Any:
+        return asking(repr(self), self.options)
+
+    def _consumer_options(self) -> dict[str, Any]:
+        return {
+            # No offsets are committed to the group: the log says what was read.
+            "group.id": self.group or self._topic_names,
+            "fetch.wait.max.ms": 20,
+            "fetch.message.max.bytes": 4 << 20,
+            # By default librdkafka stops fetching for a second whenever many records wait.
+            "fetch.queue.backoff.ms": 5,
+            **client_options(self.bootstrap_servers, self.options),
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+        }
