@@ -127,7 +127,7 @@ def ours(setting: Setting, topic: str, by_spark: bool) -> Pass:
     else:
         source = KafkaSource(topic, setting.servers, key=Raw("k", pa.string()), value=Raw("v"), **options)
     interval = f"{PER_BATCH if is_json else PER_BATCH // 1000 * 1000} microseconds"
-    app = Application("benchmark", str(setting.scratch / "store"), interval)
+    app = Application("benchmark", str(setting.scratch / "store"), checkpoint_interval=interval)
     app.add(Sum() if is_json else Count(), source, RunningValues(to_nowhere) if setting.emits else None)
 
     def start() -> tuple[StreamingQuery, Callable[[], object]]:

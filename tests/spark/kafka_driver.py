@@ -73,7 +73,7 @@ def application(
     out: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Application:
-    app = Application(NAME, str(folder / "store"), "1 minute", allowed_delay=DELAY)
+    app = Application(NAME, str(folder / "store"), checkpoint_interval="1 minute", allowed_delay=DELAY)
     columns = Json(pa.schema([("k", pa.int64()), ("n", pa.int64())]))
     sink = KafkaSink(out, servers, options=options) if out else None
     app.add(

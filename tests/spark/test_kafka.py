@@ -163,7 +163,7 @@ def test_offsets_that_are_gone_stop_a_start_before_it_changes_anything(
     def application(**options: bool) -> Application:
         columns = pa.schema([("k", pa.int64()), ("n", pa.int64())])
         source = KafkaSource(topic, broker.address, value=Json(columns), max_offsets_per_batch=30, **options)
-        return Application(NAME, store, "10 seconds").add(Fast(), source)
+        return Application(NAME, store, checkpoint_interval="10 seconds").add(Fast(), source)
 
     writer = producer(broker)
     for n in range(100):
