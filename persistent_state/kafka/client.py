@@ -1,4 +1,4 @@
-"""What all clients of Kafka have in common: the library, its options, and errors that tell no secret."""
+"""Share what all Kafka clients need: the library, its options, and errors that show no secret."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from persistent_state.redact import without_secrets
 
 
 def library() -> Any:
-    """The module confluent_kafka, with its admin client.
+    """Return the module confluent_kafka, with its admin client.
 
     Raises:
-        InvalidInputError: it is not installed.
+        InvalidInputError: the package is not installed.
     """
     try:
         import confluent_kafka
@@ -29,29 +29,33 @@ def library() -> Any:
 
 
 def client_options(bootstrap_servers: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a client, as librdkafka names them."""
-    # What goes wrong is raised; its log would tell it once more, on standard error.
+    """Return the options of a client, as librdkafka names them."""
+    # Errors are raised. The client's log would print them a second time, on standard error.
     return {"log_level": 2, **given, "bootstrap.servers": bootstrap_servers}
 
 
 @contextmanager
 def asking(what: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """What a client raises in here becomes an error of this package.
+    """Raise what a client raises inside as an error of this package.
+
+    Args:
+        what: the source or sink, for the message.
+        options: the client's options, which no message shows.
 
     Raises:
-        StoreUnavailableError: the broker does not answer, or not now.
-        InvalidInputError: it refuses, as it always will.
+        StoreUnavailableError: the broker does not answer now.
+        InvalidInputError: the broker refuses, and would always.
     """
     kafka = library()
     try:
         yield
     except kafka.KafkaException as error:
         code = error.args[0]
-        told = without_secrets(Exception(code.str() or code.name()), dict(options)).removeprefix("Exception: ")
-        # Not chained: the client's own error may show an option.
+        reason = without_secrets(Exception(code.str() or code.name()), dict(options)).removeprefix("Exception: ")
+        # Not chained, as the client's own error may show an option.
         if is_refusal(code):
-            raise InvalidInputError(f"{what}: {told}. Mend the set-up or what the user may do there.") from None
-        raise StoreUnavailableError(f"{what}: {told}. Mend it, then try again.") from None
+            raise InvalidInputError(f"{what}: {reason}. Correct the options, or what the user may do there.") from None
+        raise StoreUnavailableError(f"{what}: {reason}. Check the brokers, then try again.") from None
 
 
 @contextmanager
@@ -73,43 +77,43 @@ def needing(what: str, operation: str, resource: str) -> Iterator[None]:
 
 
 def answer(future: Future[Any], seconds: float) -> Any:
-    """What an admin client answers. It has been seen not to give up by itself, whatever it was told.
+    """Return an admin client's answer, or give up after so many seconds, which the client itself may not do.
 
     Raises:
-        KafkaException: what it answers, or that it does not.
+        KafkaException: the answer is an error, or there is none.
     """
     try:
         return future.result(seconds)
-    except concurrent.futures.TimeoutError:  # on Python 3.10 another than the built-in
+    except concurrent.futures.TimeoutError:  # not the built-in one on Python 3.10
         kafka = library()
         raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TIMED_OUT)) from None
 
 
-def is_refusal(told: Any) -> bool:
-    """Whether it is no use to ask again after this KafkaError."""
-    error = library().KafkaError
+def is_refusal(error: Any) -> bool:
+    """Return whether asking again after this KafkaError is useless."""
+    codes = library().KafkaError
     return (
-        told.code()
+        error.code()
         in {
-            error._AUTHENTICATION,
-            error._INVALID_ARG,
-            error._SSL,
-            error.INVALID_RECORD,
-            error.INVALID_TIMESTAMP,
-            error.INVALID_TRANSACTION_TIMEOUT,
-            error.MSG_SIZE_TOO_LARGE,
-            error.SASL_AUTHENTICATION_FAILED,
-            error.UNSUPPORTED_SASL_MECHANISM,
+            codes._AUTHENTICATION,
+            codes._INVALID_ARG,
+            codes._SSL,
+            codes.INVALID_RECORD,
+            codes.INVALID_TIMESTAMP,
+            codes.INVALID_TRANSACTION_TIMEOUT,
+            codes.MSG_SIZE_TOO_LARGE,
+            codes.SASL_AUTHENTICATION_FAILED,
+            codes.UNSUPPORTED_SASL_MECHANISM,
         }
         | _forbidden()
     )
 
 
 def _forbidden() -> set[int]:
-    error = library().KafkaError
+    codes = library().KafkaError
     return {
-        error.CLUSTER_AUTHORIZATION_FAILED,
-        error.GROUP_AUTHORIZATION_FAILED,
-        error.TOPIC_AUTHORIZATION_FAILED,
-        error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        codes.CLUSTER_AUTHORIZATION_FAILED,
+        codes.GROUP_AUTHORIZATION_FAILED,
+        codes.TOPIC_AUTHORIZATION_FAILED,
+        codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }

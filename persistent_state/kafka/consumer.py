@@ -1,4 +1,4 @@
-"""Reading the records of Kafka partitions in a worker, and what they were before they were decoded."""
+"""Read the records of Kafka partitions in a worker, and keep bad ones as they came."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ ORIGIN = pa.struct(
         ("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
     ]
 )
-"""Where a record stood, and what it holds beside its value."""
+"""The `origin` of a record: where it stood, and all that it holds beside its value."""
 
 PATIENCE = 60.0
-"""Seconds until a broker that sends nothing of what it has is said not to answer."""
+"""Seconds without a record until the reader gives up."""
 
 _ROWS_PER_CALL = 10_000
 _WAIT = 0.01
-"""Seconds for which a call waits until it has that many."""
+"""Seconds that a call waits for that many rows."""
 
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """Offsets of a partition, from `begin` up to `end`, to be read by one worker; `first` is the first that there is.
+    """Offsets of a partition that one worker reads: from `begin` up to `end`, which is not read.
 
-    `gap` is what is lost before that, if so, and is told once.
+    `first` is the partition's first offset that Kafka still has. `gap` describes the offsets that are lost before it, if this
+    range is the one that reports them.
     """
 
     partition_name: str
@@ -53,7 +54,7 @@ class OffsetRange:
     gap: Mapping[str, Any] | None
 
     def gap_record(self, positions: NDArray[np.int64]) -> pa.RecordBatch:
-        """The gap, as if it were a record."""
+        """Return the gap as the original of a bad record."""
         origin = {"topic": self.topic, "partition": self.partition, "offset": self.begin}
         record = pa.array([json.dumps(self.gap).encode()], pa.large_binary())
         return pa.record_batch({"record": record, "origin": pa.array([origin], ORIGIN)})
@@ -65,56 +66,69 @@ def records(
     options: Mapping[str, Any],
     left: Mapping[tuple[str, int], OffsetRange],
 ) -> Iterator[tuple[OffsetRange, Sequence[Any]]]:
-    """The records of these partitions, as they come, each partition's in its order."""
+    """Read ranges of offsets, and give their messages as they come, each partition's in order.
+
+    Args:
+        what: the source, for messages.
+        asking: turns the client's errors into those of this package.
+        options: the consumer's options.
+        left: the ranges by topic and partition.
+
+    Raises:
+        InvalidInputError: the user may not read.
+        StoreUnavailableError: the brokers send nothing.
+    """
     kafka = library()
-    left = {place: part for place, part in left.items() if part.first < part.end}
+    left = {place: offsets for place, offsets in left.items() if offsets.first < offsets.end}
     if not left:
         return
     with asking():
         consumer = kafka.Consumer(dict(options))
     try:
         with asking():
-            consumer.assign([kafka.TopicPartition(*place, max(part.begin, part.first)) for place, part in left.items()])
-        heard, only = time.monotonic(), next(iter(left)) if len(left) == 1 else None
-        told = ""
+            consumer.assign(
+                [kafka.TopicPartition(*place, max(offsets.begin, offsets.first)) for place, offsets in left.items()]
+            )
+        last_message, only = time.monotonic(), next(iter(left)) if len(left) == 1 else None
+        complaint = ""
         while left:
             with asking():
                 messages = consumer.consume(_ROWS_PER_CALL, timeout=_WAIT)
-            if time.monotonic() - heard > PATIENCE and not messages:
+            if time.monotonic() - last_message > PATIENCE and not messages:
                 raise StoreUnavailableError(
-                    f"{what} sent nothing of {sorted(left)} for {PATIENCE:g} s{told}; mend it, then try again."
+                    f"{what} sent nothing of {sorted(left)} for {PATIENCE:g} s{complaint}; check the brokers, then try again."
                 )
-            heard = time.monotonic() if messages else heard
+            last_message = time.monotonic() if messages else last_message
             for place, some in _runs([message for message in messages if message.error() is None], only):
-                if (part := left.get(place)) is None:
+                if (offsets := left.get(place)) is None:
                     continue
-                if some[-1].offset() >= part.end - 1:
-                    some = [message for message in some if message.offset() < part.end]
+                if some[-1].offset() >= offsets.end - 1:
+                    some = [message for message in some if message.offset() < offsets.end]
                     del left[place]
                     with asking():
                         consumer.pause([kafka.TopicPartition(*place)])
                 if some:
-                    yield part, some
+                    yield offsets, some
             for message in messages:
                 if (error := message.error()) is None:
                     continue
                 topic: str | None = message.topic()
                 if error.code() == kafka.KafkaError._PARTITION_EOF:
-                    # What lies before the end and never came was no record, but a mark of a transaction or compacted.
+                    # Offsets before the end that never came are marks of transactions, or were compacted away.
                     place = message.topic(), message.partition()
                     if place in left and message.offset() >= left[place].end:
                         del left[place]
                 elif error.code() == kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    raise InvalidInputError(f"{what}: the user may not READ topic={topic!r}; let it.")
+                    raise InvalidInputError(f"{what}: the user may not READ topic={topic!r}; grant that.")
                 elif error.code() == kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
-                    # The group is only a name.
+                    # No offsets are committed to the group, so it needs no permission.
                     continue
                 elif is_refusal(error):
                     with asking():
                         raise kafka.KafkaException(error)
                 elif topic is None:
-                    # Of a connection, which is made again.
-                    told = f", and says {error.str()!r}"
+                    # A connection failed, and the client makes it again.
+                    complaint = f", and says {error.str()!r}"
                 elif not error.retriable():
                     with asking():
                         raise kafka.KafkaException(error)
@@ -123,7 +137,7 @@ def records(
 
 
 def originals(at: NDArray[np.int64], messages: Sequence[Any], positions: NDArray[np.int64]) -> pa.RecordBatch:
-    """Those of these messages, which are `at` these offsets, that are at the positions."""
+    """Return the messages at these positions as they came. `at` are the offsets of `messages`."""
     found = [messages[place] for place in np.searchsorted(at, positions)]
     origins = [
         {
@@ -142,7 +156,7 @@ def originals(at: NDArray[np.int64], messages: Sequence[Any], positions: NDArray
 
 
 def _runs(messages: Sequence[Any], only: tuple[str, int] | None) -> Iterator[tuple[tuple[str, int], Sequence[Any]]]:
-    """Messages by their partition, in their order; all are of the `only` one if there is no other."""
+    """Give messages by partition, in their order. If only one partition is read, `only` is that one."""
     if only is not None:
         if messages:
             yield only, messages

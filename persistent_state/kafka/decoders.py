@@ -1,4 +1,4 @@
-"""What the bytes of a record hold: columns, decoded many at once, and each record that can't be decoded apart."""
+"""Decoders of Kafka records: they make columns of many keys or values at once, and reject each bad record by itself."""
 
 from __future__ import annotations
 
@@ -18,26 +18,46 @@ Values: TypeAlias = "Sequence[bytes | None]"
 
 
 class Decoder(Protocol):
-    """Makes columns of keys or values: picklable, and the same of the same bytes."""
+    """Makes columns of the keys or values of Kafka records.
+
+    A decoder is picklable, as workers run it, and makes the same columns of the same bytes. `Json`, `Avro` and `Raw` are
+    decoders; a class of your own needs only these two members.
+    """
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns.
+        """Return the columns.
 
         Raises:
-            InvalidInputError: there can be no such columns.
+            InvalidInputError: the decoder can't make such columns.
         """
 
     def decode(self, values: Values) -> Piece:
-        """The columns of the records that could be decoded, in their order; the positions of the bad ones count from 0.
+        """Decode keys or values of consecutive records.
 
-        One that is null, such as a tombstone, is a row of nulls.
+        Args:
+            values: the bytes of each record; None, such as a tombstone's value, becomes a row of nulls.
+
+        Returns:
+            The rows of the good records in their order, and the bad ones with positions that count from 0.
         """
 
 
 @dataclass(frozen=True)
 class Raw:
-    """The bytes as they are, in one column: binary, or a string of UTF-8."""
+    r"""Keeps the bytes as they are, in one column.
+
+    Args:
+        name: the column's name.
+        type: binary, or string for UTF-8; a record whose bytes are not UTF-8 is bad then.
+
+    Raises:
+        InvalidInputError: by `schema`, if the type is another.
+
+    Example:
+        >>> Raw("word", pa.string()).decode([b"a", b"\xff", None]).rows.to_pylist()
+        [{'word': 'a'}, {'word': None}]
+    """
 
     name: str = "value"
     type: pa.DataType = field(default_factory=pa.binary)
@@ -62,12 +82,24 @@ class Raw:
 
 @dataclass(frozen=True)
 class Json:
-    """One JSON object, whose members are the columns of a schema, which is said as Arrow's, DDL or Spark's.
+    """Makes columns of the members of one JSON object in each record.
 
-    What it lacks is null, what else it has is left out.
+    A member that is missing is null, and a member that is no column is left out. Timestamps are ISO 8601, in UTC if they have
+    no zone, or int64 in microseconds.
 
-    Timestamps are ISO 8601, in UTC if they tell no zone, or int64 in microseconds. `skip` bytes stand before it: 5 where a
-    schema registry's clients wrote it.
+    Args:
+        columns: the schema: Arrow's, DDL text, or Spark's `StructType`.
+        skip: how many bytes stand before the object: 5 if a schema registry's client wrote it.
+
+    Raises:
+        InvalidInputError: the schema can't be read.
+
+    Example:
+        >>> orders = Json("shop STRING, cents BIGINT")
+        >>> orders.decode([b'{"shop": "north", "cents": 5}', None]).rows.to_pylist()
+        [{'shop': 'north', 'cents': 5}, {'shop': None, 'cents': None}]
+        >>> orders.decode([b'{"shop": ']).bad
+        (BadRecord(position=0, reason='not a JSON object'),)
     """
 
     columns: pa.Schema
@@ -82,16 +114,30 @@ class Json:
         return self.columns
 
     def decode(self, values: Values) -> Piece:
-        # An object without members is a row of nulls.
+        # The decoder makes a row of nulls of an object without members.
         return json_piece([b"{}" if value is None else value[self.skip :] for value in values], self.columns)
 
 
 @dataclass(frozen=True)
 class Avro:
-    """One Avro record of the schema `written` (JSON, or the same as Python objects), whose fields are the columns.
+    """Makes columns of the fields of one Avro record in each Kafka record.
 
-    `skip` bytes stand before it: 5 where a schema registry's clients wrote it. Such a registry is not asked: records of
-    another schema than `written` are bad, or misread. It takes fastavro, as does the extra kafka.
+    No schema registry is asked: records that were written by another schema are bad, or misread. The decoder needs the
+    package fastavro, which the extra `kafka` installs.
+
+    Args:
+        written: the schema by which the records were written: JSON text, or the same as Python objects.
+        skip: how many bytes stand before the record: 5 if a schema registry's client wrote it.
+
+    Raises:
+        InvalidInputError: by `schema` and `decode`, if the schema is wrong, or fastavro is missing.
+
+    Example:
+        >>> order = {"type": "record", "name": "Order", "fields": [{"name": "cents", "type": "long"}]}
+        >>> Avro(order).schema.names
+        ['cents']
+        >>> Avro(order).decode([bytes([10])]).rows.to_pylist()
+        [{'cents': 5}]
     """
 
     written: str | Mapping[str, Any]
@@ -121,7 +167,7 @@ class Avro:
                 if data.tell() != len(value):
                     raise ValueError("longer than its schema says")
                 rows.append(row)
-            # Of bytes that are none of its records fastavro raises whatever it comes upon.
+            # fastavro raises errors of many classes for bytes that are not a record of the schema.
             except Exception:
                 bad[i] = "no Avro record of its schema"
 
@@ -150,7 +196,7 @@ class Avro:
         try:
             return parse_schema(json.loads(self.written) if isinstance(self.written, str) else dict(self.written))
         except (SchemaParseException, UnknownType, ValueError) as error:
-            raise InvalidInputError(f"the Avro schema can't be read: {error}; mend it.") from error
+            raise InvalidInputError(f"the Avro schema can't be read: {error}; correct it.") from error
 
 
 _AVRO = {
@@ -175,7 +221,7 @@ _LOGICAL = {
 
 
 def _arrow_type(avro: Any, named: dict[str, pa.DataType]) -> pa.DataType:
-    """The Arrow type of a parsed Avro schema; `named` are those met before."""
+    """Return the Arrow type of a parsed Avro schema. `named` holds the types that were defined before, by name."""
     if isinstance(avro, str):
         if avro in _AVRO or avro in named:
             return _AVRO.get(avro) or named[avro]
@@ -210,7 +256,7 @@ def _sifted(values: Values, read: Callable[[int, int], pa.RecordBatch], schema: 
 
 
 def side_by_side(pieces: Iterable[Piece]) -> Piece:
-    """The columns that several decoders made of the same records; one that any of them could not decode is bad."""
+    """Join the columns that several decoders made of the same records. A record that any of them rejects is bad."""
     pieces = list(pieces)
     bad = {record.position: record.reason for piece in reversed(pieces) for record in piece.bad}
     columns: dict[str, pa.Array] = {}

@@ -1,4 +1,4 @@
-"""A sink that is a topic of Kafka: transactions that also record the clock, so that a clock is written once."""
+"""A Kafka topic as a sink: transactions that also record the clock, so that each clock is written once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from persistent_state.errors import DisagreementError, InvalidInputError, StateError
 from persistent_state.formatting import plain, to_json
-from persistent_state.kafka.transactions import TIMEOUT, Clocks, Encode, Records
+from persistent_state.kafka.transactions import NOTHING_READ, TIMEOUT, ClockWriter, Encode
 from persistent_state.partials.keys import Hashes, hash_keys, normalise, shard_range
 from persistent_state.sinks.base import Origin, RecordingSink, known_clock, shard_labels
 
@@ -27,22 +27,32 @@ _LABEL = "label"
 
 
 class KafkaSink(RecordingSink):
-    """A topic to which each clock adds its values: whoever reads with `isolation.level=read_committed` sees each once.
+    """A Kafka topic to which each clock adds its values, once.
 
-    The topic must be there; it may have partitions and other writers as you like. A record's key is a JSON object of the
-    key columns, and its value one of all columns, with `clock` (microseconds UTC) and `value`. Its timestamp is the time of
-    the writing, and it goes to the partition that Java's clients find for its key. `encode` makes other keys and values, each
-    text, bytes or None: a function of an Arrow batch that gives a list of both, and which is sent to Spark's workers.
+    A consumer that reads with `isolation.level=read_committed` sees each value once, whichever process is killed. The topic
+    must exist. It may have any number of partitions, and other writers.
 
-    A clock is written in so many `partitions`, parts by the hash of the key, each by one Spark task that holds its rows in
-    memory; the number may change at any start. A part is written in transactions of up to `rows_per_transaction`.
+    A record's key is a JSON object of the key columns. Its value is a JSON object of all columns, with `clock` (microseconds
+    UTC) and `value`. Its timestamp is the time of writing, and its partition is the one that Java's clients choose for its key.
 
-    How far that has come stands in the topic `bookkeeping` (default: the topic's name and `.clocks`), which is compacted, and
-    is made if it is missing. `options` are librdkafka's, for all clients, such as those of TLS and SASL and
-    `transaction.timeout.ms`.
+    Args:
+        topic: the topic of the values.
+        bootstrap_servers: the brokers' addresses, "host:port,host:port".
+        options: librdkafka's options for all clients, such as those of TLS and SASL and `transaction.timeout.ms`.
+        partitions: the number of parts that each clock is written in, by the hash of the key. A Spark task writes a part, and
+            holds its rows in memory. The number may change at any start.
+        bookkeeping: the compacted topic that records how far the sink has come; made if it is missing. The default is the
+            topic's name and ".clocks".
+        rows_per_transaction: how many rows a transaction has at most.
+        encode: a function of an Arrow batch that returns a list of keys and a list of values, each text, bytes or None. Spark's
+            workers run it. The default makes JSON.
 
     Raises:
         InvalidInputError: an argument or an option is wrong.
+
+    Example:
+        >>> KafkaSink("revenue", "broker:9092", partitions=4)
+        KafkaSink('revenue', 'broker:9092', partitions=4)
     """
 
     def __init__(
@@ -75,7 +85,7 @@ class KafkaSink(RecordingSink):
         if not re.fullmatch(r"[1-9]\d*", str(self._options.get(TIMEOUT, 1))):
             raise InvalidInputError(f"{TIMEOUT}={self._options[TIMEOUT]!r} is no time; give milliseconds.")
         self._origin: Origin | None = None
-        self._known = Records(0, {})
+        self._known = NOTHING_READ
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.topic!r}, {self.bootstrap_servers!r}, partitions={self.partitions})"
@@ -85,63 +95,63 @@ class KafkaSink(RecordingSink):
         return f"kafka {self.bootstrap_servers} {self.topic}"
 
     def records(self, task: str) -> frozenset[Hashable]:
-        # Tasks may share a topic: each has records of its own. One server is enough to reach a cluster.
+        # Tasks may share a topic, as each has its own records. Two sinks that share one server write to one cluster.
         return frozenset(
             (server.strip(), self.bookkeeping, self.topic, task) for server in self.bootstrap_servers.split(",")
         )
 
     def open(self, origin: Origin) -> int | None:
         # A topic has no columns that say what its consumers know, and its keys are what it is compacted by.
-        self._origin, self._known = origin.with_whole(origin.times), Records(0, {})
-        clocks = self._clocks()
-        clocks.prepare()
-        return known_clock(clocks.last(self.partitions))
+        self._origin, self._known = origin.with_whole(origin.times), NOTHING_READ
+        writer = self._writer()
+        writer.prepare()
+        return known_clock(writer.last_clock(self.partitions))
 
     def write(self, values: DataFrame, clock: int) -> None:
-        origin, clocks = self._origin, self._clocks()
+        origin, writer = self._origin, self._writer()
         assert origin is not None, "open comes first"
-        begun = clocks.begin(clock, self.partitions, self._known)
-        if begun is None:
+        open_clock = writer.begin(clock, self.partitions, self._known)
+        if open_clock is None:
             return
-        self._known = begun.records
+        self._known = open_clock.bookkeeping
         encode = self._encode or partial(as_json, len(origin.key_columns))
         session = values.sparkSession
-        labels = shard_labels(session, begun.parts)
+        labels = shard_labels(session, open_clock.parts)
 
         def label(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                parts = part_of(_hashes(origin, batch), begun.parts)
+                parts = part_of(_hashes(origin, batch), open_clock.parts)
                 yield batch.append_column(_LABEL, pa.array(np.array(labels, np.int32)[parts]))
 
         def store(rows: pa.Table, labelled: pa.Table) -> pa.Table:
             part, error = labels.index(labelled[_LABEL][0].as_py()), None
             try:
                 rows = rows.drop_columns([_LABEL]).rename_columns(origin.schema.names).cast(origin.schema)
-                clocks.write(begun, part, rows, _hashes(origin, rows), encode)
+                writer.write_part(open_clock, part, rows, _hashes(origin, rows), encode)
             except StateError as raised:
-                # Sent back, as Spark makes pages of text of what a worker raises.
+                # Return the error as a row, as Spark turns an error that a worker raises into pages of text.
                 error = pickle.dumps(raised)
             return pa.table([[part], pa.array([error], pa.binary())], ["part", "error"])
 
-        # By their places, since PySpark hands no column to Python that has a dot in its name.
+        # Name columns by number, since PySpark hands no column to Python whose name has a dot.
         numbered = values.toDF(*map(str, range(len(origin.schema))))
         schema = copy.deepcopy(numbered.schema).add(_LABEL, "integer")
-        rows = numbered.mapInArrow(label, schema).repartition(begun.parts, _LABEL).groupBy(_LABEL)
-        # A part without rows is written too: the record of it says that there are none.
+        rows = numbered.mapInArrow(label, schema).repartition(open_clock.parts, _LABEL).groupBy(_LABEL)
+        # A part without rows is written too: its record says that it is done.
         every = session.sql(f"SELECT * FROM VALUES {', '.join(f'({label})' for label in labels)} AS t({_LABEL})")
         told = rows.cogroup(every.groupBy(_LABEL)).applyInArrow(store, "part bigint, error binary").collect()
         for row in told:
             if row["error"] is not None:
                 raise pickle.loads(row["error"])
-        if sorted(row["part"] for row in told) != list(range(begun.parts)):
+        if sorted(row["part"] for row in told) != list(range(open_clock.parts)):
             raise DisagreementError(
-                f"{self.name}: Spark wrote parts={[row['part'] for row in told]} of {begun.parts}; try again."
+                f"{self.name}: Spark wrote parts={[row['part'] for row in told]} of {open_clock.parts}; try again."
             )
 
-    def _clocks(self) -> Clocks:
+    def _writer(self) -> ClockWriter:
         origin = self._origin
         assert origin is not None, "open comes first"
-        return Clocks(
+        return ClockWriter(
             origin.application,
             origin.task,
             self.topic,
@@ -153,13 +163,13 @@ class KafkaSink(RecordingSink):
 
 
 def part_of(hashes: Hashes, parts: int) -> npt.NDArray[np.int64]:
-    """Which part each row is of, by the hash of its key."""
+    """Return the part of each row, by the hash of its key."""
     lows = np.array([shard_range(part, parts)[0] for part in range(parts)], np.uint64)
     return np.searchsorted(lows, hashes, "right") - 1
 
 
 def as_json(keys: int, rows: pa.RecordBatch) -> tuple[list[str], list[str]]:
-    """Rows as JSON objects: of the first so many columns, which are the key's, and of all."""
+    """Return rows as JSON: objects of the first so many columns, which are the key's, and objects of all columns."""
     columns = [_plain(column) for column in rows.columns]
     names = rows.schema.names
     objects = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

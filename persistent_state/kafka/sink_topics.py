@@ -1,4 +1,4 @@
-"""The topics that a sink of Kafka needs: looked for, and that of its bookkeeping made."""
+"""Check the topics that a Kafka sink needs, and make that of its bookkeeping."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from persistent_state.kafka.client import answer, client_options, is_refusal, li
 def prepare(
     name: str, topic: str, bookkeeping: str, bootstrap_servers: str, options: Mapping[str, Any], patience: float
 ) -> None:
-    """Look for the topics of the sink `name`, and make that of its bookkeeping if it is missing.
+    """Check that the topics of the sink `name` are there, and make that of its bookkeeping if it is missing.
 
-    Brokers that answer what they answer for a moment in a failover are asked again, for `patience` seconds.
+    Answers that may be those of a failover are asked for again, for `patience` seconds.
 
     Raises:
         InvalidInputError: the topic of the values is missing, or that of the bookkeeping might lose records.
@@ -30,8 +30,8 @@ def prepare(
                     f"topic={topic!r} is not at bootstrap_servers={bootstrap_servers!r}; make it, or name another."
                 )
             if not exists(name, admin, bookkeeping, patience):
-                make(name, admin, bookkeeping, patience)
-            policy = policy_of(name, admin, bookkeeping, patience)
+                create(name, admin, bookkeeping, patience)
+            policy = cleanup_policy(name, admin, bookkeeping, patience)
             break
         except library().KafkaException as error:
             if is_refusal(error.args[0]) or time.monotonic() > deadline:
@@ -39,7 +39,7 @@ def prepare(
             time.sleep(0.2)
     if policy != "compact":
         raise InvalidInputError(
-            f"topic={bookkeeping!r} has cleanup.policy={policy}, and would forget what was delivered; make that compact, or"
+            f"topic={bookkeeping!r} has cleanup.policy={policy}, and would lose the sink's records; set it to compact, or"
             " name another for bookkeeping."
         )
 
@@ -48,9 +48,9 @@ def exists(name: str, admin: Any, topic: str, patience: float) -> bool:
     """Return whether the topic is there."""
     kafka = library()
     try:
-        asked = admin.describe_topics(kafka.TopicCollection([topic]), request_timeout=patience)
+        answers = admin.describe_topics(kafka.TopicCollection([topic]), request_timeout=patience)
         with needing(name, "DESCRIBE", f"topic={topic!r}"):
-            answer(asked[topic], 2 * patience)
+            answer(answers[topic], 2 * patience)
     except kafka.KafkaException as error:
         if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
             return False
@@ -58,16 +58,16 @@ def exists(name: str, admin: Any, topic: str, patience: float) -> bool:
     return True
 
 
-def make(name: str, admin: Any, topic: str, patience: float) -> None:
+def create(name: str, admin: Any, topic: str, patience: float) -> None:
     """Make a compacted topic of one partition, and wait until it is there."""
     kafka = library()
-    # What is not yet compacted is read at each start.
+    # Each start reads all that is not compacted yet, so keep segments small.
     config = {"cleanup.policy": "compact", "segment.bytes": str(1 << 24)}
     new = kafka.admin.NewTopic(topic, 1, -1, config=config)
-    asked = admin.create_topics([new], operation_timeout=patience, request_timeout=patience)
+    answers = admin.create_topics([new], operation_timeout=patience, request_timeout=patience)
     try:
         with needing(name, "CREATE", f"topic={topic!r}"):
-            answer(asked[topic], 2 * patience)
+            answer(answers[topic], 2 * patience)
     except kafka.KafkaException as error:
         if error.args[0].code() != kafka.KafkaError.TOPIC_ALREADY_EXISTS:
             raise
@@ -76,12 +76,12 @@ def make(name: str, admin: Any, topic: str, patience: float) -> None:
         time.sleep(0.05)
 
 
-def policy_of(name: str, admin: Any, topic: str, patience: float) -> str:
+def cleanup_policy(name: str, admin: Any, topic: str, patience: float) -> str:
     """Return the topic's `cleanup.policy`."""
     kafka = library()
     resource = kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, topic)
-    asked = admin.describe_configs([resource], request_timeout=patience)
+    answers = admin.describe_configs([resource], request_timeout=patience)
     with needing(name, "DESCRIBE_CONFIGS", f"topic={topic!r}"):
-        found = answer(asked[resource], 2 * patience)
+        found = answer(answers[resource], 2 * patience)
     policy: str = found["cleanup.policy"].value
     return policy

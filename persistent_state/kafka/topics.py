@@ -1,4 +1,4 @@
-"""What a broker says of topics: which there are, their partitions, and from and to which offsets these hold records."""
+"""Ask brokers about topics: which there are, their partitions, and the first and end offsets of these."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.kafka.client import answer, library
 
 TIMEOUT = 20.0
-"""Seconds until an answer will not come."""
+"""Seconds to wait for an answer."""
 
 PATIENCE = 30.0
-"""Seconds for which brokers are asked again whose answers may be those of a moment, as while leaders move."""
+"""Seconds to ask again while answers may be those of a failover."""
 
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""What a broker says that gives topics no ids."""
-
+"""The id of every topic at a broker that gives topics no ids."""
 
 _T = TypeVar("_T")
 
 
 class DoubtfulError(InvalidInputError):
-    """What can't be so if the broker knows how things stand, which one that has been cut off for a while does not."""
+    """An answer that contradicts the journal, as a broker gives it that was cut off for a while. It is asked for again."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as it is now: its id (None: the broker gives none), and (first, end) of the offsets of each partition."""
+    """A topic as it is now: its id (None: the broker gives none), and each partition's first and end offset."""
 
     name: str
     id: str | None
@@ -40,9 +39,10 @@ class Topic:
 
 @dataclass(frozen=True)
 class TopicRecord:
-    """A topic as the journal has it: its id, and where its partitions began.
+    """A topic as a line of the journal records it: its id, and where reading each partition began.
 
-    `generation` says how often it was made again, and that accepted; `until` up to where the one before was read.
+    `generation` counts how often the topic was made again and the source went on. `until` says, by partition, up to where the
+    last topic of that name was read. The names of the fields are those of the journal.
     """
 
     name: str
@@ -52,14 +52,15 @@ class TopicRecord:
     until: Mapping[str, int] = field(default_factory=dict)
 
     def partition_name(self, partition: int) -> str:
+        """Return the name of a partition, which is also its channel's."""
         return f"{self.name}-{partition}" + (f"#{self.generation}" if self.generation else "")
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition as it is now: where reading it begins if nothing is known, its first offset, and its end.
+    """A partition as it is now: where reading begins if the log has no position, the first offset, and the end.
 
-    `until` is up to where the partition of a topic that is gone was read, if this one was made again in its place.
+    If the topic was made again, `until` says up to where this partition of the old topic was read.
     """
 
     topic: str
@@ -70,7 +71,7 @@ class Partition:
     until: int | None
 
     def gap(self, begin: int, is_new: bool) -> Mapping[str, Any] | None:
-        """What is lost to who is to read from `begin` on, if something is; one that is new has not read of it."""
+        """Describe what is lost for a reader that goes on at `begin`, if anything. `is_new`: nothing was read here before."""
         if is_new and self.until is not None:
             return {"topic": self.topic, "partition": self.number, "of the old topic from": self.until}
         if begin < self.first:
@@ -79,11 +80,11 @@ class Partition:
 
 
 def ask_again(ask: Callable[[], _T], renew: Callable[[], None]) -> _T:
-    """What a broker answers. An answer that may be of a moment is asked for again, after `renew` by another client.
+    """Return what `ask` returns. While an answer may be one of a failover, ask again, after `renew` made a new client.
 
     Raises:
-        StoreUnavailableError: it does not answer.
-        InvalidInputError: it refuses, or stays with what is doubtful.
+        StoreUnavailableError: no broker answers.
+        InvalidInputError: a broker refuses, or brokers go on contradicting the journal.
     """
     end, pause = time.monotonic() + PATIENCE, 0.1
     while True:
@@ -102,10 +103,16 @@ def ask_again(ask: Callable[[], _T], renew: Callable[[], None]) -> _T:
 def look_up(
     admin: Any, wanted: Sequence[str] | re.Pattern[str], is_committed: bool, known: Container[str] = ()
 ) -> dict[str, Topic]:
-    """The topics of these names, or all whose name the pattern matches. Ends are of what was committed, or of all.
+    """Return topics by name.
+
+    Args:
+        admin: an admin client.
+        wanted: names, or a pattern that whole names match.
+        is_committed: partitions end before the first open transaction, instead of behind all records.
+        known: the names of topics that were there before.
 
     Raises:
-        InvalidInputError: one of these names is no topic; DoubtfulError if it is `known` to have been one.
+        InvalidInputError: one of the names is no topic; DoubtfulError if it is `known` to have been one.
         KafkaException: the broker does not answer, or refuses.
     """
     kafka = library()
@@ -116,13 +123,13 @@ def look_up(
     found = {}
     for name, future in described.items():
         try:
-            found[name] = _granted(future, name)
+            found[name] = _result(future, name)
         except kafka.KafkaException as error:
             if error.args[0].code() != kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
             if not isinstance(wanted, re.Pattern):
                 kind = DoubtfulError if name in known else InvalidInputError
-                raise kind(f"topic={name!r} is not there; make it, or mend the name.") from None
+                raise kind(f"topic={name!r} is not there; make it, or correct the name.") from None
     places = [(name, one.id) for name, topic in found.items() for one in topic.partitions]
     spec = kafka.admin.OffsetSpec
     first = offsets(admin, dict.fromkeys(places, spec.earliest()), is_committed)
@@ -137,21 +144,21 @@ def look_up(
     }
 
 
-def offsets(admin: Any, asked: Mapping[tuple[str, int], Any], is_committed: bool) -> dict[tuple[str, int], int]:
-    """The offsets of partitions that are asked for by an `OffsetSpec` each; -1 where there is no record of a time.
+def offsets(admin: Any, specs: Mapping[tuple[str, int], Any], is_committed: bool) -> dict[tuple[str, int], int]:
+    """Return the offset that each `OffsetSpec` asks for, by topic and partition; -1 if no record is of that time or later.
 
     Raises:
         KafkaException: the broker does not answer, or refuses.
     """
     kafka = library()
     level = kafka.IsolationLevel.READ_COMMITTED if is_committed else kafka.IsolationLevel.READ_UNCOMMITTED
-    request = {kafka.TopicPartition(*place): spec for place, spec in asked.items()}
+    request = {kafka.TopicPartition(*place): spec for place, spec in specs.items()}
     futures = admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT) if request else {}
     found = {}
     for place, future in futures.items():
-        offset = int(_granted(future, place.topic).offset)
+        offset = int(_result(future, place.topic).offset)
         is_timed = isinstance(request[place], type(kafka.admin.OffsetSpec.for_timestamp(0)))
-        # Where a leader has just gone, the library gives -1001 and no error.
+        # While a partition has no leader, the library returns -1001 and no error.
         if offset < (-1 if is_timed else 0):
             raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError.LEADER_NOT_AVAILABLE))
         found[place.topic, place.partition] = offset
@@ -159,7 +166,7 @@ def offsets(admin: Any, asked: Mapping[tuple[str, int], Any], is_committed: bool
 
 
 def time_at(consumer: Any, topic: str, partition: int, offset: int) -> int | None:
-    """The time (microseconds UTC) of the first record at or after an offset, None if there is none."""
+    """Return the time (microseconds UTC) of the first record at or after an offset; None if there is no such record."""
     kafka = library()
     consumer.assign([kafka.TopicPartition(topic, partition, offset)])
     message = consumer.poll(TIMEOUT)
@@ -169,14 +176,14 @@ def time_at(consumer: Any, topic: str, partition: int, offset: int) -> int | Non
     return None if millis < 0 else millis * 1000
 
 
-def _granted(future: Future[Any], topic: str) -> Any:
+def _result(future: Future[Any], topic: str) -> Any:
     kafka = library()
     try:
         return answer(future, 2 * TIMEOUT)
     except kafka.KafkaException as error:
         if error.args[0].code() != kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise
-        raise InvalidInputError(f"the user may not DESCRIBE topic={topic!r}; let it.") from None
+        raise InvalidInputError(f"the user may not DESCRIBE topic={topic!r}; grant that.") from None
 
 
 def _matching(admin: Any, pattern: re.Pattern[str]) -> list[str]:

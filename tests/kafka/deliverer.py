@@ -22,7 +22,7 @@ from examples.broker import Topics
 from persistent_state.errors import StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka.sink import as_json, part_of
-from persistent_state.kafka.transactions import Begun, Clocks, Encode, Records
+from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter, Encode, OpenClock
 from persistent_state.partials.keys import hash_keys, normalise
 
 STEPS = ("init_transactions", "begin_transaction", "produce", "flush", "commit_transaction", "abort_transaction")
@@ -31,8 +31,8 @@ KEYS = 12
 Value = dict[str, Any]
 
 
-def clocks_of(address: str, topic: str, rows: int = 2, options: dict[str, Any] | None = None) -> Clocks:
-    return Clocks("shop", "Totals", topic, f"{topic}.clocks", address, options or {}, rows)
+def writer_of(address: str, topic: str, rows: int = 2, options: dict[str, Any] | None = None) -> ClockWriter:
+    return ClockWriter("shop", "Totals", topic, f"{topic}.clocks", address, options or {}, rows)
 
 
 def rows_of(clock: int, keys: Iterable[int] | None = None) -> pa.Table:
@@ -44,20 +44,20 @@ def rows_of(clock: int, keys: Iterable[int] | None = None) -> pa.Table:
     )
 
 
-def write_part(clocks: Clocks, begun: Begun, rows: pa.Table, part: int, encode: Encode | None = None) -> None:
+def write_part(writer: ClockWriter, begun: OpenClock, rows: pa.Table, part: int, encode: Encode | None = None) -> None:
     hashes = hash_keys([normalise(rows["key"])], len(rows))
     own = part_of(hashes, begun.parts) == part
-    clocks.write(begun, part, rows.filter(pa.array(own)), hashes[own], encode or partial(as_json, 1))
+    writer.write_part(begun, part, rows.filter(pa.array(own)), hashes[own], encode or partial(as_json, 1))
 
 
-def deliver(clocks: Clocks, parts: int, wanted: Iterable[int], writers: int = 1) -> None:
+def deliver(writer: ClockWriter, parts: int, wanted: Iterable[int], writers: int = 1) -> None:
     """What one driver does: those of the wanted clocks that are above the last."""
-    clocks.prepare()
-    last, known = clocks.last(parts), Records(0, {})
+    writer.prepare()
+    last, known = writer.last_clock(parts), NOTHING_READ
     for clock in wanted:
-        if clock > last and (begun := clocks.begin(clock, parts, known)):
-            known = begun.records
-            write = partial(write_part, clocks, begun, rows_of(clock))
+        if clock > last and (begun := writer.begin(clock, parts, known)):
+            known = begun.bookkeeping
+            write = partial(write_part, writer, begun, rows_of(clock))
             parts_of_clock = range(begun.parts)
             if writers == 1:
                 list(map(write, parts_of_clock))
@@ -89,14 +89,14 @@ def run_until(address: str, topic: str, parts: int, wanted: Sequence[int], die: 
             os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(confluent_kafka, "Producer", watch(come_to))  # noqa: B010
-    deliver(clocks_of(address, topic, rows=3), parts, wanted)
+    deliver(writer_of(address, topic, rows=3), parts, wanted)
 
 
 def run_on(address: str, topic: str, parts: int, wanted: Sequence[int]) -> None:
     """In a process of its own: deliver all, by several writers at once, however often the broker is away."""
     while True:
         try:
-            return deliver(clocks_of(address, topic), parts, wanted, writers=parts)
+            return deliver(writer_of(address, topic), parts, wanted, writers=parts)
         except StoreUnavailableError:
             time.sleep(0.1)
 

@@ -16,7 +16,7 @@ import pytest
 from persistent_state.errors import StoreUnavailableError
 from persistent_state.kafka import transactions
 from tests.kafka.cluster import Cluster
-from tests.kafka.deliverer import check, clocks_of, deliver, run_on, seen
+from tests.kafka.deliverer import check, deliver, run_on, seen, writer_of
 
 numbers = itertools.count()
 
@@ -56,7 +56,7 @@ def test_each_value_is_seen_once_although_a_broker_that_is_cut_off_goes_on_leadi
     monkeypatch.setattr(confluent_kafka, "Producer", bootstrapped_by(confluent_kafka.Producer, writer))
     monkeypatch.setattr(transactions, "ASKS", 0.3)
     wanted = range(10, 110, 10)
-    deliver(clocks_of(cluster.address, topic), 2, wanted[:2])
+    deliver(writer_of(cluster.address, topic), 2, wanted[:2])
     cluster.cut(1)
     cluster.wait_until(lambda: cluster.leader(f"{topic}.clocks", by=2) in (2, 3), "another leads")
     for end in range(4, len(wanted) + 1, 2):
@@ -85,7 +85,7 @@ def test_each_value_is_seen_once_although_leaders_and_the_controller_are_killed_
     def deliver_all() -> None:
         while not is_over.is_set():
             with suppress(StoreUnavailableError):
-                deliver(clocks_of(cluster.address, topic), 2, clocks(), writers=2)
+                deliver(writer_of(cluster.address, topic), 2, clocks(), writers=2)
 
     def see_it_go_on() -> None:
         before = asked[0]
@@ -111,8 +111,8 @@ def test_each_value_is_seen_once_although_leaders_and_the_controller_are_killed_
         finally:
             is_over.set()
         delivering.result()
-    last = clocks_of(cluster.address, topic).last(2)
+    last = writer_of(cluster.address, topic).last_clock(2)
     assert last >= asked[0] - 10
     wanted = range(10, last + 20, 10)
-    deliver(clocks_of(cluster.address, topic), 2, wanted)
+    deliver(writer_of(cluster.address, topic), 2, wanted)
     check(seen(cluster, topic), wanted)

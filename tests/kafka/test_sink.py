@@ -25,11 +25,10 @@ from persistent_state.errors import InvalidInputError, StateError, StoreUnavaila
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka import sink_topics, transactions
 from persistent_state.kafka.sink import KafkaSink, as_json
-from persistent_state.kafka.transactions import Clocks, Records
+from persistent_state.kafka.transactions import NOTHING_READ, Bookkeeping, ClockWriter
 from persistent_state.sinks.base import Origin
 from tests.kafka.deliverer import (
     check,
-    clocks_of,
     consume,
     deliver,
     rows_of,
@@ -38,13 +37,13 @@ from tests.kafka.deliverer import (
     seen,
     watch,
     write_part,
+    writer_of,
 )
 from tests.kafka.security import GUEST, allow, client_options, secured_broker
 from tests.sentences import problem
 from tests.store.servers import needed
 
 ORIGIN = Origin("shop", "Totals", ("key",), rows_of(0).schema)
-NONE = Records(0, {})
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["tests.kafka.deliverer"])
 numbers = itertools.count()
@@ -71,7 +70,7 @@ def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(broker: B
     wanted, kills = range(10, 10_000, 10), 0
     parts = itertools.cycle((1, 2, 4, 3))
     for step in itertools.count(1):
-        last = max(0, clocks_of(broker.address, topic).last(1)) if step > 1 else 0
+        last = max(0, writer_of(broker.address, topic).last_clock(1)) if step > 1 else 0
         # Two clocks, one of which may be begun: beyond their steps there is nothing to be killed at.
         process = start(run_until, broker.address, topic, next(parts), [last + 10, last + 20], step)
         process.join(60)
@@ -80,8 +79,8 @@ def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(broker: B
         assert process.exitcode == -signal.SIGKILL
         kills += 1
     assert kills > 40
-    last = clocks_of(broker.address, topic).last(1)
-    deliver(clocks_of(broker.address, topic), 2, [last + 10])
+    last = writer_of(broker.address, topic).last_clock(1)
+    deliver(writer_of(broker.address, topic), 2, [last + 10])
     check(seen(broker, topic), [clock for clock in wanted if clock <= last + 10])
 
 
@@ -92,9 +91,9 @@ def test_each_value_is_seen_once_whenever_its_drivers_are_killed(broker: Broker,
         process.join(dice.uniform(0.3, 1.5))
         process.kill()
         process.join(60)
-    last = clocks_of(broker.address, topic).last(1)
+    last = writer_of(broker.address, topic).last_clock(1)
     end = last + 20
-    deliver(clocks_of(broker.address, topic), 2, [clock for clock in wanted if clock <= end], writers=2)
+    deliver(writer_of(broker.address, topic), 2, [clock for clock in wanted if clock <= end], writers=2)
     check(seen(broker, topic), [clock for clock in wanted if clock <= end])
 
 
@@ -138,41 +137,41 @@ def test_a_driver_that_was_paused_changes_nothing_when_another_has_gone_on(
 
     def be_old() -> None:
         pause.mine.steps = itertools.count(1)
-        deliver(clocks_of(broker.address, topic), 2, [10, 20])
+        deliver(writer_of(broker.address, topic), 2, [10, 20])
 
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(be_old)
         assert pause.waits.wait(20)
         # With another number of parts, where it may have one.
-        deliver(clocks_of(broker.address, topic), 1, [10, 20, 30])
+        deliver(writer_of(broker.address, topic), 1, [10, 20, 30])
         before = seen(broker, topic)
         check(before, [10, 20, 30])
         pause.goes_on.set()
         if error := old.exception(60):
             assert isinstance(error, StoreUnavailableError), error
     assert seen(broker, topic) == before
-    assert clocks_of(broker.address, topic).last(1) == 30
+    assert writer_of(broker.address, topic).last_clock(1) == 30
 
 
 def test_a_writer_that_is_fenced_between_two_batches_is_told_to_ask_again(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "STEP", 1)
-    clocks = clocks_of(broker.address, topic, rows=100)
-    clocks.prepare()
-    begun = clocks.begin(10, 1, NONE)
+    writer = writer_of(broker.address, topic, rows=100)
+    writer.prepare()
+    begun = writer.begin(10, 1, NOTHING_READ)
     assert begun is not None
     count = itertools.count()
 
     def encode(rows: pa.RecordBatch) -> Any:
         if next(count) == 1:
-            with clocks._producing(f"{clocks.owner}/0"):
+            with writer._producer(f"{writer.owner}/0"):
                 pass
         return as_json(1, rows)
 
-    said = problem(lambda: write_part(clocks, begun, rows_of(10), 0, encode), StoreUnavailableError)
+    said = problem(lambda: write_part(writer, begun, rows_of(10), 0, encode), StoreUnavailableError)
     assert "fenced" in said
-    write_part(clocks, begun, rows_of(10), 0)
+    write_part(writer, begun, rows_of(10), 0)
     check(seen(broker, topic), [10])
 
 
@@ -180,33 +179,33 @@ def test_a_writer_that_is_fenced_between_two_batches_is_told_to_ask_again(
 
 
 def test_a_clock_half_delivered_is_finished_in_the_parts_that_it_was_begun_in(broker: Broker, topic: str) -> None:
-    clocks = clocks_of(broker.address, topic)
-    deliver(clocks, 3, [10])
-    begun = clocks.begin(20, 4, NONE)
+    writer = writer_of(broker.address, topic)
+    deliver(writer, 3, [10])
+    begun = writer.begin(20, 4, NOTHING_READ)
     assert begun is not None
-    write_part(clocks, begun, rows_of(20), 2)
-    assert clocks.last(1) == 10
+    write_part(writer, begun, rows_of(20), 2)
+    assert writer.last_clock(1) == 10
     for parts in (1, 2, 7):
-        again = clocks.begin(20, parts, NONE)
+        again = writer.begin(20, parts, NOTHING_READ)
         assert again is not None
         assert (again.clock, again.parts) == (20, 4)
     for part in (3, 0, 2):
-        write_part(clocks, begun, rows_of(20), part)
-        assert clocks.last(1) == 10
-    write_part(clocks, begun, rows_of(20), 1)
-    assert clocks.last(1) == 20
+        write_part(writer, begun, rows_of(20), part)
+        assert writer.last_clock(1) == 10
+    write_part(writer, begun, rows_of(20), 1)
+    assert writer.last_clock(1) == 20
     # Records of parts above the number are of older clocks, and of no concern.
-    deliver(clocks, 1, [20, 30])
-    deliver(clocks, 4, [30, 40])
-    deliver(clocks, 2, [40, 50])
-    assert clocks.last(1) == 50
+    deliver(writer, 1, [20, 30])
+    deliver(writer, 4, [30, 40])
+    deliver(writer, 2, [40, 50])
+    assert writer.last_clock(1) == 50
     check(seen(broker, topic), [10, 20, 30, 40, 50])
 
 
 def test_a_part_goes_on_behind_the_last_key_that_was_written(broker: Broker, topic: str) -> None:
-    clocks = clocks_of(broker.address, topic, rows=1)
-    clocks.prepare()
-    begun = clocks.begin(10, 1, NONE)
+    writer = writer_of(broker.address, topic, rows=1)
+    writer.prepare()
+    begun = writer.begin(10, 1, NOTHING_READ)
     assert begun is not None
     count = itertools.count()
 
@@ -215,37 +214,37 @@ def test_a_part_goes_on_behind_the_last_key_that_was_written(broker: Broker, top
             raise ValueError("stumbled")
         return as_json(1, rows)
 
-    said = problem(lambda: write_part(clocks, begun, rows_of(10, range(0, 8, 2)), 0, stumble))
+    said = problem(lambda: write_part(writer, begun, rows_of(10, range(0, 8, 2)), 0, stumble))
     assert "encode raised ValueError('stumbled')" in said
     early = {value["key"] for value in seen(broker, topic)}
     assert len(early) == 3
     # Perhaps all keys are given now, where those that changed were before: none comes twice.
-    write_part(clocks, begun, rows_of(10, range(8)), 0)
+    write_part(writer, begun, rows_of(10, range(8)), 0)
     found = seen(broker, topic)
     assert len({value["key"] for value in found}) == len(found)
     assert {value["key"] for value in found} >= {row["key"] for row in rows_of(10, range(0, 8, 2)).to_pylist()}
 
 
 def test_a_key_whose_value_is_encoded_as_none_gets_a_tombstone(broker: Broker, topic: str) -> None:
-    clocks, rows = clocks_of(broker.address, topic), rows_of(10, range(4))
-    clocks.prepare()
-    begun = clocks.begin(10, 1, NONE)
+    writer, rows = writer_of(broker.address, topic), rows_of(10, range(4))
+    writer.prepare()
+    begun = writer.begin(10, 1, NOTHING_READ)
     assert begun is not None
 
     def encode(rows: pa.RecordBatch) -> Any:
         keys, values = as_json(1, rows)
         return keys, [None if row["value"] % 2 else value for row, value in zip(rows.to_pylist(), values, strict=True)]
 
-    write_part(clocks, begun, rows, 0, encode)
+    write_part(writer, begun, rows, 0, encode)
     found = {json.loads(message.key())["key"]: message.value() for message in consume(broker, topic)}
     assert {key for key, value in found.items() if value is None} == {"key 1", "key 3"}
     assert len(found) == 4
 
 
 def test_the_rows_of_one_hash_are_in_one_transaction(broker: Broker, topic: str) -> None:
-    clocks, rows = clocks_of(broker.address, topic, rows=2), rows_of(10)
-    clocks.prepare()
-    begun = clocks.begin(10, 1, NONE)
+    writer, rows = writer_of(broker.address, topic, rows=2), rows_of(10)
+    writer.prepare()
+    begun = writer.begin(10, 1, NOTHING_READ)
     assert begun is not None
     sizes = []
 
@@ -253,25 +252,25 @@ def test_the_rows_of_one_hash_are_in_one_transaction(broker: Broker, topic: str)
         sizes.append(len(batch))
         return as_json(1, batch)
 
-    clocks.write(begun, 0, rows, np.array([5, 1, 5, 5, 1, 5, 9, 9], np.uint64), encode)
+    writer.write_part(begun, 0, rows, np.array([5, 1, 5, 5, 1, 5, 9, 9], np.uint64), encode)
     assert sizes == [2, 4, 2]
     check(seen(broker, topic), [10])
 
 
 def test_a_clock_that_is_no_more_to_be_had_is_passed_by(broker: Broker, topic: str) -> None:
-    clocks = clocks_of(broker.address, topic)
-    deliver(clocks, 2, [10])
-    begun = clocks.begin(20, 3, NONE)
+    writer = writer_of(broker.address, topic)
+    deliver(writer, 2, [10])
+    begun = writer.begin(20, 3, NOTHING_READ)
     assert begun is not None
-    write_part(clocks, begun, rows_of(20), 0)
-    assert clocks.begin(10, 2, NONE) is None
-    instead = clocks.begin(30, 2, NONE)
+    write_part(writer, begun, rows_of(20), 0)
+    assert writer.begin(10, 2, NOTHING_READ) is None
+    instead = writer.begin(30, 2, NOTHING_READ)
     assert instead is not None
     assert instead.parts == 3, "who may still write the last is fenced part by part"
-    assert clocks.last(2) == 10
-    deliver(clocks, 2, [30, 40])
+    assert writer.last_clock(2) == 10
+    deliver(writer, 2, [30, 40])
     before = seen(broker, topic)
-    said = problem(lambda: write_part(clocks, begun, rows_of(20), 1), StoreUnavailableError)
+    said = problem(lambda: write_part(writer, begun, rows_of(20), 1), StoreUnavailableError)
     assert f"clock=40 from begun={begun.begun}, clock=20; ask for that clock again." in said
     assert seen(broker, topic) == before
     check([value for value in before if value["clock"] != 20], [10, 30, 40])
@@ -279,16 +278,16 @@ def test_a_clock_that_is_no_more_to_be_had_is_passed_by(broker: Broker, topic: s
 
 def test_a_lower_clock_may_come_before_one_that_is_written_by_half(broker: Broker, topic: str) -> None:
     """At least once a task's own clock may be given before the global one, and that be another."""
-    clocks = clocks_of(broker.address, topic)
-    clocks.prepare()
-    above = clocks.begin(40, 2, NONE)
+    writer = writer_of(broker.address, topic)
+    writer.prepare()
+    above = writer.begin(40, 2, NOTHING_READ)
     assert above is not None
-    write_part(clocks, above, rows_of(40), 0)
+    write_part(writer, above, rows_of(40), 0)
     twice = seen(broker, topic)
-    deliver(clocks, 3, [20])
-    problem(lambda: write_part(clocks, above, rows_of(40), 1), StoreUnavailableError)
-    assert clocks.last(3) == 20
-    deliver(clocks, 3, [40, 50])
+    deliver(writer, 3, [20])
+    problem(lambda: write_part(writer, above, rows_of(40), 1), StoreUnavailableError)
+    assert writer.last_clock(3) == 20
+    deliver(writer, 3, [40, 50])
     found = seen(broker, topic)
     for value in twice:
         found.remove(value)
@@ -296,12 +295,12 @@ def test_a_lower_clock_may_come_before_one_that_is_written_by_half(broker: Broke
 
 
 def test_a_clock_at_or_below_the_last_changes_nothing(broker: Broker, topic: str) -> None:
-    clocks = clocks_of(broker.address, topic)
-    clocks.prepare()
-    assert clocks.last(1) == BEGINNING
-    deliver(clocks, 2, [-10, 0, 10])
+    writer = writer_of(broker.address, topic)
+    writer.prepare()
+    assert writer.last_clock(1) == BEGINNING
+    deliver(writer, 2, [-10, 0, 10])
     for clock in (10, 0, -10, BEGINNING):
-        assert clocks.begin(clock, 2, NONE) is None
+        assert writer.begin(clock, 2, NOTHING_READ) is None
     check(seen(broker, topic), [-10, 0, 10])
 
 
@@ -318,45 +317,45 @@ def bookkeep(broker: Broker, topic: str, key: str, record: dict[str, Any]) -> No
 def test_a_clock_that_an_older_version_has_begun_is_finished(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clocks = clocks_of(broker.address, topic, rows=100)
-    clocks.prepare()
+    writer = writer_of(broker.address, topic, rows=100)
+    writer.prepare()
     beginnings = itertools.count(1)
 
     def record_as_then(producer: Any, key: str, record: dict[str, Any]) -> None:
-        then = {name: value for name, value in record.items() if key == clocks.owner or name != "clock"}
-        then["begun"] = next(beginnings) if key == clocks.owner else begun.begun
-        producer.produce(clocks.bookkeeping, json.dumps(then), key, partition=0)
+        then = {name: value for name, value in record.items() if key == writer.owner or name != "clock"}
+        then["begun"] = next(beginnings) if key == writer.owner else begun.begun
+        producer.produce(writer.bookkeeping, json.dumps(then), key, partition=0)
 
     with monkeypatch.context() as then:
-        then.setattr(Clocks, "_record", staticmethod(record_as_then))
+        then.setattr(ClockWriter, "_produce_record", staticmethod(record_as_then))
         for number, clock, parts in ((1, 10, (0, 1)), (2, 20, (1,))):
-            begun = clocks.begin(clock, 2, NONE)
+            begun = writer.begin(clock, 2, NOTHING_READ)
             assert begun is not None
             begun = begun._replace(begun=number)
             for part in parts:
-                write_part(clocks, begun, rows_of(clock), part)
-    assert clocks.last(1) == 10
-    deliver(clocks, 3, [20, 30])
+                write_part(writer, begun, rows_of(clock), part)
+    assert writer.last_clock(1) == 10
+    deliver(writer, 3, [20, 30])
     check(seen(broker, topic), [10, 20, 30])
 
 
 def test_the_record_of_a_part_counts_for_no_other_clock(broker: Broker, topic: str) -> None:
-    clocks = clocks_of(broker.address, topic)
-    deliver(clocks, 1, [10])
-    begun = clocks.begin(20, 1, NONE)
+    writer = writer_of(broker.address, topic)
+    deliver(writer, 1, [10])
+    begun = writer.begin(20, 1, NOTHING_READ)
     assert begun is not None
     other = {"begun": begun.begun, "clock": 10, "through": "f" * 16, "rows": 8, "done": True}
-    bookkeep(broker, topic, f"{clocks.owner}/0", other)
-    assert clocks.last(1) == 10
-    write_part(clocks, begun, rows_of(20), 0)
-    assert clocks.last(1) == 20
+    bookkeep(broker, topic, f"{writer.owner}/0", other)
+    assert writer.last_clock(1) == 10
+    write_part(writer, begun, rows_of(20), 0)
+    assert writer.last_clock(1) == 20
     check(seen(broker, topic), [10, 20])
 
 
 def test_records_that_are_no_more_there_are_asked_for_again(broker: Broker, topic: str) -> None:
-    clocks = clocks_of(broker.address, topic)
-    deliver(clocks, 1, [10])
-    said = problem(lambda: clocks.begin(20, 1, Records(10_000, {})), StoreUnavailableError)
+    writer = writer_of(broker.address, topic)
+    deliver(writer, 1, [10])
+    said = problem(lambda: writer.begin(20, 1, Bookkeeping(10_000, {})), StoreUnavailableError)
     assert "and did so at 10000 before" in said
     assert "start again" in said
 
@@ -368,16 +367,16 @@ def test_a_transaction_is_cut_when_half_of_its_time_is_over(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "STEP", 1)
-    clocks = clocks_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1500})
-    clocks.prepare()
-    begun = clocks.begin(10, 1, NONE)
+    writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1500})
+    writer.prepare()
+    begun = writer.begin(10, 1, NOTHING_READ)
     assert begun is not None
 
     def encode(rows: pa.RecordBatch) -> Any:
         time.sleep(0.3)
         return as_json(1, rows)
 
-    write_part(clocks, begun, rows_of(10), 0, encode)
+    write_part(writer, begun, rows_of(10), 0, encode)
     check(seen(broker, topic), [10])
 
 
@@ -385,9 +384,9 @@ def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "STEP", 4)
-    clocks = clocks_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1000})
-    clocks.prepare()
-    begun = clocks.begin(10, 1, NONE)
+    writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1000})
+    writer.prepare()
+    begun = writer.begin(10, 1, NOTHING_READ)
     assert begun is not None
     waits = iter((0, 3))
 
@@ -395,11 +394,11 @@ def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
         time.sleep(next(waits))
         return as_json(1, rows)
 
-    said = problem(lambda: write_part(clocks, begun, rows_of(10), 0, encode), StoreUnavailableError)
+    said = problem(lambda: write_part(writer, begun, rows_of(10), 0, encode), StoreUnavailableError)
     assert "took longer than transaction.timeout.ms=1000" in said
     assert "rows_per_transaction=1000" in said
     assert seen(broker, topic) == []
-    deliver(clocks, 1, [10])
+    deliver(writer, 1, [10])
     check(seen(broker, topic), [10])
 
 
@@ -411,9 +410,9 @@ def test_a_time_that_the_broker_does_not_grant_is_refused(broker: Broker, topic:
 def test_a_record_behind_a_pending_transaction_is_waited_for(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clocks = clocks_of(broker.address, topic, 100)
-    clocks.prepare()
-    begun = clocks.begin(10, 1, NONE)
+    writer = writer_of(broker.address, topic, 100)
+    writer.prepare()
+    begun = writer.begin(10, 1, NOTHING_READ)
     assert begun is not None
     other = confluent_kafka.Producer({"bootstrap.servers": broker.address, "transactional.id": "other", "log_level": 0})
     other.init_transactions(20)
@@ -424,14 +423,14 @@ def test_a_record_behind_a_pending_transaction_is_waited_for(
         other.flush(20)
         return as_json(1, rows)
 
-    write_part(clocks, begun, rows_of(10), 0, encode)
+    write_part(writer, begun, rows_of(10), 0, encode)
     monkeypatch.setattr(transactions, "PATIENCE", 2.0)
     # What it has written stands behind what is pending, where a reader of what is committed would not see it.
-    for again in (lambda: write_part(clocks, begun, rows_of(10), 0), lambda: clocks.last(1)):
+    for again in (lambda: write_part(writer, begun, rows_of(10), 0), lambda: writer.last_clock(1)):
         assert "is pending in topic=" in problem(again, StoreUnavailableError)
     other.commit_transaction(20)
-    write_part(clocks, begun, rows_of(10), 0)
-    assert clocks.last(1) == 10
+    write_part(writer, begun, rows_of(10), 0)
+    assert writer.last_clock(1) == 10
     check(seen(broker, topic), [10])
 
 
@@ -474,14 +473,14 @@ def test_what_can_not_be_is_refused(wrong: dict[str, Any], said: str) -> None:
 def test_what_the_brokers_or_clients_can_not_take_is_said(broker: Broker, topic: str) -> None:
     small = f"small-{topic}"
     broker.make(small, 1, max_message_bytes="500")
-    clocks = clocks_of(broker.address, small)
-    clocks.prepare()
-    begun = clocks.begin(10, 1, NONE)
+    writer = writer_of(broker.address, small)
+    writer.prepare()
+    begun = writer.begin(10, 1, NOTHING_READ)
     assert begun is not None
 
     def encoded(key: Any, value: Any) -> str:
         return problem(
-            lambda: write_part(clocks, begun, rows_of(10), 0, lambda rows: ([key] * len(rows), [value] * len(rows)))
+            lambda: write_part(writer, begun, rows_of(10), 0, lambda rows: ([key] * len(rows), [value] * len(rows)))
         )
 
     for size in (5_000, 5_000_000):
@@ -489,7 +488,7 @@ def test_what_the_brokers_or_clients_can_not_take_is_said(broker: Broker, topic:
         assert f"the record of key=b'k' has size={size + 1} bytes" in said
         assert f"Give topic={small!r} a greater max.message.bytes" in said
     assert "encode gave key=int and value=bytes; give text, bytes or None" in encoded(1, b"")
-    write_part(clocks, begun, rows_of(10), 0)
+    write_part(writer, begun, rows_of(10), 0)
     check(seen(broker, small), [10])
 
 
@@ -504,14 +503,14 @@ def test_brokers_that_fail_over_are_asked_again_at_once(
 ) -> None:
     error = confluent_kafka.KafkaError
     codes = [error.LEADER_NOT_AVAILABLE, error.NOT_LEADER_FOR_PARTITION, error.FENCED_LEADER_EPOCH]
-    ask = sink_topics.policy_of
+    ask = sink_topics.cleanup_policy
 
     def fail_first(*arguments: Any) -> str:
         if codes:
             raise confluent_kafka.KafkaException(error(codes.pop()))
         return ask(*arguments)
 
-    monkeypatch.setattr(sink_topics, "policy_of", fail_first)
+    monkeypatch.setattr(sink_topics, "cleanup_policy", fail_first)
     assert KafkaSink(topic, broker.address).open(ORIGIN) == BEGINNING
     assert not codes
 
@@ -523,8 +522,8 @@ def test_options_are_in_no_text(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
         sink = KafkaSink("t", "127.0.0.1:9", options={**options, name: "hunter22"})
         with pytest.raises(StateError) as caught:
             sink.open(ORIGIN)
-        clocks: Clocks = sink._clocks()
-        text = f"{sink!r} {sink.name} {clocks!r} {caught.getrepr(style='native')}"
+        writer: ClockWriter = sink._writer()
+        text = f"{sink!r} {sink.name} {writer!r} {caught.getrepr(style='native')}"
         assert "hunter22" not in text
     assert "hunter22" not in "".join(capfd.readouterr())
 
@@ -542,7 +541,7 @@ def test_tls_and_sasl_reach_every_client_and_their_secrets_no_text(
     options = client_options(secured.folder, "hunter22")
     secured.make("values", 2)
     servers = f"127.0.0.1:{secured.ports[2]}"
-    deliver(clocks_of(servers, "values", options=options), 2, [10, 20])
+    deliver(writer_of(servers, "values", options=options), 2, [10, 20])
     check(seen(secured, "values"), [10, 20])
     monkeypatch.setattr(transactions, "PATIENCE", 3.0)
     for wrong in (
@@ -559,12 +558,12 @@ def test_tls_and_sasl_reach_every_client_and_their_secrets_no_text(
 def test_who_allows_what_each_error_names_has_allowed_all_that_is_needed(secured: Broker) -> None:
     secured.make("guarded", 2)
     options = client_options(secured.folder, "hunter22", GUEST)
-    clocks = clocks_of(f"127.0.0.1:{secured.ports[2]}", "guarded", options=options)
+    writer = writer_of(f"127.0.0.1:{secured.ports[2]}", "guarded", options=options)
     allowed, end = [], time.monotonic() + 60
 
     def refusal() -> str | None:
         try:
-            deliver(clocks, 2, [10])
+            deliver(writer, 2, [10])
         except InvalidInputError as error:
             return str(error)
         return None

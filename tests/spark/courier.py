@@ -24,7 +24,7 @@ from typing import Any
 
 from persistent_state import Application, FileSource, KafkaSink
 from persistent_state.kafka import sink as kafka
-from persistent_state.kafka.transactions import Begun, Clocks, Records
+from persistent_state.kafka.transactions import Bookkeeping, ClockWriter, OpenClock
 from persistent_state.protocol import deliver
 from tests.spark.sessions import new_session
 from tests.spark.teller import Totals
@@ -54,18 +54,18 @@ class Deadly:
 
 
 @dataclass(frozen=True)
-class WatchedClocks(Clocks):
+class WatchedWriter(ClockWriter):
     deadly: Any = None
 
-    def begin(self, clock: int, parts: int, known: Records) -> Begun | None:
+    def begin(self, clock: int, parts: int, known: Bookkeeping) -> OpenClock | None:
         self.deadly.come_to("begin")
         begun = super().begin(clock, parts, known)
         self.deadly.come_to("begun")
         return begun
 
-    def _put(self, *arguments: Any) -> None:
+    def _produce_rows(self, *arguments: Any) -> None:
         self.deadly.come_to("put")
-        super()._put(*arguments)
+        super()._produce_rows(*arguments)
 
     @contextmanager
     def _transaction(self, producer: Any, is_kept: bool = True) -> Iterator[Any]:
@@ -99,14 +99,14 @@ def main() -> None:
     WatchedSink.deadly = deadly
     record = deliver.record
 
-    def clocks(*arguments: Any) -> Clocks:
-        return WatchedClocks(*arguments, deadly)
+    def writer(*arguments: Any) -> ClockWriter:
+        return WatchedWriter(*arguments, deadly)
 
     def watched_record(*arguments: Any) -> Any:
         deadly.come_to("record")
         return record(*arguments)
 
-    setattr(kafka, "Clocks", clocks)  # noqa: B010
+    setattr(kafka, "ClockWriter", writer)  # noqa: B010
     setattr(deliver, "record", watched_record)  # noqa: B010
     options = {"client.id": SECRET}
     sink = WatchedSink(TOPIC, told.servers, options=options, partitions=told.partitions, rows_per_transaction=2)
