@@ -226,7 +226,7 @@ class Application:
         for added in self._added:
             source = added.source
             if isinstance(source, KafkaConnectorSource):
-                source = kafka_connector.columns_only(source)
+                source = kafka_connector.frame_for_columns(source)
             schema, update = dataframe_source.columns_of(spark, added.task, source)
             plan = Plan(
                 application=self.name,

@@ -217,7 +217,7 @@ def test_a_folder_of_any_format_has_a_unit(tmp_path: Path, format: str) -> None:
 
 def test_topics_that_spark_reads_keep_the_unit() -> None:
     source = KafkaConnectorSource("t", "localhost:1", lambda records: records, timestamp="at", timestamp_unit="ms")
-    assert kafka_connector.columns_only(source).timestamp_unit == source.timestamp_unit == "ms"
+    assert kafka_connector.frame_for_columns(source).timestamp_unit == source.timestamp_unit == "ms"
 
 
 def test_a_unit_that_is_none_and_one_of_a_column_that_has_its_own_are_refused() -> None:

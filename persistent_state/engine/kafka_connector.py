@@ -26,12 +26,12 @@ _HIDDEN, _HIDDEN_BY_DEFAULT, _OF_KAFKA = "spark.sql.redaction.options.regex", "(
 _logger = logging.getLogger("persistent_state")
 
 
-def columns_only(source: KafkaConnectorSource) -> DataFrameSource:
+def frame_for_columns(source: KafkaConnectorSource) -> DataFrameSource:
     """Return topics as a DataFrame whose columns can be looked at. No broker is asked."""
     return _frame(source, {"startingOffsets": "earliest"}, (), {})
 
 
-def opened(
+def frame_from(
     source: KafkaConnectorSource, journal: Sequence[str], known: Mapping[str, int], start: Mapping[str, int]
 ) -> tuple[DataFrameSource, tuple[str, ...]]:
     """Return topics as a DataFrame that begins at `start`, and the journal lines for the first micro-batch to write.

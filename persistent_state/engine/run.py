@@ -463,7 +463,7 @@ def _blobs(
     task, lines = entry.tasks[plan.name], tuple[str, ...]()
     if isinstance(source, KafkaConnectorSource):
         start = {partition: position.next for partition, position in task.positions.items()}
-        source, lines = kafka_connector.opened(source, lists.read(setup.files, task.journal), _known(task), start)
+        source, lines = kafka_connector.frame_from(source, lists.read(setup.files, task.journal), _known(task), start)
     if isinstance(source, DataFrameSource):
         clock = min(entry.clock, task.clock)
         # At least once what is below the task's own clock comes again, and only some tasks take it in.

@@ -83,7 +83,7 @@ class KafkaSink(RecordingSink):
         if ours := _OURS & self._options.keys():
             raise InvalidInputError(f"options={sorted(ours)} of a KafkaSink are not yours to set; leave them out.")
         if not re.fullmatch(r"[1-9]\d*", str(self._options.get(TIMEOUT, 1))):
-            raise InvalidInputError(f"{TIMEOUT}={self._options[TIMEOUT]!r} is no time; give milliseconds.")
+            raise InvalidInputError(f"{TIMEOUT}={self._options[TIMEOUT]!r} is not a time; give milliseconds.")
         self._origin: Origin | None = None
         self._known = NOTHING_READ
 
@@ -101,7 +101,7 @@ class KafkaSink(RecordingSink):
         )
 
     def open(self, origin: Origin) -> int | None:
-        # A topic has no columns that say what its consumers know, and its keys are what it is compacted by.
+        # A topic's records are JSON, and compaction compares the bytes of their keys. So times stay int64 microseconds.
         self._origin, self._known = origin.with_whole(origin.times), NOTHING_READ
         writer = self._writer()
         writer.prepare()
@@ -139,13 +139,13 @@ class KafkaSink(RecordingSink):
         rows = numbered.mapInArrow(label, schema).repartition(open_clock.parts, _LABEL).groupBy(_LABEL)
         # A part without rows is written too: its record says that it is done.
         every = session.sql(f"SELECT * FROM VALUES {', '.join(f'({label})' for label in labels)} AS t({_LABEL})")
-        told = rows.cogroup(every.groupBy(_LABEL)).applyInArrow(store, "part bigint, error binary").collect()
-        for row in told:
+        results = rows.cogroup(every.groupBy(_LABEL)).applyInArrow(store, "part bigint, error binary").collect()
+        for row in results:
             if row["error"] is not None:
                 raise pickle.loads(row["error"])
-        if sorted(row["part"] for row in told) != list(range(open_clock.parts)):
+        if sorted(row["part"] for row in results) != list(range(open_clock.parts)):
             raise DisagreementError(
-                f"{self.name}: Spark wrote parts={[row['part'] for row in told]} of {open_clock.parts}; try again."
+                f"{self.name}: Spark wrote parts={[row['part'] for row in results]} of {open_clock.parts}; try again."
             )
 
     def _writer(self) -> ClockWriter:

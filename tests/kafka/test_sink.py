@@ -463,7 +463,7 @@ def test_the_bookkeeping_is_made_and_refused_if_it_might_lose_records(broker: Br
         ({"partitions": 0}, "partitions=0"),
         ({"rows_per_transaction": 0}, "partitions=1, rows_per_transaction=0"),
         ({"options": {"transactional.id": "x"}}, "options=['transactional.id'] of a KafkaSink are not yours to set"),
-        ({"options": {"transaction.timeout.ms": "soon"}}, "transaction.timeout.ms='soon' is no time"),
+        ({"options": {"transaction.timeout.ms": "soon"}}, "transaction.timeout.ms='soon' is not a time"),
     ],
 )
 def test_what_can_not_be_is_refused(wrong: dict[str, Any], said: str) -> None:
