@@ -35,7 +35,7 @@ class Message(Mapping[str, Any]):
     timestamp: int
 
     def __init__(self, timestamp: int | datetime, row: Mapping[str, Any]) -> None:
-        # Where a task gets it, it is a number: `run_local` makes one of a datetime.
+        # A task is always given a number: `run_local` makes one of a datetime.
         self.timestamp = timestamp  # type: ignore[assignment]
         self._row = row
 
@@ -158,13 +158,13 @@ class PersistentTask:
         """
         ways = [
             way
-            for way, said in (
+            for way, is_used in (
                 ("value", self.value is not None),
                 ("batch", type(self).process_batch is not PersistentTask.process_batch),
                 ("column", type(self).process_column is not PersistentTask.process_column),
                 ("message", type(self).process_message is not PersistentTask.process_message),
             )
-            if said
+            if is_used
         ]
         if len(ways) != 1:
             raise InvalidInputError(
@@ -180,14 +180,16 @@ _KNOWN = sorted(name for name in vars(PersistentTask) if not name.startswith("_"
 
 
 def _check_attributes(task: type[PersistentTask]) -> None:
-    """Refuse attributes whose names are almost those that a task has: nobody would read them.
+    """Refuse an attribute whose name is nearly one that the library reads: it would have no effect.
+
+    Names that begin with an underscore, and the attributes of a mixin that is not a task, are the user's own.
 
     Raises:
         InvalidInputError: There is such an attribute.
     """
     for name in vars(task):
-        meant = get_close_matches(name, _KNOWN, 1, 0.8)
-        if meant and name not in _KNOWN:
+        meant = [] if name.startswith("_") or name in _KNOWN else get_close_matches(name, _KNOWN, 1, 0.8)
+        if meant:
             raise InvalidInputError(
-                f"task={task.__qualname__} has {name}, which means nothing here; write {meant[0]}, or give it another name."
+                f"task={task.__qualname__} has {name}, which has no effect; write {meant[0]}, or give it another name."
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,21 @@ def test_a_task_that_is_only_named_is_read_as_by_itself(task: Totals | Notes) ->
         named = read_state(STORE, APPLICATION, task.task_name, clock)
         assert named.num_rows > 0
         assert named.equals(read_state(STORE, APPLICATION, task, clock))
+
+
+def test_a_clock_is_a_number_iso_text_or_a_datetime_with_a_zone() -> None:
+    newest = clocks(STORE, APPLICATION)[-1]
+    state = read_state(STORE, APPLICATION, "Totals", newest)
+    time = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=newest)
+    elsewhere = time.astimezone(timezone(timedelta(hours=-8)))
+    for clock in (time, elsewhere, time.isoformat(), elsewhere.isoformat(), str(newest)):
+        assert read_state(STORE, APPLICATION, "Totals", clock).equals(state)
+    naive = time.replace(tzinfo=None)
+    assert read_state(STORE, APPLICATION, "Totals", naive.isoformat()).equals(state)
+    with pytest.raises(InvalidInputError, match="has no time zone; give it one, such as"):
+        read_state(STORE, APPLICATION, "Totals", naive)
+    with pytest.raises(InvalidInputError, match="clock='noon' is not a time"):
+        read_state(STORE, APPLICATION, "Totals", "noon")
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 7, 50])

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from persistent_state.errors import DamagedError, ExistsError, InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.formatting import full_clock
+from persistent_state.formatting import Clock, full_clock, read_clock
 from persistent_state.partials.keys import normalise, same_as_previous
 from persistent_state.sinks.base import CLOCK, Origin, RecordingSink, folder_record, known_clock
 from persistent_state.store.files import LocalFiles, open_files
@@ -172,13 +172,13 @@ class ParquetSink(RecordingSink):
             self._table()
         return [_clock(found[1]) for name in names if (found := re.fullmatch(r"(\d{20})\.json", name))]
 
-    def paths(self, clocks: Sequence[int] | None = None) -> list[str]:
+    def paths(self, clocks: Sequence[Clock] | None = None) -> list[str]:
         """Return the paths of the files of these clocks, for `spark.read.parquet(*paths)` and DuckDB.
 
         A clock that is in the table keeps its files for ever.
 
         Args:
-            clocks: Clocks in microseconds UTC; by default all.
+            clocks: Clocks in microseconds UTC, as ISO texts or as `datetime`s with zones; by default all.
 
         Returns:
             Paths in the order of the clocks. A clock without values has no file.
@@ -188,13 +188,13 @@ class ParquetSink(RecordingSink):
         """
         return [f"{self.place.url}/{path}" for path in self._data_files(clocks)]
 
-    def dataset(self, clocks: Sequence[int] | None = None) -> Dataset:
+    def dataset(self, clocks: Sequence[Clock] | None = None) -> Dataset:
         """Return the values at these clocks, by default at all. They are read when the dataset is used.
 
         pyarrow reads it by `to_table`, with columns and a filter. DuckDB reads it by the name of the variable that holds it.
 
         Args:
-            clocks: Clocks in microseconds UTC; by default all.
+            clocks: Clocks in microseconds UTC, as ISO texts or as `datetime`s with zones; by default all.
 
         Raises:
             InvalidInputError: There is no such clock in the table, or no table.
@@ -216,18 +216,19 @@ class ParquetSink(RecordingSink):
             filesystem=system,
         )
 
-    def latest(self, clock: int | None = None) -> pa.Table:
+    def latest(self, clock: Clock | None = None) -> pa.Table:
         """Return the newest row of each key at or below a clock.
 
         This is the whole state if each clock has the keys that changed. `clock` is then when the key last changed.
 
         Args:
-            clock: Microseconds UTC; by default the last clock.
+            clock: Microseconds UTC, ISO text or a `datetime` with a zone; by default the last clock.
 
         Raises:
             InvalidInputError: There is no table.
         """
-        clocks = [known for known in self.clocks() if clock is None or known <= clock]
+        newest = None if clock is None else read_clock(clock)
+        clocks = [known for known in self.clocks() if newest is None or known <= newest]
         rows = self.dataset(clocks).to_table()
         *keys, _, _ = rows.column_names
         order = np.asarray(pc.sort_indices(rows, [(name, "ascending") for name in (*keys, CLOCK)]))
@@ -245,8 +246,8 @@ class ParquetSink(RecordingSink):
                     if age > LEFTOVER_AGE:
                         self.place.delete(f"{folder}/{name}" if folder else name)
 
-    def _data_files(self, clocks: Sequence[int] | None) -> list[str]:
-        wanted = self.clocks() if clocks is None else clocks
+    def _data_files(self, clocks: Sequence[Clock] | None) -> list[str]:
+        wanted = self.clocks() if clocks is None else [read_clock(clock) for clock in clocks]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return [path for paths in pool.map(self._files_of, wanted) for path in paths]
 
