@@ -54,7 +54,7 @@ def test_each_value_is_seen_once_although_a_broker_that_is_cut_off_goes_on_leadi
 
     monkeypatch.setattr(confluent_kafka, "Consumer", bootstrapped_by(confluent_kafka.Consumer, reader))
     monkeypatch.setattr(confluent_kafka, "Producer", bootstrapped_by(confluent_kafka.Producer, writer))
-    monkeypatch.setattr(transactions, "ASKS", 0.3)
+    monkeypatch.setattr(transactions, "FIRST_WAIT", 0.3)
     wanted = range(10, 110, 10)
     deliver(writer_of(cluster.address, topic), 2, wanted[:2])
     cluster.cut(1)

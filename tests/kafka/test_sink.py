@@ -156,7 +156,7 @@ def test_a_driver_that_was_paused_changes_nothing_when_another_has_gone_on(
 def test_a_writer_that_is_fenced_between_two_batches_is_told_to_ask_again(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "STEP", 1)
+    monkeypatch.setattr(transactions, "ROWS_PER_LOOK", 1)
     writer = writer_of(broker.address, topic, rows=100)
     writer.prepare()
     begun = writer.begin(10, 1, NOTHING_READ)
@@ -366,7 +366,7 @@ def test_records_that_are_no_more_there_are_asked_for_again(broker: Broker, topi
 def test_a_transaction_is_cut_when_half_of_its_time_is_over(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "STEP", 1)
+    monkeypatch.setattr(transactions, "ROWS_PER_LOOK", 1)
     writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1500})
     writer.prepare()
     begun = writer.begin(10, 1, NOTHING_READ)
@@ -383,7 +383,7 @@ def test_a_transaction_is_cut_when_half_of_its_time_is_over(
 def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "STEP", 4)
+    monkeypatch.setattr(transactions, "ROWS_PER_LOOK", 4)
     writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1000})
     writer.prepare()
     begun = writer.begin(10, 1, NOTHING_READ)
@@ -443,7 +443,7 @@ def test_a_topic_that_is_missing_is_refused(broker: Broker) -> None:
 
 
 def test_the_bookkeeping_is_made_and_refused_if_it_might_lose_records(broker: Broker, topic: str) -> None:
-    assert KafkaSink(topic, broker.address).open(ORIGIN) == BEGINNING
+    assert KafkaSink(topic, broker.address).open(ORIGIN) is None
     admin = confluent_kafka.admin
     resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, f"{topic}.clocks")
     client = broker.admin()
@@ -511,7 +511,7 @@ def test_brokers_that_fail_over_are_asked_again_at_once(
         return ask(*arguments)
 
     monkeypatch.setattr(sink_topics, "cleanup_policy", fail_first)
-    assert KafkaSink(topic, broker.address).open(ORIGIN) == BEGINNING
+    assert KafkaSink(topic, broker.address).open(ORIGIN) is None
     assert not codes
 
 
