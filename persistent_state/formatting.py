@@ -129,7 +129,7 @@ def read_clock(given: Clock) -> int:
 
 
 WIDEST = 60
-"""How wide a column of a table of states may be."""
+"""The most characters of a column in a table of states."""
 
 Row = Sequence[str]
 

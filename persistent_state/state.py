@@ -87,7 +87,7 @@ class KeptState(PersistentState[T]):
 
     @property
     def prepare(self) -> Callable[[Any], T] | None:
-        """What makes a value of an update that is an item; None if updates are values."""
+        """The function that makes a value of an update that is an item; None if updates are values."""
         return self._prepare
 
     @property

@@ -54,7 +54,7 @@ def test_a_collection_that_fails_for_any_reason_is_told_of_and_followed_by_other
 def test_a_source_that_can_not_be_opened_is_refused_before_anything_changes(tmp_path: Path) -> None:
     missing = part(tmp_path / "missing")
     files = missing.plan.files
-    with pytest.raises(InvalidInputError, match="is not a folder; make it, or mend the path"):
+    with pytest.raises(InvalidInputError, match="is not a folder; create it, or correct the path"):
         check_parts(files, [missing], {}, BEGINNING)
     assert Log(files, missing.plan.application).numbers() == []
     check_parts(files, [part(tmp_path)], {}, BEGINNING)

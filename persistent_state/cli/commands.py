@@ -1,4 +1,4 @@
-"""The command line: what a store holds, a task's state as a table, and whether every file is what was written."""
+"""The command line: show what a store holds, show a task's state as a table, and verify every file."""
 
 from __future__ import annotations
 
@@ -29,14 +29,21 @@ PROGRAM = "persistent-state"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status: 0, 1 if problems were found, 2 if it could not be done."""
+    """Run a command.
+
+    Args:
+        argv: The arguments, by default those of the process.
+
+    Returns:
+        The exit status: 0, or 1 if `verify` found problems, or 2 if the command failed.
+    """
     arguments = _parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # Nobody reads on; nor what Python would flush at its end.
+        # The reader has gone, so that Python can't flush at its end either.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
@@ -55,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "--storage-options",
         metavar="JSON|@FILE",
         default="{}",
-        help="a JSON object of what the store needs, such as keys; from a file, so that secrets are in no list of processes",
+        help="the store's options as a JSON object, such as keys; as @FILE, no list of processes shows its secrets",
     )
     parser = argparse.ArgumentParser(
         PROGRAM, description="Look into a store of persistent state. Nothing in it is changed or executed."
@@ -63,15 +70,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    tell = commands.add_parser("show", parents=[common], help="the applications of a store, or the tasks of one")
+    tell = commands.add_parser("show", parents=[common], help="show the applications of a store, or the tasks of one")
     tell.add_argument("application", metavar="APP", nargs="?", help="an application (default: list them all)")
     tell.set_defaults(run=_show)
 
-    state = commands.add_parser("state", parents=[common], help="the state of a task at a clock")
+    state = commands.add_parser("state", parents=[common], help="show the state of a task at a clock")
     state.add_argument("application", metavar="APP")
     state.add_argument("task", metavar="TASK")
     state.add_argument(
-        "--clock", metavar="CLOCK", help="microseconds or ISO time, UTC unless it says a zone (default: the newest)"
+        "--clock",
+        metavar="CLOCK",
+        help="microseconds UTC, or ISO text, in UTC unless it has a zone (default: the newest clock)",
     )
     state.add_argument(
         "--format",
@@ -85,17 +94,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODULE:NAME",
         action="append",
         default=[],
-        help="a monoid of your own, or its class, that the task was written with, or an Aggregator of one; its module is "
-        "imported",
+        help="your own monoid or Aggregator that the task was written with, or its class; its module is imported",
     )
     state.add_argument(
         "--present",
         action="store_true",
-        help="the values as outputs show them: what a summary says, or what an Aggregator given as --monoid makes of them",
+        help="show the values as outputs do: as a summary presents them, or an Aggregator that --monoid names",
     )
     state.set_defaults(run=_state)
 
-    check = commands.add_parser("verify", parents=[common], help="every checksum and every reference of a store")
+    check = commands.add_parser("verify", parents=[common], help="check every checksum and every reference of a store")
     check.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")
     check.set_defaults(run=_verify)
     return parser
@@ -103,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of keys")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of keys")
     return int(text)
 
 
@@ -118,7 +126,7 @@ def _storage_options(arguments: argparse.Namespace) -> dict[str, Any]:
         options = None
     if not isinstance(options, dict):
         raise InvalidInputError(
-            '--storage-options=... holds no JSON object; write it as {"key": "value"}, or as @FILE.'
+            '--storage-options=... is not a JSON object; write it as {"key": "value"}, or as @FILE.'
         )
     return options
 
@@ -211,7 +219,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Tells what is being done, on a terminal and only there, until it is done."""
+    """Show on a terminal, and only there, what the command is doing."""
     is_shown = sys.stderr.isatty()
 
     def tell(text: str) -> None:

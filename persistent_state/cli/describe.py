@@ -1,4 +1,4 @@
-"""What there is to tell of an application, from its newest log entry, as JSON. Clocks and times are microseconds UTC."""
+"""Describe an application by its newest log entry, as JSON. Clocks and times are microseconds UTC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line prints for people, as lines of text."""
+"""The lines of text that the command line prints for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from persistent_state.formatting import full_clock, shortened, show_clock, table
 from persistent_state.store.verify import Verified
 
 MOST = 10
-"""How many items of a list are shown."""
+"""The most items of a list that are shown."""
 
 
 def applications(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -105,7 +105,7 @@ def application(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def verified(found: Verified) -> Iterator[str]:
-    """Yield the lines that tell what `verify` found."""
+    """Yield the lines that report what `verify` found."""
     for path in sorted({problem.path for problem in found.problems}):
         yield path
         yield from (f"  {problem.what}" for problem in found.problems if problem.path == path)
@@ -129,7 +129,7 @@ def verified(found: Verified) -> Iterator[str]:
 
 
 def size(count: int) -> str:
-    """Bytes as people say them."""
+    """Return a number of bytes as text, in the unit that suits it."""
     if count < 1000:
         return f"{count} B"
     amount = float(count)
@@ -141,7 +141,7 @@ def size(count: int) -> str:
 
 
 def width() -> int:
-    """How many letters a line of the terminal has."""
+    """Return how many characters a line of the terminal has."""
     return shutil.get_terminal_size().columns - 1
 
 

@@ -50,7 +50,7 @@ def upstream_min(live: Iterable[Channel], clock: int, delay: int) -> int:
 def beyond_limit(
     timestamps: NDArray[np.int64], newest: int | None, streak: int, jump: int, believe: int
 ) -> tuple[NDArray[np.bool_], int]:
-    """Which messages of a channel, in its order, jump too far ahead of it, and how many in a row do at the end.
+    """Find the messages of a channel, in its order, that jump too far ahead of it, and count those in a row at the end.
 
     A jump is measured from the newest message believed so far. After `believe` in a row beyond the limit the channel is
     believed: that one and those after it count.

@@ -18,15 +18,15 @@ END = 2**63 - 1
 """The clock above every message."""
 
 MOST_CUTS = 8
-"""How many clocks a task that is ahead of the global clock keeps apart."""
+"""The most clocks that a task ahead of the global clock keeps apart."""
 
 MOST_IN_BATCH = 2
-"""How many clocks one micro-batch keeps apart below its horizon: each is another row for nearly every key."""
+"""The most clocks that one micro-batch keeps apart below its horizon: each costs a row for nearly every key."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How event time moves, per application; everything in microseconds.
+    """An application's settings of event time, in microseconds.
 
     `interval` is the checkpoint interval, `delay` the allowed delay. A channel silent for `idle_after` of batch time stops
     holding the clock (None: never). A timestamp more than `ahead` beyond the batch time is a bad row; so is one more than

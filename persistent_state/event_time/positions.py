@@ -1,4 +1,4 @@
-"""Positions of a source: what was read, what of it is accounted for, and from where a replay starts."""
+"""Positions of a source: what was read, which of it is accounted for, and from where a replay starts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from persistent_state.event_time.clocks import END
 
 MOST_SPANS = 64
-"""How many spans of a partition are remembered for finding where a replay may start."""
+"""The most spans of a partition that are kept for finding where a replay may start."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a partition of a source was read, and what earlier starts accounted for.
+    """The progress of a partition of a source: how far it was read, and what earlier starts accounted for.
 
     Everything before `next` is accounted for. So is a message before `position` and below `clock` for each pair of
     `accounted`: earlier starts had read up to `position` when they were cut back to `clock`. `spans` are pairs (first

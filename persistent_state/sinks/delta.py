@@ -53,7 +53,7 @@ class DeltaSink(RecordingSink):
         if "://" not in url:
             url = os.path.abspath(os.path.expanduser(url))
         elif re.search("[?#]|//[^/]*:.*@", url):
-            raise InvalidInputError(f"url={shown(url)!r} says more than a place; give the rest as storage_options.")
+            raise InvalidInputError(f"url={shown(url)!r} has more than a place; give the rest as storage_options.")
         self.url = url
         self._options = dict(storage_options or {})
         if wrong := [name for name, value in self._options.items() if not isinstance(value, str)]:
@@ -158,7 +158,7 @@ class DeltaSink(RecordingSink):
         except (DeltaError, OSError) as error:
             # Not chained: it may show options. Some are trees of lines in colours.
             what = re.sub(r"( ?(\x1b\[\d*m|↳))+", "", without_secrets(error, self._options))
-            raise StoreUnavailableError(f"{self.name}: {what}. Mend it, then try again.") from None
+            raise StoreUnavailableError(f"{self.name}: {what}. Put it right, then try again.") from None
 
 
 def _owner(origin: Origin) -> str:

@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     Rows = list[dict[str, Any]]
 
 CLOCKS = "persistent_state_clocks"
-"""The table beside those of values that records whose each is, and the last clock that was written to it."""
+"""The table that records, for each table of values, its task and the last clock that was written to it."""
 
 _PATIENCE: dict[str, dict[str, Any]] = {
     "sqlite": {"timeout": 60},
     "postgresql": {"connect_timeout": 60, "options": "-c lock_timeout=60s"},
 }
-"""For how long a writer waits for another one, which in SQLite may be that of another table."""
+"""How long a writer waits for another one. In SQLite that may be the writer of another table."""
 
 _PORTS = {"postgresql": "5432"}
 
 _AWAY = ("locked", "busy", "unable to open", "disk I/O error", "disk is full", "readonly")
-"""What SQLite says where trying again may help; it calls nearly all that is wrong by one name."""
+"""Words in errors of SQLite after which trying again may help; it has one class for nearly all errors."""
 
 
 @dataclass(frozen=True)
@@ -278,13 +278,13 @@ class SqlSink(RecordingSink):
             raise self._told(error) from None
 
     def _is_away(self, error: Exception) -> bool:
-        """Whether the database does not answer or is locked, so that trying again later may help."""
+        """Return True if the database does not answer or is locked, so that trying again later may help."""
         from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 
         if getattr(error, "connection_invalidated", False):
             return True
         if "sqlite" in type(getattr(error, "orig", None)).__module__:
-            return any(said in str(error) for said in _AWAY)
+            return any(words in str(error) for words in _AWAY)
         return isinstance(error, (InterfaceError, InternalError, OperationalError))
 
     def _told(self, error: Exception) -> StateError:
@@ -296,9 +296,9 @@ class SqlSink(RecordingSink):
             secrets = {"password": url.password, **url.query}
         what = without_secrets(getattr(error, "orig", None) or error, secrets)
         if self._is_away(error):
-            return StoreUnavailableError(f"{self.name}: {what}. Mend it, then try again.")
+            return StoreUnavailableError(f"{self.name}: {what}. Put it right, then try again.")
         return InvalidInputError(
-            f"{self.name} does not take this: {what}. Mend the table or the values, or name another."
+            f"{self.name} does not take this: {what}. Change the table or the values, or name another table."
         )
 
 

@@ -1,1 +1,1 @@
-"""Where messages come from: sources that can be read again from a recorded position."""
+"""Sources of messages, which can be read again from a recorded position."""

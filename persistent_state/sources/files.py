@@ -247,7 +247,7 @@ class FileSource(TimeReplayableSource):
                     self._stored = pq.read_schema(pa.PythonFile(file, mode="r")).remove_metadata()
             except formats.UNDECODABLE as error:
                 raise InvalidInputError(
-                    f"file={files[0].path!r} of {self!r} tells no schema: {error}; give schema=."
+                    f"file={files[0].path!r} of {self!r} has no schema: {error}; give schema=."
                 ) from error
         return self._stored
 
@@ -274,7 +274,7 @@ class FileSource(TimeReplayableSource):
         return formats.Piece(rows, rows.num_rows + len(bad), bad, original)
 
     def _kind(self, path: str) -> tuple[str | None, formats.Codec | None]:
-        """Format and compression of a file."""
+        """Return the format and the compression of a file."""
         endings = path.rpartition("/")[2].lower().split(".")
         codec = _CODECS.get(endings[-1])
         return self._format or _FORMATS.get(endings[-2 if codec and len(endings) > 1 else -1]), codec
@@ -288,7 +288,7 @@ class FileSource(TimeReplayableSource):
             except (FileNotFoundError, NotADirectoryError):
                 kind = None
             if kind != "directory":
-                instead = "make it, or mend the path"
+                instead = "create it, or correct the path"
                 if kind == "file" or any(mark in self.path for mark in "*?["):
                     instead = "give one: all files in it and below are read, and a transform can leave out rows"
                 raise InvalidInputError(f"{self!r} is not a folder; {instead}.")
@@ -319,7 +319,7 @@ class FileSource(TimeReplayableSource):
         except OSError as error:
             # Not chained, as the client's own error may show its options.
             why = without_secrets(error, self._options)
-            raise StoreUnavailableError(f"{path!r} of {self!r}: {why}. Mend it, then try again.") from None
+            raise StoreUnavailableError(f"{path!r} of {self!r}: {why}. Put it right, then try again.") from None
 
     def _open(self, path: str, size: int) -> _StoredFile:
         system, root = self._system()
@@ -341,7 +341,7 @@ class _File:
 
 @dataclass
 class _Opened:
-    """What the driver knows: the files by ordinal, how many of them are journalled, and sizes by the newest listing."""
+    """The driver's view of the folder: files by ordinal, how many the journal has, and the sizes in the newest listing."""
 
     files: list[_File]
     journalled: int
@@ -361,7 +361,7 @@ def _originals(
 
 
 class _StoredFile(io.RawIOBase):
-    """A file whose own failures are told from damage in what it holds."""
+    """A file that raises its own failures apart from damage in its content."""
 
     def __init__(self, file: Any, asking: Callable[[], AbstractContextManager[None]]) -> None:
         self._file = file
@@ -412,7 +412,7 @@ def _is_ignored(path: str) -> bool:
 
 
 def _modified(info: Mapping[str, Any]) -> int | None:
-    """Modification time in microseconds UTC, by whatever name and in whatever form a file system tells it."""
+    """Return the modification time in microseconds UTC, under whatever name and in whatever form a file system has it."""
     found = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
     if isinstance(found, str):
         found = datetime.fromisoformat(found.replace("Z", "+00:00"))

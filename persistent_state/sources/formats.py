@@ -30,7 +30,7 @@ Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tupl
 PARQUET, CSV, JSON = "parquet", "csv", "json"
 FORMATS = (PARQUET, CSV, JSON)
 UNDECODABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError)
-"""What pyarrow raises for content that is not what it should be."""
+"""The errors that pyarrow raises for damaged content."""
 
 NO_FORMAT = "its ending tells no format"
 
@@ -388,7 +388,7 @@ def _json_parser(schema: pa.Schema) -> Parser:
 
 
 def _unfit_json(text: bytes, fields: Iterable[pa.Field], schema: pa.Schema) -> str:
-    """Why a line is none of these fields, in words that don't depend on the library's."""
+    """Return why a line does not have these fields, in words that do not depend on pyarrow's."""
     is_twice = False
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

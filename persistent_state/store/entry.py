@@ -62,7 +62,7 @@ class SideFile:
     file: Stored
 
     reasons: Mapping[str, int]
-    """How many of its rows count, by reason."""
+    """The number of its rows that count, by reason."""
 
     newest: int | None
     """The greatest timestamp of a row; None if a row has no timestamp."""
@@ -71,7 +71,7 @@ class SideFile:
     """By partition: the position after the last row."""
 
     cuts: tuple[Cut, ...] = ()
-    """What starts have taken back of the file."""
+    """The rows of the file that starts have taken back."""
 
     def is_settled(self, clock: int, positions: Mapping[str, int]) -> bool:
         """Return True if no start at or above the clock that replays from these positions or later takes a row back."""
@@ -90,7 +90,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class TaskState:
-    """What an entry records of one task. Clocks are microseconds UTC."""
+    """The record of one task in an entry. Clocks are microseconds UTC."""
 
     identity: Mapping[str, Any]
     """The task's key columns, its monoid and its windows: what must stay as long as the state is kept."""
@@ -126,7 +126,7 @@ class TaskState:
     """Files of late and bad rows of which no start takes rows back."""
 
     settled_counts: Mapping[str, int] = field(default_factory=dict)
-    """How many rows the settled files hold, by reason."""
+    """The number of rows in the settled files, by reason."""
 
     batch: int = 0
     """The number of micro-batches that were committed in this epoch."""

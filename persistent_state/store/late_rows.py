@@ -20,7 +20,7 @@ from persistent_state.store.entry import Cut, SideFile, Stored, TaskState
 from persistent_state.store.files.base import Files
 
 MANY = 16
-"""How many files stand in a log entry one by one; beyond, they are made fewer."""
+"""The most files that an entry names one by one; more are joined."""
 
 LARGE = 16 << 20
 """Bytes of a file that is not written again to make it one with others."""
@@ -173,4 +173,4 @@ SIDE_COLUMNS = {
     "position": pa.int64(),
     "record": pa.large_binary(),
 }
-"""What stands in a side file before `row`; `origin` stands between, where the source tells where a record stood."""
+"""The columns of a file of late and bad rows before `origin`, which is missing if the source has none, and `row`."""

@@ -51,7 +51,7 @@ class Log:
             if number == 0:
                 return None
             if number > listed:
-                # Not listed yet, or collected: only the store knows.
+                # Not listed yet, or collected: only reading it tells which.
                 self._kept = None
             try:
                 return self.read(number)

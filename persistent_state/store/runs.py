@@ -18,7 +18,7 @@ from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files
 
 MOST_VERIFIED = 10_000
-"""How many verified files a process remembers."""
+"""The most verified files that a process remembers."""
 
 _verified: set[tuple[str, str, str]] = set()
 

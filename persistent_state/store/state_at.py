@@ -101,7 +101,7 @@ class StateAt:
         return table.drop_columns(["hash"]).rename_columns(schema.names).cast(schema)
 
     def _is_known_since(self, entry: Entry, task: TaskState) -> bool:
-        """Whether what changed is still stored apart."""
+        """Return True if the changes since the clock before are still stored apart."""
         if self.since is None:
             return True
         if self.layout.windowing is None:
@@ -115,7 +115,7 @@ class StateAt:
             return self.presents.present(column)
         except Exception as error:
             raise TaskFailedError(
-                f"task={self.task}: what presents its values raised {raised(error)}; mend it, or its type."
+                f"task={self.task}: what presents its values raised {raised(error)}; correct it, or its type."
             ) from error
 
     def _folded(self) -> pa.Table:

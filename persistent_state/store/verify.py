@@ -57,7 +57,7 @@ class Verified:
     """Files that no kept log entry names. They are no problem: see `docs/format.md`."""
 
     problems: tuple[Problem, ...]
-    """What is wrong, in the order of the paths; empty for a sound store."""
+    """The problems in the order of their paths; empty for a sound store."""
 
 
 def verify(

@@ -867,7 +867,7 @@ class TestSetUp:
         monkeypatch.setattr(MemoryFileSystem, "info", refuse)
         with pytest.raises(StoreUnavailableError) as caught:
             source("memory://told", storage_options={"secret": "hunter2"}).open([], {})
-        assert "no entry for ***, see https://host/x?***. Mend it" in str(caught.value)
+        assert "no entry for ***, see https://host/x?***. Put it right" in str(caught.value)
         assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
 
     def test_the_mark_of_an_empty_folder_is_no_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -909,7 +909,7 @@ class TestSetUp:
     def test_a_missing_folder_is_refused(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", table(0, 1))
         for place in (tmp_path / "nope", "memory://nowhere"):
-            with pytest.raises(InvalidInputError, match="is not a folder; make it, or mend the path"):
+            with pytest.raises(InvalidInputError, match="is not a folder; create it, or correct the path"):
                 source(place).open([], {})
 
     def test_no_schema_without_a_parquet_file_is_refused(self, tmp_path: Path) -> None:
@@ -917,7 +917,7 @@ class TestSetUp:
         with pytest.raises(InvalidInputError, match="has no Parquet file to take the schema from; give it schema="):
             _ = source(tmp_path, schema=None).schema
         write(tmp_path, "b.parquet", b"junk")
-        with pytest.raises(InvalidInputError, match=r"file='b.parquet' .* tells no schema: .*; give schema="):
+        with pytest.raises(InvalidInputError, match=r"file='b.parquet' .* has no schema: .*; give schema="):
             _ = source(tmp_path, schema=None).schema
 
     @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_who_loses_to_a_writer_of_an_earlier_clock_is_to_come_again(local: Local
 
     sink, values = opened(tmp_path / "table"), after_another
     told = problem(lambda: sink.write(values, 10), StoreUnavailableError)  # type: ignore[arg-type]
-    assert told.endswith("Concurrent transaction failed. Mend it, then try again.")
+    assert told.endswith("Concurrent transaction failed. Put it right, then try again.")
     assert read(tmp_path / "table") == in_order(rows(5, 5))
     sink.write(local(rows(10, 30)), 10)
     assert read(tmp_path / "table") == in_order(rows(5, 5), rows(10, 30))
@@ -293,7 +293,7 @@ def test_a_place_that_goes_away_is_told_and_nothing_is_lost(local: Local, tmp_pa
     for call in (lambda: sink.write(local(rows(10, 3)), 10), lambda: sink.open(USERS)):
         told = problem(call, StoreUnavailableError)
         assert told.startswith(f"delta:{tmp_path}/table: ")
-        assert told.endswith(". Mend it, then try again.")
+        assert told.endswith(". Put it right, then try again.")
     (tmp_path / "table").unlink()
     (tmp_path / "aside").rename(tmp_path / "table")
     sink.write(local(rows(10, 3)), 10)

@@ -90,7 +90,7 @@ class Breaking(LocalFiles):
     def create(self, path: str, data: BytesLike) -> None:
         if self.broken in path:
             raise StoreUnavailableError(
-                f"path={path!r} in store={self.url!r}: the disk is on fire. Mend it, then try again."
+                f"path={path!r} in store={self.url!r}: the disk is on fire. Put it right, then try again."
             )
         super().create(path, data)
 
@@ -266,7 +266,8 @@ def test_an_attempt_after_a_killed_one_is_whole_and_all_there_is(
     killed = opened(url, files=3)
     killed.place = broken(str(url))
     with pytest.raises(
-        StoreUnavailableError, match=r"^path='[^']*' in store='[^']*': the disk is on fire\. Mend it, then try again\.$"
+        StoreUnavailableError,
+        match=r"^path='[^']*' in store='[^']*': the disk is on fire\. Put it right, then try again\.$",
     ):
         killed.write(frame(spark, rows(20, 60), parts=4), 20)
     left = set(data_files(url))
@@ -360,9 +361,9 @@ def test_a_place_that_goes_away_is_told_and_nothing_is_seen(spark: SparkSession,
     with pytest.raises(StoreUnavailableError) as told:
         sink.write(frame(spark, rows(10, 3)), 10)
     assert re.fullmatch(
-        r"path='1\d{19}-0000-orders-[0-9a-f]{16}\.parquet' in store=.*Mend it, then try again\.", str(told.value)
+        r"path='1\d{19}-0000-orders-[0-9a-f]{16}\.parquet' in store=.*Put it right, then try again\.", str(told.value)
     )
-    with pytest.raises(StoreUnavailableError, match=r"Mend it, then try again.$"):
+    with pytest.raises(StoreUnavailableError, match=r"Put it right, then try again.$"):
         sink.open(USERS)
     (tmp_path / "table").unlink()
     (tmp_path / "aside").rename(tmp_path / "table")

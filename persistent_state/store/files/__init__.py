@@ -1,4 +1,4 @@
-"""Which kind of store a url names."""
+"""Open the kind of store that a url names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one thing that differs between file systems: how to create a file whole or not at all, with one winner."""
+"""The interface of a file system: create a file whole or not at all, with one winner."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AT_ONCE = 16
-"""How much a store behind a network is asked at once."""
+"""The most requests at once to a store behind a network."""
 
 TEMPORARY = ".tmp-"
-"""How the name of a temporary file begins."""
+"""The first characters of a temporary file's name."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Files(ABC):
     """
 
     near: ClassVar[bool] = True
-    """Whether its bytes are at hand, so that a copy on a local disk would gain nothing."""
+    """True if reading is as fast as from a local disk, so that a copy there would gain nothing."""
 
     url: str
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
@@ -46,14 +46,13 @@ class Files(ABC):
     def create(self, path: str, data: BytesLike) -> None:
         """Make a file of these bytes. Everyone sees all of it or none; of several creators of a name one wins.
 
-        Once it has returned, or said ExistsError, what has the name survives a power cut. Folders are made as needed.
+        Once it has returned or raised ExistsError, the file of this name survives a power cut. Folders are made as needed.
 
         Raises:
-            ExistsError: the name is taken. What stands there was not changed. It may be this call's own, if the store's client
-            has
-                lost an answer and asked again.
-            StoreUnavailableError: the store failed. The file is absent or whole; look before you try again.
-            InvalidInputError: this store cannot promise the above.
+            ExistsError: The name is taken. The file was not changed. It may be this call's own, if the store's client lost an
+                answer and asked again.
+            StoreUnavailableError: The store failed. The file is absent or whole; look before you try again.
+            InvalidInputError: This store cannot promise the above.
         """
 
     @abstractmethod
@@ -61,15 +60,15 @@ class Files(ABC):
         """Return the bytes of a file. On a local disk they are mapped, not loaded, and outlive its deletion.
 
         Raises:
-            FileNotFoundError: there is no such file.
+            FileNotFoundError: There is no such file.
         """
 
     def ensure(self, path: str, data: BytesLike, tries: int = 2) -> None:
-        """Create a file whose bytes only its creator can know: if it is there with these, an answer was lost on the way.
+        """Create a file whose bytes only its creator knows. If it exists with these bytes, an earlier try created it.
 
         Raises:
-            ExistsError: the name is taken by another. What stands there was not changed.
-            StoreUnavailableError: the store failed as many times. The file is absent or whole.
+            ExistsError: The name is taken by other bytes. The file was not changed.
+            StoreUnavailableError: The store failed `tries` times. The file is absent or whole.
         """
         for left in reversed(range(tries)):
             try:
@@ -101,11 +100,11 @@ class Files(ABC):
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Remove a file, which may be absent or temporary."""
+        """Delete a file, which may be absent or temporary."""
 
     @abstractmethod
     def leftovers(self, folder: str, now_us: int) -> Ages:
-        """Name and age in seconds of the temporary files directly in a folder, whose writers are at work or killed."""
+        """Return the name and the age in seconds of each temporary file in a folder. Its writer is at work or was killed."""
 
     def _checked(self, path: str) -> str:
         if any(part in ("", ".", "..") for part in path.split("/")):
@@ -125,7 +124,7 @@ class Files(ABC):
             if may_be_absent and isinstance(error, FileNotFoundError):
                 raise
             raise StoreUnavailableError(
-                f"path={path!r} in store={self.url!r}: {error}. Mend it, then try again."
+                f"path={path!r} in store={self.url!r}: {error}. Put it right, then try again."
             ) from error
 
     def _taken(self, path: str) -> ExistsError:

@@ -24,7 +24,7 @@ SLACK = 64 * 2**20
 """Bytes that a process may add before it looks whether the bound holds."""
 
 MOST_VERIFIED = 10_000
-"""How many verified copies a process remembers."""
+"""The most verified copies that a process remembers."""
 
 _verified: set[tuple[str, int]] = set()
 _added = SLACK
@@ -78,7 +78,7 @@ def keep(checksum: str, data: bytes | pa.Buffer) -> None:
 
 
 def _place(checksum: str) -> str | None:
-    """Where a copy is; None if nobody's business can be kept there."""
+    """Return the path of a copy; None if no private folder is possible."""
     folder = os.path.join(tempfile.gettempdir(), f"persistent-state-{os.getuid()}")
     try:
         with suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""What stores behind a network have in common: their client libraries, how these fail, and no word of their secrets."""
+"""The common base of stores behind a network: their clients, and errors without secrets."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class RemoteFiles(Files):
 
     def _misused(self, error: Exception) -> InvalidInputError:
         return InvalidInputError(
-            f"the client of store={self.url!r} takes no such storage options {sorted(self.options)}:"
-            f" {without_secrets(error, self.options)}; see docs/stores.md for what it takes."
+            f"the client of store={self.url!r} does not take the storage options {sorted(self.options)}:"
+            f" {without_secrets(error, self.options)}; docs/stores.md lists those that it takes."
         )
 
     def _told(self, path: str, error: Exception) -> StateError:
@@ -115,7 +115,7 @@ class RemoteFiles(Files):
         # gcsfs has nothing but a text for 403.
         if type(error).__name__ in _REFUSED or status(error) in (401, 403) or str(error).startswith("Forbidden:"):
             return InvalidInputError(f"{where} is refused: {what}. Check the credentials and what they permit.")
-        return StoreUnavailableError(f"{where}: {what}. Mend it, then try again.")
+        return StoreUnavailableError(f"{where}: {what}. Put it right, then try again.")
 
 
 def status(error: BaseException) -> int | None:
