@@ -17,7 +17,7 @@ from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.durations import Duration, duration, positive
-from persistent_state.partials import fold
+from persistent_state.partials import layout
 from persistent_state.partials.at_clock import Since
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.commits import Keeping
@@ -174,7 +174,7 @@ def _result(plan: Plan, entry: Entry) -> LocalRun:
 
 
 def _as_dict(table: pa.Table, plan: Plan) -> dict[Any, Any]:
-    values = plan.layout.monoid.from_arrow(fold.one_chunk(table["value"]))
+    values = plan.layout.monoid.from_arrow(layout.one_chunk(table["value"]))
     # One NaN for all: a dictionary finds it only as the very same object.
     names = table.column_names[1:-1]
     columns = [[math.nan if x != x else x for x in table[name].to_pylist()] for name in names]

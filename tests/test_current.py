@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from monoids import Max, Monoid, Struct, Sum
 from persistent_state.partials import fold
-from persistent_state.partials.fold import CURRENT, Layout
+from persistent_state.partials.layout import CURRENT, Layout, below
 from persistent_state.partials.lookup import add_current
 
 HASHES = (3, 2**40, 2**63, 2**63 + 1)
@@ -54,7 +54,7 @@ def test_the_current_value_of_a_key_is_the_fold_of_its_rows(monoid: Monoid, seed
         if chance.random() < 0.2:
             # As a start does it: the run that it cuts, and those after it, don't know what is current any more.
             first = chance.randrange(len(levels))
-            levels[first:] = [fold.below(level.select(layout.schema.names), batch + 2) for level in levels[first:]]
+            levels[first:] = [below(level.select(layout.schema.names), batch + 2) for level in levels[first:]]
 
 
 @given(st.lists(st.integers(0, 40), max_size=60), st.lists(st.integers(0, 40), min_size=1, max_size=40))

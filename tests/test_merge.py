@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from monoids import List, Sum
 from persistent_state import TaskFailedError
-from persistent_state.partials import fold, sizes
-from persistent_state.partials.fold import Layout
+from persistent_state.partials import fold, sizes, sort
+from persistent_state.partials.layout import Layout, between, one_chunk
 
 LAYOUT = Layout((pa.int64(),), Sum())
 # Hashes that are equal, that differ only in their last bits, and that differ.
@@ -49,7 +49,7 @@ def test_a_fold_is_the_sum_by_key_and_interval(
 @given(st.lists(st.tuples(HASHES, st.integers(0, 600)), min_size=1, max_size=600))
 def test_the_order_of_fresh_rows_is_by_hash_and_start(rows: list[tuple[int, int]]) -> None:
     hashes, starts = np.array([h for h, _ in rows], np.uint64), np.array([s for _, s in rows], np.int64)
-    order = fold.order_by_hash(hashes, starts)
+    order = sort.order_by_hash(hashes, starts)
     assert order.tolist() == sorted(range(len(rows)), key=lambda i: (*rows[i], i))
 
 
@@ -64,7 +64,7 @@ def test_slices_hold_each_row_once_and_few_at_a_time(of_tables: list[list[int]],
     ]
     with mock.patch.object(fold, "SLICE", 16):
         slices = fold.slices(tables)
-        held = [[fold.between(table, low, high) for table in tables] for low, high in slices]
+        held = [[between(table, low, high) for table in tables] for low, high in slices]
     assert [(0, *(high for _, high in slices))] == [(*(low for low, _ in slices), 1 << 64)]
     assert sum(part.num_rows for parts in held for part in parts) == sum(map(len, of_tables))
     distinct = [len({hash for part in parts for hash in part["hash"].to_pylist()}) for parts in held]
@@ -142,4 +142,4 @@ class TestBytes:
             mock.patch.object(fold.pa, "concat_arrays", side_effect=overflow),
             pytest.raises(TaskFailedError, match="the values of one key hold more than 2 GiB"),
         ):
-            fold.one_chunk(column)
+            one_chunk(column)

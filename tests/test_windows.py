@@ -41,7 +41,8 @@ from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.partials import at_clock, keys, sliding
 from persistent_state.partials.at_clock import Since
 from persistent_state.partials.dedup import without_copies
-from persistent_state.partials.fold import Layout, Once, below, fold, fold_keys
+from persistent_state.partials.fold import fold, fold_keys
+from persistent_state.partials.layout import Layout, Once, below
 from persistent_state.protocol.commits import Keeping, close
 from persistent_state.reading import read_state
 from persistent_state.state import KeptState

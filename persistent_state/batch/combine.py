@@ -13,7 +13,7 @@ from persistent_state.batch.lift import Lifted, lift_chunk
 from persistent_state.batch.messages import Basis, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time import clocks
-from persistent_state.partials import fold, keys
+from persistent_state.partials import fold, keys, layout, sort
 from persistent_state.sources.base import Chunk
 
 PIECE_BYTES = 32 << 20
@@ -126,7 +126,7 @@ def _by_shard(plan: Plan, tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
     """What each shard is sent of sorted tables."""
     of_shards: list[list[pa.Table]] = [[] for _ in range(plan.shards)]
     for table in tables:
-        bounds = keys.shard_bounds(fold.as_numpy(table, "hash"), plan.shards).tolist()
+        bounds = keys.shard_bounds(layout.as_numpy(table, "hash"), plan.shards).tolist()
         for shard, (low, high) in enumerate(pairwise(bounds)):
             of_shards[shard] += [table.slice(low, high - low)] if low < high else []
     return of_shards
@@ -162,7 +162,7 @@ def _partial_sums(
         return None, None, None
     columns = tables[0].column_names if plan.task.reads_state else _columns(plan)
     table = pa.concat_tables([table.select(columns) for table in tables]).combine_chunks()
-    times, panes = fold.as_numpy(table, "time"), plan.layout.panes
+    times, panes = layout.as_numpy(table, "time"), plan.layout.panes
     if panes and panes.slide > panes.size and not (is_met := panes.is_met(times)).all():
         table, times = table.filter(pa.array(is_met)), times[is_met]
         if len(times) == 0:
@@ -176,10 +176,10 @@ def _partial_sums(
     table = table.add_column(0, "start", pa.array(starts))
     low = int(starts.min())
     if plan.task.reads_state:
-        return table.take(pa.array(np.argsort(fold.as_numpy(table, "hash"), kind="stable"))), low, coarse
+        return table.take(pa.array(np.argsort(layout.as_numpy(table, "hash"), kind="stable"))), low, coarse
     table = table.select(plan.layout.schema.names)
     if not _may_fold(plan):
-        order, _ = fold.sort(table, plan.layout)
+        order, _ = sort.sort(table, plan.layout)
         return (table if order is None else table.take(pa.array(order))), low, coarse
     return fold.fold([table], plan.layout), low, coarse
 

@@ -15,7 +15,7 @@ from persistent_state.batch.rows import Place, bad_record_table, check_bad_rows,
 from persistent_state.batch.update import update_table, updates_of
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.partials import keys
-from persistent_state.partials.fold import ID
+from persistent_state.partials.layout import ID
 from persistent_state.sources.base import Chunk
 from persistent_state.store import late_rows
 

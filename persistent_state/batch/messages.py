@@ -17,7 +17,7 @@ from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import Coarse
 from persistent_state.event_time.positions import Position
-from persistent_state.partials import fold, keys
+from persistent_state.partials import keys, layout
 from persistent_state.store.codec import run_to_json
 from persistent_state.store.entry import Run, SideFile, Stored
 
@@ -150,7 +150,7 @@ def _slim(table: pa.Table) -> pa.Table:
 
 
 def _whole(slim: pa.Table) -> pa.Table:
-    columns = [fold.one_chunk(slim[name]) for name in slim.column_names if re.fullmatch(r"key\d+", name)]
+    columns = [layout.one_chunk(slim[name]) for name in slim.column_names if re.fullmatch(r"key\d+", name)]
     return _replaced(slim, hash=pa.array(keys.hash_keys(columns, slim.num_rows)), start=slim["start"].cast(pa.int64()))
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
 from persistent_state.event_time.clocks import Settings
 from persistent_state.partials import keys
-from persistent_state.partials.fold import Layout, Once
+from persistent_state.partials.layout import Layout, Once
 from persistent_state.state import KeptState
 from persistent_state.store.files import Files
 from persistent_state.task import PersistentTask

@@ -17,7 +17,7 @@ from persistent_state.errors import DisagreementError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import at_clock, fold, keys, sliding
 from persistent_state.partials.dedup import without_copies
-from persistent_state.partials.fold import Layout
+from persistent_state.partials.layout import ID, Layout, between, one_chunk
 from persistent_state.partials.lookup import add_current
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Run, SideFile, Stored
@@ -137,8 +137,8 @@ def _fold_fresh(work: Work) -> Fresh:
     apart = BEGINNING if plan.layout.is_ordered else None
     parts, sides, copies = [], [*work.sides], 0
     for low, high in fold.slices(tables, *_bounds(work), asked=tables, levels=older or ()):
-        some = [part for table in tables if len(part := fold.between(table, low, high))]
-        levels = [fold.between(table, low, high) for table in older or ()]
+        some = [part for table in tables if len(part := between(table, low, high))]
+        levels = [between(table, low, high) for table in older or ()]
         if plan.layout.once is not None and some:
             table, found = without_copies(some, levels, plan.layout)
             some, copies = [table] if len(table) else [], copies + found
@@ -156,8 +156,8 @@ def _rewrite(work: Work, fresh: Fresh, keep: int, new_id: Callable[[], str]) -> 
     asked, known = ([fresh.table], opened) if work.looks_up else ([], [])
     runs, values = [], []
     for low, high in fold.slices([*opened[kept:], fresh.table], *_bounds(work), asked=asked, levels=known):
-        new = fold.between(fresh.table, low, high)
-        levels = [fold.between(table, low, high) for table in opened]
+        new = between(fresh.table, low, high)
+        levels = [between(table, low, high) for table in opened]
         if plan.keeps_current and new.num_rows:
             new, now = add_current(new, levels, layout)
             values.append(now)
@@ -227,7 +227,7 @@ def _without_expired(table: pa.Table, layout: Layout, floor: int, is_all: bool) 
         return table
     needed = expiry > floor
     if layout.once is not None:
-        needed |= np.asarray(fold.one_chunk(table[fold.ID]).is_valid())
+        needed |= np.asarray(one_chunk(table[ID]).is_valid())
     return table.filter(pa.array(needed))
 
 

@@ -19,6 +19,7 @@ from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import Mask, Place, check_bad_rows, describe, microseconds, side_table
 from persistent_state.errors import InvalidInputError, TaskFailedError, places, raised
 from persistent_state.partials import fold, keys
+from persistent_state.partials.layout import as_numpy, one_chunk
 from persistent_state.partials.lookup import current
 from persistent_state.state import PersistentState
 from persistent_state.store.late_rows import UNFIT
@@ -132,12 +133,12 @@ def updates_by_key(
     table = pa.concat_tables(tables).combine_chunks()
     by = ["hash", *plan.layout.key_names, "time", "channel", "position", "strand"]
     table = table.sort_by([(name, "ascending") for name in by])
-    first = ~keys.same_as_previous([fold.one_chunk(table[name]) for name in ("hash", *plan.layout.key_names)])
-    struct = fold.one_chunk(table["row"])
+    first = ~keys.same_as_previous([one_chunk(table[name]) for name in ("hash", *plan.layout.key_names)])
+    struct = one_chunk(table["row"])
     rows = pa.RecordBatch.from_arrays(struct.flatten(), schema=plan.schema)
     # Not those of the table: what is taken in late has the clock's.
     times, valid = microseconds(rows.column(plan.timestamp), plan.timestamp_unit)
-    place = Place("", fold.one_chunk(table["channel"]), fold.as_numpy(table, "position"), times, valid)
+    place = Place("", one_chunk(table["channel"]), as_numpy(table, "position"), times, valid)
     asked = table.select(["hash", *plan.layout.key_names]).filter(pa.array(first))
     before = plan.layout.monoid.from_arrow(current(asked, older, plan.layout))
     # A zero for each, as user code may change the one it is given.
@@ -155,7 +156,7 @@ def updates_by_key(
             aside = updates.unfit & (partitions == partition)
             sides.append(side_table(rows, aside, UNFIT, replace(place, partition=partition)))
             check_bad_rows(plan, sides[-1])
-    columns = {name: fold.one_chunk(table[name]) for name in table.column_names if name != "row"}
+    columns = {name: one_chunk(table[name]) for name in table.column_names if name != "row"}
     return update_table(plan, columns, updates).select(plan.layout.schema.names), sides
 
 

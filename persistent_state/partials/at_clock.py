@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import fold, sliding
-from persistent_state.partials.fold import HEAD, Layout
 from persistent_state.partials.keys import same_as_previous
+from persistent_state.partials.layout import HEAD, Layout, as_numpy, from_clock, one_chunk
 from persistent_state.partials.lookup import folded
 from persistent_state.windows import FINAL, WINDOW, SlidingWindow, TimeToLive
 
@@ -57,7 +57,7 @@ def state(levels: Levels, layout: Layout, clock: int) -> pa.Table:
         return _windows(levels, layout, clock, None)[0]
     rows = fold.fold_keys(levels, layout)
     if layout.gap is not None:
-        rows = _where(rows, fold.as_numpy(rows, "last") + layout.gap > clock)
+        rows = _where(rows, as_numpy(rows, "last") + layout.gap > clock)
     return _shown(rows, layout)
 
 
@@ -71,7 +71,7 @@ def values(levels: Levels, layout: Layout, since: Since, clock: int, floor: int 
         return _closed_sessions(levels, layout, since, clock, floor)
     if since.all or since.clock == BEGINNING:
         return state(levels, layout, clock)
-    changed = fold.fold_keys([fold.from_clock(level, since.clock) for level in levels], layout)
+    changed = fold.fold_keys([from_clock(level, since.clock) for level in levels], layout)
     return _shown(_with_values(changed, folded(changed, levels, layout), layout), layout)
 
 
@@ -88,7 +88,7 @@ def _closed_windows(levels: Levels, layout: Layout, since: Since, clock: int, fl
     closed, _ = _windows(levels, layout, max(since.clock, floor), clock)
     if not since.early:
         return closed
-    changed = [fold.as_numpy(fold.from_clock(level, since.recent), "hash") for level in levels]
+    changed = [as_numpy(from_clock(level, since.recent), "hash") for level in levels]
     opened, is_recent = _windows(_with_hashes(levels, changed), layout, clock, None, since.recent)
     opened = _where(opened, is_recent)
     is_final = np.repeat([True, False], [len(closed), len(opened)])
@@ -104,14 +104,14 @@ def _closed_sessions(levels: Levels, layout: Layout, since: Since, clock: int, f
 def _living(levels: Levels, layout: Layout, since: Since, clock: int) -> pa.Table:
     rows, ends = _sessions(levels, layout, since, clock)
     is_open, same = ends > clock, _same_keys(rows, layout)
-    changed = is_open & (since.all | (fold.as_numpy(rows, "last") >= since.clock))
-    was_there = (fold.as_numpy(rows, "first") < since.clock) & (ends > since.clock)
+    changed = is_open & (since.all | (as_numpy(rows, "last") >= since.clock))
+    was_there = (as_numpy(rows, "first") < since.clock) & (ends > since.clock)
     # A key has at most one session that is open at a clock.
     keys = np.cumsum(~same) - 1
     expired = was_there & ~np.isin(keys, keys[is_open])
     some = np.flatnonzero(changed | expired)
     rows, expired = rows.take(pa.array(some)), expired[some]
-    known = fold.one_chunk(rows["value"])
+    known = one_chunk(rows["value"])
     known_and_zero = pa.concat_arrays([known, layout.monoid.to_arrow([layout.monoid.zero])])
     place = np.where(expired, len(known), np.arange(len(known)))
     return _shown(_with_values(rows, known_and_zero.take(pa.array(place)), layout), layout)
@@ -125,11 +125,11 @@ def _sessions(levels: Levels, layout: Layout, since: Since, clock: int) -> tuple
     gap, lives = layout.gap or 0, isinstance(layout.windowing, TimeToLive)
     asked = []
     for level in levels:
-        lasts = fold.as_numpy(level, "last")
+        lasts = as_numpy(level, "last")
         ended = (lasts + gap > since.clock) & (lasts + gap <= clock)
-        asked.append(fold.as_numpy(level, "hash")[ended | (lives & ((lasts >= since.clock) | since.all))])
+        asked.append(as_numpy(level, "hash")[ended | (lives & ((lasts >= since.clock) | since.all))])
     rows = fold.fold_keys(_with_hashes(levels, asked), layout)
-    return rows, fold.as_numpy(rows, "last") + gap
+    return rows, as_numpy(rows, "last") + gap
 
 
 def _with_hashes(levels: Levels, asked: Sequence[NDArray[np.uint64]]) -> list[pa.Table]:
@@ -145,7 +145,7 @@ def _is_last(rows: pa.Table, layout: Layout) -> NDArray[np.bool_]:
 
 
 def _same_keys(rows: pa.Table, layout: Layout) -> NDArray[np.bool_]:
-    return same_as_previous([fold.one_chunk(rows[name]) for name in layout.key_names], len(rows))
+    return same_as_previous([one_chunk(rows[name]) for name in layout.key_names], len(rows))
 
 
 def _windows(
@@ -156,7 +156,7 @@ def _windows(
     assert window is not None
     size, some = window.size, []
     for level in levels:
-        starts = fold.as_numpy(level, "start")
+        starts = as_numpy(level, "start")
         is_met = window.last(starts) + size > after
         some.append(_where(level, is_met if upto is None else is_met & (window.first(starts) + size <= upto)))
     if upto is None or layout.is_ordered:
@@ -164,7 +164,7 @@ def _windows(
     else:
         parts = [_windows_of(rows, layout, window, after, upto, recent)[0] for rows in some]
         found, is_recent = fold.fold(parts, Layout(layout.key_types, layout.monoid)), np.zeros(0, np.bool_)
-    ends = pa.array(fold.as_numpy(found, "start") + size)
+    ends = pa.array(as_numpy(found, "start") + size)
     place = found.schema.get_field_index("value")
     return found.add_column(place, WINDOW[1], ends).rename_columns({"start": WINDOW[0]}), is_recent
 
@@ -174,7 +174,7 @@ def _windows_of(
 ) -> tuple[pa.Table, NDArray[np.bool_]]:
     """The same of sorted rows, each window by its `start`."""
     size, step = window.size, window.slide
-    starts, same = fold.as_numpy(rows, "start"), _same_keys(rows, layout)
+    starts, same = as_numpy(rows, "start"), _same_keys(rows, layout)
     first, last = window.first(starts), window.last(starts)
     # A window is found at the first row of its key: the others know those that hold the row before them.
     first[1:] = np.where(same[1:], np.maximum(first[1:], last[:-1] + step), first[1:])
@@ -190,7 +190,7 @@ def _windows_of(
     if HEAD in rows.column_names and upto is not None:
         sums = sliding.of_edges(rows, begins, lows, highs, size, layout)
     else:
-        sums = sliding.fold_ranges(fold.one_chunk(rows["value"]), lows, highs, layout)
+        sums = sliding.fold_ranges(one_chunk(rows["value"]), lows, highs, layout)
     found = rows.select(["hash", *layout.key_names]).take(pa.array(lows)).append_column("start", pa.array(begins))
     return found.append_column(layout.schema.field("value"), sums), starts[highs - 1] >= recent
 
@@ -217,6 +217,6 @@ def _where(rows: pa.Table, where: NDArray[np.bool_]) -> pa.Table:
 def _shown(rows: pa.Table, layout: Layout) -> pa.Table:
     shown = rows.select(["hash", *layout.key_names])
     if layout.window_fields:
-        ends = fold.as_numpy(rows, "last") + (layout.gap or 0)
+        ends = as_numpy(rows, "last") + (layout.gap or 0)
         shown = shown.append_column(WINDOW[0], rows["first"]).append_column(WINDOW[1], pa.array(ends))
     return shown.append_column(layout.schema.field("value"), rows["value"])

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from monoids import Count
-from persistent_state.partials import fold, keys
-from persistent_state.partials.fold import ID, Layout, Once
+from persistent_state.partials import fold, keys, sort
+from persistent_state.partials.layout import ID, ORDER, Layout, Once, as_numpy, one_chunk
 
 Rows = NDArray[np.intp]
 
@@ -25,14 +25,14 @@ def without_copies(fresh: Sequence[pa.Table], levels: Sequence[pa.Table], layout
     assert layout.once is not None
     table = pa.concat_tables(fresh).combine_chunks()
     # Where rows have an order, it is that of those of one time too.
-    by = ["hash", *(name for name in fold.ORDER if name in table.column_names)]
+    by = ["hash", *(name for name in ORDER if name in table.column_names)]
     table = table.sort_by([(name, "ascending") for name in by])
-    rows = np.flatnonzero(fold.one_chunk(table[ID]).is_valid())
+    rows = np.flatnonzero(one_chunk(table[ID]).is_valid())
     if len(rows) == 0:
         return table, 0
     asked = table.take(pa.array(rows))
     # Of keys with many messages only those with these ids are looked at more closely.
-    wanted = pc.unique(fold.one_chunk(asked[ID]))
+    wanted = pc.unique(one_chunk(asked[ID]))
     known = [fold.touched(level.select(_columns(layout)), asked) for level in levels]
     ids = _ids([*(level.filter(pc.is_in(level[ID], wanted)) for level in known), asked], layout, layout.once)
     copies = rows[_copies(ids, len(ids) - len(rows), layout, layout.once)]
@@ -48,16 +48,16 @@ def _columns(layout: Layout) -> list[str]:
 def _ids(tables: Sequence[pa.Table], layout: Layout, once: Once) -> pa.Table:
     """Messages as rows whose key is theirs and their id."""
     table = pa.concat_tables([table.select(_columns(layout)) for table in tables]).combine_chunks()
-    columns = [fold.one_chunk(table[name]) for name in (*layout.key_names, ID)]
+    columns = [one_chunk(table[name]) for name in (*layout.key_names, ID)]
     named = {f"key{i}": column for i, column in enumerate(columns)}
     return pa.table({"hash": keys.hash_keys(columns, len(table)), **named, "start": table["time"]})
 
 
 def _copies(ids: pa.Table, known: int, layout: Layout, once: Once) -> Rows:
     """Which of the messages after the first `known` ones are copies."""
-    order, first = fold.sort(ids, Layout((*layout.key_types, once.type), Count()))
+    order, first = sort.sort(ids, Layout((*layout.key_types, once.type), Count()))
     order = np.arange(len(ids)) if order is None else order
-    times, is_known, places = fold.as_numpy(ids, "start")[order], order < known, np.arange(len(ids))
+    times, is_known, places = as_numpy(ids, "start")[order], order < known, np.arange(len(ids))
     begins = np.flatnonzero(first)[np.cumsum(first) - 1]
     ends = np.append(np.flatnonzero(first), len(ids))[np.cumsum(first)]
     before = np.maximum.accumulate(np.where(is_known, places, -1))

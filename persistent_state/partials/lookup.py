@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.partials import fold, keys
-from persistent_state.partials.fold import CURRENT, Layout
+from persistent_state.partials import fold, keys, sort
+from persistent_state.partials.layout import CURRENT, Layout, as_numpy, one_chunk
 
 
 def add_current(new: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tuple[pa.Table, pa.Table]:
@@ -22,9 +22,9 @@ def add_current(new: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tu
 
     `levels` are the older runs, the oldest first, with theirs where they have it; the monoid commutes.
     """
-    _, first = fold.sort(new, layout)
+    _, first = sort.sort(new, layout)
     keyed = fold.reduce(new, None, first, layout)
-    values = _plus(current(keyed, levels, layout), fold.one_chunk(keyed["value"]), layout)
+    values = _plus(current(keyed, levels, layout), one_chunk(keyed["value"]), layout)
     is_last = np.append(first[1:], True)
     column = values.take(pa.array(np.cumsum(first) - 1, mask=~is_last)) if not is_last.all() else values
     place = keyed.schema.get_field_index("value")
@@ -46,10 +46,10 @@ def current(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.A
 
 def _looked_up(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tuple[pa.Array, NDArray[np.intp]]:
     """What the newest level that has a key says of it, and the keys of which none can say it."""
-    hashes, rows = fold.as_numpy(asked, "hash"), np.arange(asked.num_rows)
+    hashes, rows = as_numpy(asked, "hash"), np.arange(asked.num_rows)
     values, of, unknown = [pa.array([], layout.monoid.type)], [rows[:0]], [rows[:0]]
     for level in reversed(levels):
-        stored = fold.as_numpy(level, "hash")
+        stored = as_numpy(level, "hash")
         if len(stored) == 0 or len(rows) == 0:
             continue
         at = np.searchsorted(stored, hashes[rows], side="right") - 1
@@ -61,7 +61,7 @@ def _looked_up(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> t
         is_same = keys.equal(_keys(asked, met, layout), _keys(level, at, layout), len(met))
         # A key whose hash another has too stands somewhere among its rows.
         unknown.append(met[~is_same])
-        some = fold.taken(fold.one_chunk(level[CURRENT]), at[is_same])
+        some = sort.taken(one_chunk(level[CURRENT]), at[is_same])
         values.append(some)
         of.append(met[is_same])
         if some.null_count:
@@ -72,7 +72,7 @@ def _looked_up(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> t
 
 
 def _keys(table: pa.Table, rows: NDArray[np.intp], layout: Layout) -> list[pa.Array]:
-    return [fold.taken(fold.one_chunk(table[name]), rows) for name in layout.key_names]
+    return [sort.taken(one_chunk(table[name]), rows) for name in layout.key_names]
 
 
 def folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Array:
@@ -84,11 +84,11 @@ def folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Ar
     wanted = asked.select(names).append_column("row", pa.array(np.arange(asked.num_rows) + count))
     both = pa.concat_tables([known, wanted]).combine_chunks()
     both = both.sort_by([(name, "ascending") for name in [*names, "row"]])
-    answered = np.flatnonzero(keys.same_as_previous([fold.one_chunk(both[name]) for name in names]))
-    order = fold.as_numpy(both, "row")
+    answered = np.flatnonzero(keys.same_as_previous([one_chunk(both[name]) for name in names]))
+    order = as_numpy(both, "row")
     place = np.full(asked.num_rows, -1)
     place[order[answered] - count] = order[answered - 1]
-    return fold.one_chunk(stored["value"]).take(pa.array(place, mask=place < 0))
+    return one_chunk(stored["value"]).take(pa.array(place, mask=place < 0))
 
 
 def _plus(before: pa.Array, more: pa.Array, layout: Layout) -> pa.Array:
@@ -101,4 +101,4 @@ def _plus(before: pa.Array, more: pa.Array, layout: Layout) -> pa.Array:
     order = np.empty(count + int(known.sum()), np.intp)
     order[begins] = np.arange(count) + count * ~known
     order[begins[known] + 1] = count + np.flatnonzero(known)
-    return fold.sums(fold.taken(pa.concat_arrays([before, more]), order), begins, layout)
+    return fold.sums(sort.taken(pa.concat_arrays([before, more]), order), begins, layout)

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.partials import fold, keys
-from persistent_state.partials.fold import HEAD, TAIL, Layout
+from persistent_state.partials import fold, keys, sort
+from persistent_state.partials.layout import HEAD, TAIL, Layout, as_numpy, one_chunk
 
 Rows = NDArray[np.int64]
 
@@ -23,7 +23,7 @@ def fold_ranges(values: pa.Array, lows: Rows, highs: Rows, layout: Layout) -> pa
         return values.take(pa.array(lows))
     doublings = int(lengths.max()).bit_length() - 1
     if int(lengths.sum()) <= doublings * (len(values) + len(lengths)):
-        rows = fold.ranges(lows, lengths)
+        rows = sort.ranges(lows, lengths)
         return fold.sums(values.take(pa.array(rows)), np.cumsum(lengths) - lengths, layout)
     return _by_doubling(values, lows, highs, layout)
 
@@ -93,10 +93,10 @@ def with_edges(table: pa.Table, layout: Layout) -> pa.Table:
     """
     if layout.panes is None or not layout.is_wide or len(table) == 0:
         return table
-    blocks = fold.as_numpy(table, "start") // layout.panes.size
-    same = keys.same_as_previous([fold.one_chunk(table[name]) for name in layout.key_names], len(table))
+    blocks = as_numpy(table, "start") // layout.panes.size
+    same = keys.same_as_previous([one_chunk(table[name]) for name in layout.key_names], len(table))
     first = np.append(True, ~same[1:] | (blocks[1:] != blocks[:-1]))
-    values = fold.one_chunk(table["value"])
+    values = one_chunk(table["value"])
     back = pa.array(np.arange(len(table))[::-1])
     head = scan(values, first, layout)
     tail = scan(values.take(back), np.append(first[1:], True)[::-1], layout).take(back)
@@ -105,8 +105,8 @@ def with_edges(table: pa.Table, layout: Layout) -> pa.Table:
 
 def of_edges(rows: pa.Table, begins: Rows, lows: Rows, highs: Rows, size: int, layout: Layout) -> pa.Array:
     """The sum of the rows [low, high) of each window of these beginnings and this size, from their heads and tails."""
-    blocks, ends = fold.as_numpy(rows, "start") // size, highs - 1
-    heads, tails = (fold.one_chunk(rows[name]) for name in (HEAD, TAIL))
+    blocks, ends = as_numpy(rows, "start") // size, highs - 1
+    heads, tails = (one_chunk(rows[name]) for name in (HEAD, TAIL))
     # Its rows are of the block that it begins in, of the next one, or of both.
     is_two = blocks[lows] != blocks[ends]
     is_head = ~is_two & (blocks[ends] > begins // size)

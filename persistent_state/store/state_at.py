@@ -16,7 +16,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, show_identity
 from persistent_state.partials import at_clock, fold, keys
 from persistent_state.partials.at_clock import Since
-from persistent_state.partials.fold import Layout
+from persistent_state.partials.layout import Layout, below, between, one_chunk
 from persistent_state.state import KeptState, NonWindowState
 from persistent_state.store import late_rows
 from persistent_state.store import runs as runs_io
@@ -125,7 +125,7 @@ class StateAt:
 def with_presented(table: pa.Table, present: Callable[[pa.Array], pa.Array]) -> pa.Table:
     """Return a table whose last column is `value`, with the values presented."""
     # Piece by piece: all of it may be more than Arrow holds in one.
-    pieces = table["value"].chunks or [fold.one_chunk(table["value"])]
+    pieces = table["value"].chunks or [one_chunk(table["value"])]
     return table.set_column(table.num_columns - 1, "value", pa.chunked_array([present(piece) for piece in pieces]))
 
 
@@ -140,11 +140,11 @@ def seen_below(
     """Return what the rows of these runs below the clock add up to: the state, or the values since another clock."""
     tables = [layout.schema.empty_table()]
     if since is None or layout.windowing is not None or any(run.last >= since.clock for run in runs):
-        tables += [fold.below(runs_io.read_run_with_sums(files, run), clock) for run in runs]
+        tables += [below(runs_io.read_run_with_sums(files, run), clock) for run in runs]
     parts = []
     # A row that is in many windows makes many rows.
     for low, high in fold.slices(tables, share=at_clock.windows_per_row(layout, clock, since, floor)):
-        levels = [fold.between(table, low, high) for table in tables]
+        levels = [between(table, low, high) for table in tables]
         if since is None:
             parts.append(at_clock.state(levels, layout, clock))
         else:

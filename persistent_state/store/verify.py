@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.errors import DamagedError, StateError, StoreUnavailableError
-from persistent_state.partials import fold, keys
+from persistent_state.partials import keys, layout
 from persistent_state.store import late_rows
 from persistent_state.store.codec import from_bytes, rewritten, side_to_json
 from persistent_state.store.entry import Entry, Run, SideFile, Stored, TaskState, task_files
@@ -320,11 +320,11 @@ def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.
         yield f"it has {table.num_rows} rows, not {run.rows}"
     if table.num_rows == 0:
         return
-    hashes, starts = fold.as_numpy(table, "hash"), fold.as_numpy(table, "start")
-    columns = [fold.one_chunk(table[f"key{i}"]) for i in range(len(types))]
+    hashes, starts = layout.as_numpy(table, "hash"), layout.as_numpy(table, "start")
+    columns = [layout.one_chunk(table[f"key{i}"]) for i in range(len(types))]
     made = keys.hash_keys(columns, len(hashes))
-    if fold.CURRENT in table.column_names:
-        is_said = table[fold.CURRENT].is_valid().to_numpy()
+    if layout.CURRENT in table.column_names:
+        is_said = table[layout.CURRENT].is_valid().to_numpy()
         if (is_said[:-1] & keys.same_as_previous(columns, len(hashes))[1:]).any():
             yield "it says what is current at a row that is not the last of its key"
     if not np.array_equal(hashes, made):
@@ -344,12 +344,12 @@ def _run_columns(types: Sequence[str], identity: Mapping[str, Any]) -> list[list
     if {"gap", "ttl"} & window.keys():
         rows += [("first", "int64"), ("last", "int64")]
     rows.append(("value", kind))
-    ordered = list(zip(fold.ORDER, map(str, fold.ORDER_TYPES), strict=True))
+    ordered = list(zip(layout.ORDER, map(str, layout.ORDER_TYPES), strict=True))
     if "message_id" in identity:
-        id = (fold.ID, identity["message_id"])
+        id = (layout.ID, identity["message_id"])
         return [[*rows, id, ordered[0]], [*rows, id, *ordered]]
-    with_edges = [*rows, (fold.HEAD, kind), (fold.TAIL, kind)]
-    return [rows, [*rows, *ordered], [*rows, (fold.CURRENT, kind)], *([with_edges] if "size" in window else [])]
+    with_edges = [*rows, (layout.HEAD, kind), (layout.TAIL, kind)]
+    return [rows, [*rows, *ordered], [*rows, (layout.CURRENT, kind)], *([with_edges] if "size" in window else [])]
 
 
 def _side_problems(side: SideFile, data: pa.Buffer) -> Iterator[str]:

@@ -16,8 +16,9 @@ from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import read_values
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.partials import at_clock, fold
+from persistent_state.partials import at_clock
 from persistent_state.partials.at_clock import LAST
+from persistent_state.partials.layout import Layout, one_chunk
 from persistent_state.protocol import commits
 from persistent_state.protocol.deliver import Due
 from persistent_state.store import late_rows, lists
@@ -152,7 +153,7 @@ class Oracle:
         self.delivered: dict[tuple[str, int, int], list[Sent]] = {}
         """What Spark delivered in a micro-batch that it has planned."""
         self.readings: dict[tuple[str, str], dict[Place, Any]] = {}
-        self.layouts: dict[str, fold.Layout] = {}
+        self.layouts: dict[str, Layout] = {}
         self.coarsest = 0
         self.has_lost_numbers = False
         self.sinks = Sinks(self.judges, must)
@@ -763,8 +764,8 @@ def handful(low: int, high: int, interval: int, most: int) -> int:
     return step
 
 
-def as_dict(table: Any, layout: fold.Layout) -> dict[tuple[Any, ...], Any]:
+def as_dict(table: Any, layout: Layout) -> dict[tuple[Any, ...], Any]:
     table = whole_times(table)
     keys = [table[name].to_pylist() for name in table.column_names if name not in ("hash", "value")]
-    values = layout.monoid.from_arrow(fold.one_chunk(table["value"]))
+    values = layout.monoid.from_arrow(one_chunk(table["value"]))
     return dict(zip(zip(*keys, strict=True) if keys else [()] * len(values), values, strict=True))

@@ -12,7 +12,7 @@ from typing import Any
 
 from persistent_state.batch import advance, combine, judge, lift, shard, update
 from persistent_state.event_time import channels, clocks, positions
-from persistent_state.partials import at_clock, dedup, fold, lookup, sliding
+from persistent_state.partials import at_clock, dedup, fold, layout, lookup, sliding, sort
 from persistent_state.protocol import commits, deliver, restore, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.store import codec, entry, late_rows, log, runs
@@ -59,7 +59,7 @@ BUGS = (
     bug(
         "cut at the clock",
         "What is at the clock counts as below it.",
-        fold.below,
+        layout.below,
         ("starts < clock))", "starts <= clock))"),
     ),
     bug("no limit of a run", "A run cut back at a start is read whole.", runs._rows, ("run.below)", "None)")),
@@ -143,7 +143,7 @@ BUGS = (
     bug(
         "equal hashes taken for equal keys",
         "Keys are told apart by their hash alone.",
-        fold.sort,
+        sort.sort,
         ("same_key = same_hash & _same_keys", "same_key = same_hash | _same_keys"),
     ),
     # Clocks
@@ -635,7 +635,7 @@ BUGS = (
     bug(
         "changes above the last",
         "A message right at the last clock that a sink was given is no change.",
-        fold.from_clock,
+        layout.from_clock,
         (">= clock", "> clock"),
     ),
     bug(

@@ -1,0 +1,115 @@
+"""Sort tables of partial sums by the hash of the key, and by the order of updates where it counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from persistent_state.partials import keys, sizes
+from persistent_state.partials.layout import ORDER, Layout, as_numpy, one_chunk
+
+
+def sort(table: pa.Table, layout: Layout) -> tuple[NDArray[np.intp] | None, NDArray[np.bool_]]:
+    """Return the order of the rows, and which of them begin another key.
+
+    The order is (hash, key, time), or for an ordered monoid (hash, key, order).
+
+    The order is None where the rows stand in it.
+    """
+    if not layout.is_ordered:
+        hashes, starts = as_numpy(table, "hash"), as_numpy(table, layout.in_time)
+        order = None if _is_in_order(hashes, starts) else _order(hashes, starts, layout)
+        same_hash = _same_hashes(hashes if order is None else hashes[order])
+        same_key = same_hash & _same_keys(table, order, layout)
+        # Equal hashes are not equal keys. They almost never differ, so the keys themselves are sorted only where they do.
+        if np.array_equal(same_key, same_hash):
+            return order, ~same_key
+    by = ["hash", *layout.key_names, *(ORDER if layout.is_ordered else [layout.in_time])]
+    order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in by]).to_numpy().astype(np.intp)
+    return order, ~(_same_hashes(as_numpy(table, "hash")[order]) & _same_keys(table, order, layout))
+
+
+def _order(hashes: NDArray[np.uint64], times: NDArray[np.int64], layout: Layout) -> NDArray[np.intp]:
+    if layout.gap is None:
+        return order_by_hash(hashes, times)
+    # Of sessions nearly all times differ: it is several times faster to sort by them first.
+    by_time = order_by_time(times)
+    return by_time[order_by_hash(hashes[by_time], times[by_time])]
+
+
+def order_by_time(times: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return the rows by time, those of one time as they came."""
+    row_bits = max(0, len(times) - 1).bit_length()
+    first = int(times.min())
+    if (int(times.max()) - first).bit_length() + row_bits > 64:
+        return np.argsort(times, kind="stable")
+    packed = (times - first).astype(np.uint64) << np.uint64(row_bits)
+    packed |= np.arange(len(times), dtype=np.uint64)
+    packed.sort()
+    packed &= np.uint64((1 << row_bits) - 1)
+    return packed.view(np.intp)
+
+
+def _is_in_order(hashes: NDArray[np.uint64], starts: NDArray[np.int64]) -> bool:
+    rises = hashes[1:] > hashes[:-1]
+    return bool(rises.all() or np.all(rises | (hashes[1:] == hashes[:-1]) & (starts[1:] >= starts[:-1])))
+
+
+def _same_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    same = np.zeros(len(hashes), dtype=np.bool_)
+    np.equal(hashes[1:], hashes[:-1], out=same[1:])
+    return same
+
+
+def _same_keys(table: pa.Table, order: NDArray[np.intp] | None, layout: Layout) -> NDArray[np.bool_]:
+    columns = [taken(one_chunk(table[name]), order) for name in layout.key_names]
+    return keys.same_as_previous(columns, table.num_rows)
+
+
+def taken(column: pa.Array, order: NDArray[np.intp] | None) -> pa.Array:
+    """Return a column in another order, None as it is."""
+    if order is None:
+        return column
+    with sizes.within_arrow():
+        return column.take(pa.array(order))
+
+
+def order_by_hash(hashes: NDArray[np.uint64], starts: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return the rows by (hash, start), those equal in both as they came.
+
+    Numbers are sorted several times faster than what they belong to is put in their order. So one number of 64 bits holds
+    as many of the hash's first bits as there is room for, the start's place among all starts, and the row's.
+    """
+    # Starts that rise with the rows, as those of sessions often do, need no place of their own.
+    some = starts[:1] if np.all(starts[1:] >= starts[:-1]) else np.sort(pc.unique(pa.array(starts)).to_numpy())
+    row_bits, start_bits = (max(0, len(of) - 1).bit_length() for of in (hashes, some))
+    hash_bits = 64 - row_bits - start_bits
+    if hash_bits < 1:
+        return np.lexsort((starts, hashes))
+    below = np.uint64(64 - hash_bits)
+    packed = np.arange(len(hashes), dtype=np.uint64)
+    packed |= hashes & ~((np.uint64(1) << below) - np.uint64(1))
+    if start_bits:
+        packed |= np.searchsorted(some, starts).astype(np.uint64) << np.uint64(row_bits)
+    packed.sort()
+    packed &= np.uint64((1 << row_bits) - 1)
+    order = packed.view(np.intp)
+    in_order = hashes[order]
+    wrong = np.flatnonzero(in_order[1:] < in_order[:-1])
+    if len(wrong):
+        # Of the rows that share their first bits with another hash's, all bits decide.
+        in_order >>= below
+        first = np.unique(np.searchsorted(in_order, in_order[wrong]))
+        rows = ranges(first, np.searchsorted(in_order, in_order[first], side="right") - first)
+        some_rows = order[rows]
+        order[rows] = some_rows[np.lexsort((starts[some_rows], hashes[some_rows]))]
+    return order
+
+
+def ranges(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers of many ranges, one after the other."""
+    offsets = np.cumsum(lengths) - lengths
+    numbers: NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(begins - offsets, lengths)
+    return numbers
