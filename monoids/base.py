@@ -52,24 +52,24 @@ class Semigroup(Codec[T], Generic[T]):
         """Both together. Takes values as `from_arrow` gives them and changes neither."""
 
     def near(self, a: T, b: T) -> bool:
-        """Whether two values are the same, but for what grouping may change where sums are not exact."""
+        """Return True if two values are equal, but for what grouping may change where sums are not exact."""
         return a == b
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What, besides the type, tells two monoids of this name apart, as JSON."""
+        """The parameters that, besides the type, tell two monoids of this name apart, as JSON."""
         return {}
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Who this monoid is, as JSON: equal ones mean the same by the same values."""
+        """The identity of this monoid, as JSON: monoids with equal identities add equal values equally."""
         return {"name": self.name, "parameters": self.parameters, "type": str(self.type)}
 
     def __repr__(self) -> str:
         return f"{self.name}({self.type})"
 
     def reduce(self, values: Array, starts: Rows) -> Array:
-        """The sum of each segment of a column, in order.
+        """Return the sum of each segment of a column, in order.
 
         Segment i is values[starts[i]:starts[i + 1]], the last one to the end. `values` are of `type` and not null;
         `starts` begin at 0 and increase strictly, so that no segment is empty (both may be empty).
@@ -80,7 +80,7 @@ class Semigroup(Codec[T], Generic[T]):
 
     @cached_property
     def codec(self) -> Codec[Any]:
-        """How values become columns. A subclass may set another, or override to_arrow, from_arrow and cast."""
+        """The codec that makes columns of values. A subclass may set another, or override to_arrow, from_arrow and cast."""
         return codec_of(self.type)
 
     def to_arrow(self, values: Sequence[T | None]) -> Array:
@@ -96,7 +96,7 @@ class Semigroup(Codec[T], Generic[T]):
 
 
 class Monoid(Semigroup[T]):
-    """A semigroup with a `zero`, which changes nothing:
+    """A semigroup with a `zero`, which changes nothing.
 
     class Xor(Monoid[int]):
         type = pa.int64()
@@ -133,12 +133,12 @@ class Group(Monoid[T]):
 
     @abstractmethod
     def minus(self, a: T, b: T) -> T:
-        """What is left of a without b. Changes neither."""
+        """Return what is left of a without b. It changes neither."""
 
 
 @dataclass(frozen=True)
 class Aggregator(Generic[A, B, C]):
-    """What makes one answer of many items: each is prepared, a monoid puts together, the sum is presented.
+    """A way from many items to one answer: it prepares each item, adds by a monoid, and presents the sum.
 
     >>> from monoids import Max
     >>> longest = Aggregator(len, Max(), lambda length: length or 0)
@@ -158,10 +158,10 @@ class Aggregator(Generic[A, B, C]):
         return self.present(self.monoid.sum(map(self.prepare, items)))
 
     def present_column(self, column: Array) -> Array:
-        """What is said of each sum of a column, as one of `type`; null of null.
+        """Present each sum of a column, as a column of `type`; null of null.
 
         Raises:
-            MonoidError: the type is not known, or `present` gives something else.
+            MonoidError: The type is not known, or `present` gives something else.
         """
         own = self.monoid
         if isinstance(own, Summary) and (self.present, self.type) == (own.present, own.presented):
@@ -183,20 +183,20 @@ class Summary(Monoid[T], Generic[T, A, C]):
     items: Codec[Any]
 
     def of(self, item: A) -> T:
-        """The summary of one item.
+        """Return the summary of one item.
 
         Raises:
-            MonoidError: it is none that this monoid takes.
+            MonoidError: This monoid does not take the item.
         """
         (value,) = self.from_arrow(self._lift(self.column_of(item)))
         summary: T = value  # type: ignore[assignment]
         return summary
 
     def column_of(self, item: A) -> Array:
-        """A column of one item.
+        """Return a column of one item.
 
         Raises:
-            MonoidError: it is none that this monoid takes.
+            MonoidError: This monoid does not take the item.
         """
         with told_by(self.name):
             if item is None:
@@ -204,7 +204,7 @@ class Summary(Monoid[T], Generic[T, A, C]):
             return self.items.to_arrow([item])
 
     def present(self, value: T) -> C:
-        """What a summary says; the value itself unless a subclass says more."""
+        """Return what outputs show of a summary: the value itself, unless a subclass overrides this."""
         said: Any = value
         return said  # type: ignore[no-any-return]
 
@@ -214,10 +214,10 @@ class Summary(Monoid[T], Generic[T, A, C]):
         return self.type if self._presents_itself else None
 
     def present_column(self, column: Array) -> Array:
-        """What each summary of a column says, as a column of `presented`; null of null.
+        """Present each summary of a column, as a column of `presented`; null of null.
 
         Raises:
-            MonoidError: the type is not known, or `present` gives something else.
+            MonoidError: The type is not known, or `present` gives something else.
         """
         if self._presents_itself:
             return column
@@ -227,7 +227,7 @@ class Summary(Monoid[T], Generic[T, A, C]):
 
     @property
     def aggregator(self) -> Aggregator[A, T, C]:
-        """From items to what their summary says."""
+        """The way from items to what their summary presents."""
         return Aggregator(self.of, self, self.present, self.presented)
 
     @property
@@ -236,7 +236,7 @@ class Summary(Monoid[T], Generic[T, A, C]):
 
     @abstractmethod
     def _lift(self, items: Array) -> Array:
-        """A column of items, some of them null, as one of their summaries."""
+        """Return the summaries of a column of items, some of them null."""
 
     def _cast(self, column: Array) -> tuple[Array, Mask]:
         if not self.items.accepts(column.type):
@@ -249,7 +249,7 @@ class Summary(Monoid[T], Generic[T, A, C]):
 def from_pair(
     name: str, type: Any, zero: T, plus: Callable[[T, T], T], *, commutative: bool = True, exact: bool = True
 ) -> Monoid[T]:
-    """A monoid from its zero and its plus; `name` is its identity, so that of every store that holds its values.
+    """Make a monoid of a zero and a plus. `name` is its identity, which every store with its values records.
 
     >>> longest = from_pair("Longest", pa.string(), "", lambda a, b: max(a, b, key=lambda word: (len(word), word)))
     >>> longest.sum(["a", "word", "or"])
@@ -292,7 +292,7 @@ def reduce_part(monoid: Monoid[Any], values: Array, starts: Rows) -> Array:
 
 
 def within(name: str, parameter: str, value: int, low: int, high: int) -> int:
-    """A parameter of a monoid of this name, checked."""
+    """Return a parameter of the monoid `name` if it is from `low` to `high`, or raise MonoidError."""
     try:
         number = -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -35,7 +35,7 @@ def told_by(who: str) -> Iterator[None]:
 
 
 class Codec(ABC, Generic[T]):
-    """How Python values become an Arrow column of one type, and come back.
+    """A codec between Python values and an Arrow column of one type.
 
     Attributes:
         type: the Arrow type of a value. Times are microseconds, instants are UTC.
@@ -45,12 +45,12 @@ class Codec(ABC, Generic[T]):
 
     @property
     def missing(self) -> T | None:
-        """What a null stands for when it is a part of a struct, tuple or map."""
+        """The value that a null stands for when it is a part of a struct, tuple or map."""
         return None
 
     @abstractmethod
     def to_arrow(self, values: Sequence[T | None]) -> Array:
-        """A column of `type`. None becomes null, which is no update.
+        """Return a column of `type`. None becomes null, which is no update.
 
         Raises:
             MonoidError: a value is not exactly one of `type`. "5", True and 1.0 are not integers.
@@ -58,10 +58,10 @@ class Codec(ABC, Generic[T]):
 
     @abstractmethod
     def from_arrow(self, array: Array) -> list[T | None]:
-        """The Python values of a column of `type`. Null becomes None."""
+        """Return the Python values of a column of `type`. Null becomes None."""
 
     def cast(self, column: Array) -> tuple[Array, Mask]:
-        """A column of a user as one of `type`, and the rows whose value does not fit, which are null in it.
+        """Return a user's column as a column of `type`, and True for each row whose value does not fit and is null.
 
         Taken are: integers for any number; floats and decimals for ones as wide; text, bytes, dates, times and
         datetimes of any width, unit or zone for each other; dictionaries for their values; and the same where nested.
@@ -76,7 +76,7 @@ class Codec(ABC, Generic[T]):
         return self._cast(column)
 
     def accepts(self, type: DataType) -> bool:
-        """Whether `cast` takes columns of this type."""
+        """Return True if `cast` takes columns of this type."""
         try:
             self.cast(pa.nulls(0, type))
         except MonoidError:
@@ -101,22 +101,22 @@ class Codec(ABC, Generic[T]):
 
 
 def valid(column: Array) -> Mask:
-    """The rows that are not null."""
+    """Return True for each row that is not null."""
     return ~np.asarray(column.is_null()) if column.null_count else np.ones(len(column), bool)
 
 
 def null_where(column: Array, mask: Mask) -> Array:
-    """The column with nulls in the rows of the mask."""
+    """Return the column with nulls in the rows of the mask."""
     return column.take(pa.array(np.arange(len(column)), mask=mask)) if mask.any() else column
 
 
 def segments(starts: Rows, length: int) -> Rows:
-    """The segment of every row."""
+    """Return the segment of every row."""
     return np.repeat(np.arange(len(starts)), np.diff(np.append(starts, length)))
 
 
 def sort_within(segment: Rows, *keys: Array) -> Rows:
-    """The rows in the order of (segment, *keys). Rows equal in all keep their order."""
+    """Return the rows in the order of (segment, *keys). Equal rows keep their order."""
     rows = pa.table([pa.array(segment), *keys], [str(i) for i in range(len(keys) + 1)])
     order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in rows.column_names])
     return np.asarray(order).astype(np.int64)

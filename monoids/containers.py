@@ -223,7 +223,7 @@ class SetCodec(Codec[frozenset[Any]]):
         return [None if items is None else frozenset(items) for items in lists]
 
     def distinct(self, row: Rows, items: Array, present: Mask) -> Array:
-        """The column of the sets of these items, whose rows are said."""
+        """Return the column of the sets of these items, each of which belongs to the row in `row`."""
         order = sort_within(row, items)
         row, items = row[order], items.take(pa.array(order))
         once = np.flatnonzero(~repeats(row, items))
@@ -314,7 +314,7 @@ class Optional(Monoid[T | None], Generic[T]):
 
 
 def singletons(items: Array) -> Array:
-    """A column of lists of one item each, null where the item is."""
+    """Return a column of lists of one item each, null where the item is null."""
     present = valid(items)
     lists = pa.ListArray.from_arrays(offsets_of(present.astype(np.int64)), items.drop_null())
     return null_where(lists, ~present)

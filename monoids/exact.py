@@ -19,7 +19,7 @@ _MOST_BITS = 5_000
 
 
 def _pack(numerator: int, exponent: int) -> bytes:
-    """numerator * 2**exponent: two bytes of the exponent, then the odd numerator, both signed and the highest byte first."""
+    """Pack numerator * 2**exponent: two bytes of the exponent, then the odd numerator, both signed and big-endian."""
     if numerator == 0:
         return b""
     zeros = (numerator & -numerator).bit_length() - 1

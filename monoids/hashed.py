@@ -41,7 +41,7 @@ def mixed(numbers: Hashes) -> Hashes:
 
 
 def hashed(items: Array) -> Hashes:
-    """The hash of each item of a primitive column, that of null meaning nothing."""
+    """Return the hash of each item of a primitive column. The hash of null means nothing."""
     kind = family(items.type)
     assert kind is not None
     if kind.ticks or kind.name == "float":
@@ -72,7 +72,7 @@ class _Hashed(PackedSummary[C], Generic[C]):
 
     @abstractmethod
     def _full(self, entries: NDArray[Any], others: Sequence[bytes]) -> bytes:
-        """These entries and values of the fixed length, in that form."""
+        """Merge these entries and values of the fixed length, in that form."""
 
     def _lift(self, items: Array) -> Array:
         entries = self._entries(items)
@@ -81,10 +81,10 @@ class _Hashed(PackedSummary[C], Generic[C]):
 
     @abstractmethod
     def _entries(self, items: Array) -> NDArray[Any]:
-        """The entry of each item."""
+        """Return the entry of each item."""
 
     def _parts(self, value: bytes) -> tuple[NDArray[Any], bytes | None]:
-        """A value's entries, or what it is in the other form."""
+        """Return a value's entries, or its bytes if it has the other form."""
         if len(value) - _TAG == self._length:
             return np.zeros(0, self._entry), value[_TAG:]
         return np.frombuffer(value, self._entry, offset=_TAG), None
@@ -129,7 +129,7 @@ class _HashSet(_Hashed[C], Generic[C]):
 
 
 class BloomFilter(_HashSet[float]):
-    """Whether an item was surely not there, or probably was. It presents about how many items there are.
+    """A set that knows if an item was surely not added, or probably was. It presents about how many items there are.
 
     >>> bloom = BloomFilter(pa.string(), capacity=1000, error=0.01)
     >>> seen = bloom.sum(map(bloom.of, ["a", "b"]))
@@ -160,7 +160,7 @@ class BloomFilter(_HashSet[float]):
         return {"items": str(self.items.type), "capacity": self._capacity, "error": self._error}
 
     def contains(self, value: bytes, item: Any) -> bool:
-        """False: the item was not there. True: it was, or it is an error."""
+        """Return False if the item was surely not added, True if it was, or by error."""
         one = self._hash(item)
         few, full = self._opened(value)
         if full is None:
@@ -190,7 +190,7 @@ class BloomFilter(_HashSet[float]):
 
 
 class MinHash(_HashSet[float]):
-    """How alike two sets are (Jaccard: what they share of all that they have). It presents about how many items there are.
+    """The similarity of sets (Jaccard: the shared items among all items). It presents about how many items there are.
 
     >>> alike = MinHash(pa.string())
     >>> a, b = (alike.sum(map(alike.of, items)) for items in ("abc", "bcd"))
@@ -214,7 +214,7 @@ class MinHash(_HashSet[float]):
         return {"items": str(self.items.type), "k": self._k}
 
     def similarity(self, a: bytes, b: bytes) -> float | None:
-        """The share that two sets have in common, about; None of two empty ones."""
+        """Estimate the share that two sets have in common; None for two empty sets."""
         (ours, full), (theirs, other) = self._opened(a), self._opened(b)
         if full is None and other is None:
             either = len(np.union1d(ours, theirs))
@@ -269,13 +269,13 @@ class CountMin(_Hashed[int]):
         return {"items": str(self.items.type), "hashes": self._hashes, "buckets": self._buckets}
 
     def weighted(self, item: Any, weight: int) -> bytes:
-        """The summary of an item that came so often."""
+        """Return the summary of an item that came `weight` times."""
         if not (isinstance(weight, int) and 0 < weight <= 2**53):
             raise MonoidError(f"{self.name}: weight={weight} is no count. Use an integer from 1 to 2**53.")
         return self._tag + np.array([(self._hash(item)[0], weight)], self._entry).tobytes()
 
     def count(self, value: bytes, item: Any) -> int:
-        """How often an item came, or somewhat more."""
+        """Return how often an item came, or somewhat more."""
         few, full = self._opened(value)
         one = self._hash(item)[0]
         if full is None:

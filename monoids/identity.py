@@ -24,7 +24,7 @@ _Builder = Callable[[_Parameters, str, Sequence[Semigroup[Any]]], Monoid[Any]]
 
 
 def from_identity(identity: Mapping[str, Any], others: Sequence[Semigroup[Any]] = ()) -> Monoid[Any]:
-    """The monoid that has this identity: one of `others`, or one of this package, also where they are within each other.
+    """Return the monoid that has this identity: one of `others`, or one of this package, also where they are within each other.
 
     Nothing is imported or executed by a name in it.
 
@@ -49,7 +49,7 @@ def from_identity(identity: Mapping[str, Any], others: Sequence[Semigroup[Any]] 
 
 
 def _in_order(parts: Mapping[str, Monoid[Any]], fields: str) -> dict[str, Monoid[Any]]:
-    """The parts in the order of a struct's fields, which JSON may have lost; none if they are other fields."""
+    """Return the parts in the order of a struct's fields, which JSON may have lost; none if the fields are others."""
     for name, part in parts.items():
         written = f"{name}: {part.type}"
         others = {other: parts[other] for other in parts if other != name}

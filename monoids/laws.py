@@ -44,7 +44,7 @@ class LawBroken(AssertionError):
 def monoid_laws(
     monoid: Semigroup[T], values: st.SearchStrategy[T] | None = None, *, same: Same | None = None, examples: int = 100
 ) -> Callable[[str], None]:
-    """A test of a monoid, semigroup or group for pytest, with a case for each law that it must keep.
+    """Return a test of a monoid, semigroup or group for pytest, with a case for each law that it must keep.
 
     values: what its values are, None left out; None: those of `monoids.strategies`, which knows the monoids of this package.
     same: when two values are the same; `monoid.near` unless said, which for an exact monoid is ==.
@@ -61,7 +61,7 @@ def monoid_laws(
 def check_laws(
     monoid: Semigroup[T], values: st.SearchStrategy[T] | None = None, *, same: Same | None = None, examples: int = 100
 ) -> None:
-    """All laws of a monoid at once.
+    """Check all laws of a monoid at once.
 
     Raises:
         LawBroken: the first of them that does not hold.
@@ -73,7 +73,7 @@ def check_laws(
 
 @dataclass(frozen=True)
 class Subject:
-    """What a law is checked for: a monoid, some of its values, where segments of them begin, and what equal means."""
+    """The subject of a law: a monoid, some of its values, the starts of segments of them, and when two are equal."""
 
     monoid: Any
     values: list[Any]
@@ -86,14 +86,14 @@ class Subject:
             raise LawBroken(f"{counterexample} for {', '.join(letters)}")
 
     def equal(self, left: str, ours: Term, right: str, theirs: Term) -> None:
-        """Two terms in the first three values, a, b and c, must be the same."""
+        """Raise LawBroken if two terms in the first three values, a, b and c, differ."""
         one, other = (term(*deepcopy(self.values[:3])) for term in (ours, theirs))
         self.must(self.same(one, other), f"{left} = {one!r}, {right} = {other!r}")
 
 
 @dataclass(frozen=True)
 class Law:
-    """What is true of all of a kind."""
+    """A law that every monoid of a kind must keep."""
 
     name: str
     of: type
@@ -202,7 +202,7 @@ def _of_nothing(subject: Subject) -> None:
 
 
 def _declared(subject: Subject) -> None:
-    """A name, parameters and type that a store can hold, and that tell the monoid from others of its class."""
+    """Check that a store can hold name, parameters and type, and that they tell the monoid from others of its class."""
     monoid = subject.monoid
     identity = monoid.identity
     try:
@@ -218,7 +218,7 @@ def _declared(subject: Subject) -> None:
 
 
 def _leaves(value: Any) -> list[Any]:
-    """The numbers and texts of a value of JSON."""
+    """Return the numbers and texts in a value of JSON."""
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else None
     return [value] if parts is None else [leaf for part in parts for leaf in _leaves(part)]
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _Elementwise(Monoid[T]):
-    """What an operation of numpy does to columns."""
+    """A monoid whose plus is an operation of numpy."""
 
     _operation: np.ufunc
 
@@ -23,7 +23,7 @@ class _Elementwise(Monoid[T]):
 
 
 class Any(_Elementwise[bool]):
-    """Whether one of them is true.
+    """True if one of the values is true.
 
     >>> Any().sum([False, True])
     True
@@ -38,7 +38,7 @@ class Any(_Elementwise[bool]):
 
 
 class All(_Elementwise[bool]):
-    """Whether all of them are true.
+    """True if all of the values are true.
 
     >>> All().sum([False, True])
     False

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def codec_of(type: DataType) -> Codec[Any]:
-    """The codec of a type that is primitive, or of lists, structs and maps of such."""
+    """Return the codec of a type that is primitive, or of lists, structs and maps of such types."""
     codec: Codec[Any]
     if isinstance(type, pa.ListType):
         codec = ListCodec(codec_of(type.value_type))
@@ -39,13 +39,13 @@ def offsets_of(lengths: Rows) -> Array:
 
 
 def entries_of(array: Array) -> tuple[Rows, slice]:
-    """The offsets of the rows of a list or map array, from 0, within the stretch of its child that belongs to it."""
+    """Return the offsets of the rows of a list or map array, from 0, and the slice of its child that belongs to it."""
     offsets = np.asarray(array.offsets).astype(np.int64)
     return offsets - offsets[0], slice(int(offsets[0]), int(offsets[-1]))
 
 
 def with_null_entries(lists: Array) -> Mask:
-    """The rows of a list column that are there and have a null among their entries."""
+    """Return True for each row of a list column that is not null and has a null among its entries."""
     offsets, stretch = entries_of(lists)
     before = np.append(0, np.cumsum(~valid(lists.values[stretch])))[offsets]
     return valid(lists) & (np.diff(before) > 0)
@@ -57,12 +57,12 @@ def nulls(present: Mask) -> Array | None:
 
 
 def is_there(values: Sequence[Any]) -> Mask:
-    """The values that are not None."""
+    """Return True for each value that is not None."""
     return np.fromiter((value is not None for value in values), bool, len(values))
 
 
 def fill(part: Codec[Any], column: Array) -> Array:
-    """The column with what a missing part stands for in place of nulls."""
+    """Return the column with nulls replaced by the value that a missing part stands for."""
     if part.missing is None or not column.null_count:
         return column
     rows = np.where(valid(column), np.arange(len(column)), len(column))
@@ -70,7 +70,7 @@ def fill(part: Codec[Any], column: Array) -> Array:
 
 
 class Checked(Codec[T], Generic[T]):
-    """What a codec takes, but for rows that are no value although their parts are; to be mixed in before that codec.
+    """A mixin before a codec that refuses some rows whose parts are values.
 
     Attributes:
         taken: the values, in words.
@@ -80,7 +80,7 @@ class Checked(Codec[T], Generic[T]):
 
     @abstractmethod
     def misfits(self, array: Array) -> Mask:
-        """The rows of a column of the other codec that are there and are no value."""
+        """Return True for each row of the other codec's column that is not null and is not a value."""
 
     def to_arrow(self, values: Sequence[T | None]) -> Array:
         array = super().to_arrow(values)  # type: ignore[safe-super]
@@ -140,17 +140,17 @@ class StructCodec(Codec[Any]):
         self.type = pa.struct([(name, part.type) for name, part in self.parts.items()])
 
     def fields(self, value: Any) -> Mapping[str, Any]:
-        """A value's fields by name."""
+        """Return a value's fields by name."""
         if not isinstance(value, Mapping) or not self.parts.keys() >= value.keys():
             raise self.refused_value(value, f"dictionaries with the keys {', '.join(self.parts)}")
         return value
 
     def value(self, fields: tuple[Any, ...]) -> Any:
-        """The value that has these fields."""
+        """Return the value that has these fields."""
         return dict(zip(self.parts, fields, strict=True))
 
     def fill(self, part: Codec[Any], column: Array) -> Array:
-        """A column of a part, with what a missing one stands for."""
+        """Return the column of a part with nulls replaced by the value that a missing part stands for."""
         return fill(part, column)
 
     def array(self, columns: list[Array], present: Mask) -> Array:
@@ -221,7 +221,7 @@ class RecordCodec(Checked[Any], StructCodec):
 
 
 class TupleCodec(StructCodec):
-    """Tuples, as structs whose fields are named 0, 1, …"""
+    """Tuples, as structs whose fields are named 0, 1 and so on."""
 
     def fields(self, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, tuple) or len(value) != len(self.parts):
@@ -240,12 +240,12 @@ class MapCodec(Codec[dict[Any, Any]]):
         self.type = pa.map_(self.key.type, value.type)
 
     def array(self, row: Rows, keys: Array, values: Array, present: Mask) -> Array:
-        """The column of these entries, which are sorted by row and key."""
+        """Return the column of these entries, which are sorted by row and key."""
         offsets = offsets_of(np.bincount(row, minlength=len(present)))
         return pa.MapArray.from_arrays(offsets, keys, fill(self.value, values), mask=nulls(present))
 
     def entries(self, column: Array) -> tuple[Rows, Array, Array]:
-        """The row, key and value of every entry of a map column."""
+        """Return the row, key and value of every entry of a map column."""
         offsets, stretch = entries_of(column)
         return np.repeat(np.arange(len(column)), np.diff(offsets)), column.keys[stretch], column.items[stretch]
 

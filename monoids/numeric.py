@@ -25,15 +25,15 @@ _EXACT = decimal.Context(prec=80)
 
 
 def as_int64(number: int) -> int:
-    """A whole number modulo 2**64, as int64 holds it."""
+    """Return a whole number modulo 2**64, as int64 holds it."""
     return (operator.index(number) + 2**63) % 2**64 - 2**63
 
 
 def number_of_64_bits(type: DataType) -> Scalar:
-    """The codec of int64 or finite float64.
+    """Return the codec of int64 or finite float64.
 
     Raises:
-        MonoidError: it is of neither.
+        MonoidError: The type is neither.
     """
     number = Scalar(type, "finite")
     if number.family.name not in ("int", "float"):
@@ -42,7 +42,7 @@ def number_of_64_bits(type: DataType) -> Scalar:
 
 
 def close(a: float, b: float) -> bool:
-    """Whether two floats are the same but for rounding: to 9 digits, or to a millionth."""
+    """Return True if two floats are equal but for rounding: to 9 digits, or to a millionth."""
     return a == b or math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-6)
 
 
@@ -128,7 +128,7 @@ class Sum(Group[T]):
 
 
 class Count(Sum[int]):
-    """How many: an update of 1 is one occurrence, of n as many. Adds as Sum does.
+    """The number of occurrences: an update of n is n occurrences. It adds as Sum does.
 
     >>> Count().sum([1, 1, 1])
     3

@@ -80,11 +80,11 @@ class PackedSummary(Summary[bytes, Any, C], Generic[C]):
 
     @abstractmethod
     def is_own(self, value: object) -> bool:
-        """Whether this is a value of a monoid of these parameters."""
+        """Return True if this is a value of a monoid with these parameters."""
 
     @abstractmethod
     def _merged(self, parts: Sequence[bytes]) -> bytes:
-        """Several values as one."""
+        """Merge several values."""
 
     def plus(self, a: bytes, b: bytes) -> bytes:
         return self._merged([self.checked(a), self.checked(b)])
@@ -95,20 +95,20 @@ class PackedSummary(Summary[bytes, Any, C], Generic[C]):
         return pa.array(merged, self.type)
 
     def checked(self, value: bytes) -> bytes:
-        """The value.
+        """Return the value if it is one of this monoid.
 
         Raises:
-            MonoidError: it is not one of this monoid, or one of other parameters.
+            MonoidError: It is not a value of this monoid, or has other parameters.
         """
         with told_by(f"{self.name} of {self.parameters}"):
             self.codec.check([value])
         return value
 
     def item(self, item: Any) -> Any:
-        """An item as the summary knows it.
+        """Return an item as the summary keeps it.
 
         Raises:
-            MonoidError: it is none.
+            MonoidError: It is not an item.
         """
         (known,) = plain(self.column_of(item))
         return known

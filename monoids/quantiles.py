@@ -24,7 +24,7 @@ class _Quantiles(Sketch[tuple[Any, ...]]):
         return self.quantiles(value, self._ranks)
 
     def quantiles(self, value: bytes, ranks: Sequence[float]) -> tuple[Any, ...]:
-        """The items below which these shares of all are, from 0 (the least) to 1 (the greatest); None if there are no items."""
+        """Return the items below which these shares of all are, from 0 (the least) to 1 (the greatest); None without items."""
         sketch = self._opened(value)
         with told_by(self.name):
             if not all(0 <= rank <= 1 for rank in ranks):
@@ -35,12 +35,12 @@ class _Quantiles(Sketch[tuple[Any, ...]]):
         return tuple(ends[rank] if rank in ends else sketch.get_quantile(rank) for rank in ranks)
 
     def rank(self, value: bytes, item: float) -> float | None:
-        """The share of the items that are not greater; None if there are no items."""
+        """Return the share of the items that are not greater; None if there are no items."""
         sketch = self._opened(value)
         return None if sketch.is_empty() else sketch.get_rank(self.item(item), True)
 
     def near(self, a: bytes, b: bytes) -> bool:
-        """Whether both are of as many items, with the same ends, and the medians within what the error allows."""
+        """Return True if both have as many items, the same ends, and medians within what the error allows."""
         ours, theirs = self.read(a), self.read(b)
         if ours.n != theirs.n or ours.is_empty():
             return bool(ours.n == theirs.n)
@@ -52,7 +52,7 @@ class _Quantiles(Sketch[tuple[Any, ...]]):
 
     @abstractmethod
     def _error(self, sketch: Any) -> float:
-        """How far the rank of the median may be off, nearly always."""
+        """Return a bound of the error of the median's rank that holds nearly always."""
 
     def _merged(self, parts: Sequence[bytes]) -> bytes:
         first, *others = map(self.read, parts)

@@ -52,21 +52,23 @@ _FAMILIES = (
 
 
 def family(type: DataType) -> Family | None:
-    """The family of a primitive type, None for other types."""
+    """Return the family of a primitive type, None for other types."""
     word = re.split(r"\W", str(type))[0] + (", tz" if getattr(type, "tz", None) else "")
     return next((family for family in _FAMILIES if re.fullmatch(family.types, word)), None)
 
 
 def numbers(column: Array) -> NDArray[Any]:
-    """A column of numbers or times as numpy, times as integers, null as 0. No copy where nothing is null."""
+    """Return a column of numbers or times as numpy, times as integers, null as 0. It copies only if there are nulls."""
     if pa.types.is_temporal(column.type):
         column = column.view(pa.int64() if column.type.bit_width == 64 else pa.int32())
     return np.asarray(pc.fill_null(column, 0) if column.null_count else column)
 
 
 class Scalar(Codec[Any]):
-    """One primitive value, of the type that is kept for the family of the given one: int64 for any integers, float64
-    for any floats, decimal128(38, scale), string, binary, date32, microseconds for times, UTC for any time zone.
+    """One primitive value, of the type that is kept for the family of the given type.
+
+    That is int64 for any integers, float64 for any floats, decimal128(38, scale), string, binary, date32, microseconds for
+    times, and UTC for any time zone.
 
     floats: "all" floats are values, or those with an "ordered" place (no NaN; -0.0 is 0.0), or the "finite" of these.
     """
@@ -83,7 +85,7 @@ class Scalar(Codec[Any]):
 
     @property
     def is_numeric(self) -> bool:
-        """Whether `numbers` takes columns of this type."""
+        """Return True if `numbers` takes columns of this type."""
         return self.family.name == "float" or self.family.ticks is not None
 
     def to_arrow(self, values: Sequence[Any]) -> Array:
@@ -102,7 +104,7 @@ class Scalar(Codec[Any]):
         return values
 
     def _column(self, values: Sequence[Any]) -> Array | None:
-        """The column of these values, None if one of them does not fit."""
+        """Return the column of these values, None if one of them does not fit."""
         for found in set(map(type, values)) - {type(None)}:
             if not issubclass(found, self.family.classes) or issubclass(found, self.family.but_not):
                 return None
@@ -123,7 +125,7 @@ class Scalar(Codec[Any]):
         return value is None or ((value.tzinfo is not None) == zoned and not getattr(value, "nanosecond", 0))
 
     def _is_value(self, column: Array) -> Mask:
-        """The rows that are not a NaN or an infinity that is no value here."""
+        """Return False for each row with a NaN or an infinity that is not a value here."""
         if self.floats == "all":
             return np.ones(len(column), bool)
         is_value: Mask = np.isfinite(numbers(column)) if self.floats == "finite" else ~np.isnan(numbers(column))
@@ -144,7 +146,7 @@ class Scalar(Codec[Any]):
         return self._canonical(column.cast(self.type)), bad
 
     def _fits(self, column: Array) -> Mask:
-        """The rows whose value is exactly one of `type`, or null."""
+        """Return True for each row whose value is exactly one of `type`, or null."""
         theirs, ours = family(column.type), self.family
         if theirs == ours:
             if ours.ticks:
@@ -183,7 +185,7 @@ def _between(low: int, values: NDArray[Any], high: int) -> Mask:
 
 
 def _nanoseconds(type: DataType) -> int:
-    """The length of a tick of a type of times; 1 for integers."""
+    """Return the nanoseconds of a tick of a type of times; 1 for integers."""
     if pa.types.is_date(type):
         return _DAY * 10**3 if pa.types.is_date32(type) else 10**6
     return {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[getattr(type, "unit", "ns")]

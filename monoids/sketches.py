@@ -24,15 +24,15 @@ C = TypeVar("C")
 
 _TEXT = pa.string()
 _EMPTY = "\ufdd0"
-"""What stands for an empty text: a code point that is no character."""
+"""The text that stands for an empty one: a code point that is not a character."""
 _FORGOTTEN = struct.Struct("<bqq")
 
 
 def datasketches() -> ModuleType:
-    """The package.
+    """Import the package datasketches.
 
     Raises:
-        MonoidError: it is not there.
+        MonoidError: It is not installed.
     """
     try:
         import datasketches
@@ -65,19 +65,19 @@ class Sketch(PackedSummary[C], Generic[C]):
 
     @abstractmethod
     def new(self) -> Any:
-        """An empty sketch."""
+        """Make an empty sketch."""
 
     @abstractmethod
     def write(self, sketch: Any) -> bytes:
-        """The bytes of a sketch."""
+        """Return the bytes of a sketch."""
 
     @abstractmethod
     def read(self, data: bytes) -> Any:
-        """The sketch of DataSketches that wrote these bytes."""
+        """Return the sketch of DataSketches with these bytes."""
 
     @abstractmethod
     def _fits(self, sketch: Any) -> bool:
-        """Whether a sketch has this monoid's parameters."""
+        """Return True if a sketch has this monoid's parameters."""
 
     def is_own(self, value: object) -> bool:
         # What DataSketches raises for bytes that it did not write is anything.
@@ -98,7 +98,7 @@ class Sketch(PackedSummary[C], Generic[C]):
         return self.write(sketch)
 
     def _united(self, union: Any, parts: Sequence[bytes]) -> Any:
-        """A union of DataSketches that has taken these."""
+        """Return a union of DataSketches, updated with these parts."""
         for part in parts:
             union.update(self.read(part))
         return union
@@ -121,7 +121,7 @@ class _Distinct(Sketch[float]):
 
     @abstractmethod
     def _counter(self, value: bytes) -> Any:
-        """What DataSketches estimates a value's count by."""
+        """Return the object of DataSketches that estimates a value's count."""
 
     def bounds(self, value: bytes, deviations: int = 2) -> tuple[float, float]:
         """Between which numbers the count is, with the certainty of 1, 2 or 3 standard deviations."""
@@ -218,14 +218,14 @@ class Theta(_Distinct):
         return self._opened(value)
 
     def intersection(self, a: bytes, b: bytes) -> bytes:
-        """A sketch of the items that are in both."""
+        """Return a sketch of the items that are in both."""
         both = self._lib.theta_intersection()
         both.update(self._opened(a))
         both.update(self._opened(b))
         return self.write(both.get_result())
 
     def difference(self, a: bytes, b: bytes) -> bytes:
-        """A sketch of the items of a that are not in b."""
+        """Return a sketch of the items of a that are not in b."""
         return self.write(self._lib.theta_a_not_b().compute(self._opened(a), self._opened(b)))
 
     def _merged(self, parts: Sequence[bytes]) -> bytes:
@@ -275,13 +275,13 @@ class FrequentItems(Sketch[list[tuple[str, int, int]]]):
         return sorted(((item, low, high + off) for item, _, low, high in found), key=lambda row: (-row[2], row[0]))
 
     def count(self, value: bytes, item: str) -> tuple[int, int]:
-        """How often an item came at the least, and at the most."""
+        """Return how often an item came at the least, and at the most."""
         sketch, _, off = self._parts(self.checked(value))
         known = self.item(item)
         return sketch.get_lower_bound(known), sketch.get_upper_bound(known) + off
 
     def near(self, a: bytes, b: bytes) -> bool:
-        """Whether both are of as many items, and what either says of an item may be so in the other."""
+        """Return True if both have as many items, and their bounds for each item overlap."""
         (ours, weight, off), (theirs, other_weight, other_off) = map(self._parts, (a, b))
         items = {item for item, *_ in [*self.present(a), *self.present(b)]}
         return bool(ours.total_weight + weight == theirs.total_weight + other_weight) and all(
@@ -291,7 +291,7 @@ class FrequentItems(Sketch[list[tuple[str, int, int]]]):
         )
 
     def _parts(self, data: bytes) -> tuple[Any, int, int]:
-        """A sketch, how many items earlier ones have forgotten, and by how much its counts are off for that."""
+        """Return a sketch, how many items earlier sketches have forgotten, and by how much its counts are off for that."""
         weight, off = _FORGOTTEN.unpack(data[: _FORGOTTEN.size])[1:] if data[:1] == b"\0" else (0, 0)
         return self.read(data), weight, off
 
@@ -339,7 +339,7 @@ class VarOpt(Sketch[list[tuple[str, float]]]):
         return {"k": self._k}
 
     def weighted(self, item: str, weight: float) -> bytes:
-        """The sample of one item of a weight above 0."""
+        """Return the sample of one item with a weight above 0."""
         with told_by(self.name):
             if not 0 < weight < math.inf:
                 raise MonoidError(f"weight={weight} is not positive and finite. Leave the item out.")
@@ -361,7 +361,7 @@ class VarOpt(Sketch[list[tuple[str, float]]]):
         return sorted(self._opened(value))
 
     def near(self, a: bytes, b: bytes) -> bool:
-        """Whether both are of as many items, keep as many, and weigh the same together."""
+        """Return True if both have as many items, keep as many, and have the same total weight."""
         ours, theirs = self.read(a), self.read(b)
         if (ours.n, ours.num_samples) != (theirs.n, theirs.num_samples):
             return False
@@ -377,7 +377,7 @@ class VarOpt(Sketch[list[tuple[str, float]]]):
 
 @cache
 def _utf8() -> Any:
-    """How samples write text: four bytes of its length, then UTF-8. What DataSketches has for it fails beyond ASCII."""
+    """Return a writer of text in samples: four bytes of length, then UTF-8. That of DataSketches needs ASCII."""
 
     class Utf8(datasketches().PyObjectSerDe):  # type: ignore[misc]
         def get_size(self, item: str) -> int:

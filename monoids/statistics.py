@@ -48,12 +48,12 @@ def _no_spread(fields: list[Array]) -> Mask:
 
 
 def _counted(kind: Any, makes_no_sense: Callable[[list[Array]], Mask]) -> RecordCodec:
-    """The codec of records of a count, n, and floats."""
+    """Return the codec of records of a count, n, and floats."""
     return RecordCodec(kind, {"n": Scalar(pa.int64()), **dict.fromkeys(kind._fields[1:], _FLOAT)}, makes_no_sense)
 
 
 class Averaged(NamedTuple):
-    """How many numbers, and their sum."""
+    """The count of numbers, and their sum."""
 
     n: int
     sum: Any
@@ -139,13 +139,13 @@ class _Numbers(Summary[T, A, C]):
 
     @abstractmethod
     def _sums(self, columns: Columns, starts: Rows) -> Columns:
-        """The fields of the sum of each segment, from the fields of all."""
+        """Return the fields of the sum of each segment, from the fields of all rows."""
 
 
 class Spread(NamedTuple):
-    """How numbers are distributed: how many, their mean, and sums of the second to fourth powers of their distances from it.
+    """The spread of numbers: their count, their mean, and sums of the second to fourth powers of their distances from it.
 
-    What is said of too few numbers, or of equal ones, is NaN.
+    A property that needs more numbers, or numbers that differ, is NaN.
     """
 
     n: int
@@ -156,7 +156,7 @@ class Spread(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """That of these numbers; of what they are a sample of it is m2 / (n - 1)."""
+        """The variance of these numbers. If they are a sample, m2 / (n - 1) estimates that of the population."""
         return self.m2 / self.n if self.n else math.nan
 
     @property
@@ -215,9 +215,9 @@ class Moments(_Numbers[Spread, float, Spread]):
 
 
 class Joint(NamedTuple):
-    """How pairs of numbers are distributed: how many, both means, and the sums of the products of their distances from them.
+    """The spread of pairs of numbers: their count, both means, and the sums of the products of their distances from them.
 
-    What is said of too few pairs, or of equal ones, is NaN.
+    A property that needs more pairs, or pairs that differ, is NaN.
     """
 
     n: int
@@ -229,7 +229,7 @@ class Joint(NamedTuple):
 
     @property
     def covariance(self) -> float:
-        """That of these pairs; of what they are a sample of it is xy / (n - 1)."""
+        """The covariance of these pairs. If they are a sample, xy / (n - 1) estimates that of the population."""
         return self.xy / self.n if self.n else math.nan
 
     @property
@@ -282,10 +282,10 @@ def _alike(a: float, b: float, tolerance: float) -> bool:
 
 
 def _middle(n: NDArray[Any], mean: NDArray[Any], starts: Rows) -> Columns:
-    """How many there are in each segment, their mean, and how far from it the mean of each row is."""
+    """Return the count of each segment, its mean, and the distance of each row's mean from it."""
     lengths = np.diff(np.append(starts, len(n)))
     count = np.add.reduceat(n, starts)
-    # From the greatest mean on, so that the mean of equal ones is none other.
+    # Subtract the greatest mean first, so that equal means stay exactly equal.
     greatest = np.maximum.reduceat(np.where(n > 0, mean, -np.inf), starts)
     greatest[count == 0] = 0.0
     away = mean - np.repeat(greatest, lengths)
@@ -343,7 +343,7 @@ class DecayedValue(_Numbers[Decayed, tuple[int, float], float]):
         return column.flatten()[1]
 
     def at_clock(self, value: Decayed, clock: int) -> float:
-        """What is left of a value at a time in microseconds UTC."""
+        """Return what is left of a value at a clock in microseconds UTC."""
         with np.errstate(all="ignore"):
             return float(value[1] * np.exp2((value[0] - clock) / self._half_life)) if value[1] else 0.0
 
@@ -375,7 +375,7 @@ class _CountsCodec(Checked[list[Any]], ListCodec):
 
 
 class Histogram(Summary[list[int], float, list[int]]):
-    """How many numbers fall between given edges: below the first, from each to below the next, from the last on.
+    """The counts of numbers between given edges: below the first, from each to below the next, from the last on.
 
     >>> Histogram([0.0, 10.0, 100.0]).aggregator([-1.0, 0.0, 5.0, 10.0, 1e9])
     [1, 2, 1, 1]

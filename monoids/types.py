@@ -18,7 +18,7 @@ _PLAIN = {
 
 
 def parse_type(text: str) -> DataType:
-    """The type that `str` writes so: one that a key column or a monoid of this package is stored in.
+    """Return the type of the text that `str` makes of it. It reads the types of key columns and of this package's monoids.
 
     Raises:
         MonoidError: it is none of those, or the name of a field in it can't be told from its type.
@@ -50,7 +50,7 @@ def _parse(text: str) -> DataType:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between commas that are not within brackets."""
+    """Return the parts between commas that are not within brackets."""
     parts, depth, start = [], 0, 0
     for place, letter in enumerate(text):
         depth += (letter in "<([") - (letter in ">)]")

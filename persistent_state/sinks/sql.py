@@ -33,7 +33,7 @@ _PATIENCE: dict[str, dict[str, Any]] = {
     "sqlite": {"timeout": 60},
     "postgresql": {"connect_timeout": 60, "options": "-c lock_timeout=60s"},
 }
-"""How long a writer waits for another one. In SQLite that may be the writer of another table."""
+"""The options by which a writer waits for another one. In SQLite that may be the writer of another table."""
 
 _PORTS = {"postgresql": "5432"}
 

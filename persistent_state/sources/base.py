@@ -68,7 +68,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a micro-batch of a source goes.
+    """The end of a micro-batch of a source, and what the log keeps with it.
 
     Attributes:
         ends: By partition: the position before which the micro-batch ends.
