@@ -1,4 +1,4 @@
-"""Delivery of values at clocks: for each output a thread gives its sink one clock after the other, at its own pace."""
+"""Deliver values at clocks: a thread for each output gives its sink one clock after another, at the sink's own pace."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import partial
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -15,16 +17,9 @@ from pyspark.sql import SparkSession
 from persistent_state.batch.plan import AT_MOST_ONCE, Plan
 from persistent_state.engine import frames
 from persistent_state.engine.arrow_source import now_us
-from persistent_state.engine.failures import as_own_error
-from persistent_state.errors import (
-    DamagedError,
-    FencedError,
-    InvalidInputError,
-    StateError,
-    StoreUnavailableError,
-    TaskFailedError,
-    raised,
-)
+from persistent_state.engine.backoff import Backoff
+from persistent_state.engine.failures import FINAL, as_own_error
+from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.partials.at_clock import Since
@@ -35,56 +30,47 @@ from persistent_state.store.log import Log
 from persistent_state.store.state_at import state_at
 
 POLL_SECONDS = 5.0
-"""How often the log is looked at where no commit of this process says that there is news."""
-
-OPENING_POLL_SECONDS = 0.2
-"""How often a delivery whose sink is being opened looks whether it is to stop."""
-
-LONGEST_WAIT = 60.0
-"""Seconds between two tries of a sink, at the most; the first is one second, and each is twice the one before."""
+"""Time between two looks at the log while no commit of this process wakes the delivery."""
 
 OPEN_SECONDS = 10.0
-"""For how long a start waits for its sinks to open, all at once. One that takes longer is opened beside the state."""
+"""How long a start waits for all its sinks to open. A sink that takes longer is opened while the application runs."""
 
 STOP_SECONDS = 60.0
-"""For how long a stop waits for what sinks are in the middle of."""
+"""How long a stop waits for sinks that are in the middle of a write."""
 
 END_SECONDS = 60.0
-"""For how long the end of a run waits for a sink that does not open."""
-
-_FINAL = (FencedError, InvalidInputError, TaskFailedError, DamagedError)
-"""What another try would meet again: to the end it is not waited for."""
+"""How long a drain waits for a sink that does not open."""
 
 _logger = logging.getLogger("persistent_state")
 _here = threading.local()
-_news = threading.Condition()
-_told = 0
-
-
-def tell() -> None:
-    """Let the deliveries of this process know that something was committed."""
-    global _told
-    with _news:
-        _told += 1
-        _news.notify_all()
 
 
 def is_delivering() -> bool:
-    """Whether this thread is that of a delivery."""
+    """Return whether this thread is the thread of a delivery."""
     return getattr(_here, "is_delivering", False)
 
 
-class Delivery:
-    """One output of a task on its way to its sink. `open` comes first, then `start`, `stop`, and perhaps `end`.
+class State(Enum):
+    """What the thread of a delivery is to do."""
 
-    `error` is what kept it from its end: to it, a sink that fails is asked again so many times (`tries`), before that for ever.
+    RUNNING = "deliver every clock, and wait for more"
+    DRAINING = "deliver every clock that is committed by now, then end"
+    STOPPING = "end as soon as the sink has returned"
+    STOPPED = "there is no thread"
+
+
+class Delivery:
+    """One output of a task on its way to its sink. Call `open` first, then `start`, `stop`, and `drain` if wanted.
+
+    A running delivery tries a sink that fails again without end. A draining one gives up after `tries` more failures in a row,
+    and `error` is then what the sink failed with.
     """
 
     def __init__(self, spark: SparkSession, plan: Plan, output: ValuesAtClock, tries: int) -> None:
         self._spark = spark
         self._plan = plan
         self._output = output
-        # Of its own: what it was told when it was opened is of this output.
+        # A copy, because `open` gives the sink the origin of this output, and the user may give one sink to many starts.
         self._sink = copy.copy(output.place)
         self._tries = tries
         self._giver = Giver(
@@ -96,99 +82,177 @@ class Delivery:
             now_us,
             plan.delivery,
         )
-        self._is_ending = False
-        self._is_at_work = False
-        self._stopped = threading.Event()
-        self._hurried = threading.Event()
         self._thread = threading.Thread()
-        self._opening = threading.Thread()
-        self._refusal: BaseException | None = None
         self._epoch: Callable[[], int] = lambda: 0
         self.error: StateError | None = None
-
-    @property
-    def _title(self) -> str:
-        return f"persistent-state {self._plan.application} {self._plan.name} {self._giver.output}"
-
-    @property
-    def _of(self) -> str:
-        return f"task={self._plan.name}, sink={self._giver.output!r}"
+        # The fields below are read and changed under this condition. It is notified of each change.
+        self._changed = threading.Condition()
+        self._state = State.STOPPED
+        self._news = 0
+        self._is_opening = False
+        self._refusal: BaseException | None = None
 
     @property
     def is_alive(self) -> bool:
+        """Whether the delivery has a thread."""
         return self._thread.is_alive()
 
     def open(self) -> None:
-        """Begin to open the sink, in a thread of its own: one that does not answer is waited for by nobody else."""
-        self._opening = threading.Thread(target=self._open, name=f"{self._title} opens", daemon=True)
-        self._opening.start()
+        """Begin to open the sink in a thread of its own, so that nothing else waits for a sink that does not answer."""
+        self._is_opening = True
+        threading.Thread(target=self._open, name=f"{self._title} opens", daemon=True).start()
 
     def await_open(self, timeout: float) -> None:
-        """Wait until the sink is open. One that is away is opened later, and one that does not answer when it does.
+        """Wait so many seconds for the sink to open. A sink that does not open by then is opened while the delivery runs.
 
         Raises:
-            StateError: the sink can't take the values of this task, or its `open` raised what nobody knows.
+            StateError: the sink can't take the values of this task, or its `open` raised an error that is not an OSError.
         """
-        self._opening.join(timeout)
-        if self._opening.is_alive():
-            _logger.warning(
-                "%s: it has not answered within %g s. The start goes on without it; it is given its clocks once it answers.",
-                self._of,
-                OPEN_SECONDS,
-            )
-            return
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_opening, timeout)
+            if self._is_opening:
+                _logger.warning(
+                    "%s: the sink did not open within %g s. The application starts without it; it gets its clocks later.",
+                    self._of,
+                    OPEN_SECONDS,
+                )
+                return
         error = self._take_refusal()
         if isinstance(error, (StoreUnavailableError, OSError)):
-            self._warn("opened", 0, error)
+            _logger.warning("%s The sink is opened again later.", self._as_own(error))
         elif error is not None:
             raise self._as_own(error) from error
 
     def check_empty(self, tasks: Sequence[str]) -> None:
-        """Refuse a place that has rows already, if its task is one of these.
+        """Refuse to rebuild the task of this output, if it is one of `tasks`, while the sink holds rows.
 
         Raises:
-            InvalidInputError: it has some, or it does not answer.
+            InvalidInputError: the sink holds rows, or did not open.
         """
         if self._plan.name in tasks and (why := self._giver.not_empty):
             raise InvalidInputError(f"{self._of}: the task is built again, and the sink {why}")
 
     def start(self, epoch: Callable[[], int]) -> None:
-        """Deliver from now on, whatever comes; `epoch` says which start of the application is this driver's now."""
+        """Deliver from now on. `epoch` returns the epoch of this driver's newest start."""
         self._epoch = epoch
-        self._begin()
+        self._enter(State.RUNNING)
 
-    def end(self) -> None:
-        """Deliver what there is, and then no more."""
-        with _news:
-            self._is_ending = True
-            self._stopped.clear()
-            self._hurried.set()
-            if not self._is_at_work:
-                self._begin()
-        tell()
+    def drain(self) -> None:
+        """Deliver all clocks that are committed by now, and then end. `is_alive` says when."""
+        self._enter(State.DRAINING)
 
     def stop(self) -> None:
-        """Deliver no more, but for what is under way."""
-        self._stopped.set()
-        self._hurried.set()
-        tell()
+        """Deliver no further clock. A clock that the sink is being given now is completed."""
+        with self._changed:
+            if self._state is not State.STOPPED:
+                self._state = State.STOPPING
+                self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Look at the log now: something was committed."""
+        with self._changed:
+            self._news += 1
+            self._changed.notify_all()
 
     def join(self, timeout: float) -> None:
+        """Wait so many seconds for the thread to end, but not in the thread itself."""
         if self.is_alive and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def _begin(self) -> None:
-        self._is_at_work = True
-        self._thread = threading.Thread(target=self._run, name=self._title, daemon=True)
-        self._thread.start()
+    def _enter(self, state: State) -> None:
+        with self._changed:
+            if self._state is State.STOPPED:
+                self._thread = threading.Thread(target=self._run, name=self._title, daemon=True)
+                self._thread.start()
+            self._state = state
+            self._news += 1
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        _here.is_delivering = True
+        backoff, drain_began = Backoff(), None
+        while True:
+            with self._changed:
+                state, news, is_opening = self._state, self._news, self._is_opening
+                if state is State.STOPPING:
+                    self._state = State.STOPPED
+                    return
+            is_draining = state is State.DRAINING
+            if is_draining and drain_began is None:
+                backoff, drain_began = Backoff(), time.monotonic()
+            if is_opening:
+                # Giver would open the sink a second time. A stop does not wait for it, and a drain not for ever.
+                seconds = None if drain_began is None else drain_began + END_SECONDS - time.monotonic()
+                if not self._wait(state, seconds, lambda: not self._is_opening):
+                    text = f"the sink did not open within {END_SECONDS:g} s. Make it answer, then run again."
+                    self._give_up(StoreUnavailableError(text))
+                    return
+                continue
+            try:
+                is_done = not self._give_next(is_draining)
+                backoff.succeed()
+            except BaseException as error:
+                # Panics of libraries that are written in Rust are not Exceptions.
+                seconds = backoff.fail()
+                if is_draining and (backoff.failures > self._tries or isinstance(error, FINAL)):
+                    self._give_up(error)
+                    return
+                lost = ", except for a clock that is recorded as given" if self._plan.delivery == AT_MOST_ONCE else ""
+                _logger.warning("%s The delivery is tried again in %g s%s.", self._as_own(error), seconds, lost)
+                self._wait(state, seconds)
+                continue
+            if is_done and is_draining:
+                with self._changed:
+                    # A commit or another drain may have come after the look at the log.
+                    if self._news == news:
+                        self._state = State.STOPPED
+                        return
+            elif is_done:
+                self._wait(state, POLL_SECONDS, partial(self._has_news_since, news))
+
+    def _wait(self, state: State, seconds: float | None, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Wait so many seconds, or until `is_over` or the state is another one; return False if the time ran out."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._state is not state or is_over(), seconds)
+
+    def _has_news_since(self, news: int) -> bool:
+        return self._news != news
+
+    def _give_up(self, error: BaseException) -> None:
+        with self._changed:
+            self.error = self._as_own(error)
+            self._state = State.STOPPED
+
+    def _give_next(self, is_draining: bool) -> bool:
+        """Give the sink the next clock, and return whether there was one."""
+        if (error := self._take_refusal()) is not None:
+            raise error
+        try:
+            return self._giver.give_next(self._epoch())
+        except FencedError:
+            # This driver itself may have fenced the epoch, by a restart: then the same clock is due in the new epoch. If
+            # another driver did, the supervisor finds out and stops this delivery.
+            if is_draining:
+                raise
+            return False
 
     def _open(self) -> None:
         _here.is_delivering = True
+        refusal: BaseException | None = None
         try:
             self._giver.open()
         except BaseException as error:
-            # Also what is no Exception, as the panics of libraries written in Rust are not.
-            self._refusal = error
+            # Panics of libraries that are written in Rust are not Exceptions.
+            refusal = error
+        with self._changed:
+            self._refusal, self._is_opening = refusal, False
+            self._changed.notify_all()
+
+    def _take_refusal(self) -> BaseException | None:
+        """Return once what kept the sink from opening, if something did."""
+        with self._changed:
+            error, self._refusal = self._refusal, None
+        return error
 
     def _open_sink(self) -> int | None:
         """Open the sink, and return the last clock that it has by its own record; None if it keeps none."""
@@ -202,90 +266,28 @@ class Delivery:
             )
         return None
 
-    def _take_refusal(self) -> BaseException | None:
-        """What kept the sink from opening, if something did; told once."""
-        error, self._refusal = self._refusal, None
-        return error
-
-    def _run(self) -> None:
-        _here.is_delivering = True
-        failures, ends_since = 0, None
-        while True:
-            told = _told
-            # Before the log is looked at: its last entry may come in between.
-            is_ending = self._is_ending
-            if is_ending and ends_since is None:
-                failures, ends_since = 0, time.monotonic()
-            if self._stopped.is_set():
-                if self._has_left():
-                    return
-                continue
-            if self._opening.is_alive():
-                # Its sink is not opened a second time meanwhile, and a stop does not wait for it.
-                self._opening.join(OPENING_POLL_SECONDS)
-                if ends_since is not None and time.monotonic() > ends_since + END_SECONDS:
-                    self.error = StoreUnavailableError(f"{self._of}: it does not answer; mend it, then run again.")
-                    self._is_at_work = False
-                    return
-                continue
-            try:
-                is_done = not self._give_next(is_ending)
-                failures = 0
-            except BaseException as error:
-                # Also what is no Exception, as the panics of libraries written in Rust are not.
-                failures += 1
-                if is_ending and (failures > self._tries or isinstance(error, _FINAL)):
-                    self.error = self._as_own(error)
-                    self._is_at_work = False
-                    return
-                wait = min(2.0 ** min(failures - 1, 10), LONGEST_WAIT)
-                again = "tried again"
-                if self._plan.delivery == AT_MOST_ONCE:
-                    again += ", but for a clock that is recorded as given,"
-                self._warn(again, wait, error)
-                (self._stopped if is_ending else self._hurried).wait(wait)
-                continue
-            if is_done and is_ending:
-                self._is_at_work = False
-                return
-            if is_done:
-                with _news:
-                    if _told == told:
-                        _news.wait(POLL_SECONDS)
-
-    def _has_left(self) -> bool:
-        """Whether there is no more to do: unless someone has asked for the end since."""
-        with _news:
-            self._is_at_work = not self._stopped.is_set()
-            return not self._is_at_work
-
-    def _give_next(self, is_ending: bool) -> bool:
-        if (error := self._take_refusal()) is not None:
-            raise error
-        try:
-            return self._giver.give_next(self._epoch())
-        except FencedError:
-            # Perhaps by this driver itself, which is about to start again: the same clock comes then.
-            if is_ending:
-                raise
-            return False
-
     def _write(self, entry: Entry, due: Due) -> None:
         plan, output = self._plan, self._output
         since = Since(due.since, output.all, output.early, due.recent)
         state = state_at(plan.files, plan.application, entry, plan.name, plan.layout, due.clock, since)
         self._sink.write(frames.of_values(self._spark, state, plan), due.clock)
 
-    def _warn(self, what: str, wait: float, error: BaseException) -> None:
-        _logger.warning("%s It is %s %s.", self._as_own(error), what, f"in {wait:g} s" if wait else "later")
+    @property
+    def _title(self) -> str:
+        return f"persistent-state {self._plan.application} {self._plan.name} {self._giver.output}"
+
+    @property
+    def _of(self) -> str:
+        return f"task={self._plan.name}, sink={self._giver.output!r}"
 
     def _as_own(self, error: BaseException) -> StateError:
+        """Return the error as one of this package that names the task and the sink."""
         if isinstance(error, (PySparkException, Py4JError)):
             found = as_own_error(error, "its query")
         elif isinstance(error, StateError):
             found = error
         else:
-            found = StateError(f"it raised {raised(error)}; mend it, nothing is lost.")
+            found = StateError(f"it raised {raised(error)}; nothing is lost. Fix the sink.")
         own = type(found)(f"{self._of}: {found}")
         own.__cause__ = error
         return own
@@ -298,10 +300,10 @@ class Deliveries:
         self._all = deliveries
 
     def open(self) -> None:
-        """Open all sinks, each in a thread of its own, and wait for them, but not for long.
+        """Open all sinks at the same time, and wait for them for `OPEN_SECONDS` at most.
 
         Raises:
-            StateError: a sink can't take the values of its task, or its `open` raised what nobody knows.
+            StateError: a sink can't take the values of its task, or its `open` raised an error that is not an OSError.
         """
         for each in self._all:
             each.open()
@@ -310,35 +312,41 @@ class Deliveries:
             each.await_open(max(0.0, until - time.monotonic()))
 
     def check_empty(self, tasks: Sequence[str]) -> None:
-        """Refuse a task of these, which are built again, whose sink still has rows of its life before.
+        """Refuse to rebuild `tasks` while a sink of theirs holds rows from before.
 
         Raises:
-            InvalidInputError: it has some, or nobody knows, as it does not answer.
+            InvalidInputError: a sink holds rows, or did not open.
         """
         for each in self._all:
             each.check_empty(tasks)
 
     def start(self, epoch: Callable[[], int]) -> None:
+        """Start all deliveries. `epoch` returns the epoch of this driver's newest start."""
         for each in self._all:
             each.start(epoch)
 
+    def wake(self) -> None:
+        """Let all deliveries look at the log now: something was committed."""
+        for each in self._all:
+            each.wake()
+
     def stop(self, patience: float) -> None:
-        """Deliver no more; what is under way is waited for so many seconds."""
+        """Stop all deliveries, and wait so many seconds for what their sinks are in the middle of."""
         for each in self._all:
             each.stop()
         deadline = time.monotonic() + patience
         for each in self._all:
             each.join(max(0.0, deadline - time.monotonic()))
 
-    def end(self, asked: threading.Event) -> None:
-        """Deliver all that there is, unless it is asked to stop.
+    def drain(self, asked_to_stop: threading.Event) -> None:
+        """Deliver all clocks that are committed, and wait for that unless a stop is asked for.
 
         Raises:
-            StateError: a sink did not take it.
+            StateError: a sink did not take a clock.
         """
         for each in self._all:
-            each.end()
-        while any(each.is_alive for each in self._all) and not asked.wait(0.05):
+            each.drain()
+        while any(each.is_alive for each in self._all) and not asked_to_stop.wait(0.05):
             pass
         for each in self._all:
             if each.error is not None:

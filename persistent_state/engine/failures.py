@@ -16,7 +16,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from persistent_state import errors
-from persistent_state.errors import StateError, TaskFailedError, places, raised
+from persistent_state.errors import (
+    DamagedError,
+    FencedError,
+    InvalidInputError,
+    StateError,
+    TaskFailedError,
+    places,
+    raised,
+)
+
+FINAL = (FencedError, InvalidInputError, TaskFailedError, DamagedError)
+"""The errors that another try would meet again."""
 
 _MARK = b"error "
 """How a row begins that holds an error; what else goes in its place is pickled, and begins otherwise."""

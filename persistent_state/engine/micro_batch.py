@@ -18,7 +18,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from persistent_state.batch.messages import Blob, Descriptor
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard, read_values
-from persistent_state.engine import deliveries, failures
+from persistent_state.engine import failures
 from persistent_state.engine.arrow_source import freeze_imports, new_id, now_us
 from persistent_state.engine.failures import naming
 from persistent_state.engine.frames import NO_SINK, shown, types_of, values_schema
@@ -209,7 +209,6 @@ class Commit:
             # Tasks commit in threads of their own; what they tell comes one after the other.
             with _telling:
                 self._on_progress(told)
-        deliveries.tell()
         if self._running:
             values = running_values(rows, self._plan, descriptors)
             with settings(values.sparkSession, self._for_sinks):

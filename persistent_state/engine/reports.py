@@ -37,10 +37,18 @@ _OF_ROWS = {LATE, AHEAD, JUMP, NO_TIMESTAMP, UNFIT, UNFIT_KEY}
 class Reports:
     """The teller of the run of this id: it hears of each commit. `newest` is the newest progress of each task."""
 
-    def __init__(self, run: str, plans: Sequence[Plan], entry: Entry, is_to_the_end: bool) -> None:
+    def __init__(
+        self,
+        run: str,
+        plans: Sequence[Plan],
+        entry: Entry,
+        is_to_the_end: bool,
+        on_commit: Callable[[], None],
+    ) -> None:
         # A run that ends by itself tells all then.
         first = time.monotonic() + (EVERY if is_to_the_end else 0.0)
         self._run = run
+        self._on_commit = on_commit
         self._notices = {plan.name: TaskReport(plan, entry, first) for plan in plans}
         self.newest: dict[str, Progress] = {}
         _runs[run] = self
@@ -50,6 +58,7 @@ class Reports:
         notices = self._notices[progress.task]
         if warning := notices.note(progress.messages - progress.replayed, progress.reasons, time.monotonic()):
             _logger.warning("%s", warning)
+        self._on_commit()
 
     def end(self, entry: Entry | None, is_whole: bool) -> None:
         """Tell how each task ended, by the newest entry, if the store gives one."""

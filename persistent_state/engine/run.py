@@ -25,6 +25,7 @@ from persistent_state.engine import (
     micro_batch,
     sending,
 )
+from persistent_state.engine.backoff import Backoff
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.failures import as_own_error, is_lost_jvm, naming_a_lost_jvm
 from persistent_state.engine.garbage import GarbageCollection
@@ -40,7 +41,7 @@ from persistent_state.engine.session import (
     settings,
 )
 from persistent_state.engine.signals import asked_to_stop
-from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StateError, TaskFailedError
+from persistent_state.errors import FencedError, InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import Outputs
@@ -58,12 +59,6 @@ from persistent_state.store.runs import named_by_newest
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 5.0
 """How often the log is asked whether another driver owns the application."""
-
-LONGEST_WAIT = 60.0
-"""Seconds between a failure and the next start, at the most; the first is one second, and each is twice the one before."""
-
-_FINAL = (FencedError, InvalidInputError, TaskFailedError, DamagedError)
-"""What another start would meet again."""
 
 _logger = logging.getLogger("persistent_state")
 
@@ -133,7 +128,9 @@ class Running:
         self._setup = setup
         self._log = log
         self._deliveries = deliveries
-        self._reports = Reports(setup.writer, [part.plan for part in setup.parts], entry, setup.to_the_end)
+        self._reports = Reports(
+            setup.writer, [part.plan for part in setup.parts], entry, setup.to_the_end, deliveries.wake
+        )
         self._scratch = Scratch(setup.spark, setup.scratch, arrow_source.now_us())
         self._garbage = GarbageCollection(setup.files, setup.application, setup.keeping)
         self._queries: list[StreamingQuery] = []
@@ -217,7 +214,7 @@ class Running:
         if self._error is not None:
             raise self._error
         entry = self._close()
-        self._deliveries.end(threading.Event())
+        self._deliveries.drain(threading.Event())
         return entry.clock
 
     def _close(self) -> Entry:
@@ -264,12 +261,12 @@ class Running:
                 if not self._asked.is_set():
                     if self._setup.drains:
                         self._close()
-                    self._deliveries.end(self._asked)
+                    self._deliveries.drain(self._asked)
             self._garbage.collect(self._entry.epoch)
             self._reports.end(self._newest(), is_whole=self._setup.to_the_end and not self._asked.is_set())
         except StateError as error:
             self._error = error
-            if isinstance(error, _FINAL):
+            if isinstance(error, failures.FINAL):
                 _logger.error("application %s has ended: %s", self._setup.application, error)
         except BaseException as error:
             self._error = StateError(f"the application stopped at {error!r}; mend that, then start it again.")
@@ -278,17 +275,18 @@ class Running:
             self._end()
 
     def _go_on(self) -> None:
-        failures, clock = 0, self._entry.clock
+        backoff, clock = Backoff(), self._entry.clock
         failure = self._failure()
         while failure is not None:
-            if isinstance(failure, _FINAL):
+            if isinstance(failure, failures.FINAL):
                 raise failure
             # Of the failure before, not of the newest start: it may be the store that keeps all others from starting.
             before, clock = clock, self._global_clock(clock)
-            failures = 1 if clock > before and self._had_finished else failures + 1
-            if failures > self._setup.max_restarts:
+            if clock > before and self._had_finished:
+                backoff.succeed()
+            wait = backoff.fail()
+            if backoff.failures > self._setup.max_restarts:
                 raise failure
-            wait = min(2.0 ** (failures - 1), LONGEST_WAIT)
             _logger.warning("application %s starts again in %g s: %s", self._setup.application, wait, failure)
             if self._asked.wait(wait):
                 return

@@ -47,7 +47,7 @@ from persistent_state import (
     ValuesAtClock,
     WindowState,
 )
-from persistent_state.engine import run
+from persistent_state.engine import backoff
 from persistent_state.protocol import commits, deliver
 from persistent_state.sinks import parquet
 from persistent_state.store.files import BytesLike, Files, LocalFiles
@@ -282,7 +282,7 @@ def main() -> None:
     told = parser.parse_args()
     deadly = Deadly(told.die, told.nth)
     watch(deadly)
-    run.LONGEST_WAIT = 0.1
+    backoff.LONGEST_WAIT = 0.1
     app = Application(
         NAME,
         str(told.folder / "store"),

@@ -20,8 +20,7 @@ import psutil
 import pytest
 
 from persistent_state import StateError, application
-from persistent_state.engine import garbage
-from persistent_state.engine import run as running
+from persistent_state.engine import backoff, garbage
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store.entry import Entry
@@ -52,7 +51,7 @@ Tell = Callable[[str, object], None]
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures are short, and collections of the tests' own drivers many."""
-    monkeypatch.setattr(running, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.1)
     monkeypatch.setattr(garbage, "EVERY_SECONDS", 0.3)
     monkeypatch.setattr(application, "Keeping", partial(Keeping, grace=0))
 

@@ -28,7 +28,7 @@ from persistent_state import (
     ValuesAtClock,
 )
 from persistent_state.batch.plan import Plan
-from persistent_state.engine import deliveries
+from persistent_state.engine import backoff, deliveries
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.takeover import take_over
@@ -111,7 +111,7 @@ def running(plan: Plan) -> int:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deliveries, "OPEN_SECONDS", 0.3)
-    monkeypatch.setattr(deliveries, "LONGEST_WAIT", 0.05)
+    monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.05)
 
 
 def test_a_sink_that_does_not_answer_holds_up_no_start_and_is_told_in_one_line(
@@ -123,13 +123,15 @@ def test_a_sink_that_does_not_answer_holds_up_no_start_and_is_told_in_one_line(
     every = deliveries_of(plan, slow, quick)
     every.open()
     (told,) = (message for message in caplog.messages if "'slow'" in message)
-    assert told.startswith("task=Total, sink='slow': it has not answered within 0.3 s. The start goes on without it; ")
+    assert told.startswith(
+        "task=Total, sink='slow': the sink did not open within 0.3 s. The application starts without it; "
+    )
     epoch = running(plan)
     every.start(lambda: epoch)
     wait_for(lambda: quick.opened == 1)
     assert slow.opened == 1
     slow.may_answer.set()
-    every.end(threading.Event())
+    every.drain(threading.Event())
     # It was opened once, by the thread that had begun to.
     assert (slow.opened, quick.opened) == (1, 1)
     assert [message for message in caplog.messages if "'slow'" in message] == [told]
@@ -156,8 +158,8 @@ def test_a_run_does_not_end_well_without_a_sink_that_does_not_answer(monkeypatch
     every.open()
     epoch = running(plan)
     every.start(lambda: epoch)
-    with pytest.raises(StoreUnavailableError, match="sink='slow': it does not answer; mend it, then run again"):
-        every.end(threading.Event())
+    with pytest.raises(StoreUnavailableError, match="sink='slow': the sink did not open within"):
+        every.drain(threading.Event())
     slow.may_answer.set()
 
 
@@ -183,9 +185,9 @@ def test_what_is_refused_late_is_told_and_tried_again(caplog: pytest.LogCaptureF
     late.may_answer.set()
     wait_for(lambda: late.opened > 1)
     every.stop(60.0)
-    assert "sink='late': other columns; name another. It is tried again in" in caplog.text
+    assert "sink='late': other columns; name another. The delivery is tried again in" in caplog.text
     with pytest.raises(StateError, match="other columns"):
-        every.end(threading.Event())
+        every.drain(threading.Event())
 
 
 @contextmanager
@@ -222,12 +224,12 @@ def test_a_lock_that_another_holds_on_a_database_holds_up_no_start(
         every = deliveries_of(plan, *tables)
         every.open()
         assert len(caplog.messages) == 2
-        assert all("it has not answered within 0.3 s" in told for told in caplog.messages)
+        assert all("the sink did not open within 0.3 s" in told for told in caplog.messages)
         epoch = running(plan)
         every.start(lambda: epoch)
         assert set(recorded(plan).values()) == {BEGINNING}
     # Now both are opened, by what was waiting for the lock.
-    every.end(threading.Event())
+    every.drain(threading.Event())
     assert len(caplog.messages) == 2
 
 

@@ -30,8 +30,7 @@ from persistent_state import (
     read_state,
 )
 from persistent_state.cli.commands import main as command
-from persistent_state.engine import deliveries
-from persistent_state.engine import run as running
+from persistent_state.engine import backoff
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
@@ -150,8 +149,7 @@ class Place(RecordingSink):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "LONGEST_WAIT", 0.05)
-    monkeypatch.setattr(deliveries, "LONGEST_WAIT", 0.05)
+    monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.05)
 
 
 def newest(folder: Path) -> Entry:
@@ -302,7 +300,7 @@ def test_a_sink_may_be_away_at_the_start_and_one_that_can_never_take_the_values_
     with pytest.raises(InvalidInputError, match="other columns"):
         application(tmp_path, Place(problem=refuse)).run(spark)
     assert not (tmp_path / "store").exists()
-    monkeypatch.setattr(deliveries, "LONGEST_WAIT", 0)
+    monkeypatch.setattr(backoff, "LONGEST_WAIT", 0)
     # Away for longer than powers of two can be told.
     is_down = iter(range(1100))
 
@@ -316,7 +314,7 @@ def test_a_sink_may_be_away_at_the_start_and_one_that_can_never_take_the_values_
     run.drain()
     assert place.values == expected(2, totals)
     assert "sink='place': it raised ConnectionRefusedError('nobody is there') at " in caplog.text
-    assert "It is opened later." in caplog.text
+    assert "The sink is opened again later." in caplog.text
 
 
 def test_a_sink_may_stop_the_application(spark: SparkSession, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from persistent_state import (
     application,
     read_state,
 )
-from persistent_state.engine import run as running
+from persistent_state.engine import backoff
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -175,7 +175,7 @@ class Stumbling:
 def test_a_run_that_always_fails_starts_again_so_often_and_then_tells_why(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(running, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.1)
     sink = Stumbling(lambda call: True)
     app = Application("stumbles", str(tmp_path / "store"), "10 seconds", shards=1, max_restarts=2)
     app.add(Total(), numbers(tmp_path / "in", [1], [1]), RunningValues(sink))
@@ -192,7 +192,7 @@ def test_a_run_that_always_fails_starts_again_so_often_and_then_tells_why(
 def test_failures_with_progress_between_them_do_not_add_up(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.1)
     sink = Stumbling(lambda call: call in (1, 3, 5))
     app = Application("stumbles", str(tmp_path / "store"), "10 seconds", shards=1, max_restarts=1)
     app.add(Total(), numbers(tmp_path / "in", [1], [2], [3], [4]), RunningValues(sink))

@@ -23,7 +23,7 @@ from persistent_state import (
     RunningValues,
     read_state,
 )
-from persistent_state.engine import run as engine
+from persistent_state.engine import backoff
 from tests.spark.files import write
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def test_whatever_a_sink_does_with_the_running_values_the_state_is_the_fold_of_t
 ) -> None:
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    monkeypatch.setattr(engine, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.01)
     for number, rows in enumerate(FILES):
         write(tmp_path / "in", number, rows, SCHEMA)
     sinks = Sinks(tmp_path)

@@ -39,7 +39,7 @@ import psutil
 import pyarrow as pa
 
 from persistent_state import FencedError, Message, PersistentState, application
-from persistent_state.engine import garbage, micro_batch, run
+from persistent_state.engine import backoff, garbage, micro_batch
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
@@ -215,7 +215,7 @@ def main() -> None:
     steps = Steps(told.folder / "steps", [told.die], told.from_call, act)
     if told.store is None:
         watch(steps)
-    run.LONGEST_WAIT = 0.1
+    backoff.LONGEST_WAIT = 0.1
     tasks = stream.TASKS
     if told.stumble:
         stumbles = Stumbles(told.folder / "stumbles")
