@@ -175,7 +175,7 @@ def task_of(setting: Setting) -> PersistentTask:
 
 def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> Pass:
     task = task or task_of(setting)
-    app = Application("benchmark", str(setting.scratch / "store"), setting.interval)
+    app = Application("benchmark", str(setting.scratch / "store"), checkpoint_interval=setting.interval)
     if source == "files":
         read: Any = FileSource(setting.folder, timestamp="ts", max_files_per_batch=setting.max_files_per_batch)
     else:
@@ -188,7 +188,7 @@ def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> P
         # Only Spark knows how long a whole micro-batch took.
         (query,) = run._queries
         # Windows are given out beside the micro-batches: the pass ends when all are.
-        return query, run.stop if setting.window is None or not setting.emits else run.close
+        return query, run.stop if setting.window is None or not setting.emits else run.drain
 
     return drained(start)
 

@@ -62,7 +62,14 @@ def measure(spark: SparkSession, delivery: str, place: Path, keys: int, files: i
         for file in range(begin, end):
             write(stream, file, keys)
         told.clear()
-        app = Application("costs", str(place / "store"), "10 seconds", "1 minute", shards=2, delivery=delivery)
+        app = Application(
+            "costs",
+            str(place / "store"),
+            checkpoint_interval="10 seconds",
+            allowed_delay="1 minute",
+            shards=2,
+            delivery=delivery,
+        )
         app.add(Totals(), FileSource(str(stream), timestamp="ts", max_files_per_batch=1))
         started = time.perf_counter()
         app.run(spark, on_progress=lambda progress: told.append((time.perf_counter(), progress)))

@@ -84,7 +84,7 @@ class Arrivals:
 
 
 def ours(spark: SparkSession, arrivals: Arrivals, scratch: Path) -> Callable[[], None]:
-    app = Application("latency", str(scratch / "store"), "10 seconds")
+    app = Application("latency", str(scratch / "store"), checkpoint_interval="10 seconds")
     source = FileSource(arrivals.folder, timestamp="ts", schema=SCHEMA)
     app.add(Newest(), source, RunningValues(arrivals.look("value")))
     return app.start(spark).stop

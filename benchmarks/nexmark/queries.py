@@ -146,7 +146,9 @@ def application(
     names: Sequence[str], events: Path, scratch: Path, interval: str, max_files_per_batch: int
 ) -> tuple[Application, dict[str, ParquetSink]]:
     """An application of these queries, and their tables."""
-    app = Application("nexmark", str(scratch / "store"), interval, f"{DISORDER} microseconds")
+    app = Application(
+        "nexmark", str(scratch / "store"), checkpoint_interval=interval, allowed_delay=f"{DISORDER} microseconds"
+    )
     tables = {name: QUERIES[name].table(scratch / name) for name in names}
     for name, table in tables.items():
         query = QUERIES[name]

@@ -319,7 +319,13 @@ class Case:
     clock: int = BEGINNING
 
     def application(self, shards: int) -> Application:
-        app = Application("ways", str(self.folder / "store"), "15 seconds", "10 seconds", shards=shards)
+        app = Application(
+            "ways",
+            str(self.folder / "store"),
+            checkpoint_interval="15 seconds",
+            allowed_delay="10 seconds",
+            shards=shards,
+        )
         for task, delivery in self.tasks:
             app.add(task, self.deliveries[delivery].source)
         return app
@@ -468,7 +474,7 @@ def test_odd_names_times_and_partitions_come_out_right(spark: SparkSession, tmp_
             DataFrameSource(frame(session, tmp_path / "empty", schema), "ts"),
         ),
     ]
-    app = Application("odd", str(tmp_path / "store"), "1 day", max_ahead="10000000 days", shards=2)
+    app = Application("odd", str(tmp_path / "store"), checkpoint_interval="1 day", max_ahead="10000000 days", shards=2)
     for task, source in tasks:
         app.add(task, source)
     app.run(session, drain=True)
@@ -505,7 +511,9 @@ def test_a_row_without_a_position_makes_no_other_be_taken_for_read_and_a_negativ
         lane = [{"number": number, "ts": START + seconds * SECOND, "lane": "north"} for number, seconds in rows]
         stream.write(folder, file, lane, schema)
         told: list[Progress] = []
-        app = Application("places", str(tmp_path / "store"), "15 seconds", "10 seconds", shards=1)
+        app = Application(
+            "places", str(tmp_path / "store"), checkpoint_interval="15 seconds", allowed_delay="10 seconds", shards=1
+        )
         app.add(task, DataFrameSource(frame(spark, folder, schema), "ts", "lane", position="number"))
         app.run(spark, on_progress=told.append)
         return read_state(app.store, app.name, task)["value"].to_pylist(), told[-1]
@@ -531,7 +539,9 @@ def test_a_rate_goes_on_where_it_was_after_another_start(spark: SparkSession, tm
 
     def run(seconds: int, shards: int) -> list[Any]:
         now = int(begin.timestamp() + seconds) * SECOND
-        app = Application("rate", str(tmp_path / "store"), "10 seconds", "1 second", shards=shards)
+        app = Application(
+            "rate", str(tmp_path / "store"), checkpoint_interval="10 seconds", allowed_delay="1 second", shards=shards
+        )
         for task in tasks:
             app.add(task, RateSource(10, start=begin, rows_per_batch=250, now_us=partial(int, now)))
         app.run(spark)

@@ -178,7 +178,9 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("shops")
 
     def application(shown: Shown, shards: int, interval: str) -> Application:
-        app = Application("shops", str(folder / "store"), interval, "10 seconds", shards=shards)
+        app = Application(
+            "shops", str(folder / "store"), checkpoint_interval=interval, allowed_delay="10 seconds", shards=shards
+        )
         for task, function in zip(TASKS, (shown.use, shown.ignore, None, None), strict=True):
             running = RunningValues(function) if function else None
             app.add(task, FileSource(folder / "in", timestamp="ts", max_files_per_batch=1), running)
@@ -276,7 +278,7 @@ def test_a_failing_task_names_the_message_and_leaves_the_state_as_it_was(
     spark: SparkSession, tmp_path: Path, task: PersistentTask, row: Row, on_bad_row: str, words: list[str]
 ) -> None:
     write(tmp_path / "in", "1.parquet", [("a", 1, 10, 100), ("b", 1, 5, 130), row])
-    app = Application("fails", str(tmp_path / "store"), "10 seconds", shards=1)
+    app = Application("fails", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
     app.add(task, FileSource(tmp_path / "in", timestamp="ts"), on_bad_row=on_bad_row)
     with pytest.raises(TaskFailedError) as failed:
         app.run(spark)
@@ -301,7 +303,7 @@ def test_a_store_in_memory_is_refused(spark: SparkSession, tmp_path: Path) -> No
 
 def test_a_second_driver_fences_the_first_which_changes_nothing_more(spark: SparkSession, tmp_path: Path) -> None:
     def application() -> Application:
-        app = Application("fenced", str(tmp_path / "store"), "10 seconds", shards=1)
+        app = Application("fenced", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
         return app.add(ShopTurnover(), FileSource(tmp_path / "in", timestamp="ts"))
 
     write(tmp_path / "in", "1.parquet", [("a", 1, 10, 100)])
@@ -313,7 +315,7 @@ def test_a_second_driver_fences_the_first_which_changes_nothing_more(spark: Spar
             first.await_termination(timeout=60)
         assert not first.is_active
         with pytest.raises(FencedError):
-            first.close()
+            first.drain()
     finally:
         first.stop()
     app = application()
@@ -330,7 +332,7 @@ def test_an_error_of_spark_itself_is_an_error_of_this_package(spark: SparkSessio
     def sink(values: DataFrame, batch: int) -> None:
         values.select("no such column").collect()
 
-    app = Application("broken", str(tmp_path / "store"), "10 seconds", shards=1, max_restarts=0)
+    app = Application("broken", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1, max_restarts=0)
     app.add(Turnover(), FileSource(tmp_path / "in", timestamp="ts"), RunningValues(sink))
     with pytest.raises(StateError, match="no such column"):
         app.run(spark)

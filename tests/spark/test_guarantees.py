@@ -83,7 +83,14 @@ def test_a_dataframe_is_replayed_or_read_once(spark: SparkSession, tmp_path: Pat
         for number, file in enumerate(sorted(sent.folder.iterdir())):
             # Spark reads files by their times, and these have positions that rise.
             os.utime(file, (number, number))
-        app = Application(NAME, str(tmp_path / "store"), "10 seconds", "30 seconds", shards=1, delivery=delivery)
+        app = Application(
+            NAME,
+            str(tmp_path / "store"),
+            checkpoint_interval="10 seconds",
+            allowed_delay="30 seconds",
+            shards=1,
+            delivery=delivery,
+        )
         app.add(Journal(), DataFrameSource(opened, timestamp="ts", position="id"))
         app.run(spark, close=closes)
     found, rows = held(tmp_path), aside(tmp_path, Journal()).ids
@@ -102,7 +109,14 @@ def test_at_most_once_a_sink_that_fails_is_not_given_the_clock_again(spark: Spar
         if len(given) == 1:
             raise OSError("not now")
 
-    app = Application(NAME, str(tmp_path / "store"), "10 seconds", "30 seconds", shards=1, delivery="at-most-once")
+    app = Application(
+        NAME,
+        str(tmp_path / "store"),
+        checkpoint_interval="10 seconds",
+        allowed_delay="30 seconds",
+        shards=1,
+        delivery="at-most-once",
+    )
     app.add(Journal(), source(tmp_path, 1), sink)
     app.run(spark, drain=True)
     assert given == clocks(str(tmp_path / "store"), NAME)
@@ -117,7 +131,14 @@ def test_at_least_once_values_do_not_wait_for_the_global_clock(spark: SparkSessi
         assert newest is not None
         ahead.append(clock > newest.clock)
 
-    app = Application(NAME, str(tmp_path / "store"), "10 seconds", "30 seconds", shards=1, delivery="at-least-once")
+    app = Application(
+        NAME,
+        str(tmp_path / "store"),
+        checkpoint_interval="10 seconds",
+        allowed_delay="30 seconds",
+        shards=1,
+        delivery="at-least-once",
+    )
     app.add(Journal(), source(tmp_path, 8), sink).add(Balance(), source(tmp_path, 1))
     app.run(spark, drain=True)
     assert {*ahead} == {True, False}

@@ -72,7 +72,9 @@ class Totals(PersistentTask):
 
 
 def application(folder: Path, sink: Any, task: PersistentTask | None = None, **more: Any) -> Application:
-    app = Application("told", str(folder / "store"), "10 seconds", retained_checkpoints=2, shards=2, **more)
+    app = Application(
+        "told", str(folder / "store"), checkpoint_interval="10 seconds", retained_checkpoints=2, shards=2, **more
+    )
     return app.add(task or Totals(), FileSource(folder / "in", timestamp="ts", max_files_per_batch=1), sink)
 
 
@@ -364,7 +366,7 @@ def test_outputs_that_can_not_work_are_refused(spark: SparkSession, tmp_path: Pa
         timestamp="ts",
         transform=lambda rows: rows.rename_columns(["clock", "amount", "ts"]),
     )
-    app = Application("told", str(tmp_path / "store"), "10 seconds").add(Loud(), source, Given())
+    app = Application("told", str(tmp_path / "store"), checkpoint_interval="10 seconds").add(Loud(), source, Given())
     with pytest.raises(InvalidInputError, match="'clock' is there twice but for case"):
         app.run(spark)
     assert not (tmp_path / "store").exists()

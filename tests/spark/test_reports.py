@@ -46,7 +46,9 @@ class Words(PersistentTask):
 
 
 def ran(spark: SparkSession, folder: Path, *tasks: Words, close: bool = False) -> Running:
-    app = Application("words", str(folder / "store"), "10 seconds", "1 minute", shards=1)
+    app = Application(
+        "words", str(folder / "store"), checkpoint_interval="10 seconds", allowed_delay="1 minute", shards=1
+    )
     for task in tasks:
         app.add(task, FileSource(folder / "in", timestamp="ts", schema=SCHEMA))
     return app.run(spark, close=close)
@@ -96,7 +98,7 @@ def test_a_run_tells_at_its_end_what_did_not_count_and_what_waits(
 def test_a_start_tells_at_once(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.csv").write_text("1,a\n2,b\n")
-    app = Application("words", str(tmp_path / "store"), "10 seconds", shards=1)
+    app = Application("words", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
     app.add(Words(), FileSource(tmp_path / "in", timestamp="ts", schema=SCHEMA))
     called: list[str] = []
     running = app.start(spark, on_progress=lambda progress: called.append(progress.task))

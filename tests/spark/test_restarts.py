@@ -101,7 +101,14 @@ def test_what_may_change_between_starts_changes_and_nothing_is_lost_or_counted_t
     def run(tasks: Sequence[PersistentTask], shards: int, interval: str, delay: str, close: bool = False) -> None:
         # The stream grows while nobody reads it.
         sent.grow()
-        app = Application(NAME, str(tmp_path / "store"), interval, delay, retained_checkpoints=99, shards=shards)
+        app = Application(
+            NAME,
+            str(tmp_path / "store"),
+            checkpoint_interval=interval,
+            allowed_delay=delay,
+            retained_checkpoints=99,
+            shards=shards,
+        )
         for task in tasks:
             app.add(task, FileSource(sent.folder, timestamp="ts", schema=stream.SCHEMA, max_files_per_batch=2))
         app.run(spark, close=close)
@@ -177,7 +184,7 @@ def test_a_run_that_always_fails_starts_again_so_often_and_then_tells_why(
 ) -> None:
     monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.1)
     sink = Stumbling(lambda call: True)
-    app = Application("stumbles", str(tmp_path / "store"), "10 seconds", shards=1, max_restarts=2)
+    app = Application("stumbles", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1, max_restarts=2)
     app.add(Total(), numbers(tmp_path / "in", [1], [1]), RunningValues(sink))
     with (
         caplog.at_level(logging.WARNING, "persistent_state"),
@@ -194,7 +201,7 @@ def test_failures_with_progress_between_them_do_not_add_up(
 ) -> None:
     monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.1)
     sink = Stumbling(lambda call: call in (1, 3, 5))
-    app = Application("stumbles", str(tmp_path / "store"), "10 seconds", shards=1, max_restarts=1)
+    app = Application("stumbles", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1, max_restarts=1)
     app.add(Total(), numbers(tmp_path / "in", [1], [2], [3], [4]), RunningValues(sink))
     run = app.run(spark, drain=True)
     assert run.restarts == 3
@@ -230,7 +237,7 @@ class ByZero(Total):
 def test_what_another_start_would_meet_again_is_not_tried_again(
     spark: SparkSession, tmp_path: Path, task: PersistentTask, words: str
 ) -> None:
-    app = Application("final", str(tmp_path / "store"), "10 seconds", shards=1)
+    app = Application("final", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
     app.add(task, numbers(tmp_path / "in", [1]))
     run = app.start(spark)
     with pytest.raises(TaskFailedError, match=re.escape(words)):
@@ -246,7 +253,9 @@ def test_runs_of_a_few_micro_batches_leave_nothing_behind_that_nobody_needs(
     monkeypatch.setattr(application, "Keeping", partial(Keeping, grace=0))
     source = numbers(tmp_path / "in", [1], [2])
     for _ in range(3):
-        app = Application("short", str(tmp_path / "store"), "10 seconds", retained_checkpoints=2, shards=1)
+        app = Application(
+            "short", str(tmp_path / "store"), checkpoint_interval="10 seconds", retained_checkpoints=2, shards=1
+        )
         app.add(Total(), source).run(spark)
     log = Log(open_files(app.store), app.name)
     named = {path for number in log.numbers() for path in log.read(number).files()}
@@ -258,7 +267,7 @@ def test_a_continuous_run_has_its_trigger_and_tells_each_batch_twice_alike(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[Progress] = []
-    app = Application("tells", str(tmp_path / "store"), "10 seconds", shards=1)
+    app = Application("tells", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
     app.add(Total(), numbers(tmp_path / "in", [1], [2, 0], [3]))
     with (
         caplog.at_level(logging.INFO, "persistent_state.progress"),
@@ -299,7 +308,7 @@ def test_a_task_is_built_again_beside_one_that_goes_on(spark: SparkSession, tmp_
     database = str(tmp_path / "sinks.db")
 
     def app(task: PersistentTask, table: str, *more: Any) -> Application:
-        app = Application("built", str(tmp_path / "store"), "10 seconds", shards=1, max_restarts=0)
+        app = Application("built", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1, max_restarts=0)
         app.add(task, source, [SqlSink(database, table, history=True), *more])
         return app.add(OtherTotal(), source, SqlSink(database, "other", history=True))
 
@@ -318,7 +327,7 @@ def test_a_task_is_built_again_beside_one_that_goes_on(spark: SparkSession, tmp_
         InvalidInputError, match=r"task=Total is built again, and sink=.* has what it was before; give it"
     ):
         app(DoubleTotal(), "total").run(spark, rebuild=["Total"])
-    renamed = Application("built", str(tmp_path / "store"), "10 seconds", shards=1)
+    renamed = Application("built", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
     renamed.add(Total(), source, ValuesAtClock(SqlSink(database, "total", history=True), name="renamed"))
     with pytest.raises(
         InvalidInputError,

@@ -63,7 +63,7 @@ def application(spark: SparkSession, folder: Path) -> Application:
         columns = "n long, lane string, ts timestamp"
         return lambda session, clock: session.readStream.schema(columns).parquet(str(folder / name))
 
-    app = Application("app", str(folder / "store"), "1 second", idle_after="1 second", shards=1)
+    app = Application("app", str(folder / "store"), checkpoint_interval="1 second", idle_after="1 second", shards=1)
     app.add(Busy(), FileSource(str(folder / "busy"), timestamp="ts", schema=SCHEMA))
     app.add(Quiet(), DataFrameSource(quiet("quiet"), timestamp="ts"))
     return app.add(Never(), DataFrameSource(quiet("never"), timestamp="ts", channel="lane"))

@@ -150,7 +150,9 @@ def test_whatever_a_sink_does_with_the_running_values_the_state_is_the_fold_of_t
     for number, rows in enumerate(FILES):
         write(tmp_path / "in", number, rows, SCHEMA)
     sinks = Sinks(tmp_path)
-    app = Application("sinks", str(tmp_path / "store"), "5 seconds", "10 seconds", shards=1)
+    app = Application(
+        "sinks", str(tmp_path / "store"), checkpoint_interval="5 seconds", allowed_delay="10 seconds", shards=1
+    )
     for name in OF_FILES:
         source = FileSource(tmp_path / "in", timestamp="ts", schema=SCHEMA, max_files_per_batch=1)
         app.add(Total(name), source, RunningValues(sinks.of(name)))
@@ -204,7 +206,7 @@ def test_values_too_large_for_the_driver_come_from_files(spark: SparkSession, tm
         stored = len(list((tmp_path / "store").rglob(f"*-{batch + 1:09d}-*.values.arrow")))
         seen.append(({row["key"]: row["value"] for row in values.collect()}, stored))
 
-    app = Application("large", str(tmp_path / "store"), "5 seconds", shards=2)
+    app = Application("large", str(tmp_path / "store"), checkpoint_interval="5 seconds", shards=2)
     source = FileSource(tmp_path / "in", timestamp="ts", schema=schema, max_files_per_batch=1)
     app.add(Longest(), source, RunningValues(sink))
     app.run(spark)
@@ -228,7 +230,7 @@ def test_a_sink_finds_the_settings_of_the_user(spark: SparkSession, tmp_path: Pa
     def sink(values: DataFrame, batch: int) -> None:
         seen.append([values.sparkSession.conf.get(name, None) for name in names])
 
-    app = Application("settings", str(tmp_path / "store"), "5 seconds", shards=2)
+    app = Application("settings", str(tmp_path / "store"), checkpoint_interval="5 seconds", shards=2)
     app.add(Total("settings"), DataFrameSource(rows, timestamp="ts"), RunningValues(sink))
     app.run(mine)
     assert seen == [["org.apache.hadoop.fs.LocalFileSystem", None, None]]

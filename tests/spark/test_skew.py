@@ -161,7 +161,9 @@ def test_nothing_within_the_delay_is_lost_where_sparks_watermark_drops_what_one_
         for number in range(files):
             if not (folder / f"{number:04d}.parquet").exists():
                 write(folder, number, sent[number], SCHEMA)
-        app = Application("skew", str(tmp_path / "store"), "1 minute", "30 seconds", shards=shards)
+        app = Application(
+            "skew", str(tmp_path / "store"), checkpoint_interval="1 minute", allowed_delay="30 seconds", shards=shards
+        )
         app.add(Journal(), DataFrameSource(stream(), "ts", "device", ["new"], position="number"))
         app.add(Tally("Tally"), DataFrameSource(stream(), "ts", "device", ["new"]))
         app.add(Tally("Ending"), devices(sent[:files]))

@@ -53,7 +53,7 @@ def write(folder: Path, per_second: int) -> str:
 def test_a_unit_is_that_of_rows_from_spark_and_of_those_that_go_through_it(spark: SparkSession, tmp_path: Path) -> None:
     seconds, millis = write(tmp_path / "s", 1), write(tmp_path / "ms", 1_000)
     rows = spark.readStream.schema("ts bigint, k string, n bigint").parquet(millis)
-    app = Application("units", str(tmp_path / "store"), "10 seconds", shards=1)
+    app = Application("units", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
     app.add(ByValue(), DataFrameSource(rows, timestamp="ts", timestamp_unit="ms"))
     app.add(ByColumn(), FileSource(seconds, timestamp="ts", timestamp_unit="s"))
     app.run(spark, drain=True)
