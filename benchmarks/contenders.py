@@ -186,7 +186,7 @@ def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> P
     def start() -> tuple[StreamingQuery, Callable[[], object]]:
         run = app.start(setting.spark)
         # Only Spark knows how long a whole micro-batch took.
-        (query,) = run._queries
+        (query,) = run._supervisor.queries.by_task.values()
         # Windows are given out beside the micro-batches: the pass ends when all are.
         return query, run.stop if setting.window is None or not setting.emits else run.drain
 

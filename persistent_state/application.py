@@ -213,7 +213,8 @@ class Application:
         drains: bool = False,
     ) -> Running:
         from persistent_state.engine import dataframe_source, kafka_connector
-        from persistent_state.engine.run import Part, Setup, start
+        from persistent_state.engine.queries import Part, Setup
+        from persistent_state.engine.run import start
 
         if on_progress is not None:
             check_takes("on_progress", on_progress, "progress")

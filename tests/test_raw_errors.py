@@ -26,7 +26,7 @@ from persistent_state import (
     RunningValues,
     run_local,
 )
-from persistent_state.engine import sending
+from persistent_state.engine import start_checks
 from persistent_state.sources.schemas import arrow_schema
 from persistent_state.store.files import open_files
 from tests.sentences import problem
@@ -95,21 +95,21 @@ class Shared(Total):
 
 
 def test_a_task_that_can_not_be_sent_names_the_attribute() -> None:
-    said = problem(lambda: sending.check_task(Locked()))
+    said = problem(lambda: start_checks.check_task(Locked()))
     assert said.startswith("task=Locked can't be sent to Spark's workers for its attribute 'lock', a lock: ")
     # A class that is not imported is sent as it is, with what it holds.
     own = type("Own", (Total,), {"lock": threading.Lock(), "__module__": "__main__"})
     assert "task=Own can't be sent to Spark's workers for its attribute 'lock'" in problem(
-        lambda: sending.check_task(own())
+        lambda: start_checks.check_task(own())
     )
     for task in (Total(), Shared()):
-        sending.check_task(task)
+        start_checks.check_task(task)
 
 
 def test_a_source_that_can_not_be_sent_names_the_attribute(tmp_path: Path) -> None:
     lock = threading.Lock()
     source = FileSource(tmp_path, timestamp="ts", transform=lambda rows: [lock, rows][1])
-    assert "for its attribute '_transform', a function: " in problem(lambda: sending.check_source("Total", source))
+    assert "for its attribute '_transform', a function: " in problem(lambda: start_checks.check_source("Total", source))
 
 
 def test_messages_of_run_local_may_have_datetimes_and_are_the_same_as_with_microseconds() -> None:

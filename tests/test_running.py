@@ -15,7 +15,8 @@ import pytest
 from persistent_state import FileSource, InvalidInputError, StateError, TaskFailedError
 from persistent_state.engine import garbage
 from persistent_state.engine.failures import as_own_error
-from persistent_state.engine.run import Part, check_parts
+from persistent_state.engine.queries import Part
+from persistent_state.engine.start_checks import check_parts
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
@@ -103,7 +104,7 @@ def test_only_what_spark_can_not_work_out_of_a_value_is_a_failure_of_the_task(te
 def test_a_first_signal_asks_to_stop_and_a_second_does_what_it_always_does(number: signal.Signals) -> None:
     program = f"""
 import os
-from persistent_state.engine.signals import asked_to_stop
+from persistent_state.engine.run import asked_to_stop
 with asked_to_stop() as asked:
     assert not asked.is_set()
     os.kill(os.getpid(), {int(number)})

@@ -321,7 +321,7 @@ def test_a_second_driver_fences_the_first_which_changes_nothing_more(spark: Spar
     app = application()
     entry = Log(open_files(app.store), app.name).newest()
     assert entry is not None
-    assert entry.epoch == second._entry.epoch
+    assert entry.epoch == second._supervisor.entry.epoch
     app.run(spark, drain=True)
     assert table(app, ShopTurnover()) == {("a",): 15}
 

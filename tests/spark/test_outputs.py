@@ -281,7 +281,7 @@ def test_a_driver_that_was_fenced_in_the_middle_of_a_delivery_does_no_harm(spark
     assert slow.asked == list(expected(3, totals).items())[:1]
     assert newest(tmp_path) == entry
     assert entry.tasks["Totals"].delivered == {"place": place.applied}
-    assert second._entry.epoch == first._entry.epoch + 1
+    assert second._supervisor.entry.epoch == first._supervisor.entry.epoch + 1
 
 
 def wait_for(truth: Callable[[], bool]) -> None:

@@ -242,7 +242,7 @@ def test_what_another_start_would_meet_again_is_not_tried_again(
     run = app.start(spark)
     with pytest.raises(TaskFailedError, match=re.escape(words)):
         run.await_termination()
-    assert (run.restarts, run._entry.epoch, run.is_active) == (0, 1, False)
+    assert (run.restarts, run._supervisor.entry.epoch, run.is_active) == (0, 1, False)
     with pytest.raises(InvalidInputError, match=r"^max_restarts=-1; say 0 for none"):
         Application("final", str(tmp_path / "store"), max_restarts=-1)
 

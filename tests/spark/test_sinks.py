@@ -164,7 +164,7 @@ def test_whatever_a_sink_does_with_the_running_values_the_state_is_the_fold_of_t
 
     assert sinks.raised.is_set()
     assert running.restarts == 1
-    last, restored = running._entry.epoch, running._entry.clock
+    last, restored = running._supervisor.entry.epoch, running._supervisor.entry.clock
     every = [row for rows in FILES for row in rows]
     for name in NAMES:
         assert as_totals(read_state(app.store, app.name, Total(name)).to_pylist()) == totals(every)

@@ -1,0 +1,214 @@
+"""Watch the queries of an application, and start them again after a failure."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+
+from persistent_state.engine import deliveries
+from persistent_state.engine.arrow_source import now_us
+from persistent_state.engine.backoff import Backoff
+from persistent_state.engine.deliveries import Deliveries
+from persistent_state.engine.failures import FINAL, as_own_error, is_lost_jvm, naming_a_lost_jvm
+from persistent_state.engine.garbage import GarbageCollection
+from persistent_state.engine.queries import Queries, Setup
+from persistent_state.engine.reports import Reports
+from persistent_state.engine.session import Scratch
+from persistent_state.errors import FencedError, StateError
+from persistent_state.protocol import commits
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+
+POLL_SECONDS = 0.05
+"""Time between two looks at the queries."""
+
+LOOK_SECONDS = 5.0
+"""Time between two looks at the log for another driver that owns the application."""
+
+_logger = logging.getLogger("persistent_state")
+
+
+class Supervisor:
+    """A thread that keeps the queries of an application running until they come to their end or `stop` is called.
+
+    After a failure of one query the supervisor stops all of them, waits, takes the application over again and starts them from
+    the global clock. An error of `FINAL` ends the run, and so do more than `max_restarts` failures in a row.
+
+    `entry` is the entry of the newest start, `restarts` counts the starts after failures, `reports` knows the progress, and
+    `error` is what ended the run if it failed.
+    """
+
+    def __init__(self, setup: Setup, log: Log, entry: Entry, deliveries: Deliveries) -> None:
+        self.entry = entry
+        self.restarts = 0
+        self.error: StateError | None = None
+        self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, deliveries.wake)
+        self.queries = Queries(setup)
+        self._setup = setup
+        self._log = log
+        self._deliveries = deliveries
+        self._scratch = Scratch(setup.spark, setup.scratch, now_us())
+        self._garbage = GarbageCollection(setup.files, setup.application, setup.keeping)
+        self._had_committed = False
+        self._asked = threading.Event()
+        try:
+            self.queries.start(entry, self._scratch)
+        except BaseException:
+            self._end()
+            raise
+        self._deliveries.start(lambda: self.entry.epoch)
+        self._garbage.start(lambda: self.entry.epoch)
+        self._thread = threading.Thread(target=self._run, name=f"persistent-state {setup.application}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the run has not ended."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Ask the run to end. `join` waits for that."""
+        self._asked.set()
+
+    def join(self) -> None:
+        """Wait until the run has ended."""
+        self._thread.join()
+
+    def drain(self) -> int:
+        """Commit a clock above all messages, after the run has ended, deliver all clocks, and return that clock.
+
+        Raises:
+            StateError: the store did not take the entry, or a sink did not take its clocks.
+        """
+        entry = self._close()
+        self._deliveries.drain(threading.Event())
+        return entry.clock
+
+    def _close(self) -> Entry:
+        return commits.close(self._log, self.entry.epoch, now=now_us(), keeping=self._setup.keeping)
+
+    def _run(self) -> None:
+        name = self._setup.application
+        try:
+            with naming_a_lost_jvm():
+                self._keep_running()
+                self.queries.stop()
+                if not self._asked.is_set():
+                    if self._setup.drains:
+                        self._close()
+                    self._deliveries.drain(self._asked)
+            self._garbage.collect(self.entry.epoch)
+            self.reports.end(self._newest(), is_whole=self._setup.to_the_end and not self._asked.is_set())
+        except StateError as error:
+            self.error = error
+            if isinstance(error, FINAL):
+                _logger.error("application %s has ended: %s", name, error)
+        except BaseException as error:
+            self.error = StateError(f"application {name} stopped at {error!r}. Fix the cause, then start it again.")
+            self.error.__cause__ = error
+        finally:
+            self._end()
+
+    def _keep_running(self) -> None:
+        """Return when the queries come to their end or a stop is asked for, and raise what ends the run."""
+        backoff, clock = Backoff(), self.entry.clock
+        failure = self._await_failure()
+        while failure is not None:
+            if isinstance(failure, FINAL):
+                raise failure
+            # A new global clock is one since the failure before. A start alone is no success: it may be the store that fails.
+            before, clock = clock, self._global_clock(clock)
+            if clock > before and self._had_committed:
+                backoff.succeed()
+            seconds = backoff.fail()
+            if backoff.failures > self._setup.max_restarts:
+                raise failure
+            _logger.warning("application %s starts again in %g s: %s", self._setup.application, seconds, failure)
+            if self._asked.wait(seconds):
+                return
+            failure = self._start_again() or self._await_failure()
+
+    def _await_failure(self) -> StateError | None:
+        """Wait for a failure and return it, or None if all queries came to their end or a stop was asked for."""
+        looked = time.monotonic()
+        while not self._asked.is_set():
+            active = self.queries.active_tasks
+            if time.monotonic() > looked + LOOK_SECONDS:
+                looked = time.monotonic()
+                if fenced := self._fenced():
+                    return fenced
+            if (failed := self.queries.failed_commit) is not None:
+                task, error = failed
+                if not isinstance(error, StateError) and task not in self.queries.active_tasks:
+                    # Somebody stopped the query through Spark, which interrupted the commit: the whole run is to end.
+                    self._asked.set()
+                    break
+                return self._cause(task, error)
+            if (failed := self.queries.failed_query) is not None:
+                return self._cause(*failed)
+            if not active:
+                break
+            self._asked.wait(POLL_SECONDS)
+        return None
+
+    def _start_again(self) -> StateError | None:
+        """Start all queries again from the global clock, and return what prevented it, or None."""
+        self.queries.stop()
+        self.restarts += 1
+        try:
+            self.entry = self._setup.take_over(self._log, after=self.entry.epoch)
+            self.queries = Queries(self._setup)
+            self.queries.start(self.entry, self._scratch)
+        except StateError as error:
+            return error
+        except Exception as error:
+            if is_lost_jvm(error):
+                raise
+            return as_own_error(error, f"application={self._setup.application}")
+        return None
+
+    def _global_clock(self, known: int) -> int:
+        """Return the global clock, or `known` if the store does not answer."""
+        newest = self._newest()
+        return known if newest is None else newest.clock
+
+    def _newest(self) -> Entry | None:
+        """Return the newest entry, or None if the store does not answer."""
+        with suppress(StateError):
+            return self._log.newest()
+        return None
+
+    def _cause(self, task: str, error: Exception) -> StateError:
+        """Return why a task failed: FencedError if a newer driver owns the application, because it may be in the way."""
+        self._had_committed = self.queries.has_committed(task)
+        own = error if isinstance(error, StateError) else as_own_error(error, f"task={task}")
+        if type(own) is StateError and own is not error:
+            # Of an error that has a class of this package, Spark's own error only tells where it passed through.
+            own.__cause__ = error
+        return own if isinstance(own, FencedError) else self._fenced() or own
+
+    def _fenced(self) -> FencedError | None:
+        """Return a FencedError if a newer driver owns the application."""
+        newest = self._newest()
+        if newest is None or newest.epoch == self.entry.epoch:
+            return None
+        return FencedError(
+            f"a newer driver owns {self._log.application}; this one (epoch {self.entry.epoch}) has stopped."
+        )
+
+    def _end(self) -> None:
+        # Another driver now delivers to the sinks of a fenced one, which therefore waits for none of its own writes.
+        patience = 0.0 if isinstance(self.error, FencedError) else deliveries.STOP_SECONDS
+        for end in (
+            self.queries.stop,
+            partial(self._deliveries.stop, patience),
+            self._garbage.stop,
+            self._scratch.remove,
+            self.reports.close,
+        ):
+            # An end that fails, as all do that need a lost JVM, must not prevent the others.
+            with suppress(Exception):
+                end()
