@@ -116,7 +116,7 @@ def main() -> None:
     events.mkdir(exist_ok=True)
     logged = {"enabled": "true", "dir": f"file://{events.absolute()}", "compress": "false"}
     session = new_session("courier", settings={f"spark.eventLog.{name}": value for name, value in logged.items()})
-    app.run(session, close=told.close)
+    app.run(session, drain=told.close)
 
 
 if __name__ == "__main__":

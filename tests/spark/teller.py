@@ -305,7 +305,7 @@ def main() -> None:
     for task in WINDOWED:
         outputs = [sink_of(kind, told.folder, told.postgresql, task.task_name) for kind in KINDS_OF_WINDOWS]
         app.add(task, FileSource(str(told.folder / "stream"), timestamp="ts", max_files_per_batch=3), outputs)
-    app.run(new_session("teller"), close=told.close)
+    app.run(new_session("teller"), drain=told.close)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def test_a_dataframe_is_replayed_or_read_once(spark: SparkSession, tmp_path: Pat
             delivery=delivery,
         )
         app.add(Journal(), DataFrameSource(opened, timestamp="ts", position="id"))
-        app.run(spark, close=closes)
+        app.run(spark, drain=closes)
     found, rows = held(tmp_path), aside(tmp_path, Journal()).ids
     good = {m.id for m in sent.sent if m.problem(Journal()) is None}
     assert {*found, *rows.get(LATE, [])} == good

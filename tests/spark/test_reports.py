@@ -51,7 +51,7 @@ def ran(spark: SparkSession, folder: Path, *tasks: Words, close: bool = False) -
     )
     for task in tasks:
         app.add(task, FileSource(folder / "in", timestamp="ts", schema=SCHEMA))
-    return app.run(spark, close=close)
+    return app.run(spark, drain=close)
 
 
 def test_a_run_tells_at_its_end_what_did_not_count_and_what_waits(

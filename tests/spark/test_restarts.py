@@ -111,7 +111,7 @@ def test_what_may_change_between_starts_changes_and_nothing_is_lost_or_counted_t
         )
         for task in tasks:
             app.add(task, FileSource(sent.folder, timestamp="ts", schema=stream.SCHEMA, max_files_per_batch=2))
-        app.run(spark, close=close)
+        app.run(spark, drain=close)
         if Journal in map(type, tasks):
             check_cut(tmp_path, sent)
 

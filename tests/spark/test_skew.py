@@ -168,7 +168,7 @@ def test_nothing_within_the_delay_is_lost_where_sparks_watermark_drops_what_one_
         app.add(Tally("Tally"), DataFrameSource(stream(), "ts", "device", ["new"]))
         app.add(Tally("Ending"), devices(sent[:files]))
         told: list[Progress] = []
-        app.run(session, close=files == len(sent), on_progress=told.append)
+        app.run(session, drain=files == len(sent), on_progress=told.append)
         return app, told
 
     app, told = run(3, shards=1)
