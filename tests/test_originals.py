@@ -23,7 +23,7 @@ from persistent_state import FileSource, NonWindowState, PersistentTask
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import COLUMN, Plan
-from persistent_state.engine.dataframe_source import RowReader, _replaced
+from persistent_state.engine.column_source import RowReader, _replaced
 from persistent_state.protocol import commits
 from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, TimeReplayableSource

@@ -64,7 +64,7 @@ from persistent_state.batch import compaction
 from persistent_state.batch.combine import combine
 from persistent_state.batch.plan import COLUMN
 from persistent_state.batch.shard import merge_shard
-from persistent_state.engine.dataframe_source import RowReader, _replaced
+from persistent_state.engine.column_source import RowReader, _replaced
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.partials import keys
 from persistent_state.partials.at_clock import LAST

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
-from itertools import pairwise
-from typing import Any
+from functools import lru_cache
+from itertools import chain, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -18,23 +16,19 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegralType
 
 from persistent_state.batch.combine import combine_in_pieces
-from persistent_state.batch.judge import key_columns, unfit_keys
-from persistent_state.batch.messages import Basis, Blob, to_ipc
+from persistent_state.batch.messages import Basis, Blob
 from persistent_state.batch.plan import COLUMN, Plan
-from persistent_state.batch.rows import microseconds
-from persistent_state.engine import failures
-from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, ArrowReader, blob_batches, load, now_us
+from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load, now_us
 from persistent_state.engine.idle_source import IdleReader
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, places, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.protocol import commits
-from persistent_state.sources.base import BadRecord, Chunk, Originals, Reach, TimeReplayableSource
+from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource, Opener
 from persistent_state.sources.formats import one_batch
 from persistent_state.store.entry import Entry
@@ -42,27 +36,7 @@ from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
 
-_NOW, _HEADER, _PARTITION, _POSITION, _REPLAY, _UNFIT, _REASON, _ORIGINALS = (
-    f"_persistent_state_{name}"
-    for name in ("now", "header", "strand", "position", "replay", "unfit", "reason", "originals")
-)
-_BESIDE = pa.schema(
-    [
-        (_HEADER, pa.binary()),
-        (_PARTITION, pa.string()),
-        (_POSITION, pa.int64()),
-        (_REPLAY, pa.int64()),
-        (_UNFIT, pa.bool_()),
-        (_REASON, pa.string()),
-        (_ORIGINALS, pa.binary()),
-    ]
-)
-"""What goes through Spark beside the rows of a source: what the part starts from, and each row's place.
-
-A row of its own holds, before those of a chunk, such of its records as they came as are known to be put aside.
-"""
-
-DAY = 86_400_000_000
+_NOW = "_persistent_state_now"
 
 GATHERED = 1 << 18
 """How many rows of many channels are sorted by them at a time."""
@@ -189,7 +163,7 @@ def columns_of(
         ) from error
     if not is_column:
         return schema, None
-    said = rows.select(_said(task, rows))
+    said = rows.select(update_column(task, rows))
     return schema, to_arrow_schema(said.schema, timezone="UTC").field(0).type
 
 
@@ -206,7 +180,7 @@ def _has_width(type: pa.DataType) -> bool:
         return False
 
 
-def _said(task: PersistentTask, rows: DataFrame) -> Column:
+def update_column(task: PersistentTask, rows: DataFrame) -> Column:
     try:
         column = task.process_column(rows)
         if isinstance(column, Column):
@@ -238,7 +212,7 @@ def blobs_of_dataframe(
     """A streaming DataFrame of a task's blobs, from rows that Spark reads; `journal` goes with the first micro-batch."""
     beside = [F.current_timestamp().alias(_NOW)]
     if plan.task.update_way == "column":
-        beside.append(_said(plan.task, rows).alias(COLUMN))
+        beside.append(update_column(plan.task, rows).alias(COLUMN))
     reach = Reach({}, {"": False} if source.channel is None else None, known=tuple(source.channels))
     place = source.channel, source.position
 
@@ -254,7 +228,7 @@ def blobs_of_dataframe(
         at_time = basis
         if first is not None:
             at_time = replace(basis, now=first.column(_NOW)[0].value)
-            chunks = _placed(_all(first, full), plan, *place)
+            chunks = _placed(chain([first], full), plan, *place)
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
         pieces = combine_in_pieces(plan, at_time, context.partitionId(), None, chunks)
@@ -264,13 +238,13 @@ def blobs_of_dataframe(
     def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from blob_batches(made(batches), labels, attempts)
 
-    blobs = _mapped(rows.select("*", *beside), step)
+    blobs = map_batches(rows.select("*", *beside), step)
     if plan.settings.idle_after is None:
         return blobs
     return blobs.union(load(rows.sparkSession, plan, IdleReader(plan, epoch, basis_of, labels)))
 
 
-def _mapped(rows: DataFrame, step: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
+def map_batches(rows: DataFrame, step: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
     """The blobs that `step` makes of rows. PySpark takes the names of their columns for expressions, so it sees others."""
     names = rows.columns
 
@@ -286,12 +260,7 @@ def _log(files: Files, application: str) -> Log:
     return Log(files, application)
 
 
-def _all(first: pa.RecordBatch, rest: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest
-
-
-def _rows(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
+def source_rows(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
     """The columns of the source, as planned, and the update if Spark has computed it."""
     columns = [batch.column(field.name).cast(field.type) for field in plan.schema]
     schema = plan.schema
@@ -307,11 +276,11 @@ def _placed(
     """Rows of a DataFrame as chunks: a partition for each channel, where there are positions."""
     if position is None:
         for batch in batches:
-            yield Chunk("", 0, _rows(batch, plan), at=np.full(batch.num_rows, NO_POSITION))
+            yield Chunk("", 0, source_rows(batch, plan), at=np.full(batch.num_rows, NO_POSITION))
         return
     # A chunk costs something whatever it holds, and of many channels each batch has few rows.
     for batch in batches if channel is None else _gathered(batches):
-        rows, positions = _rows(batch, plan), _positions(batch, plan, position)
+        rows, positions = source_rows(batch, plan), _positions(batch, plan, position)
         if channel is None:
             yield Chunk("", int(positions.min()), rows, at=positions)
             continue
@@ -347,163 +316,3 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             some = []
     if some:
         yield one_batch(some, some[0].schema)
-
-
-def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
-    """A streaming DataFrame of a task's blobs, from a source whose updates Spark computes."""
-    plan = reader.plan
-    rows = load(session, plan, reader, from_arrow_schema(pa.schema([*plan.schema, *_BESIDE])))
-    said = _said(plan.task, rows.select(*(_quoted(name) for name in plan.schema.names)))
-    # Null for the rows that are none of the source's.
-    is_row = F.coalesce(*(F.col(name) for name in (_HEADER, _REASON, _ORIGINALS))).isNull()
-    update = F.when(is_row, said)
-
-    def blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob]]:
-        full = (batch for batch in batches if batch.num_rows)
-        first = next(full)
-        header = first.column(_HEADER)[0].as_py()
-        if error := failures.error_of(header):
-            raise error
-        chunks = _replaced(_all(first.slice(1), full), plan)
-        basis, part, parts = pickle.loads(header)
-        yield from combine_in_pieces(plan, basis, part, parts, chunks)
-
-    def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from blob_batches(blobs(batches), reader.labels, reader.attempts)
-
-    return _mapped(rows.select("*", update.alias(COLUMN)), step)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _replaced(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Chunk]:
-    """The chunks that a reader has sent through Spark as rows, up to an error that came in their place."""
-    originals: dict[str, Originals] = {}
-    for batch in batches:
-        for header in batch.column(_HEADER).drop_null().to_pylist():
-            raise failures.error_of(header) or AssertionError("one row tells what a part starts from")
-        kind = np.stack([_is_valid(batch, _REASON), _is_valid(batch, _ORIGINALS)])
-        partitions = pc.dictionary_encode(batch.column(_PARTITION))
-        replays = batch.column(_REPLAY).fill_null(0).to_numpy()
-        place = np.stack([*kind, partitions.indices.to_numpy(), replays])
-        begins = np.flatnonzero(np.any(place[:, 1:] != place[:, :-1], axis=0)) + 1
-        unfit = batch.column(_UNFIT).fill_null(False).to_numpy(zero_copy_only=False)
-        rows, positions = _rows(batch, plan), batch.column(_POSITION).fill_null(0).to_numpy()
-        for begin, end in pairwise([0, *begins.tolist(), batch.num_rows] if batch.num_rows else []):
-            partition, at = batch.column(_PARTITION)[begin].as_py(), positions[begin:end]
-            is_bad, are_originals = kind[:, begin]
-            if are_originals:
-                known = pa.ipc.open_stream(batch.column(_ORIGINALS)[end - 1].as_buffer()).read_all()
-                originals = {partition: partial(_looked_up, known)}
-            elif is_bad:
-                reasons = batch.column(_REASON).slice(begin, end - begin).to_pylist()
-                records = tuple(BadRecord(*record) for record in zip(at.tolist(), reasons, strict=True))
-                yield Chunk(
-                    partition, int(at[0]), rows.slice(0, 0), records, at=at[:0], originals=originals.get(partition)
-                )
-            else:
-                some, replay = rows.slice(begin, end - begin), int(replays[begin])
-                came = originals.get(partition)
-                yield Chunk(partition, int(at[0]), some, replay=replay, at=at, unfit=unfit[begin:end], originals=came)
-
-
-def _is_valid(batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
-    return np.asarray(batch.column(column).is_valid())
-
-
-def _looked_up(known: pa.Table, positions: NDArray[np.int64]) -> pa.RecordBatch:
-    """The known records at these positions, nulls for others."""
-    return one_batch(known.take(pc.index_in(positions, value_set=known["position"])).to_batches(), known.schema)
-
-
-class RowReader(ArrowReader):
-    """Reads a source's rows, for Spark to compute the updates: what the part starts from comes as a row before them."""
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        schema = pa.schema([*self.plan.schema, *_BESIDE])
-
-        def row(header: bytes) -> pa.RecordBatch:
-            return _record_batch(schema, 1, {_HEADER: pa.array([header], pa.binary())})
-
-        if isinstance(partition.value, StateError):
-            yield row(failures.as_row(partition.value, 1))
-            return
-        basis, part, parts, split = partition.value
-        yield row(pickle.dumps((basis, part, parts)))
-        try:
-            for chunk in self.source.read(split) if split is not None else ():
-                yield from self._sent(chunk, basis, schema)
-        except StateError as error:
-            yield row(failures.as_row(error, self.attempts))
-
-    def _sent(self, chunk: Chunk, basis: Basis, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        replay = chunk.first if chunk.replay is None else chunk.replay
-        count, bad = chunk.rows.num_rows, chunk.bad
-        # Of what Spark has had this can't be seen any more.
-        columns = [chunk.rows.column(name) for name in key_columns(self.plan)]
-        unfit = unfit_keys(columns, count)
-        if (originals := self._originals(chunk, basis, unfit)) is not None:
-            partition = pa.array([chunk.partition], pa.string())
-            yield _record_batch(schema, 1, {_PARTITION: partition, _ORIGINALS: pa.array([originals], pa.binary())})
-        yield _record_batch(
-            schema,
-            count,
-            {
-                **{field.name: self._column(chunk.rows, field) for field in self.plan.schema},
-                _PARTITION: pa.repeat(pa.scalar(chunk.partition, pa.string()), count),
-                _POSITION: pa.array(chunk.positions),
-                _REPLAY: pa.repeat(pa.scalar(replay, pa.int64()), count),
-                _UNFIT: pa.array(unfit),
-            },
-        )
-        if bad:
-            yield _record_batch(
-                schema,
-                len(bad),
-                {
-                    _PARTITION: pa.repeat(pa.scalar(chunk.partition, pa.string()), len(bad)),
-                    _POSITION: pa.array([record.position for record in bad], pa.int64()),
-                    _REASON: pa.array([record.reason for record in bad], pa.string()),
-                },
-            )
-
-    def _originals(self, chunk: Chunk, basis: Basis, unfit: NDArray[np.bool_]) -> bytes | None:
-        """The records that a chunk will put aside whatever their updates are, with their positions, if it has any."""
-        if chunk.originals is None:
-            return None
-        stamps, valid = microseconds(chunk.rows.column(self.plan.timestamp), self.plan.timestamp_unit)
-        aside = chunk.positions[~valid | (stamps < basis.clock) | unfit]
-        aside = np.union1d(aside, np.array([record.position for record in chunk.bad], np.int64))
-        if len(aside) == 0:
-            return None
-        table = pa.Table.from_batches([chunk.originals(aside)])
-        return to_ipc(table.append_column("position", pa.array(aside)))
-
-    def _column(self, rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
-        column = rows.column(field.name)
-        if field.name != self.plan.timestamp or pa.types.is_int64(field.type):
-            return _carried(column, field.type)
-        # As every other way reads it: a cast would cut off towards zero, and wrap.
-        stamps, valid = microseconds(column, None)
-        if pa.types.is_date(field.type):
-            return pa.array(stamps // DAY, pa.int32(), mask=~valid).cast(field.type)
-        return pa.array(stamps, mask=~valid).cast(field.type)
-
-
-def _carried(column: pa.Array, type: pa.DataType) -> pa.Array:
-    """A column as Spark can hold it: of times what is finer than its unit is cut off, and one beyond its range is null."""
-    try:
-        return column.cast(type)
-    except pa.ArrowInvalid:
-        carried = column.cast(type, safe=False)
-        if not pa.types.is_timestamp(column.type) or column.type.unit == "ns":
-            return carried
-        is_same = pc.equal(carried.cast(column.type, safe=False), column)
-        return pc.if_else(is_same, carried, pa.scalar(None, type))
-
-
-def _record_batch(schema: pa.Schema, count: int, columns: dict[str, pa.Array]) -> pa.RecordBatch:
-    arrays = [columns[f.name] if f.name in columns else pa.nulls(count, f.type) for f in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

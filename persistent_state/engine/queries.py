@@ -11,7 +11,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from persistent_state.batch.plan import Plan
-from persistent_state.engine import arrow_source, dataframe_source, failures, kafka_connector, micro_batch
+from persistent_state.engine import (
+    arrow_source,
+    column_source,
+    dataframe_source,
+    failures,
+    kafka_connector,
+    micro_batch,
+)
 from persistent_state.engine.micro_batch import Progress, Watch
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import Scratch, for_queries, for_sinks, own_session, settings
@@ -187,8 +194,8 @@ def _blobs(
         return dataframe_source.blobs_of_dataframe(rows, plan, source, entry.epoch, restored, labels, attempts, lines)
     parts = session.sparkContext.defaultParallelism
     if plan.task.update_way == "column":
-        return dataframe_source.blobs_of_source(
-            session, dataframe_source.RowReader(plan, source, entry.epoch, parts, labels, attempts)
+        return column_source.blobs_of_source(
+            session, column_source.RowReader(plan, source, entry.epoch, parts, labels, attempts)
         )
     reader = arrow_source.ArrowReader(plan, source, entry.epoch, parts, labels, attempts)
     return arrow_source.load(session, plan, reader)

@@ -1,0 +1,215 @@
+"""Read a source in the workers and let Spark compute the updates of its rows, as the Column of `process_column`.
+
+The rows cross Spark with columns of their own beside them, from which the chunks of the source are made again behind it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from persistent_state.batch.combine import combine_in_pieces
+from persistent_state.batch.judge import key_columns, unfit_keys
+from persistent_state.batch.messages import Basis, Blob, to_ipc
+from persistent_state.batch.plan import COLUMN, Plan
+from persistent_state.batch.rows import microseconds
+from persistent_state.engine import failures
+from persistent_state.engine.arrow_source import ArrowReader, blob_batches, load
+from persistent_state.engine.dataframe_source import map_batches, source_rows, update_column
+from persistent_state.errors import StateError
+from persistent_state.sources.base import BadRecord, Chunk, Originals
+from persistent_state.sources.formats import one_batch
+
+_HEADER, _PARTITION, _POSITION, _REPLAY, _UNFIT, _REASON, _ORIGINALS = (
+    f"_persistent_state_{name}"
+    for name in ("header", "partition", "position", "replay", "unfit", "reason", "originals")
+)
+_BESIDE = pa.schema(
+    [
+        (_HEADER, pa.binary()),
+        (_PARTITION, pa.string()),
+        (_POSITION, pa.int64()),
+        (_REPLAY, pa.int64()),
+        (_UNFIT, pa.bool_()),
+        (_REASON, pa.string()),
+        (_ORIGINALS, pa.binary()),
+    ]
+)
+"""What goes through Spark beside the rows of a source: what the part starts from, and each row's place.
+
+A row of its own holds, before those of a chunk, such of its records as they came as are known to be put aside.
+"""
+
+DAY = 86_400_000_000
+
+
+def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
+    """A streaming DataFrame of a task's blobs, from a source whose updates Spark computes."""
+    plan = reader.plan
+    rows = load(session, plan, reader, from_arrow_schema(pa.schema([*plan.schema, *_BESIDE])))
+    column = update_column(plan.task, rows.select(*(_quoted(name) for name in plan.schema.names)))
+    # Null for the rows that are none of the source's.
+    is_row = F.coalesce(*(F.col(name) for name in (_HEADER, _REASON, _ORIGINALS))).isNull()
+    update = F.when(is_row, column)
+
+    def blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob]]:
+        full = (batch for batch in batches if batch.num_rows)
+        first = next(full)
+        header = first.column(_HEADER)[0].as_py()
+        if error := failures.error_of(header):
+            raise error
+        chunks = _replaced(chain([first.slice(1)], full), plan)
+        basis, part, parts = pickle.loads(header)
+        yield from combine_in_pieces(plan, basis, part, parts, chunks)
+
+    def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from blob_batches(blobs(batches), reader.labels, reader.attempts)
+
+    return map_batches(rows.select("*", update.alias(COLUMN)), step)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _replaced(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Chunk]:
+    """The chunks that a reader has sent through Spark as rows, up to an error that came in their place."""
+    originals: dict[str, Originals] = {}
+    for batch in batches:
+        for header in batch.column(_HEADER).drop_null().to_pylist():
+            raise failures.error_of(header) or AssertionError("one row tells what a part starts from")
+        kind = np.stack([_is_valid(batch, _REASON), _is_valid(batch, _ORIGINALS)])
+        partitions = pc.dictionary_encode(batch.column(_PARTITION))
+        replays = batch.column(_REPLAY).fill_null(0).to_numpy()
+        place = np.stack([*kind, partitions.indices.to_numpy(), replays])
+        begins = np.flatnonzero(np.any(place[:, 1:] != place[:, :-1], axis=0)) + 1
+        unfit = batch.column(_UNFIT).fill_null(False).to_numpy(zero_copy_only=False)
+        rows, positions = source_rows(batch, plan), batch.column(_POSITION).fill_null(0).to_numpy()
+        for begin, end in pairwise([0, *begins.tolist(), batch.num_rows] if batch.num_rows else []):
+            partition, at = batch.column(_PARTITION)[begin].as_py(), positions[begin:end]
+            is_bad, are_originals = kind[:, begin]
+            if are_originals:
+                known = pa.ipc.open_stream(batch.column(_ORIGINALS)[end - 1].as_buffer()).read_all()
+                originals = {partition: partial(_looked_up, known)}
+            elif is_bad:
+                reasons = batch.column(_REASON).slice(begin, end - begin).to_pylist()
+                records = tuple(BadRecord(*record) for record in zip(at.tolist(), reasons, strict=True))
+                yield Chunk(
+                    partition, int(at[0]), rows.slice(0, 0), records, at=at[:0], originals=originals.get(partition)
+                )
+            else:
+                some, replay = rows.slice(begin, end - begin), int(replays[begin])
+                came = originals.get(partition)
+                yield Chunk(partition, int(at[0]), some, replay=replay, at=at, unfit=unfit[begin:end], originals=came)
+
+
+def _is_valid(batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
+    return np.asarray(batch.column(column).is_valid())
+
+
+def _looked_up(known: pa.Table, positions: NDArray[np.int64]) -> pa.RecordBatch:
+    """The known records at these positions, nulls for others."""
+    return one_batch(known.take(pc.index_in(positions, value_set=known["position"])).to_batches(), known.schema)
+
+
+class RowReader(ArrowReader):
+    """Reads a source's rows, for Spark to compute the updates: what the part starts from comes as a row before them."""
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        schema = pa.schema([*self.plan.schema, *_BESIDE])
+
+        def row(header: bytes) -> pa.RecordBatch:
+            return _record_batch(schema, 1, {_HEADER: pa.array([header], pa.binary())})
+
+        if isinstance(partition.value, StateError):
+            yield row(failures.as_row(partition.value, 1))
+            return
+        basis, part, parts, split = partition.value
+        yield row(pickle.dumps((basis, part, parts)))
+        try:
+            for chunk in self.source.read(split) if split is not None else ():
+                yield from self._sent(chunk, basis, schema)
+        except StateError as error:
+            yield row(failures.as_row(error, self.attempts))
+
+    def _sent(self, chunk: Chunk, basis: Basis, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        replay = chunk.first if chunk.replay is None else chunk.replay
+        count, bad = chunk.rows.num_rows, chunk.bad
+        # Of what Spark has had this can't be seen any more.
+        columns = [chunk.rows.column(name) for name in key_columns(self.plan)]
+        unfit = unfit_keys(columns, count)
+        if (originals := self._originals(chunk, basis, unfit)) is not None:
+            partition = pa.array([chunk.partition], pa.string())
+            yield _record_batch(schema, 1, {_PARTITION: partition, _ORIGINALS: pa.array([originals], pa.binary())})
+        yield _record_batch(
+            schema,
+            count,
+            {
+                **{field.name: self._column(chunk.rows, field) for field in self.plan.schema},
+                _PARTITION: pa.repeat(pa.scalar(chunk.partition, pa.string()), count),
+                _POSITION: pa.array(chunk.positions),
+                _REPLAY: pa.repeat(pa.scalar(replay, pa.int64()), count),
+                _UNFIT: pa.array(unfit),
+            },
+        )
+        if bad:
+            yield _record_batch(
+                schema,
+                len(bad),
+                {
+                    _PARTITION: pa.repeat(pa.scalar(chunk.partition, pa.string()), len(bad)),
+                    _POSITION: pa.array([record.position for record in bad], pa.int64()),
+                    _REASON: pa.array([record.reason for record in bad], pa.string()),
+                },
+            )
+
+    def _originals(self, chunk: Chunk, basis: Basis, unfit: NDArray[np.bool_]) -> bytes | None:
+        """The records that a chunk will put aside whatever their updates are, with their positions, if it has any."""
+        if chunk.originals is None:
+            return None
+        stamps, valid = microseconds(chunk.rows.column(self.plan.timestamp), self.plan.timestamp_unit)
+        aside = chunk.positions[~valid | (stamps < basis.clock) | unfit]
+        aside = np.union1d(aside, np.array([record.position for record in chunk.bad], np.int64))
+        if len(aside) == 0:
+            return None
+        table = pa.Table.from_batches([chunk.originals(aside)])
+        return to_ipc(table.append_column("position", pa.array(aside)))
+
+    def _column(self, rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
+        column = rows.column(field.name)
+        if field.name != self.plan.timestamp or pa.types.is_int64(field.type):
+            return _carried(column, field.type)
+        # As every other way reads it: a cast would cut off towards zero, and wrap.
+        stamps, valid = microseconds(column, None)
+        if pa.types.is_date(field.type):
+            return pa.array(stamps // DAY, pa.int32(), mask=~valid).cast(field.type)
+        return pa.array(stamps, mask=~valid).cast(field.type)
+
+
+def _carried(column: pa.Array, type: pa.DataType) -> pa.Array:
+    """A column as Spark can hold it: of times what is finer than its unit is cut off, and one beyond its range is null."""
+    try:
+        return column.cast(type)
+    except pa.ArrowInvalid:
+        carried = column.cast(type, safe=False)
+        if not pa.types.is_timestamp(column.type) or column.type.unit == "ns":
+            return carried
+        is_same = pc.equal(carried.cast(column.type, safe=False), column)
+        return pc.if_else(is_same, carried, pa.scalar(None, type))
+
+
+def _record_batch(schema: pa.Schema, count: int, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    arrays = [columns[f.name] if f.name in columns else pa.nulls(count, f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
