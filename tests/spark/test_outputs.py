@@ -325,7 +325,7 @@ def test_a_sink_may_stop_the_application(spark: SparkSession, tmp_path: Path) ->
 
     def stop(values: DataFrame, clock: int) -> None:
         wait_for(lambda: bool(started))
-        with pytest.raises(InvalidInputError, match="call stop"):
+        with pytest.raises(InvalidInputError, match=r"Call stop\(\) there"):
             started[0].drain()
         started[0].stop()
 
