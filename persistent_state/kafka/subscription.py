@@ -30,7 +30,7 @@ _S = TypeVar("_S", bound="Subscription")
 
 @dataclass
 class _State:
-    """What the driver knows of the topics since the source was opened.
+    """The driver's knowledge of the topics, from `open` on.
 
     `topics` are the journal's records by topic name, and `is_first_start` says that the journal had none. `journal` holds
     the lines that are committed. `unread` holds by partition the first position that was never committed. `replaced_ids` are

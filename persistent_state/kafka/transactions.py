@@ -122,6 +122,7 @@ class ClockWriter:
 
     @property
     def owner(self) -> str:
+        """Return the key of the task's record, which is also its transactional id."""
         return f"{self.application}/{self.task}/{self.topic}/{self.bookkeeping}"
 
     def prepare(self) -> None:
