@@ -32,7 +32,7 @@ from persistent_state.store.log import Log
 from tests import core
 from tests.fixtures.write_store import Totals
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STORE = "tests/fixtures/store-v1"
 
 EXAMPLES = [

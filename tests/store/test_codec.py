@@ -14,7 +14,7 @@ import pytest
 from persistent_state import InvalidInputError, clocks, read_late_rows, read_state
 from tests.fixtures.write_store import APPLICATION, Notes, Totals, rows, write
 
-STORE = Path(__file__).parent / "fixtures" / "store-v1"
+STORE = Path(__file__).parents[1] / "fixtures" / "store-v1"
 LATE = {25}
 WITHOUT_TIMESTAMP = {13, 47}
 

@@ -30,7 +30,7 @@ from persistent_state.store import codec, lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
-from tests.test_delivery import entry_of, log_with
+from tests.protocol.test_deliver import entry_of, log_with
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("id", pa.int64())])
 

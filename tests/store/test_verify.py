@@ -32,7 +32,7 @@ from persistent_state.store.verify import Verified, verify
 from tests import core
 from tests.fixtures import write_store
 
-KEPT = Path(__file__).parent / "fixtures" / "store-v1"
+KEPT = Path(__file__).parents[1] / "fixtures" / "store-v1"
 LAST = 16
 
 

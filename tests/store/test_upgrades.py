@@ -26,9 +26,9 @@ from persistent_state.store.log import Log
 from persistent_state.store.verify import verify
 from tests import core
 from tests.fixtures.write_store import APPLICATION, SCHEMA, Notes, Totals, batch, rows
-from tests.test_format import LATE, WITHOUT_TIMESTAMP, expected_notes, expected_totals
+from tests.store.test_codec import LATE, WITHOUT_TIMESTAMP, expected_notes, expected_totals
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 STORES = sorted(path.name for path in FIXTURES.glob("store-*"))
 
 
