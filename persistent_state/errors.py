@@ -61,7 +61,7 @@ class ExistsError(StateError):
 
 
 class CommitUnknownError(StateError):
-    """The store never said whether a commit happened. Stop; the next start finds out."""
+    """The store did not answer whether a commit happened. Stop; the next start finds out."""
 
 
 class FencedError(StateError):

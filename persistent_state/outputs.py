@@ -142,8 +142,8 @@ def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
     listed = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
     running, at_clock = [], []
     for output in listed:
-        said = output if isinstance(output, (RunningValues, ValuesAtClock)) else ValuesAtClock(output)
-        given_to = said.function if isinstance(said, RunningValues) else said.sink
+        chosen = output if isinstance(output, (RunningValues, ValuesAtClock)) else ValuesAtClock(output)
+        given_to = chosen.function if isinstance(chosen, RunningValues) else chosen.sink
         # A class is a function too, but only by mistake.
         if isinstance(given_to, type) or not (callable(given_to) or isinstance(given_to, Sink)):
             raise InvalidInputError(
@@ -152,12 +152,12 @@ def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
             )
         if not isinstance(given_to, Sink):
             check_takes(
-                f"task={task}: sink", given_to, "values", "batch" if isinstance(said, RunningValues) else "clock"
+                f"task={task}: sink", given_to, "values", "batch" if isinstance(chosen, RunningValues) else "clock"
             )
-        if isinstance(said, RunningValues):
-            running.append(said)
+        if isinstance(chosen, RunningValues):
+            running.append(chosen)
         else:
-            at_clock.append(said)
+            at_clock.append(chosen)
     found = Outputs(tuple(running), tuple(at_clock))
     for name, count in Counter(found.names).items():
         if count > 1:

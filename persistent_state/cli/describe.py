@@ -57,7 +57,7 @@ def _task(files: Files, entry: Entry, name: str) -> dict[str, Any]:
             {
                 "output": output,
                 "clock": found.clock,
-                # Of what a task that is left out has missed, nothing is told.
+                # A task that is not part of the newest start has no clocks to be behind.
                 "behind": found.behind if task.active else None,
             }
             for output, found in sorted(deliver.delivered(entry, name).items())

@@ -149,10 +149,12 @@ def _window(window: Mapping[str, int] | None) -> str:
     """Return the text for what bounds a state in time: its windows or its time to live."""
     if window is None:
         return ""
-    said = {name: show_duration(length) for name, length in window.items()}
-    if "size" not in said:
-        return f", sessions by {said['gap']}" if "gap" in said else f", for {said['ttl']}"
-    return f", windows of {said['size']}" + (f" each {said['step']}" if said["step"] != said["size"] else "")
+    lengths = {name: show_duration(length) for name, length in window.items()}
+    if "size" not in lengths:
+        return f", sessions by {lengths['gap']}" if "gap" in lengths else f", for {lengths['ttl']}"
+    return f", windows of {lengths['size']}" + (
+        f" each {lengths['step']}" if lengths["step"] != lengths["size"] else ""
+    )
 
 
 def _monoid(task: Mapping[str, Any]) -> str:

@@ -15,10 +15,13 @@ from persistent_state.event_time.clocks import BEGINNING
 class Channel:
     """One independently ordered partition of event time, as of this start of the application.
 
-    `newest` is the greatest timestamp it delivered since the start (None: nothing yet), `active` the batch time at which it
-    last delivered, `beyond` how many of its last messages in a row were over the jump limit. `before` is a timestamp that it
-    had reached when the start cut it back: a jump is measured from there. It is `BEGINNING` if the channel has been heard of
-    and no more is known, and None if it is only said to come.
+    Attributes:
+        newest: The greatest timestamp that it has delivered since the start; None if it has delivered nothing.
+        active: The batch time at which it last delivered, in microseconds UTC.
+        ended: True if the source says that nothing more will come.
+        beyond: How many of its last messages in a row were over the jump limit.
+        before: The timestamp that it had reached when the start cut it back: a jump is measured from there. `BEGINNING` if the
+            channel exists and no timestamp of it is known, None if the source only announces it.
     """
 
     newest: int | None
@@ -71,7 +74,7 @@ def beyond_limit(
 def listed_channels(
     channels: Mapping[str, Channel], listed: Mapping[str, bool] | None, known: Iterable[str], now: int
 ) -> dict[str, Channel]:
-    """Return the channels that count, once the source has listed them and told which have ended.
+    """Return the channels that count, once the source has listed them and those that have ended.
 
     None: channels appear with their messages, but for those `known` to come. One that is no longer listed has disappeared.
     """

@@ -28,9 +28,13 @@ MOST_IN_BATCH = 2
 class Settings:
     """An application's settings of event time, in microseconds.
 
-    `interval` is the checkpoint interval, `delay` the allowed delay. A channel silent for `idle_after` of batch time stops
-    holding the clock (None: never). A timestamp more than `ahead` beyond the batch time is a bad row; so is one more than
-    `jump` beyond its channel (None: no limit), until `believe` messages in a row are.
+    Attributes:
+        interval: The checkpoint interval.
+        delay: The allowed delay.
+        idle_after: A channel that is silent for this long, in batch time, stops holding the clock. None: it always holds.
+        ahead: A timestamp more than this beyond the batch time makes a bad row.
+        jump: A timestamp more than this beyond its channel makes a bad row. None: there is no limit.
+        believe: After this many messages in a row that jump, the channel is believed.
     """
 
     interval: int
@@ -43,7 +47,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Coarse:
-    """Between `low` and `high` messages were folded into intervals of `step`: only its multiples can be clocks there."""
+    """A range of time in which messages were folded into intervals of `step`: only its multiples can be clocks there."""
 
     low: int
     high: int

@@ -18,10 +18,14 @@ MOST_SPANS = 64
 class Position:
     """The progress of a partition of a source: how far it was read, and what earlier starts accounted for.
 
-    Everything before `next` is accounted for. So is a message before `position` and below `clock` for each pair of
-    `accounted`: earlier starts had read up to `position` when they were cut back to `clock`. `spans` are pairs (first
-    position, newest timestamp) of what was delivered; both rise, so the first span that reaches a clock is where its
-    replay may start. Under at-least-once delivery a start cuts nothing back: its pair has the clock `END`, as all
+    Attributes:
+        next: Every message before this position is accounted for.
+        accounted: Pairs (position, clock): a message before the position and below the clock is accounted for too. An earlier
+            start had read up to the position when it was cut back to the clock.
+        spans: Pairs (first position, newest timestamp) of what was delivered. Both rise, so a replay from a clock may start at
+            the first span that reaches the clock.
+
+    Under at-least-once delivery a start cuts nothing back: its pair has the clock `END`, as all
     messages before its position are in the state, whatever their timestamps.
     """
 

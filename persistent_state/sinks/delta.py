@@ -146,7 +146,7 @@ class DeltaSink(RecordingSink):
         found, wanted = pa.schema(table.schema()), origin.schema
         if sorted(found.names) != sorted(wanted.names) or any(found.field(f.name).type != f.type for f in wanted):
             raise InvalidInputError(
-                f"{self.name} has columns={_said(found)}, not {_said(wanted)}; change it, or name another table."
+                f"{self.name} has columns={_types(found)}, not {_types(wanted)}; change it, or name another table."
             )
 
     @contextmanager
@@ -170,7 +170,7 @@ def _whole(table: deltalake.DeltaTable) -> set[str]:
     return {field.name for field in pa.schema(table.schema()) if field.type == pa.int64()}
 
 
-def _said(schema: pa.Schema) -> dict[str, str]:
+def _types(schema: pa.Schema) -> dict[str, str]:
     return {field.name: str(field.type) for field in schema}
 
 
@@ -178,15 +178,15 @@ def _check_columns(origin: Origin) -> None:
     """Refuse what a Delta table would not give back as it was."""
     from deltalake import Schema
 
-    told = f"task={origin.task}: a Delta table can't hold columns={_said(origin.schema)}"
+    refusal = f"task={origin.task}: a Delta table can't hold columns={_types(origin.schema)}"
     if len({name.lower() for name in origin.schema.names}) < len(origin.schema):
-        raise InvalidInputError(f"{told}, of which some differ only in case; rename the key's.")
+        raise InvalidInputError(f"{refusal}, of which some differ only in case; rename the key's.")
     try:
         pq.write_table(origin.schema.empty_table(), pa.MockOutputStream())
         held = pa.schema(Schema.from_arrow(origin.schema))
     except Exception as error:  # deltalake raises this very class
         # The lines below the first are a stack.
         why = str(error).splitlines()[0].rstrip(".")
-        raise InvalidInputError(f"{told}: {why}; use another sink.") from None
+        raise InvalidInputError(f"{refusal}: {why}; use another sink.") from None
     if held.types != origin.schema.types:
-        raise InvalidInputError(f"{told}, only {_said(held)}; use another sink.")
+        raise InvalidInputError(f"{refusal}, only {_types(held)}; use another sink.")

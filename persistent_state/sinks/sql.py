@@ -134,7 +134,7 @@ class SqlSink(RecordingSink):
         try:
             url = make_url(self.url) if "://" in self.url else URL.create("sqlite", database=self.url)
             if "@" in (url.host or ""):
-                raise ValueError("a part of the password would be taken for the host, and shown")
+                raise ValueError("a part of the password would be read as the host, and shown")
             if url.drivername == "postgresql":
                 url = url.set(drivername="postgresql+psycopg")
             backend = url.get_backend_name()
@@ -275,7 +275,7 @@ class SqlSink(RecordingSink):
             yield
         except SQLAlchemyError as error:
             # Not chained: it may show the password.
-            raise self._told(error) from None
+            raise self._as_ours(error) from None
 
     def _is_away(self, error: Exception) -> bool:
         """Return True if the database does not answer or is locked, so that trying again later may help."""
@@ -287,7 +287,7 @@ class SqlSink(RecordingSink):
             return any(words in str(error) for words in _AWAY)
         return isinstance(error, (InterfaceError, InternalError, OperationalError))
 
-    def _told(self, error: Exception) -> StateError:
+    def _as_ours(self, error: Exception) -> StateError:
         from sqlalchemy import make_url
 
         secrets: dict[str, Any] = {}

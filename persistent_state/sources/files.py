@@ -1,4 +1,4 @@
-"""The files of a folder as a source, each read once, in the order in which they were taken."""
+"""The source of the files of a folder, each read once, in the order in which listings found them."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ class FileSource(TimeReplayableSource):
                 f"transform of {self!r} made columns ({_columns(rows.schema)}) of file={path!r}, "
                 f"and ({_columns(self.schema)}) of a batch without rows; make them alike."
             )
-        # What was made of a row can't be told, so the bad records stand behind all rows.
+        # Nobody knows which rows a transform made of which record, so the bad records stand behind all rows.
         bad = tuple(replace(record, position=rows.num_rows + i) for i, record in enumerate(piece.bad))
 
         def original(place: int) -> formats.Original:

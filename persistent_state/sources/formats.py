@@ -228,7 +228,7 @@ def _parquet_original(batch: pa.RecordBatch, bad: Container[int], first: int, pl
     """Return where a row of a Parquet file stood and, if it is a bad record, its columns as JSON."""
     record = None
     if place in bad:
-        # What is text that is not UTF-8 can't be told.
+        # Text that is not UTF-8 can't be shown.
         with suppress(ValueError):
             record = to_json(plain(batch.slice(place, 1).to_struct_array()[0])).encode()
     return Original(record, first + place)

@@ -46,26 +46,26 @@ def arrow_schema(schema: AnySchema) -> pa.Schema:
         return schema
     if isinstance(schema, str):
         return _Reader(schema).schema()
-    told = schema.jsonValue() if hasattr(schema, "jsonValue") else None
-    if not isinstance(told, dict) or told.get("type") != "struct":
+    record = schema.jsonValue() if hasattr(schema, "jsonValue") else None
+    if not isinstance(record, dict) or record.get("type") != "struct":
         raise InvalidInputError(
             f"schema={schema!r} is not a schema; give a pyarrow.schema, DDL such as 'word string, ts timestamp', or a "
             "StructType of Spark."
         )
-    return pa.schema(list(_of_spark(told)))
+    return pa.schema(list(_of_spark(record)))
 
 
-def _of_spark(told: Any) -> pa.DataType:
+def _of_spark(record: Any) -> pa.DataType:
     """Return the Arrow type of a type in Spark's JSON."""
-    if isinstance(told, str):
-        return _Reader(told).only_type()
-    if told["type"] == "struct":
-        return pa.struct([(field["name"], _of_spark(field["type"])) for field in told["fields"]])
-    if told["type"] == "array":
-        return pa.list_(_of_spark(told["elementType"]))
-    if told["type"] == "map":
-        return pa.map_(_of_spark(told["keyType"]), _of_spark(told["valueType"]))
-    raise InvalidInputError(f"schema has a column of type={told['type']!r}, which files don't hold; choose another.")
+    if isinstance(record, str):
+        return _Reader(record).only_type()
+    if record["type"] == "struct":
+        return pa.struct([(field["name"], _of_spark(field["type"])) for field in record["fields"]])
+    if record["type"] == "array":
+        return pa.list_(_of_spark(record["elementType"]))
+    if record["type"] == "map":
+        return pa.map_(_of_spark(record["keyType"]), _of_spark(record["valueType"]))
+    raise InvalidInputError(f"schema has a column of type={record['type']!r}, which files don't hold; choose another.")
 
 
 _WORDS = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.)*')|([\w.]+)|([<>(),:]))")

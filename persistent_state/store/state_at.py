@@ -97,7 +97,7 @@ class StateAt:
             return newest.read()
         if self.presents is not None:
             table = with_presented(table, self._presented)
-        # Windows are told as whole numbers until here.
+        # Within the library a window is whole numbers; users read timestamps.
         return table.drop_columns(["hash"]).rename_columns(schema.names).cast(schema)
 
     def _is_known_since(self, entry: Entry, task: TaskState) -> bool:
@@ -223,7 +223,7 @@ def find_sides(files: Files, application: str, task: str) -> list[SideFile]:
 
 
 def read_side(files: Files, side: SideFile) -> pa.Table:
-    """Return the late and bad rows of one file. The format says strand where users read partition."""
+    """Return the late and bad rows of one file. The format names `strand` what users read as `partition`."""
     try:
         rows = late_rows.read(files, side)
     except FileNotFoundError as error:

@@ -93,10 +93,10 @@ def _answered(answer: Any) -> Any:
     """Return the answer of a data node, or raise the error that it reports."""
     if not answer.ok:
         try:
-            told = answer.json()["RemoteException"]
+            failure = answer.json()["RemoteException"]
         except (ValueError, KeyError):
             answer.raise_for_status()
-        raise _RAISED.get(told["exception"], OSError)(told["message"])
+        raise _RAISED.get(failure["exception"], OSError)(failure["message"])
     return answer
 
 

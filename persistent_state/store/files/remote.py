@@ -99,7 +99,7 @@ class RemoteFiles(Files):
             # Not chained, here and below: the libraries' errors show urls with their keys.
             if may_be_absent and (isinstance(error, FileNotFoundError) or status(error) == 404):
                 raise FileNotFoundError(f"path={path!r} in store={self.url!r} is absent.") from None
-            raise self._told(path, error) from None
+            raise self._as_ours(path, error) from None
 
     def _misused(self, error: Exception) -> InvalidInputError:
         return InvalidInputError(
@@ -107,7 +107,7 @@ class RemoteFiles(Files):
             f" {without_secrets(error, self.options)}; docs/stores.md lists those that it takes."
         )
 
-    def _told(self, path: str, error: Exception) -> StateError:
+    def _as_ours(self, path: str, error: Exception) -> StateError:
         # Some clients look at their options only when they connect.
         if isinstance(error, TypeError):
             return self._misused(error)
@@ -120,11 +120,11 @@ class RemoteFiles(Files):
 
 def status(error: BaseException) -> int | None:
     """Return the HTTP status in an error of any of the clients, or in its cause."""
-    for told in (error, error.__cause__):
-        response = getattr(told, "response", None)
+    for each in (error, error.__cause__):
+        response = getattr(each, "response", None)
         if isinstance(response, Mapping):
-            told, response = None, response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        for holder in (response, told):
+            each, response = None, response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        for holder in (response, each):
             for found in (holder, *(getattr(holder, name, None) for name in ("status_code", "status", "code"))):
                 if isinstance(found, int):
                     return found
