@@ -17,7 +17,6 @@ import pytest
 from deltalake.schema import PrimitiveType
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError
-from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.sinks import delta
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.delta import OWNER, DeltaSink
@@ -58,7 +57,7 @@ def read(url: Path) -> pa.Table:
 def test_every_clock_has_each_key_once(spark: SparkSession, tmp_path: Path) -> None:
     said = [rows(clock, users) for clock, users in ((10, 50), (20, 0), (40, 200))]
     sink = DeltaSink(tmp_path / "table")
-    assert sink.open(USERS) == BEGINNING
+    assert sink.open(USERS) is None
     for table, clock in zip(said, (10, 20, 40), strict=True):
         sink.write(frame(spark, table, parts=5), clock)
         assert DeltaSink(tmp_path / "table").open(USERS) == clock
@@ -180,7 +179,7 @@ def test_rows_that_fail_leave_nothing_and_say_why(
     with monkeypatch.context() as patch:
         patch.setattr(delta, "arrow_batches", batches)
         assert problem(lambda: sink.write(local(rows(10, 3)), 10)) == "a part=3 can't be read; restore it."
-    assert (sink.open(USERS), len(read(tmp_path / "table"))) == (BEGINNING, 0)
+    assert (sink.open(USERS), len(read(tmp_path / "table"))) == (None, 0)
     sink.write(local(rows(10, 3)), 10)
     assert read(tmp_path / "table") == in_order(rows(10, 3))
 
@@ -358,7 +357,7 @@ def test_a_table_in_an_object_store_keeps_its_secrets(local: Local, servers: Ser
     }
     url = "s3://delta/table"
     sinks = [DeltaSink(url, storage_options=options) for _ in range(2)]
-    assert [sink.open(USERS) for sink in sinks] == [BEGINNING] * 2
+    assert [sink.open(USERS) for sink in sinks] == [None] * 2
 
     def after_another() -> pa.Table:
         sinks[0].write(local(rows(10, 5)), 10)

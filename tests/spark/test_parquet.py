@@ -120,7 +120,7 @@ def test_every_clock_has_each_key_once(spark: SparkSession, tmp_path: Path, file
 
 def test_a_clock_without_values_is_in_the_table(spark: SparkSession, tmp_path: Path) -> None:
     sink = opened(tmp_path / "table")
-    assert sink.open(USERS) == BEGINNING
+    assert sink.open(USERS) is None
     sink.write(frame(spark, rows(10, 0)), 10)
     assert (sink.clocks(), sink.paths(), len(sink.dataset([10]).to_table())) == ([10], [], 0)
     assert sink.open(USERS) == 10
@@ -427,7 +427,7 @@ def test_a_table_in_an_object_store_keeps_its_secrets(spark: SparkSession, serve
     server.make("parquet")
     url, options = server.address("parquet", server.ports)
     sink = ParquetSink(url, files=2, storage_options=options)
-    assert sink.open(USERS) == BEGINNING
+    assert sink.open(USERS) is None
     for clock in (-10, 20):
         sink.write(frame(spark, rows(clock, 40)), clock)
     reader = ParquetSink(url, storage_options=options)

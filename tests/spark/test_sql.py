@@ -114,7 +114,7 @@ def test_the_table_is_what_was_written_clock_by_clock(spark: SparkSession, datab
     dice = random.Random(7)
     keys = list(itertools.product([None, "", "Łódź", "東京 🗼", "o'Hara; %s :x"], [None, 0, -(2**63), 2**63 - 1]))
     expected: dict[Row, Row] = {}
-    assert SqlSink(database.url, "balances", history=history).open(origin) == BEGINNING
+    assert SqlSink(database.url, "balances", history=history).open(origin) is None
     for clock in range(10, 60, 10):
         sink = SqlSink(database.url, "balances", history=history)
         rows = [(*key, clock, dice.choice([None, dice.randrange(100)])) for key in dice.sample(keys, 12)]
@@ -206,7 +206,7 @@ def test_two_starts_at_once_make_one_table(database: Database) -> None:
             return sink.open(ORIGIN)
 
         with ThreadPoolExecutor(2) as threads:
-            assert [start.result() for start in [threads.submit(start) for _ in range(2)]] == [BEGINNING] * 2
+            assert [start.result() for start in [threads.submit(start) for _ in range(2)]] == [None] * 2
         assert database.clock() == BEGINNING
         database.execute("DROP TABLE balances", f"DROP TABLE {CLOCKS}")
 
@@ -332,7 +332,7 @@ def test_a_column_that_would_shift_times_is_refused(postgres: Database) -> None:
     postgres.execute("CREATE TABLE balances (key TEXT, clock BIGINT, value TIMESTAMP)")
     assert "column='value'" in problem(lambda: SqlSink(postgres.url, "balances").open(origin))
     postgres.execute("ALTER TABLE balances ALTER COLUMN value TYPE TIMESTAMPTZ")
-    assert SqlSink(postgres.url, "balances").open(origin) == BEGINNING
+    assert SqlSink(postgres.url, "balances").open(origin) is None
 
 
 def test_a_table_of_ones_own_is_taken_as_it_is(spark: SparkSession, database: Database) -> None:
@@ -341,7 +341,7 @@ def test_a_table_of_ones_own_is_taken_as_it_is(spark: SparkSession, database: Da
         "INSERT INTO balances VALUES ('old', 1, 'a', 0), ('old', 1, 'b', 0)",
     )
     sink = SqlSink(database.url, "balances")
-    assert sink.open(ORIGIN) == BEGINNING
+    assert sink.open(ORIGIN) is None
     sink.write(frame(spark, SCHEMA, [("a", 10, 7), ("c", 10, 8)]), 10)
     assert database.rows() == [("new", 7, "a", 10), ("new", 8, "c", 10), ("old", 1, "b", 0)]
     assert "does not take this" in problem(lambda: sink.write(frame(spark, SCHEMA, [("d", 20, 1), (None, 20, 9)]), 20))
@@ -354,7 +354,7 @@ def test_a_table_of_somebody_else_is_refused(database: Database) -> None:
     for other in (Origin("shop", "Balance", ("key",), SCHEMA), Origin("bank", "Other", ("key",), SCHEMA)):
         assert "task=Balance of application=bank" in problem(lambda other=other: sink.open(other))
     assert "history=False" in problem(lambda: SqlSink(database.url, "balances", history=True).open(ORIGIN))
-    assert sink.open(ORIGIN) == BEGINNING
+    assert sink.open(ORIGIN) is None
 
 
 def test_names_that_sqlite_takes_for_one_are_one(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_names_that_sqlite_takes_for_one_are_one(tmp_path: Path) -> None:
     SqlSink(place, "Balances").open(ORIGIN)
     with pytest.raises(InvalidInputError, match="has the values of task=Balance"):
         SqlSink(place, "balances").open(Origin("bank", "Other", ("key",), SCHEMA))
-    assert SqlSink(place, "balances").open(ORIGIN) == BEGINNING
+    assert SqlSink(place, "balances").open(ORIGIN) is None
 
 
 def test_mistakes_are_refused_where_sqlite_calls_them_operational(tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_a_table_that_was_lost_is_not_made_again_in_silence(database: Database, 
         sink.write(local([("a", 20, 1)]), 20)
     database.execute(f"DELETE FROM {CLOCKS}")
     assert CLOCKS in problem(lambda: sink.write(local([("a", 20, 1)]), 20))
-    assert sink.open(ORIGIN) == BEGINNING
+    assert sink.open(ORIGIN) is None
     assert database.rows() == []
 
 
