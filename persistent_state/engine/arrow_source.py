@@ -1,4 +1,4 @@
-"""The one Python data source: any Arrow source, read, lifted and combined in one process, so that rows never cross the JVM."""
+"""Read an Arrow source in Spark's Python workers, and combine its rows there, so that no row crosses the JVM."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _has_frozen_imports = False
 SCHEMA = "label int, blob binary"
 
 BATCH_BYTES = 64 << 20
-"""From how many bytes on blobs go to Spark, while others are still to be made."""
+"""Blobs go to Spark as soon as they are this many bytes, while the task makes more."""
 
 
 def load(
     session: SparkSession, plan: Plan, reader: DataSourceStreamReader, schema: StructType | str = SCHEMA
 ) -> DataFrame:
-    """What a reader reads as a streaming DataFrame, by default blobs: (label of the shard, blob)."""
+    """Return what a reader reads as a streaming DataFrame; by default its rows are (label of the shard, blob)."""
     found = schema
 
     class ArrowSource(DataSource):
@@ -56,9 +56,9 @@ def load(
 
 
 def blob_batches(blobs: Iterable[tuple[int, Blob]], labels: Sequence[int], attempts: int) -> Iterator[pa.RecordBatch]:
-    """Blobs, each with its shard, as the rows that are shuffled; a batch of them holds no more than a few.
+    """Yield blobs as the rows that Spark shuffles, in batches of about `BATCH_BYTES`.
 
-    An error in making them goes to each shard, in the place of those that are still to come.
+    If making a blob fails, the error goes to each shard in place of the blobs that were still to come.
     """
     some, size = list[tuple[int, bytes]](), 0
     try:
@@ -83,11 +83,11 @@ def _batch(blobs: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
 
 
 class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches in Spark's source process, by the newest log entry; reads their parts in the workers.
+    """The reader that plans micro-batches in Spark's source process, from the newest log entry, and reads them in workers.
 
-    A micro-batch is read in at most `parts` parts, for the driver of this `epoch`; each is tried so many `attempts`.
+    A micro-batch has at most `parts` parts, and serves the driver of this `epoch`. Spark tries a part `attempts` times.
 
-    What fails while a micro-batch is planned is a part that says so: what is raised here, Spark repeats at length.
+    If planning fails, the micro-batch has one part that holds the error: Spark logs pages of text about a raised one.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"ends": self._tried(ends) or {}, "tick": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Anything but "all": the source's own bounds decide.
+        # Not "all available": the source's own limits decide.
         return ReadMaxRows(2**31 - 1)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -150,10 +150,10 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             entry = commits.wake(self._log, self._epoch, self.plan.name, now_us())
         basis = commits.plan_batch(entry, self.plan.name, self._reach, now_us())
         # A micro-batch without rows has one part all the same: it may move the clock.
-        # A jump is measured from the message before it, so nobody may start in the middle.
+        # A jump is measured from the message before it, so one part must read all of a channel.
         most = self._parts if self.plan.settings.jump is None else 1
         splits = self.source.splits(start["ends"], end["ends"], most) or [None]
-        # From here on the channels are asked; only then can they be silent.
+        # A channel can be idle only from the first time that it was asked.
         self._moved = basis.now
         basis = replace(basis, is_silent=self._is_idle and splits == [None])
         return [InputPartition((basis, part, len(splits), split)) for part, split in enumerate(splits)]
@@ -170,7 +170,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from combine_in_pieces(self.plan, basis, part, parts, chunks)
 
     def _tried(self, work: Callable[[], T]) -> T | None:
-        """Return what this comes to; None if it fails, or something before it did, which `partitions` then tells."""
+        """Return the result of `work`, or None if it or an earlier call failed; `partitions` then hands on the error."""
         if self._error is None:
             try:
                 return work()
@@ -192,7 +192,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = True
 
     def _tick(self, start: dict[str, int]) -> int:
-        """1 when a micro-batch is due although nothing arrived: the channels are others, or have fallen silent."""
+        """Return 1 if a micro-batch is due although nothing arrived: the channels changed, or all of them became idle."""
         listed = self._listed if self._reach.channels is None else dict(self._reach.channels)
         is_silent = dict(self._reach.ends) == start
         changed, self._listed = listed != self._listed, listed
@@ -223,8 +223,10 @@ def known_positions(task: TaskState) -> dict[str, int]:
 
 
 def now_us() -> int:
+    """Return the wall clock in microseconds UTC."""
     return time.time_ns() // 1000
 
 
 def new_id() -> str:
+    """Return a random name for a file or a writer."""
     return uuid.uuid4().hex[:16]

@@ -47,20 +47,20 @@ _BESIDE = pa.schema(
         (_ORIGINALS, pa.binary()),
     ]
 )
-"""What goes through Spark beside the rows of a source: what the part starts from, and each row's place.
+"""The columns beside the rows of a source: what the part starts from, and the place of each row.
 
-A row of its own holds, before those of a chunk, such of its records as they came as are known to be put aside.
+One more row before those of a chunk holds the original records of rows that are known to be set aside.
 """
 
 DAY = 86_400_000_000
 
 
 def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
-    """A streaming DataFrame of a task's blobs, from a source whose updates Spark computes."""
+    """Return a task's blobs, from a source whose updates Spark computes, as a streaming DataFrame."""
     plan = reader.plan
     rows = load(session, plan, reader, from_arrow_schema(pa.schema([*plan.schema, *_BESIDE])))
     column = update_column(plan.task, rows.select(*(_quoted(name) for name in plan.schema.names)))
-    # Null for the rows that are none of the source's.
+    # The rows that the reader added get a null.
     is_row = F.coalesce(*(F.col(name) for name in (_HEADER, _REASON, _ORIGINALS))).isNull()
     update = F.when(is_row, column)
 
@@ -85,11 +85,11 @@ def _quoted(name: str) -> str:
 
 
 def _replaced(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Chunk]:
-    """The chunks that a reader has sent through Spark as rows, up to an error that came in their place."""
+    """Yield the chunks that a reader sent through Spark as rows, and raise the error that it sent instead of the rest."""
     originals: dict[str, Originals] = {}
     for batch in batches:
         for header in batch.column(_HEADER).drop_null().to_pylist():
-            raise failures.error_of(header) or AssertionError("one row tells what a part starts from")
+            raise failures.error_of(header) or AssertionError("a part has one header")
         kind = np.stack([_is_valid(batch, _REASON), _is_valid(batch, _ORIGINALS)])
         partitions = pc.dictionary_encode(batch.column(_PARTITION))
         replays = batch.column(_REPLAY).fill_null(0).to_numpy()
@@ -120,12 +120,12 @@ def _is_valid(batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
 
 
 def _looked_up(known: pa.Table, positions: NDArray[np.int64]) -> pa.RecordBatch:
-    """The known records at these positions, nulls for others."""
+    """Return the known records at these positions, and nulls for the others."""
     return one_batch(known.take(pc.index_in(positions, value_set=known["position"])).to_batches(), known.schema)
 
 
 class RowReader(ArrowReader):
-    """Reads a source's rows, for Spark to compute the updates: what the part starts from comes as a row before them."""
+    """The reader of a source's rows for Spark. A row before them holds what the part starts from."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         schema = pa.schema([*self.plan.schema, *_BESIDE])
@@ -147,7 +147,7 @@ class RowReader(ArrowReader):
     def _sent(self, chunk: Chunk, basis: Basis, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         replay = chunk.first if chunk.replay is None else chunk.replay
         count, bad = chunk.rows.num_rows, chunk.bad
-        # Of what Spark has had this can't be seen any more.
+        # Spark changes the values, so this must be found before.
         columns = [chunk.rows.column(name) for name in key_columns(self.plan)]
         unfit = unfit_keys(columns, count)
         if (originals := self._originals(chunk, basis, unfit)) is not None:
@@ -176,7 +176,7 @@ class RowReader(ArrowReader):
             )
 
     def _originals(self, chunk: Chunk, basis: Basis, unfit: NDArray[np.bool_]) -> bytes | None:
-        """The records that a chunk will put aside whatever their updates are, with their positions, if it has any."""
+        """Return the original records of a chunk that are set aside whatever their updates are, with their positions."""
         if chunk.originals is None:
             return None
         stamps, valid = microseconds(chunk.rows.column(self.plan.timestamp), self.plan.timestamp_unit)
@@ -191,7 +191,7 @@ class RowReader(ArrowReader):
         column = rows.column(field.name)
         if field.name != self.plan.timestamp or pa.types.is_int64(field.type):
             return _carried(column, field.type)
-        # As every other way reads it: a cast would cut off towards zero, and wrap.
+        # A cast would truncate towards zero and wrap around; tasks without a Column round down.
         stamps, valid = microseconds(column, None)
         if pa.types.is_date(field.type):
             return pa.array(stamps // DAY, pa.int32(), mask=~valid).cast(field.type)
@@ -199,7 +199,7 @@ class RowReader(ArrowReader):
 
 
 def _carried(column: pa.Array, type: pa.DataType) -> pa.Array:
-    """A column as Spark can hold it: of times what is finer than its unit is cut off, and one beyond its range is null."""
+    """Return a column as Spark can hold it: times are truncated to Spark's unit, and times beyond its range are null."""
     try:
         return column.cast(type)
     except pa.ArrowInvalid:

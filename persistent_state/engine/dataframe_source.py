@@ -1,4 +1,4 @@
-"""Rows that Spark hands over, combined in mapInArrow: any streaming DataFrame, and any source whose update is a Column."""
+"""Combine the rows of a streaming DataFrame in mapInArrow, and check the DataFrame before it starts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from persistent_state.task import PersistentTask
 _NOW = "_persistent_state_now"
 
 GATHERED = 1 << 18
-"""How many rows of many channels are sorted by them at a time."""
+"""The number of rows that are sorted by channel at a time."""
 
 _STATEFUL = {
     "Aggregate",
@@ -63,10 +63,11 @@ _STATEFUL = {
 
 
 def opened(spark: SparkSession, source: DataFrameSource, clock: int = BEGINNING) -> DataFrame:
-    """The DataFrame of a source that is to be replayed from a clock.
+    """Return the DataFrame of a source, to be replayed from a clock.
 
     Raises:
-        InvalidInputError: it is not a streaming one, or keeps state of its own.
+        InvalidInputError: It is not a streaming DataFrame that can be replayed, or lacks a column that the source names.
+        StateError: The function that makes the DataFrame raised.
     """
     rows = _made(source.stream, spark, None if clock == BEGINNING else clock)
     if not isinstance(rows, DataFrame) or not rows.isStreaming:
@@ -101,11 +102,11 @@ def _made(stream: DataFrame | Opener, spark: SparkSession, clock: int | None) ->
     except StateError:
         raise
     except Exception as error:
-        raise StateError(f"the function of DataFrameSource raised {raised(error)}; mend it.") from error
+        raise StateError(f"the function of DataFrameSource raised {raised(error)}; fix it.") from error
 
 
 def _check_streams(rows: DataFrame) -> None:
-    """Ask Spark now what it would ask when the query starts, after another driver has been fenced."""
+    """Let Spark check the DataFrame now, as it would when the query starts: by then another driver would be fenced."""
     jvm = rows.sparkSession._jvm
     assert jvm is not None
     mode = jvm.org.apache.spark.sql.streaming.OutputMode.Update()
@@ -123,7 +124,7 @@ def _check_position(rows: DataFrame, position: str) -> None:
 
 
 def _stateful(plan: JavaObject) -> str | None:
-    """The name of an operator that keeps state between micro-batches, if the plan has one."""
+    """Return the name of an operator of the plan that keeps state between micro-batches, or None."""
     children = [plan.children().apply(i) for i in range(plan.children().size())]
     streams = [child for child in children if child.isStreaming()]
     name = str(plan.nodeName())
@@ -135,10 +136,10 @@ def _stateful(plan: JavaObject) -> str | None:
 def columns_of(
     spark: SparkSession, task: PersistentTask, source: TimeReplayableSource | DataFrameSource
 ) -> tuple[pa.Schema, pa.DataType | None]:
-    """The Arrow columns of the rows that a task sees, and the type of the Column that says its update, if one does.
+    """Return the Arrow columns of the rows that a task sees, and the type of its `process_column`; None if it has none.
 
     Raises:
-        InvalidInputError: Spark or Arrow has no type for a column that has to go through both, or the Column is none.
+        InvalidInputError: Spark or Arrow has no type for a column, or `process_column` failed or returned no Column.
     """
     is_column = task.update_way == "column"
     if isinstance(source, TimeReplayableSource) and not is_column:
@@ -152,10 +153,10 @@ def columns_of(
                     f"task={task.task_name}: process_column can't tell columns={source.schema.names} apart, as Spark takes no "
                     "notice of case; rename them by transform=."
                 )
-            # Any stream of such rows will do.
+            # The Column is checked against any stream of such rows.
             nulls = [F.lit(None).cast(f.dataType).alias(f.name) for f in from_arrow_schema(source.schema)]
             rows = spark.readStream.format("rate").load().select(*nulls)
-        # A row that goes before those of the source has nulls.
+        # Every column may be null: the rows that column_source adds are.
         schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(rows.schema, timezone="UTC")])
     except PySparkException as error:
         raise InvalidInputError(
@@ -163,12 +164,12 @@ def columns_of(
         ) from error
     if not is_column:
         return schema, None
-    said = rows.select(update_column(task, rows))
-    return schema, to_arrow_schema(said.schema, timezone="UTC").field(0).type
+    update = rows.select(update_column(task, rows))
+    return schema, to_arrow_schema(update.schema, timezone="UTC").field(0).type
 
 
 def are_small(plan: Plan) -> bool:
-    """Whether all columns of a task's rows, and its updates, have a width that their type tells: a row has few bytes."""
+    """Return whether the types of all columns and of the update have a fixed width, so that a row has few bytes."""
     types = [*plan.schema.types, *([plan.layout.monoid.type] if plan.task.update_way == "column" else [])]
     return all(_has_width(type) for type in types)
 
@@ -181,10 +182,15 @@ def _has_width(type: pa.DataType) -> bool:
 
 
 def update_column(task: PersistentTask, rows: DataFrame) -> Column:
+    """Return the Column of the task's `process_column`.
+
+    Raises:
+        InvalidInputError: `process_column` raised, or returned something that is no value for each row.
+    """
     try:
         column = task.process_column(rows)
         if isinstance(column, Column):
-            # As one value for each row: no aggregate, no explode.
+            # One value for each row: Spark refuses an aggregate and an explode here.
             _check_streams(rows.select("*", F.when(F.lit(True), column)))
             return column
     except PySparkException as error:
@@ -193,7 +199,7 @@ def update_column(task: PersistentTask, rows: DataFrame) -> Column:
             f"process_column of task={task.task_name} can't be worked out{where}: {error}"
         ) from error
     except Exception as error:
-        raise InvalidInputError(f"process_column of task={task.task_name} raised {raised(error)}; mend it.") from error
+        raise InvalidInputError(f"process_column of task={task.task_name} raised {raised(error)}; fix it.") from error
     raise InvalidInputError(
         f"process_column of task={task.task_name} gave {column!r}, not a Spark Column; make it one."
     )
@@ -209,7 +215,10 @@ def blobs_of_dataframe(
     attempts: int,
     journal: tuple[str, ...] = (),
 ) -> DataFrame:
-    """A streaming DataFrame of a task's blobs, from rows that Spark reads; `journal` goes with the first micro-batch."""
+    """Return a task's blobs, from rows that Spark reads, as a streaming DataFrame.
+
+    `journal` goes with the first micro-batch.
+    """
     beside = [F.current_timestamp().alias(_NOW)]
     if plan.task.update_way == "column":
         beside.append(update_column(plan.task, rows).alias(COLUMN))
@@ -232,7 +241,7 @@ def blobs_of_dataframe(
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
         pieces = combine_in_pieces(plan, at_time, context.partitionId(), None, chunks)
-        # A part without rows is not told the time, and all must say the same: a shard knows it.
+        # Spark tells a part without rows no time, and all parts must agree: their shard adds it.
         yield from ((shard, replace(blob, basis=basis)) for shard, blob in pieces)
 
     def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -245,7 +254,7 @@ def blobs_of_dataframe(
 
 
 def map_batches(rows: DataFrame, step: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
-    """The blobs that `step` makes of rows. PySpark takes the names of their columns for expressions, so it sees others."""
+    """Return the blobs that `step` makes of rows. PySpark sees other column names, because it takes names for expressions."""
     names = rows.columns
 
     def renamed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -256,12 +265,12 @@ def map_batches(rows: DataFrame, step: Callable[[Iterable[pa.RecordBatch]], Iter
 
 @lru_cache(maxsize=16)
 def _log(files: Files, application: str) -> Log:
-    """A worker serves many micro-batches, and need not read again what it knows."""
+    """Return a log that a worker keeps for many micro-batches, so that it reads no entry twice."""
     return Log(files, application)
 
 
 def source_rows(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
-    """The columns of the source, as planned, and the update if Spark has computed it."""
+    """Return the columns of the source, as planned, and the update if Spark computed it."""
     columns = [batch.column(field.name).cast(field.type) for field in plan.schema]
     schema = plan.schema
     if plan.task.update_way == "column":
@@ -273,12 +282,12 @@ def source_rows(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
 def _placed(
     batches: Iterable[pa.RecordBatch], plan: Plan, channel: str | None, position: str | None
 ) -> Iterator[Chunk]:
-    """Rows of a DataFrame as chunks: a partition for each channel, where there are positions."""
+    """Yield the rows of a DataFrame as chunks. If there are positions, each channel is a partition."""
     if position is None:
         for batch in batches:
             yield Chunk("", 0, source_rows(batch, plan), at=np.full(batch.num_rows, NO_POSITION))
         return
-    # A chunk costs something whatever it holds, and of many channels each batch has few rows.
+    # A chunk has a fixed cost, and a batch has few rows of each of many channels.
     for batch in batches if channel is None else _gathered(batches):
         rows, positions = source_rows(batch, plan), _positions(batch, plan, position)
         if channel is None:
@@ -307,7 +316,7 @@ def _positions(batch: pa.RecordBatch, plan: Plan, position: str) -> NDArray[np.i
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer batches."""
+    """Yield the same rows in fewer batches."""
     some: list[pa.RecordBatch] = []
     for batch in batches:
         some.append(batch)

@@ -30,38 +30,41 @@ FINAL = (FencedError, InvalidInputError, TaskFailedError, DamagedError)
 """The errors that another try would meet again."""
 
 _MARK = b"error "
-"""How a row begins that holds an error; what else goes in its place is pickled, and begins otherwise."""
+"""The first bytes of a row that holds an error. A pickled result never begins with them."""
 
 _TRACE = "\n\nJVM stacktrace:"
 
 _OF_A_VALUE = r"22(?!000|KD)"
-"""SQLSTATEs of a value that an expression can't take, such as a zero to divide by: the next start would meet it again.
+"""SQLSTATEs of a value that an expression can't take, such as a zero to divide by. The next start would meet it again.
 
-Left out are those of whole data, such as Kafka's that is gone.
+The pattern leaves out the states that concern a whole source, such as lost records of Kafka.
 """
 
 
 def as_own_error(error: Exception, of: str) -> StateError:
-    """The error of this package that made a query fail in another process, or one with Spark's text."""
+    """Return the error of this package that is behind an error of Spark, or a StateError with Spark's text.
+
+    `of` names what failed.
+    """
     text = str(error)
-    # The last one raised: others before it are its causes.
+    # The text names causes first, and the error that was raised last at the end.
     for name, message in reversed(re.findall(r"persistent_state\.errors\.(\w+): (.+)", text)):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, StateError):
             return kind(message.strip())
-    # The last one has no other condition between its own and its state.
+    # A condition belongs to the next SQLSTATE, if there is no other condition between the two.
     conditions = re.findall(
         r"(\[[A-Z][A-Z0-9_.]+\] (?:(?!\[[A-Z][A-Z0-9_.]+\] ).)*?) SQLSTATE: (\w{5})", text, re.DOTALL
     )
     if conditions and re.match(_OF_A_VALUE, conditions[-1][1]):
         return TaskFailedError(f"{of}: Spark could not work out a value: {conditions[-1][0]}")
-    # The JVM's own trace is in the error behind this one.
+    # The trace of the JVM stays in the error that caused this one.
     return StateError(f"{of}: Spark failed: {text.split(_TRACE)[0] or repr(error)}")
 
 
 @contextmanager
 def naming(what: str, kind: type[StateError]) -> Iterator[None]:
-    """Let an error of user code say whose it is and where it was raised, as one of this kind; Spark's as it says itself."""
+    """Raise an error of user code in this block as an error of `kind` that names `what` raised it, and where."""
     try:
         yield
     except StateError:
@@ -69,12 +72,12 @@ def naming(what: str, kind: type[StateError]) -> Iterator[None]:
     except (PySparkException, Py4JError) as error:
         raise as_own_error(error, f"{what}{places(error)}") from error
     except Exception as error:
-        raise kind(f"{what} raised {raised(error)}; mend it.") from error
+        raise kind(f"{what} raised {raised(error)}; fix it.") from error
 
 
 @contextmanager
 def naming_a_lost_jvm() -> Iterator[None]:
-    """Let an error that comes of Spark's JVM being gone say so."""
+    """Raise an error that means a lost JVM in this block as a StateError that says so."""
     try:
         yield
     except (Py4JError, ConnectionError) as error:
@@ -89,7 +92,7 @@ def is_lost_jvm(error: Exception) -> bool:
 
 
 def attempts(spark: SparkSession) -> int:
-    """Return how often Spark tries a task before it gives up."""
+    """Return how many times Spark tries a task before it fails the job."""
     master = spark.sparkContext.master or "local"
     if master.startswith("local") and not master.startswith("local-cluster"):
         told = re.search(r", *(\d+) *\]", master)
@@ -98,10 +101,10 @@ def attempts(spark: SparkSession) -> int:
 
 
 def as_row(error: StateError, attempts: int) -> bytes:
-    """Return what goes in the place of a result. An attempt that Spark would make again raises the error instead.
+    """Return an error as a row that stands in place of a result, if this is Spark's last attempt at the task.
 
     Raises:
-        StateError: the error, without where it was raised, as Spark shows that several times.
+        StateError: Spark will try the task again. The error has no traceback, because Spark would log it several times.
     """
     context = TaskContext.get()
     if context is not None and context.attemptNumber() + 1 < attempts:
@@ -110,7 +113,7 @@ def as_row(error: StateError, attempts: int) -> bytes:
 
 
 def error_of(row: bytes) -> StateError | None:
-    """Return the error that a row holds in the place of a result, if it holds one."""
+    """Return the error that a row holds in place of a result, or None."""
     if not row.startswith(_MARK):
         return None
     error: StateError = pickle.loads(row[len(_MARK) :])

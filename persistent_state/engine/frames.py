@@ -1,4 +1,4 @@
-"""What a store holds as DataFrames: executors read its files, and only the list of them goes through the driver."""
+"""Return what a store holds as DataFrames. Executors read the files, and only their names go through the driver."""
 
 from __future__ import annotations
 
@@ -30,24 +30,23 @@ LATE_ROWS = (
 NO_SINK = "leave the sink out"
 
 ROWS_OF_A_PART = 50_000
-"""How many rows of an output are worth a Spark task more."""
+"""The number of rows of an output for which one more Spark task pays."""
 
 ROWS = 10_000
-"""How many rows an Arrow batch that Spark is handed has at the most; fewer where they are large."""
+"""The largest number of rows in an Arrow batch for Spark; a batch of large rows has fewer."""
 
 BYTES = 64 << 20
-"""About how many bytes such a batch has at the most."""
+"""About the largest number of bytes in such a batch."""
 
 
 def of_state(spark: SparkSession, state: StateAt) -> DataFrame:
-    """A task's state; each part of it is read and folded by one Spark task, and is no larger than a shard."""
+    """Return a task's state. One Spark task reads and folds each part, which is no larger than a shard."""
     parts = max(_parallelism(spark, state.files), state.shards)
     return _of_parts(spark, state, parts, state.schema, "open it with read_state", lambda table: table)
 
 
 def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
-    """What an output shows of a task's state at a clock."""
-
+    """Return the values that an output shows of a task's state at a clock."""
     schema = output_schema(plan, state.since is not None and state.since.early)
 
     def show(table: pa.Table) -> pa.Table:
@@ -56,26 +55,26 @@ def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
 
     since = state.since.clock if state.since is not None and plan.layout.windowing is None else BEGINNING
     changed = sum(run.rows for run in state.runs if run.last >= since)
-    # Few rows are read sooner by one task than by several.
+    # One task reads few rows faster than several do.
     parts = min(max(_parallelism(spark, state.files), state.shards), 1 + changed // ROWS_OF_A_PART)
     return _of_parts(spark, state, parts, schema, NO_SINK, show)
 
 
 def shown(plan: Plan, table: pa.Table) -> pa.Table:
-    """A table whose last column is `value`, with what outputs show of its values."""
+    """Return the table, whose last column is `value`, with the values as outputs show them."""
     return with_presented(table, plan.present)
 
 
 def values_schema(plan: Plan) -> pa.Schema:
-    """The columns of running values: the key columns, those of the window if there are windows, and `value`."""
+    """Return the columns of running values: the key columns, the columns of the window if there is one, and `value`."""
     keys = map(pa.field, plan.task.key_columns, plan.layout.key_types)
     return pa.schema([*keys, *plan.layout.window_fields, (VALUE, plan.state.presented)])
 
 
 def output_schema(plan: Plan, early: bool = False) -> pa.Schema:
-    """The columns of values at a clock: those of running values, and before `value` the clock.
+    """Return the columns of values at a clock: those of running values, with the clock before `value`.
 
-    With `early` values there is also `final` (bool).
+    `early` values also have a column `final` (bool) before `value`.
     """
     schema = values_schema(plan)
     more = [pa.field(CLOCK, TIME), *([pa.field(FINAL, pa.bool_())] if early else [])]
@@ -83,11 +82,11 @@ def output_schema(plan: Plan, early: bool = False) -> pa.Schema:
 
 
 def origin(plan: Plan, output: ValuesAtClock) -> Origin:
-    """What a sink is told of the values that it will be given.
+    """Return what a sink learns about its values when it is opened.
 
     Raises:
-        InvalidInputError: Spark has no type for them, or a key column has the name of another, or the output asks of the task's
-            state what it can't say.
+        InvalidInputError: Spark has no type for the values, two columns have one name, or the task's state can't give what the
+            output asks for.
     """
     if plan.layout.window_fields and output.all:
         raise InvalidInputError(
@@ -102,7 +101,7 @@ def origin(plan: Plan, output: ValuesAtClock) -> Origin:
     wanted = output_schema(plan, output.early)
     columns = [name.lower() for name in wanted.names]
     for name in plan.task.key_columns:
-        # Where tables are kept, names that differ in case alone are one.
+        # Catalogs of tables take names that differ only in case for one name.
         if columns.count(name.lower()) > 1:
             raise InvalidInputError(
                 f"task={plan.name}: outputs have the columns {', '.join(wanted.names)}, and {name!r} is there twice but for "
@@ -114,7 +113,7 @@ def origin(plan: Plan, output: ValuesAtClock) -> Origin:
 
 
 def types_of(task: str, schema: pa.Schema, instead: str) -> tuple[StructType, pa.Schema]:
-    """A schema as Spark knows it, and the Arrow types that Spark hands on: of times a finer unit than the store's."""
+    """Return a schema in Spark's types, and in the Arrow types in which Spark takes it: its times have a finer unit."""
     try:
         found = from_arrow_schema(schema)
         return found, to_arrow_schema(found, timezone="UTC")
@@ -144,7 +143,7 @@ def _of_parts(
 
 
 def of_late_rows(spark: SparkSession, files: Files, found: Sequence[SideFile]) -> DataFrame:
-    """Late and bad rows; `origin` and `row` are JSON."""
+    """Return late and bad rows; `origin` and `row` are JSON."""
     parts = max(1, min(len(found), _parallelism(spark, files)))
 
     def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

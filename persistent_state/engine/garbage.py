@@ -1,4 +1,4 @@
-"""Collecting an application's garbage while it runs, in a thread of its own, for which no commit waits."""
+"""Collect an application's garbage while it runs, in a thread of its own, so that no commit waits for it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ EVERY_SECONDS = 10.0
 """Time between two collections."""
 
 STOP_SECONDS = 60.0
-"""For how long a stop waits for a collection that is under way."""
+"""How long a stop waits for a collection that is under way."""
 
 _logger = logging.getLogger("persistent_state")
 
 
 class GarbageCollection:
-    """The collections of a run. `start` comes first, then `stop`, and perhaps `collect` for a last one."""
+    """The garbage collection of a run. Call `start` first, then `stop`, and `collect` if one more is wanted."""
 
     def __init__(self, files: Files, application: str, keeping: Keeping) -> None:
         self._collector = Collector(Log(files, application))
@@ -32,18 +32,18 @@ class GarbageCollection:
         self._epoch: Callable[[], int] = lambda: 0
 
     def start(self, epoch: Callable[[], int]) -> None:
-        """Collect now and then; `epoch` says which start of the application is this driver's now."""
+        """Collect every `EVERY_SECONDS`. `epoch` returns the epoch of this driver's newest start."""
         self._epoch = epoch
         self._thread.start()
 
     def stop(self) -> None:
-        """Collect no more; what is under way is waited for, but not for ever."""
+        """Collect no more, and wait for a collection that is under way."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
 
     def collect(self, epoch: int) -> None:
-        """Collect once more, after a run that was perhaps too short to come to it."""
+        """Stop, and collect once more: the run may have been too short for a collection."""
         self.stop()
         if not self._thread.is_alive():
             self._collect(epoch)
@@ -56,5 +56,10 @@ class GarbageCollection:
         try:
             self._collector.collect(epoch, now=now_us(), keeping=self._keeping)
         except Exception as error:
-            # Whatever it is: this thread goes on, or nothing is collected any more, and nobody is told.
-            _logger.warning("nothing more is collected now: %s: %s", type(error).__name__, error)
+            # Any error: a thread that ended here would leave all later garbage, without a word.
+            _logger.warning(
+                "garbage collection failed, the next is in %g s: %s: %s",
+                EVERY_SECONDS,
+                type(error).__name__,
+                error,
+            )

@@ -1,4 +1,7 @@
-"""Micro-batches of streams that Spark reads: it plans none where nothing arrives, and a clock may have to go on without."""
+"""Make a micro-batch when a stream that Spark reads is idle, so that its task lets the global clock go on.
+
+Spark plans no micro-batch while nothing arrives.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,21 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
 PART = -1
-"""The number of its part: those that Spark counts begin at 0."""
+"""The number of the part of an idle micro-batch. Spark counts the other parts from 0."""
 
 MARGIN = 10_000
-"""Microseconds: Spark cuts the batch time off to milliseconds."""
+"""Microseconds that are added to `idle_after`, because Spark truncates the batch time to milliseconds."""
 
 AGAIN = 5_000_000
-"""Microseconds until the log is asked again whether a task holds the global clock, though it was silent."""
+"""Microseconds between two looks at the log for whether an idle task holds the global clock."""
 
 
 class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A source beside a stream, without rows, that moves on when the stream's channels have all been silent.
+    """A source without rows beside a stream. Its offset moves when all channels of the stream are idle.
 
-    They are if none has delivered for `idle_after`, and the task still holds the global clock: then a micro-batch is due in
-    which it lets go. Where the stream is read to its end none is: it neither waits for a channel nor keeps the run from
-    ending. `basis` says what the micro-batch starts from, as the stream's own parts do.
+    They are idle when none has delivered for `idle_after`. If the task holds the global clock then, a micro-batch is due that
+    makes it let go. A stream that is read to its end needs none, because it waits for no channel, and the run must end.
+    `basis` returns what the micro-batch starts from, as for the stream's own parts.
     """
 
     def __init__(self, plan: Plan, epoch: int, basis: Callable[[Entry], Basis], labels: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Whether Spark finds a Java that it can run on. Standard library only: `make` runs this file before it installs."""
+"""Check that Spark finds a Java that it can run on. Standard library only: `make` runs this file before it installs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ OLDEST = 17
 
 
 def require_java() -> None:
-    """Return if the `java` that Spark will start, of JAVA_HOME or else on PATH, is 17 or newer.
+    """Require that the `java` which Spark will start, of JAVA_HOME or else on PATH, is 17 or newer.
 
     Raises:
-        InvalidInputError: there is none, or it is older, or it doesn't run. The sentence says what to install.
+        InvalidInputError: There is no Java, or it is older or does not run. The message says what to install.
     """
     # Not at the top: `make` runs this file by its path, where the package can't be imported yet.
     from persistent_state.errors import InvalidInputError
@@ -25,7 +25,7 @@ def require_java() -> None:
 
 
 def java_problem() -> str | None:
-    """What is wrong with this machine's Java and what to do about it, in one sentence. None when it is fit."""
+    """Return what is wrong with this machine's Java and what to do about it, in one sentence; None if nothing is."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
     if java is None:
@@ -42,14 +42,14 @@ def java_problem() -> str | None:
 
 
 def java_version(java: str) -> int | None:
-    """The major version of the program `java`: 8 for "1.8.0_392", 21 for "21-ea". None if it does not tell one."""
+    """Return the major version of the program `java`: 8 for "1.8.0_392", 21 for "21-ea". None if it prints none."""
     try:
         ran = subprocess.run([java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, errors="replace")
     except OSError:
         return None
     # At the start of any line: the JVM may print the options that it picked up first.
-    told = re.search(r'^\w+ version "(?:1\.)?(\d+)', ran.stderr, re.MULTILINE)
-    return int(told[1]) if told else None
+    version = re.search(r'^\w+ version "(?:1\.)?(\d+)', ran.stderr, re.MULTILINE)
+    return int(version[1]) if version else None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One task as a streaming query: blobs to shards in applyInPandasWithState, control rows to a commit."""
+"""One micro-batch of a task: merge its blobs in one Spark task for each shard, then commit on the driver."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _progress = logging.getLogger("persistent_state.progress")
 _telling = threading.Lock()
 _here = threading.local()
 _INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
-"""By this text Spark knows that what failed is what it has interrupted itself; of others it makes pages of text."""
+"""Spark takes an error with this text for its own interrupt. It logs pages of text about any other."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,11 @@ class Progress:
 
     `messages` and `replayed` are those of the micro-batch, and so are `skipped`, which an earlier one has accounted for by
     their positions, and `replayed_or_late`, what a source without positions delivered from below the clock of the start.
-    `copies` are the messages of the micro-batch that had come before, by their ids.
-    `late` and `bad` are all that the state's clock knows of, `reasons` the same by reason. `outputs` are those at clocks.
-    `unread` is how many positions were there beyond the micro-batch when it was planned, such as Kafka's offsets; None where
-    the source does not know.
+    `copies` are the messages of the micro-batch whose ids had come before.
+    `late` and `bad` count all rows of the task that did not count so far, and `reasons` counts them by reason. `outputs` says
+    how far each output at clocks has come.
+    `unread` is the number of positions, such as Kafka's offsets, that the source had beyond the micro-batch when it was
+    planned; None if the source does not know.
     """
 
     task: str
@@ -72,14 +73,14 @@ class Progress:
 
 
 def is_committing() -> bool:
-    """Whether this thread is in the middle of a commit, of a sink or of a report on progress."""
+    """Return whether this thread runs a commit, or a function that a commit calls."""
     return getattr(_here, "is_committing", False)
 
 
 def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int], attempts: int) -> DataFrame:
-    """One row per shard and micro-batch: (shard, descriptor). Running it writes the runs that the descriptors name.
+    """Return one row per shard and micro-batch: (shard, descriptor). Running it writes the runs that the descriptors name.
 
-    Where a part or a shard fails, an error stands in the place of a descriptor.
+    If a part or a shard fails, its row holds the error instead of a descriptor.
     """
 
     shards = {label: shard for shard, label in enumerate(labels)}
@@ -107,15 +108,15 @@ def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int], attempts: 
 
 
 def _timed(blob: Blob, now: int) -> Blob:
-    """A blob whose basis has a batch time; where only Spark plans the parts, they are not told it, but shards are."""
+    """Return the blob with a batch time in its basis. Parts that Spark plans do not know that time, but shards do."""
     return blob if blob.basis.now else replace(blob, basis=replace(blob.basis, now=now))
 
 
 class Watch:
-    """What the commits of one start tell the driver that watches them, and what it tells them.
+    """The meeting point of the commits of one start and the supervisor that watches them.
 
-    A commit that fails tells the driver here and waits until its query is about to end. To raise would make Spark log pages
-    about it. A copy in another process is None: nobody watches there.
+    A commit that fails says so here, and waits until its query is about to end; if it raised, Spark would log pages of text.
+    In another process, where there is no supervisor, a copy of a watch is None.
     """
 
     def __init__(self) -> None:
@@ -129,30 +130,30 @@ class Watch:
         return type(None), ()
 
     def fail(self, task: str, error: Exception) -> None:
-        """Tell the driver that a task's commit failed, and wait until its query goes on to no other micro-batch."""
+        """Report that the commit of a task failed, and wait until its query can begin no other micro-batch."""
         with self._lock:
             if self.failed is None and not self.is_stopping:
                 self.failed = task, error
         self._ended.wait()
 
     def finish(self, task: str) -> None:
-        """Tell the driver that a micro-batch of a task was committed and handed out."""
+        """Report that a micro-batch of a task was committed and handed to its outputs."""
         self.finished.add(task)
 
     def stop(self) -> None:
-        """From now on commits fail because their queries are stopped."""
+        """Take no commit that fails from now on for a failure: its query is being stopped."""
         with self._lock:
             self.is_stopping = True
 
     def end(self) -> None:
-        """Let go of the commits that failed: Spark knows that their queries have ended."""
+        """Let the commits that failed return: Spark knows that their queries have ended."""
         self._ended.set()
 
 
 class Commit:
-    """What runs in foreachBatch: collect the control rows once, commit them, then hand out what follows from it.
+    """The function of foreachBatch: collect the control rows once, commit them, then call the outputs.
 
-    It can be pickled, and reaches the rest of the application only through the store.
+    A commit can be pickled, and reaches the rest of the application only through the store.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class Commit:
                 raise
             self._watch.fail(self._plan.name, error)
             if self._is_planned_by_spark:
-                # In a session of the user's, Spark looks whether all shards have run.
+                # In a session of the user, Spark checks that all shards have run.
                 raise RuntimeError(_INTERRUPTED) from None
         else:
             if self._watch is not None:
@@ -200,13 +201,13 @@ class Commit:
             raise error
         descriptors: list[Descriptor] = list(map(pickle.loads, answers))
         if not descriptors and self._is_planned_by_spark:
-            # Spark has found out that there is nothing to read, and has run no part.
+            # Spark found nothing to read, and ran no part.
             return
         entry = commits.commit(self._log, self._epoch, descriptors, now=now_us(), new_id=new_id, keeping=self._keeping)
         told = progress(entry, descriptors)
         _progress.info("%s", json.dumps(asdict(told)))
         if self._on_progress is not None:
-            # Tasks commit in threads of their own; what they tell comes one after the other.
+            # Tasks commit in threads of their own; the function of progress is called by one at a time.
             with _telling:
                 self._on_progress(told)
         if self._running:
@@ -218,6 +219,7 @@ class Commit:
 
 
 def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
+    """Return the progress of the micro-batch of these descriptors, which the entry commits."""
     first = descriptors[0]
     task = entry.tasks[first.task]
     reasons = task.counts()
@@ -243,7 +245,7 @@ def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
 
 
 def running_values(rows: DataFrame, plan: Plan, descriptors: list[Descriptor]) -> DataFrame:
-    """The values of the keys that a micro-batch touched: what its shards say, or have written to immutable files."""
+    """Return the values of the keys that a micro-batch changed, from its descriptors or the files that these name."""
     said = [descriptor.values for descriptor in descriptors if descriptor.values]
     schema, session = values_schema(plan), rows.sparkSession
     if all(isinstance(values, bytes) for values in said):
@@ -262,9 +264,9 @@ def running_values(rows: DataFrame, plan: Plan, descriptors: list[Descriptor]) -
 
 
 def check_values(plan: Plan) -> None:
-    """Refuse a sink for values that Spark has no type for.
+    """Refuse a task with outputs if Spark has no type for its values.
 
     Raises:
-        InvalidInputError: a key column or the monoid is of such a type.
+        InvalidInputError: Spark has no type for a key column or for the value.
     """
     types_of(plan.name, values_schema(plan), NO_SINK)

@@ -1,4 +1,4 @@
-"""What a run says of a task on the terminal: how many rows did not count and why, and what no checkpoint holds at the end."""
+"""Report how the tasks of a run fare: as log lines, as `Progress` to the user's function, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _logger = logging.getLogger("persistent_state")
 _runs: dict[str, Reports] = {}
 
 EVERY = 60.0
-"""Seconds between two warnings of rows of one task that did not count."""
+"""Seconds between two warnings about one task."""
 
 MOST_REASONS = 3
-"""How many reasons a warning names, those of most rows."""
+"""The number of reasons that a warning names; it takes those with the most rows."""
 
 _OF_ROWS = {LATE, AHEAD, JUMP, NO_TIMESTAMP, UNFIT, UNFIT_KEY}
-"""The reasons why a row does not count; all others are of records that could not be made a row, and are no messages."""
+"""The reasons that concern rows. All others concern records that could not be made a row, and are not messages."""
 
 
 class Reports:
-    """The teller of the run of this id: it hears of each commit. `newest` is the newest progress of each task."""
+    """The reports of one run, which hear of each of its commits. `newest` is the newest progress of each task."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Reports:
         is_to_the_end: bool,
         on_commit: Callable[[], None],
     ) -> None:
-        # A run that ends by itself tells all then.
+        # A run that ends by itself reports at its end, so a short one logs no warning before.
         first = time.monotonic() + (EVERY if is_to_the_end else 0.0)
         self._run = run
         self._on_commit = on_commit
@@ -54,6 +54,7 @@ class Reports:
         _runs[run] = self
 
     def hear(self, progress: Progress) -> None:
+        """Take in a commit: log the warning that is due, and let the deliveries know."""
         self.newest[progress.task] = progress
         notices = self._notices[progress.task]
         if warning := notices.note(progress.messages - progress.replayed, progress.reasons, time.monotonic()):
@@ -61,7 +62,7 @@ class Reports:
         self._on_commit()
 
     def end(self, entry: Entry | None, is_whole: bool) -> None:
-        """Tell how each task ended, by the newest entry, if the store gives one."""
+        """Log a summary of each task by the newest entry, if the store returned one."""
         if entry is None:
             return
         for notices in self._notices.values():
@@ -69,13 +70,13 @@ class Reports:
             _logger.log(level, "%s", line)
 
     def close(self) -> None:
-        """Hear no more."""
+        """Take in no further commits."""
         _runs.pop(self._run, None)
 
 
 @dataclass(frozen=True)
 class Listener:
-    """A function of progress that can be pickled: it tells the run of this id, if that is in this process, and the user."""
+    """A function of progress that can be pickled. It calls the run of this id, if that is in this process, and the user."""
 
     run: str
     on_progress: Callable[[Progress], None] | None
@@ -89,10 +90,10 @@ class Listener:
 
 
 class TaskReport:
-    """Of one task in one run, since the entry that the run began with. The times are seconds of any one clock.
+    """The counts of one task since the entry that the run began with. Times are seconds of any one clock.
 
-    The first warning comes no earlier than at `first`, and from then on at most one in `EVERY` seconds, when there is more to
-    tell.
+    The first warning comes at `first` at the earliest. Later ones come at most every `EVERY` seconds, and only if more rows did
+    not count.
     """
 
     def __init__(self, plan: Plan, entry: Entry, first: float) -> None:
@@ -108,7 +109,7 @@ class TaskReport:
         self._left = max(left, key=lambda name: entry.tasks[name].clock, default=None)
 
     def note(self, messages: int, reasons: Mapping[str, int], now: float) -> str | None:
-        """Take in a micro-batch of so many new messages; the warning that is due after it, if one is.
+        """Take in a micro-batch of so many new messages, and return the warning that is due after it, or None.
 
         `reasons` counts all late and bad rows that the store has of the task.
         """
@@ -120,9 +121,9 @@ class TaskReport:
         return f"task={self._plan.name}: {self._of_aside()}"
 
     def end(self, entry: Entry, is_whole: bool) -> tuple[int, str]:
-        """The line at the end of the run and its level, by the newest entry.
+        """Return the level and the text of the summary, by the newest entry.
 
-        Where the run is `is_whole` it has read its source to the end, and the line says what is missing in the checkpoint.
+        A run that `is_whole` has read its source to the end, and the summary says what the checkpoint lacks.
         """
         task = entry.tasks[self._plan.name]
         newest = positions.newest_read(task.positions.values())
@@ -143,7 +144,7 @@ class TaskReport:
         return logging.WARNING if is_above or is_news or is_empty else logging.INFO, " ".join(sentences)
 
     def _of_aside(self) -> str:
-        """How many rows did not count, why, and where they are."""
+        """Return how many rows did not count, why, and where they are."""
         self._told = self._aside.total()
         bad = self._told - self._aside[LATE]
         rows = self._messages + sum(n for reason, n in self._aside.items() if reason not in _OF_ROWS)
@@ -158,7 +159,7 @@ class TaskReport:
         )
 
     def _hint(self, reason: str) -> str:
-        """What a reason usually comes from, in parentheses."""
+        """Return in parentheses what usually causes a reason, or nothing."""
         plan = self._plan
         if reason == LATE and self._born is not None and self._aside[LATE] >= self._messages:
             hint = f"the task is new to the application and begins at its clock, {show_clock(self._born)}; "

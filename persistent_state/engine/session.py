@@ -1,4 +1,4 @@
-"""What an application needs of Spark beside its queries: a session, its settings, a store that all reach, scratch space."""
+"""Prepare Spark for an application: a session, its settings, a store that all machines reach, and scratch space."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from persistent_state.store.files import Files, LocalFiles, MemoryFiles
 
 
 def own_session(spark: SparkSession) -> SparkSession:
-    """A session of the library's own, with the user's time zone and bound of Arrow batches."""
+    """Return a new session with the user's time zone and limit of Arrow batches."""
     session = spark.newSession()
     if (most := spark.conf.get(_BATCH_BYTES, None)) is not None:
         session.conf.set(_BATCH_BYTES, most)
-    # A query that is stopped has not run all shards of its last micro-batch. That nothing is committed of it, the log sees to.
+    # A query that is stopped has not run all shards of its last micro-batch, which Spark would report as an error. The log
+    # commits nothing of such a micro-batch.
     session.conf.set("spark.sql.streaming.stateStore.commitValidation.enabled", "false")
     session.conf.set("spark.sql.session.timeZone", spark.conf.get("spark.sql.session.timeZone") or "UTC")
     use_this_python(spark)
@@ -31,27 +32,31 @@ def own_session(spark: SparkSession) -> SparkSession:
 
 
 def for_queries(session: SparkSession, shards: int, is_scratch_local: bool, are_rows_small: bool) -> dict[str, str]:
-    """What a session is set to while a query starts in it, which keeps that; small rows are bounded by their number alone."""
+    """Return the settings of a session while a query starts in it. The query keeps them.
+
+    Arrow batches of small rows are limited by the number of rows alone.
+    """
     return {
         **({_BATCH_BYTES: session.conf.get(_BATCH_BYTES, None) or _NO_LIMIT} if are_rows_small else {}),
         "spark.sql.shuffle.partitions": str(shards),
-        # A stream can't have it, and Spark would warn of that.
+        # Streams can't be adaptive, and Spark would warn about it.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        # Each poll of a waiting query lists the source.
+        # A query that waits lists its source at each poll.
         "spark.sql.streaming.pollingDelay": "200ms",
-        # What a sink is handed stays in Arrow until it is read; as a relation of rows it costs several times as much.
+        # Values for a sink stay in Arrow until it reads them. A local relation of rows costs several times as much.
         "spark.sql.execution.arrow.localRelationThreshold": "0",
         **(_OF_LOCAL_SCRATCH | _RAW_FILES if is_scratch_local else {}),
     }
 
 
-# To keep to a number of bytes Spark adds up an Arrow batch at every row, which takes longer than to write it. Not to this one.
+# With a limit of bytes, Spark adds up the size of an Arrow batch after each row, which takes longer than to write the row.
+# 2147483647 turns this off.
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_LIMIT = str(2**31 - 1)
 
-# For a file of a checkpoint on a local disk, Hadoop starts a process to set its mode and others to look at it, and as much for
-# files of checksums beside it. What is scratch needs neither: this way there is one file and one process.
+# For each file of a checkpoint on a local disk, Hadoop starts processes to set and read its mode, and again for the file of its
+# checksum. Scratch files need neither. With these settings there is one file and one process.
 _OF_LOCAL_SCRATCH = {
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
@@ -64,13 +69,13 @@ _RAW_FILES = {
 
 
 def for_sinks(session: SparkSession) -> dict[str, str | None]:
-    """What a query's session is set to while a sink runs, from the one that it is about to start in: as it was there."""
+    """Return the settings that `for_queries` changes and that a sink must see as they are in this session now."""
     return {name: session.conf.get(name, None) for name in (_BATCH_BYTES, *_RAW_FILES)}
 
 
 @contextmanager
 def settings(session: SparkSession, wanted: Mapping[str, str | None]) -> Iterator[None]:
-    """While this lasts, a session, which may be the user's, has these settings; None is a default."""
+    """Give a session these settings in this block; None means Spark's default."""
     before = {name: session.conf.get(name, None) for name in wanted}
     _set(session, wanted)
     try:
@@ -88,7 +93,7 @@ def _set(session: SparkSession, wanted: Mapping[str, str | None]) -> None:
 
 
 def use_this_python(spark: SparkSession) -> None:
-    """Let the workers run what this process runs; Spark would take the python3 of the PATH."""
+    """Let the workers run the Python of this process. Spark would take the python3 of the PATH."""
     if not os.environ.get("PYSPARK_PYTHON"):
         spark.sparkContext.pythonExec = sys.executable
 
@@ -97,7 +102,7 @@ def check_store(spark: SparkSession, files: Files) -> None:
     """Refuse a store that Spark's workers can't reach.
 
     Raises:
-        InvalidInputError: they can't.
+        InvalidInputError: The store is in memory, or a folder of this machine while Spark uses others.
     """
     if isinstance(files, MemoryFiles):
         raise InvalidInputError(
@@ -111,10 +116,10 @@ def check_store(spark: SparkSession, files: Files) -> None:
 
 
 def check_scratch(spark: SparkSession, scratch: str | None) -> None:
-    """Refuse to do without scratch space that all machines reach.
+    """Require scratch space if Spark uses other machines.
 
     Raises:
-        InvalidInputError: there are others, and none is given.
+        InvalidInputError: Spark uses other machines, and `scratch` is None.
     """
     if scratch is None and not _is_local(spark):
         raise InvalidInputError(
@@ -128,13 +133,13 @@ def _is_local(spark: SparkSession) -> bool:
 
 
 SCRATCH_KEPT = 24 * 3600.0
-"""Seconds without a change after which the scratch space of a killed driver is taken away."""
+"""Seconds without a change after which a start deletes the scratch space of a killed driver."""
 
 
 class Scratch:
-    """Where Spark keeps its own checkpoints: a fresh folder for each start, below `parent` or this machine's own.
+    """The folder of Spark's own checkpoints, with a new folder for each start, in `parent` or the folder for temporary files.
 
-    A folder of this machine is locked as long as this process lives, so that a later start can tell what a killed one has left.
+    A folder of this machine is locked while this process lives, so that a later start knows which ones killed drivers left.
     """
 
     def __init__(self, spark: SparkSession, parent: str | None, now_us: int) -> None:
@@ -149,15 +154,16 @@ class Scratch:
         self._root = os.path.join(tempfile.gettempdir(), name)
         os.mkdir(self._root, 0o700)
         self._lock = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
-        # Where folders can't be locked, their age tells.
+        # Some file systems can't lock folders. There the age alone decides.
         with suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def folder(self, epoch: int) -> str:
+        """Return the folder for the start of this epoch."""
         return f"{self._root}/{epoch}"
 
     def remove(self) -> None:
-        """Delete all of it, as far as that can be done."""
+        """Delete the scratch space, as far as possible."""
         if self.is_local:
             shutil.rmtree(self._root, ignore_errors=True)
             if self._lock is not None:
@@ -171,7 +177,7 @@ class Scratch:
 
 
 def collect_scratch(folder: str, now_us: int) -> None:
-    """Delete the scratch space in a folder of drivers of this user that were killed a while ago."""
+    """Delete the scratch space that killed drivers of this user left in a folder, if it is old."""
     found: list[str] = []
     with suppress(OSError):
         found = [name for name in os.listdir(folder) if re.fullmatch("persistent-state-[0-9a-f]{32}", name)]
@@ -182,15 +188,15 @@ def collect_scratch(folder: str, now_us: int) -> None:
 
 
 def _collect(root: str, now_us: int) -> None:
-    """Delete scratch space that is old and that nobody locks; raise an OSError if a driver that lives does."""
-    # A link that somebody has put there is not followed.
+    """Delete one scratch space if it is old and unlocked; raise an OSError if a living driver holds its lock."""
+    # O_NOFOLLOW: another user may have put a link there.
     file = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(file).st_uid != os.getuid():
             return
         newest_ns = max((os.stat(place).st_mtime_ns for place, _, _ in os.walk(root)), default=now_us * 1000)
         if now_us - newest_ns // 1000 > SCRATCH_KEPT * 1e6:
-            # Only now: one that has just been made is for its driver to lock.
+            # Lock only an old folder: a new one is for its own driver to lock.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(root, ignore_errors=True)
     finally:

@@ -49,7 +49,7 @@ def test_a_collection_that_fails_for_any_reason_is_told_of_and_followed_by_other
     collected.start(lambda: 1)
     assert followed.wait(60)
     collected.stop()
-    assert "nothing more is collected now: OSError: no such thing" in caplog.text
+    assert "garbage collection failed, the next is in 0.01 s: OSError: no such thing" in caplog.text
 
 
 def test_a_source_that_can_not_be_opened_is_refused_before_anything_changes(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ class Watched(RecordingSink):
 class FilesOfTable(LocalFiles):
     """Where a Parquet table is: workers kill the driver at the file that they are told."""
 
-    commits: int = 0
+    driver: int = 0
     dies_at: str | None = None
     nth: int = 1
 

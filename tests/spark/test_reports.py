@@ -45,13 +45,13 @@ class Words(PersistentTask):
         state.update(message.timestamp, self._update)  # type: ignore[arg-type]
 
 
-def ran(spark: SparkSession, folder: Path, *tasks: Words, close: bool = False) -> Running:
+def ran(spark: SparkSession, folder: Path, *tasks: Words, drain: bool = False) -> Running:
     app = Application(
         "words", str(folder / "store"), checkpoint_interval="10 seconds", allowed_delay="1 minute", shards=1
     )
     for task in tasks:
         app.add(task, FileSource(folder / "in", timestamp="ts", schema=SCHEMA))
-    return app.run(spark, drain=close)
+    return app.run(spark, drain=drain)
 
 
 def test_a_run_tells_at_its_end_what_did_not_count_and_what_waits(
@@ -61,10 +61,10 @@ def test_a_run_tells_at_its_end_what_did_not_count_and_what_waits(
     rows = pa.table({"ts": [second * SECOND for second in range(6)], "word": ["a"] * 6}, SCHEMA)
     pq.write_table(rows, tmp_path / "in" / "0.parquet")
 
-    def told(*tasks: Words, close: bool = False) -> tuple[Running, list[str]]:
+    def told(*tasks: Words, drain: bool = False) -> tuple[Running, list[str]]:
         caplog.clear()
         with caplog.at_level(logging.INFO, "persistent_state"):
-            running = ran(spark, tmp_path, *tasks, close=close)
+            running = ran(spark, tmp_path, *tasks, drain=drain)
         return running, [
             f"{record.levelname} {record.getMessage()}"
             for record in caplog.records

@@ -98,7 +98,7 @@ def test_what_may_change_between_starts_changes_and_nothing_is_lost_or_counted_t
 ) -> None:
     sent = Stream(tmp_path / "stream", seed=4)
 
-    def run(tasks: Sequence[PersistentTask], shards: int, interval: str, delay: str, close: bool = False) -> None:
+    def run(tasks: Sequence[PersistentTask], shards: int, interval: str, delay: str, drain: bool = False) -> None:
         # The stream grows while nobody reads it.
         sent.grow()
         app = Application(
@@ -111,7 +111,7 @@ def test_what_may_change_between_starts_changes_and_nothing_is_lost_or_counted_t
         )
         for task in tasks:
             app.add(task, FileSource(sent.folder, timestamp="ts", schema=stream.SCHEMA, max_files_per_batch=2))
-        app.run(spark, drain=close)
+        app.run(spark, drain=drain)
         if Journal in map(type, tasks):
             check_cut(tmp_path, sent)
 
