@@ -95,8 +95,8 @@ def attempts(spark: SparkSession) -> int:
     """Return how many times Spark tries a task before it fails the job."""
     master = spark.sparkContext.master or "local"
     if master.startswith("local") and not master.startswith("local-cluster"):
-        told = re.search(r", *(\d+) *\]", master)
-        return int(told[1]) if told else 1
+        number = re.search(r", *(\d+) *\]", master)
+        return int(number[1]) if number else 1
     return int(spark.sparkContext.getConf().get("spark.task.maxFailures", "4") or 4)
 
 

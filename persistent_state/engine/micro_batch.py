@@ -82,7 +82,6 @@ def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int], attempts: 
 
     If a part or a shard fails, its row holds the error instead of a descriptor.
     """
-
     shards = {label: shard for shard, label in enumerate(labels)}
 
     def step(key: tuple[int], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
@@ -204,12 +203,12 @@ class Commit:
             # Spark found nothing to read, and ran no part.
             return
         entry = commits.commit(self._log, self._epoch, descriptors, now=now_us(), new_id=new_id, keeping=self._keeping)
-        told = progress(entry, descriptors)
-        _progress.info("%s", json.dumps(asdict(told)))
+        committed = progress(entry, descriptors)
+        _progress.info("%s", json.dumps(asdict(committed)))
         if self._on_progress is not None:
             # Tasks commit in threads of their own; the function of progress is called by one at a time.
             with _telling:
-                self._on_progress(told)
+                self._on_progress(committed)
         if self._running:
             values = running_values(rows, self._plan, descriptors)
             with settings(values.sparkSession, self._for_sinks):
