@@ -29,9 +29,9 @@ from persistent_state import (
     ValuesAtClock,
     WindowState,
 )
-from persistent_state.application import positive
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.durations import positive
 from persistent_state.protocol import takeover
 from persistent_state.sinks.base import shard_labels
 from persistent_state.store.files import open_files
@@ -223,7 +223,7 @@ def window_column(window: SlidingWindow | SessionWindow) -> Column:
 
     if isinstance(window, SessionWindow):
         return F.session_window("ts", f"{window.gap} microseconds")
-    return F.window("ts", f"{window.size} microseconds", f"{window.step} microseconds")
+    return F.window("ts", f"{window.size} microseconds", f"{window.slide} microseconds")
 
 
 def by_key(setting: Setting) -> Pass:
@@ -285,7 +285,7 @@ def blobs_of(setting: Setting) -> DataFrame:
     )
     session = session_of(setting)
     labels = shard_labels(session, shards)
-    return arrow_source.load(session, arrow_source.ArrowReader(plan, source, entry.epoch, shards, labels, 1))
+    return arrow_source.load(session, plan, arrow_source.ArrowReader(plan, source, entry.epoch, shards, labels, 1))
 
 
 def combined(setting: Setting) -> Pass:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.cost import checkpoints, plan_of
 from benchmarks.measure import write_json
 from benchmarks.throughput import session
-from persistent_state import ParquetSink, SqlSink
+from persistent_state import ParquetSink, SqlSink, ValuesAtClock
+from persistent_state.partials.at_clock import Since
 from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import state_at
@@ -56,8 +57,8 @@ def measure(spark: SparkSession, folder: Path, keys: int, changed: int, clocks: 
     retained = entry.retained[-clocks - 1 :]
     taken: dict[str, list[float]] = {}
     for number, (since, clock) in enumerate(pairwise(retained)):
-        for name, write in sinks(folder, frames.origin(plan)).items():
-            state = state_at(plan.files, plan.application, entry, plan.name, plan.layout, clock, since)
+        for name, write in sinks(folder, frames.origin(plan, ValuesAtClock(print))).items():
+            state = state_at(plan.files, plan.application, entry, plan.name, plan.layout, clock, Since(since))
             begin = time.perf_counter()
             write(frames.of_values(spark, state, plan), clock)
             if number:
