@@ -1,4 +1,4 @@
-"""What a micro-batch starts from, what its parts saw, and the clock that follows: the same for every shard and retry."""
+"""The clock and the positions that follow from the reports of a micro-batch: the same for every shard and retry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from persistent_state.event_time.positions import Position, move_position, newes
 
 
 def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Advance:
-    """Where the task stands after the micro-batch of these reports.
+    """Return where the task stands after the micro-batch of these reports.
 
     Raises:
         DisagreementError: a part of the batch is missing or came twice.
@@ -77,7 +77,7 @@ def advance(basis: Basis, reports: Sequence[Report], settings: Settings) -> Adva
 
 
 def _positions(basis: Basis, reports: Sequence[Report]) -> dict[str, Position]:
-    """How far each partition has been read after the reports' micro-batch."""
+    """Return how far each partition is read after the micro-batch of the reports."""
     ends = {partition: position.next for partition, position in basis.positions.items()}
     for partition, end in (found for report in reports for found in report.ends):
         ends[partition] = max(end, ends.get(partition, 0))
@@ -92,5 +92,5 @@ def _positions(basis: Basis, reports: Sequence[Report]) -> dict[str, Position]:
 
 
 def cuts_to_keep(bases: Iterable[Basis], after: Advance) -> tuple[int, ...]:
-    """The clocks that folding must keep apart below the task's own."""
+    """Return the clocks below the task's own that folding must keep apart."""
     return (*(clock for basis in bases for clock in basis.apart), *after.cuts)

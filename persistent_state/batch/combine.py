@@ -43,7 +43,9 @@ def combine(plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iter
 def combine_in_pieces(
     plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iterable[Chunk]
 ) -> Iterator[tuple[int, Blob]]:
-    """The same as (shard, blob), of each shard several where it is much: memory does not grow with the part.
+    """Yield (shard, blob), as `combine` returns them, but several blobs of a shard where they are large.
+
+    Memory does not grow with the part.
 
     Raises:
         TaskFailedError: user code raised, or a row is bad and bad rows are to fail.
@@ -111,19 +113,19 @@ def _bytes(tables: Sequence[pa.Table]) -> int:
 
 
 def _joined(coarse: Sequence[clocks.Coarse]) -> clocks.Coarse | None:
-    """How coarse intervals are at the most; one step is a multiple of the other."""
+    """Return how coarse the intervals are at the most; of two steps, one is a multiple of the other."""
     if not coarse:
         return None
     return clocks.Coarse(min(c.low for c in coarse), max(c.high for c in coarse), max(c.step for c in coarse))
 
 
 def _may_fold(plan: Plan) -> bool:
-    """Whether rows of a part may be folded before those of the other parts are there."""
+    """Return whether rows of a part may be folded before the rows of other parts are there."""
     return not (plan.task.reads_state or plan.layout.is_ordered or plan.layout.once is not None)
 
 
 def _by_shard(plan: Plan, tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
-    """What each shard is sent of sorted tables."""
+    """Return the rows of sorted tables that each shard is sent."""
     of_shards: list[list[pa.Table]] = [[] for _ in range(plan.shards)]
     for table in tables:
         bounds = keys.shard_bounds(layout.as_numpy(table, "hash"), plan.shards).tolist()
@@ -185,12 +187,12 @@ def _partial_sums(
 
 
 def _columns(plan: Plan) -> list[str]:
-    """The columns of updates."""
+    """Return the columns of updates."""
     return [name for name in plan.layout.schema.names if name not in ("start", "time")] + ["time"]
 
 
 def _horizon(plan: Plan, basis: Basis, lifted: Lifted) -> int:
-    """How far the clock could move by the channels of this part alone; the others can only hold it further back."""
+    """Return how far the clock could move by the channels of this part alone. Other parts can only hold it further back."""
     newest = [timestamp for timestamp in lifted.sightings.newest.values() if timestamp is not None]
     if not newest or basis.is_behind:
         return basis.clock

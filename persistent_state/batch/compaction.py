@@ -1,4 +1,4 @@
-"""Which runs of a shard are rewritten together with what is new: a pure choice from their sizes."""
+"""The choice of the runs that a shard rewrites together with its new rows: a pure function of their sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = 64 << 10
 """Bytes that are not worth keeping apart: a run of a few rows has some of its own."""
 
 WIDER = 4
-"""How many times as many bytes a row of a run has as one that has just come, at the most, where values do not grow."""
+"""The most bytes that a row of a run has for each byte of a new row, where values do not grow."""
 
 
 def choose(held: Sequence[Run], rows: int, size: int, floor: int) -> int:

@@ -39,7 +39,7 @@ Codes = NDArray[np.int8]
 
 @dataclass
 class Sightings:
-    """What a part of a micro-batch has seen of its channels, chunk by chunk.
+    """A part's knowledge of its channels, which grows chunk by chunk.
 
     `newest` holds each channel's newest timestamp (None: only late rows or jumps so far), `beyond` how many jumps in a row a
     channel is at, and `replaying` the channels of which rows came again.

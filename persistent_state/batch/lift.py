@@ -22,7 +22,7 @@ from persistent_state.store import late_rows
 
 @dataclass
 class Lifted:
-    """What a part of a micro-batch has come to, chunk by chunk.
+    """The result of a part of a micro-batch, which grows chunk by chunk.
 
     `tables` hold updates, or messages where a task reads its state. `spans` are (partition, first position, newest timestamp),
     and `ends` tell how far the rows of a partition go whose end nobody planned.

@@ -1,4 +1,4 @@
-"""What the planner, parts, shards and driver of a micro-batch tell each other."""
+"""The messages of a micro-batch: everything that its planner, parts, shards and driver tell each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from persistent_state.store.entry import Run, SideFile, Stored
 
 @dataclass(frozen=True)
 class Basis:
-    """What one micro-batch of one task starts from, read from the newest log entry when it is planned.
+    """The ground of one micro-batch of one task, read from the newest log entry when the micro-batch is planned.
 
     `now` is the batch time. `clock` is fixed: a message below it is late. `low` is where the first stored interval starts,
     `is_listed` whether the source says which channels there are, `is_behind` whether the task has yet to catch up with
@@ -62,7 +62,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class Report:
-    """What one part of a micro-batch saw; every shard is told by every part.
+    """The report of one part of a micro-batch. Every part reports to every shard.
 
     `parts` is how many there are; None where only Spark knows. `seen` holds (channel, newest timestamp or None, jumps in
     a row), `spans` (partition, first position, newest timestamp), `ends` (partition, position after the last row), `replaying`
@@ -85,7 +85,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Advance:
-    """Where a task stands after a micro-batch: what all shards must say alike.
+    """A task's state of affairs after a micro-batch. All shards must say the same.
 
     `parts` says which parts there were. `cuts` are the clocks that its runs keep apart from now on. `holds` is False when
     no channel is live: the task does not hold back the global clock.
@@ -105,7 +105,7 @@ class Advance:
 
 @dataclass(frozen=True)
 class Blob:
-    """What a part sends to one shard, or one piece of it. `tables` hold partial sums, or messages where a task reads its state.
+    """The rows of a part for one shard, or a piece of it: `tables` of partial sums, or of messages if a task reads its state.
 
     Pieces are numbered. Only the last one's report tells what the part saw.
     """
@@ -129,7 +129,7 @@ class Blob:
 
 
 def reports(basis: Basis, blobs: Sequence[Blob]) -> list[Report]:
-    """What each part saw whose blobs, all pieces of them, came to a shard.
+    """Return the report of each part, once all pieces of its blob are at a shard.
 
     Raises:
         DisagreementError: a piece is missing or came twice.
@@ -145,7 +145,7 @@ def reports(basis: Basis, blobs: Sequence[Blob]) -> list[Report]:
 
 
 def _slim(table: pa.Table) -> pa.Table:
-    """A table without what is soon worked out again: a byte costs more on its way through Spark."""
+    """Return a table without what is soon worked out again: a byte costs more on its way through Spark."""
     return _replaced(table, hash=pa.nulls(table.num_rows), start=table["start"].dictionary_encode())
 
 
@@ -161,7 +161,7 @@ def _replaced(table: pa.Table, **columns: pa.Array | pa.ChunkedArray) -> pa.Tabl
 
 
 def to_ipc(table: pa.Table) -> bytes:
-    """A table as an Arrow IPC stream."""
+    """Return a table as an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -171,7 +171,7 @@ def to_ipc(table: pa.Table) -> bytes:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """What a shard made of a micro-batch, durable when this exists; the driver commits it or it never happened.
+    """A shard's account of a micro-batch. Its files are durable; the driver commits it, or it never happened.
 
     `base` is the digest of the runs and the clock that the shard started from, `runs` what it should have afterwards.
     `values` are the running values for a sink, in a file or, where they are few, as they are; `copies` counts the messages that
@@ -192,7 +192,7 @@ class Descriptor:
 
 
 def digest(runs: Sequence[Run], clock: int) -> str:
-    """What identifies the runs of a shard and its clock."""
+    """Return a digest of the runs of a shard and of its clock."""
     text = json.dumps([clock, *map(run_to_json, runs)])
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -28,7 +28,7 @@ COLUMN = "_persistent_state_update"
 
 
 def folded(name: str) -> str:
-    """A task's name, as a file system has it that does not tell upper from lower case."""
+    """Return a task's name as a file system sees it that does not tell upper from lower case."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
@@ -83,7 +83,7 @@ class Plan:
             raise InvalidInputError(f"persistent_state of task={self.name} raised {raised(error)}; mend it.") from error
 
     def present(self, column: pa.Array) -> pa.Array:
-        """What outputs show of a column of values.
+        """Return what outputs show of a column of values.
 
         Raises:
             TaskFailedError: user code raised, or gave what is not of the type that it said.
@@ -101,7 +101,7 @@ class Plan:
 
     @property
     def takes_late(self) -> bool:
-        """Whether a message below the clock is taken in all the same, as one of the clock.
+        """Return whether a message below the clock is accepted all the same, as one at the clock.
 
         A window that has closed takes none in, nor does what is told apart by its time: there late is late.
         """
@@ -109,13 +109,13 @@ class Plan:
 
     @property
     def keeps_current(self) -> bool:
-        """Whether runs hold the current values of keys, which are asked for in each micro-batch."""
+        """Return whether runs hold the current values of keys, which every micro-batch asks for."""
         of_time = self.layout.is_ordered or self.layout.windowing is not None or self.layout.once is not None
         return (self.emits or self.task.reads_state) and not of_time
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the store must have been written with for this task to go on from it; JSON."""
+        """Return what the store must have been written with for this task to go on from it, as JSON."""
         columns = [
             {"name": name, "type": str(type)}
             for name, type in zip(self.task.key_columns, self.layout.key_types, strict=True)

@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Place:
-    """Where rows stand in event time and in their source.
+    """The place of rows in event time and in their source.
 
     `valid` tells which rows have a timestamp. The channel of every row is the partition, unless channels are `named`.
     """
@@ -37,7 +37,7 @@ class Place:
 
     @property
     def channels(self) -> pa.Array:
-        """The channel of each row."""
+        """Return the channel of each row."""
         if self.named is None:
             return pa.repeat(pa.scalar(self.partition, pa.string()), len(self.timestamps))
         return self.named

@@ -26,12 +26,12 @@ from persistent_state.store.late_rows import joined, side_file
 from persistent_state.store.log import Log
 
 INLINE = 8 << 20
-"""How many bytes of running values a micro-batch sends to the driver at the most; more are written to files."""
+"""The most bytes of running values that a micro-batch sends to the driver; more are written to files."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a shard has to do: the tables and the late and bad rows that came, and the runs that it holds.
+    """The work of a shard: the tables and the late and bad rows that came, and the runs that it holds.
 
     `cuts` are the clocks that folding must keep apart. What expired by `floor` may go, and ids of messages below `ids_from`
     are forgotten (None: ids do not count).
@@ -50,7 +50,7 @@ class Work:
 
     @property
     def looks_up(self) -> bool:
-        """Whether the state of the keys that came is needed."""
+        """Return whether the state of the keys that came is needed."""
         return self.plan.emits or self.plan.task.reads_state
 
 

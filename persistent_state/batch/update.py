@@ -1,4 +1,4 @@
-"""What a task makes of rows: the updates that user code says, as a column of the monoid's type, and the rows that do not fit.
+"""From rows to a task's updates: user code returns them, as values of the monoid's type, and some rows do not fit.
 
 Before the shuffle `updates_of` does it, row by row or column by column. A task that reads its state is called after the
 shuffle, by `updates_by_key`, with the messages of each key in their order.

@@ -33,13 +33,13 @@ POLL_SECONDS = 5.0
 """Time between two looks at the log while no commit of this process wakes the delivery."""
 
 OPEN_SECONDS = 10.0
-"""How long a start waits for all its sinks to open. A sink that takes longer is opened while the application runs."""
+"""The time that a start waits for all its sinks to open. A sink that takes longer is opened while the application runs."""
 
 STOP_SECONDS = 60.0
-"""How long a stop waits for sinks that are in the middle of a write."""
+"""The time that a stop waits for sinks that are in the middle of a write."""
 
 END_SECONDS = 60.0
-"""How long a drain waits for a sink that does not open."""
+"""The time that a drain waits for a sink that does not open."""
 
 _logger = logging.getLogger("persistent_state")
 _here = threading.local()
@@ -51,7 +51,7 @@ def is_delivering() -> bool:
 
 
 class State(Enum):
-    """What the thread of a delivery is to do."""
+    """The order that the thread of a delivery follows."""
 
     RUNNING = "deliver every clock, and wait for more"
     DRAINING = "deliver every clock that is committed by now, then end"
@@ -94,7 +94,7 @@ class Delivery:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the delivery has a thread."""
+        """Return whether the delivery has a thread."""
         return self._thread.is_alive()
 
     def open(self) -> None:

@@ -16,7 +16,7 @@ EVERY_SECONDS = 10.0
 """Time between two collections."""
 
 STOP_SECONDS = 60.0
-"""How long a stop waits for a collection that is under way."""
+"""The time that a stop waits for a collection that is under way."""
 
 _logger = logging.getLogger("persistent_state")
 

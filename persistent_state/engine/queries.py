@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Setup:
-    """What every start of an application needs, the first one and those after a failure.
+    """The needs of every start of an application, the first one and those after a failure.
 
     `trigger` is Spark's processing time; None begins each micro-batch when the one before it ends. With `to_the_end` the run
     ends at the present end of the sources, and with `drains` it then checkpoints and delivers all messages. After

@@ -45,7 +45,7 @@ class Running:
 
     @property
     def is_active(self) -> bool:
-        """Whether the run has not ended."""
+        """Return whether the run has not ended."""
         return self._supervisor.is_alive
 
     @property

@@ -66,7 +66,7 @@ class Supervisor:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the run has not ended."""
+        """Return whether the run has not ended."""
         return self._thread.is_alive()
 
     def stop(self) -> None:

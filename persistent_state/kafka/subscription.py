@@ -1,4 +1,4 @@
-"""What both Kafka sources share: which topics they read, from which offsets, and which offsets were lost."""
+"""The part that both Kafka sources share: which topics they read, from which offsets, and which offsets were lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen of a task's partial sums: its state at a clock, and its values at a clock since another.
+"""Views of a task's partial sums: its state at a clock, and its values at a clock since another.
 
 `levels` are tables of partial sums of the same hashes, the oldest first, of rows below the clock. What comes out has the
 columns `hash`, `key0`…, `window_start` and `window_end` (int64, microseconds UTC) where there are windows, and `value`.
@@ -28,7 +28,7 @@ Levels = Sequence[pa.Table]
 
 @dataclass(frozen=True)
 class Since:
-    """Which values at a clock are asked for: of what changed since an earlier one, `clock`.
+    """A question for values at a clock: those that changed since an earlier clock, `clock`.
 
     Of a state without windows these are the values of the keys that changed, with `all` of every key; a key whose state
     has expired has the zero. Of windows and sessions they are those that closed since; with `early` also windows that are open
@@ -52,7 +52,7 @@ def windows_per_row(layout: Layout, clock: int, since: Since | None, floor: int)
 
 
 def state(levels: Levels, layout: Layout, clock: int) -> pa.Table:
-    """The value of each key at a clock; of each window that is open then, where there are windows."""
+    """Return the value of each key at a clock, or of each window that is open at the clock."""
     if layout.panes:
         return _windows(levels, layout, clock, None)[0]
     rows = fold.fold_keys(levels, layout)
@@ -62,7 +62,7 @@ def state(levels: Levels, layout: Layout, clock: int) -> pa.Table:
 
 
 def values(levels: Levels, layout: Layout, since: Since, clock: int, floor: int = BEGINNING) -> pa.Table:
-    """The values at a clock that are asked for. What expired by the clock `floor` may be gone."""
+    """Return the values at a clock that are asked for. What expired by the clock `floor` may be gone."""
     if layout.panes:
         return _closed_windows(levels, layout, since, clock, floor)
     if isinstance(layout.windowing, TimeToLive):
@@ -76,7 +76,7 @@ def values(levels: Levels, layout: Layout, since: Since, clock: int, floor: int 
 
 
 def running(new: pa.Table, levels: Levels, layout: Layout, clock: int) -> pa.Table:
-    """The values so far, above the clock too, of the keys of new rows: of their open windows, where there are windows."""
+    """Return the values so far, above the clock too, of the keys of new rows, or of their open windows."""
     touched = [*(fold.touched(level, new) for level in levels), new]
     if not isinstance(layout.windowing, TimeToLive):
         return state(touched, layout, clock)
@@ -133,14 +133,14 @@ def _sessions(levels: Levels, layout: Layout, since: Since, clock: int) -> tuple
 
 
 def _with_hashes(levels: Levels, asked: Sequence[NDArray[np.uint64]]) -> list[pa.Table]:
-    """The rows of each level whose hash is asked for."""
+    """Return the rows of each level whose hash is asked for."""
     # Sorted is enough, and takes a fiftieth of the time of numpy's unique.
     hashes = pa.table({"hash": np.sort(np.concatenate([np.array([], np.uint64), *asked]))})
     return [fold.touched(level, hashes) for level in levels]
 
 
 def _is_last(rows: pa.Table, layout: Layout) -> NDArray[np.bool_]:
-    """Which rows of a sorted table are the last of their key."""
+    """Return which rows of a sorted table are the last of their key."""
     return np.append(~_same_keys(rows, layout)[1:], True)[: len(rows)]
 
 
@@ -172,7 +172,7 @@ def _windows(
 def _windows_of(
     rows: pa.Table, layout: Layout, window: SlidingWindow, after: int, upto: int | None, recent: int
 ) -> tuple[pa.Table, NDArray[np.bool_]]:
-    """The same of sorted rows, each window by its `start`."""
+    """Return the same of sorted rows, each window by its `start`."""
     size, step = window.size, window.slide
     starts, same = as_numpy(rows, "start"), _same_keys(rows, layout)
     first, last = window.first(starts), window.last(starts)
@@ -198,7 +198,7 @@ def _windows_of(
 def _first_from(
     times: NDArray[np.int64], wanted: NDArray[np.int64], lows: NDArray[np.intp], highs: NDArray[np.intp]
 ) -> NDArray[np.intp]:
-    """Of rows [low, high), whose times rise, the first that has the wanted time or a later one; `high` if none has."""
+    """Return the first of the rows [low, high) at or after the wanted time, or `high`. The times of the rows rise."""
     while (lows < highs).any():
         middle = (lows + highs) // 2
         is_before = (lows < highs) & (times[np.minimum(middle, len(times) - 1)] < wanted)

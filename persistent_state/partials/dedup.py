@@ -17,7 +17,7 @@ Rows = NDArray[np.intp]
 
 
 def without_copies(fresh: Sequence[pa.Table], levels: Sequence[pa.Table], layout: Layout) -> tuple[pa.Table, int]:
-    """The rows of tables, each a message, sorted by hash and without the copies of others; and how many those were.
+    """Return the rows of tables, sorted by hash and without copies of other messages; and how many copies there were.
 
     A message is a copy if one of its key with its id, in `levels` or before it in time, is no further from it than the
     horizon. One without an id never is.
@@ -54,7 +54,7 @@ def _ids(tables: Sequence[pa.Table], layout: Layout, once: Once) -> pa.Table:
 
 
 def _copies(ids: pa.Table, known: int, layout: Layout, once: Once) -> Rows:
-    """Which of the messages after the first `known` ones are copies."""
+    """Return which messages after the first `known` ones are copies."""
     order, first = sort.sort(ids, Layout((*layout.key_types, once.type), Count()))
     order = np.arange(len(ids)) if order is None else order
     times, is_known, places = as_numpy(ids, "start")[order], order < known, np.arange(len(ids))

@@ -43,7 +43,7 @@ _BLOCK = 1 << 15  # rows mixed at a time: what stays in a core's cache
 
 
 def normal_type(type: pa.DataType) -> pa.DataType:
-    """The type in which a key column of `type` is stored, hashed and compared.
+    """Return the type in which a key column of `type` is stored, hashed and compared.
 
     Raises:
         InvalidInputError: a column of this type cannot be a key.
@@ -76,7 +76,7 @@ def normal_type(type: pa.DataType) -> pa.DataType:
 
 
 def normalise(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> pa.Array[Any]:
-    """A key column in its stored form: `normal_type`, with one zero and one NaN for floats.
+    """Return a key column in its stored form: of its `normal_type`, with one zero and one NaN for floats.
 
     Raises:
         InvalidInputError: the type cannot be a key, or a value does not fit the stored form (nanoseconds that are not whole
@@ -98,7 +98,7 @@ def normalise(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> pa.Array[Any]:
 
 
 def hash_keys(columns: Sequence[pa.Array[Any]], rows: int) -> Hashes:
-    """The hash of each row's key, as the module defines it; `columns` are normalised and `rows` long.
+    """Return the hash of each row's key, as the module defines it. `columns` are normalised and `rows` long.
 
     Without columns there is one global key, whose hash is 0. Equal keys have equal hashes, never the other way round.
     """
@@ -115,7 +115,7 @@ def hash_keys(columns: Sequence[pa.Array[Any]], rows: int) -> Hashes:
 
 
 def same_as_previous(columns: Sequence[pa.Array[Any]], rows: int | None = None) -> npt.NDArray[np.bool_]:
-    """Whether each row has the key of the row before it; False for the first. Nulls are equal, and so are NaNs.
+    """Return whether each row has the key of the row before it; False for the first. Nulls are equal, and so are NaNs.
 
     `columns` are normalised; `rows` is needed only where there are no columns.
     """
@@ -126,7 +126,7 @@ def same_as_previous(columns: Sequence[pa.Array[Any]], rows: int | None = None) 
 
 
 def equal(columns: Sequence[pa.Array[Any]], others: Sequence[pa.Array[Any]], rows: int) -> npt.NDArray[np.bool_]:
-    """Whether each of these normalised rows has the key of the same one of the others. Nulls are equal, and so are NaNs."""
+    """Return for each row whether both tables have the same key there. Nulls are equal, and so are NaNs."""
     same = np.ones(rows, np.bool_)
     for column, other in zip(columns, others, strict=True):
         if _is_bytes(column.type):
@@ -142,12 +142,12 @@ def equal(columns: Sequence[pa.Array[Any]], others: Sequence[pa.Array[Any]], row
 
 
 def shard_range(shard: int, shards: int) -> tuple[int, int]:
-    """The hashes [low, high) of shard number `shard` of `shards`. A hash h is in shard h * shards >> 64."""
+    """Return the hashes [low, high) of shard number `shard` of `shards`. A hash h is in shard h * shards >> 64."""
     return -(-(shard << 64) // shards), -(-((shard + 1) << 64) // shards)
 
 
 def shard_of(hash: int, shards: int) -> int:
-    """The number of the shard that holds a hash."""
+    """Return the number of the shard that holds a hash."""
     return hash * shards >> 64
 
 
@@ -167,7 +167,7 @@ def _nulls(column: pa.Array[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _fixed_words(column: pa.Array[Any]) -> Hashes:
-    """The word of each row of a column of 8-byte values, 0 where it is null."""
+    """Return the word of each row of a column of 8-byte values, 0 where it is null."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int64())
     elif pa.types.is_date32(column.type):
@@ -178,7 +178,7 @@ def _fixed_words(column: pa.Array[Any]) -> Hashes:
 
 
 def _add_words(hashes: Hashes, words: Hashes) -> None:
-    """h = mix(h ^ w) for each row, in place."""
+    """Mix a word into the hash of each row, in place: h = mix(h ^ w)."""
     shifted = np.empty(_BLOCK, np.uint64)
     for start in range(0, len(hashes), _BLOCK):
         x = hashes[start : start + _BLOCK]

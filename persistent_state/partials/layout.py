@@ -30,7 +30,7 @@ HEAD, TAIL = "head", "tail"
 """Columns that runs may have, of the monoid's type: see `persistent_state.partials.sliding`."""
 
 WIDE = 16
-"""How many slides a window has at the most that is summed up again each time one closes."""
+"""The most slides in a window that is summed up again each time one closes."""
 
 ID = "id"
 """A column that says which message a row is, where messages count once; null if it is of several, or of one without an id."""
@@ -49,7 +49,7 @@ class Once:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a task's tables of partial sums hold: the types of its key columns, its monoid, and what bounds it in time."""
+    """The layout of a task's tables of partial sums: the types of its key columns, its monoid, and what bounds it in time."""
 
     key_types: tuple[pa.DataType, ...]
     monoid: Monoid[Any]
@@ -121,6 +121,7 @@ def as_numpy(table: pa.Table | pa.RecordBatch, name: str) -> NDArray[Any]:
 
 
 def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return a column as one array."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1:

@@ -18,7 +18,7 @@ from persistent_state.partials.layout import CURRENT, Layout, as_numpy, one_chun
 
 
 def add_current(new: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tuple[pa.Table, pa.Table]:
-    """New partial sums with their column `current`, and one row per key with its current value.
+    """Return new partial sums with their column `current`, and one row per key with its current value.
 
     `levels` are the older runs, the oldest first, with theirs where they have it; the monoid commutes.
     """
@@ -32,7 +32,7 @@ def add_current(new: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tu
 
 
 def current(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Array:
-    """The current value of each key of a sorted table, null if it has no row in any level."""
+    """Return the current value of each key of a sorted table; null if the key has no row in any level."""
     if layout.is_ordered:
         return folded(asked, levels, layout)
     found, unknown = _looked_up(asked, levels, layout)
@@ -45,7 +45,7 @@ def current(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.A
 
 
 def _looked_up(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tuple[pa.Array, NDArray[np.intp]]:
-    """What the newest level that has a key says of it, and the keys of which none can say it."""
+    """Return the current value of each key by the newest level that has it, and the keys whose levels have none."""
     hashes, rows = as_numpy(asked, "hash"), np.arange(asked.num_rows)
     values, of, unknown = [pa.array([], layout.monoid.type)], [rows[:0]], [rows[:0]]
     for level in reversed(levels):
@@ -76,7 +76,7 @@ def _keys(table: pa.Table, rows: NDArray[np.intp], layout: Layout) -> list[pa.Ar
 
 
 def folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Array:
-    """The fold of all rows of each key of a sorted table, null if it has none."""
+    """Return the fold of all rows of each key of a sorted table; null if the key has none."""
     stored = fold.fold_keys([fold.touched(level, asked) for level in levels], layout)
     names, count = ["hash", *layout.key_names], stored.num_rows
     # Keys and stored values side by side: each stored row is followed by the key that asks for it, or by none.
@@ -92,7 +92,7 @@ def folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Ar
 
 
 def _plus(before: pa.Array, more: pa.Array, layout: Layout) -> pa.Array:
-    """Both values of each key together; where there is none before, the other alone."""
+    """Return both values of each key together; where there is no value before, the other alone."""
     known = before.is_valid().to_numpy(zero_copy_only=False)
     if not known.any():
         return more

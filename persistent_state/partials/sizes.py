@@ -1,4 +1,4 @@
-"""How many bytes rows take, by the offsets of their columns alone: nothing that these point to is read."""
+"""The bytes that rows take, by the offsets of their columns alone: nothing that the offsets point to is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rows = NDArray[np.int64]
 
 
 def of_ranges(batch: pa.RecordBatch, begins: Rows, ends: Rows) -> Rows:
-    """The bytes of the rows [begin, end) of a batch, for each pair of these."""
+    """Return the bytes of the rows [begin, end) of a batch, for each pair of bounds."""
     return _sum([_of_column(column, begins, ends) for column in batch.columns], begins)
 
 
@@ -81,7 +81,7 @@ def pieces(batch: pa.RecordBatch, most: int, size: int) -> tuple[NDArray[np.uint
 
 
 def touched(asked: pa.Table, levels: Sequence[pa.Table]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """The hashes of a sorted table, and how many bytes of these sorted levels have each."""
+    """Return the hashes of a sorted table, and how many bytes of the sorted levels have each hash."""
     hashes = np.concatenate([np.array([], np.uint64), *map(_hashes, asked.to_batches())])
     hashes = hashes[np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]]
     found = np.zeros(len(hashes), np.int64)

@@ -13,7 +13,7 @@ Rows = NDArray[np.int64]
 
 
 def fold_ranges(values: pa.Array, lows: Rows, highs: Rows, layout: Layout) -> pa.Array:
-    """The sum of the values of each range [low, high), none of which is empty, in their order.
+    """Return the sum of the values of each range [low, high), in the order of the ranges. No range is empty.
 
     Where ranges overlap little each is summed up by itself. Where they overlap much, sums of 2, 4, 8... neighbours are
     made once, and a range is put together from those: log(length of the longest) additions per value and per range.
@@ -56,7 +56,7 @@ def _by_doubling(values: pa.Array, lows: Rows, highs: Rows, layout: Layout) -> p
 
 
 def scan(values: pa.Array, first: NDArray[np.bool_], layout: Layout) -> pa.Array:
-    """The sum so far within each segment: two additions per value at the most, however long the segments are.
+    """Return the sum so far within each segment. That takes at most two additions a value, however long the segments are.
 
     Neighbours are put together, the sums so far of those are found in the same way, and from them those between.
     """
@@ -76,7 +76,7 @@ def scan(values: pa.Array, first: NDArray[np.bool_], layout: Layout) -> pa.Array
 
 
 def _pairs(left: pa.Array, lefts: Rows, right: pa.Array, rights: Rows, layout: Layout) -> pa.Array:
-    """The sums of these values of the one column and of the other, two by two."""
+    """Return the sums of values of one column and of another, two by two."""
     if len(lefts) == 0:
         return right.slice(0, 0)
     pairs = np.column_stack([lefts, len(left) + rights]).ravel()
@@ -104,7 +104,7 @@ def with_edges(table: pa.Table, layout: Layout) -> pa.Table:
 
 
 def of_edges(rows: pa.Table, begins: Rows, lows: Rows, highs: Rows, size: int, layout: Layout) -> pa.Array:
-    """The sum of the rows [low, high) of each window of these beginnings and this size, from their heads and tails."""
+    """Return the sum of the rows [low, high) of each window, from the heads and tails of its rows."""
     blocks, ends = as_numpy(rows, "start") // size, highs - 1
     heads, tails = (one_chunk(rows[name]) for name in (HEAD, TAIL))
     # Its rows are of the block that it begins in, of the next one, or of both.

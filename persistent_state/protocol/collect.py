@@ -35,7 +35,7 @@ class Collector:
         self._times: dict[int, int] = {}
         self._last_named: dict[str, int] = {}
         self._listed: dict[str, list[str]] = {}
-        """By file of a list of settled rows, the files that it names."""
+        """The files that each file of a list of settled rows names."""
         self._unread: set[str] = set()
         """The files of such lists that can't be read."""
 
@@ -101,7 +101,7 @@ class Collector:
         self._times[entry.number] = entry.time
 
     def _read_list(self, file: Stored) -> list[str]:
-        """The files that a file of a list names; none if it can't be read, and the file is remembered as such."""
+        """Return the files that a file of a list names: none if it can't be read, which is remembered."""
         try:
             return [side_from_json(line).file.path for line in lists.read_file(self._log.files, file)]
         except (FileNotFoundError, DamagedError) as error:

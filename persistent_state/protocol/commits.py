@@ -29,14 +29,14 @@ from persistent_state.store.log import Log
 
 @dataclass(frozen=True)
 class Keeping:
-    """How much is kept: the newest `clocks` checkpoints, and what was replaced for `grace` microseconds more."""
+    """The limits of what is kept: the newest `clocks` checkpoints, and for `grace` microseconds files that were replaced."""
 
     clocks: int = 10
     grace: int = 600_000_000
 
 
 def wake(log: Log, epoch: int, name: str, now: int) -> Entry:
-    """The newest entry, in which the task holds the global clock: until it commits, only itself can move its clock.
+    """Return the newest entry, in which the task holds the global clock: until it commits, only it can move its clock.
 
     Raises:
         FencedError: a newer driver owns the application.
@@ -64,18 +64,18 @@ def announce(log: Log, epoch: int, name: str, reach: Reach, now: int, new_id: Ca
 
 
 def written(path: str) -> tuple[int, int]:
-    """The epoch and the micro-batch that a file of `runs` was written in; (-1, -1) if it is none of ours."""
+    """Return the epoch and the micro-batch in which a file of `runs` was written; (-1, -1) if its name is not one of ours."""
     name = re.match(r"(\d+)-(\d+)-", path.rpartition("/")[2])
     return (int(name[1]), int(name[2])) if name else (-1, -1)
 
 
 def _path(log: Log, task: str, epoch: int, batch: int, what: str, new_id: Callable[[], str]) -> str:
-    """A name for a file of a task, which is nobody else's."""
+    """Return a name for a file of a task that nobody else has."""
     return f"{log.application}/runs/{task}/{epoch:06d}-{batch:09d}-{what}-{new_id()}"
 
 
 def amend(log: Log, epoch: int, name: str, change: Callable[[TaskState], TaskState], now: int) -> Entry:
-    """The newest entry, with something of a task changed that no micro-batch changes.
+    """Change something of a task that no micro-batch changes, and return the entry that says so.
 
     Raises:
         FencedError: a newer driver owns the application.
@@ -94,7 +94,12 @@ def amend(log: Log, epoch: int, name: str, change: Callable[[TaskState], TaskSta
 
 
 def own(log: Log, epoch: int) -> Entry:
-    """The newest entry, if the application is still this driver's."""
+    """Return the newest entry, if the application is still this driver's.
+
+    Raises:
+        FencedError: A newer driver owns the application.
+        StoreUnavailableError: The store does not list this driver's own entries yet.
+    """
     newest = log.newest()
     if newest is None or newest.epoch < epoch:
         raise StoreUnavailableError(
@@ -106,7 +111,7 @@ def own(log: Log, epoch: int) -> Entry:
 
 
 def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
-    """What the next micro-batch of a task starts from, by the newest entry; `now` is its batch time."""
+    """Return the basis of a task's next micro-batch, by the newest entry; `now` is its batch time."""
     task = entry.tasks[name]
     return Basis(
         task=name,
@@ -131,6 +136,7 @@ def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
 
 
 def shard_digests(entry: Entry, task: TaskState) -> tuple[str, ...]:
+    """Return the digest of the runs of each shard."""
     return tuple(digest(runs, task.clock) for runs in runs_by_shard(task.runs, entry.shards))
 
 
@@ -167,7 +173,7 @@ def commit(
 
 
 def _agreed(descriptors: Sequence[Descriptor]) -> Descriptor:
-    """The first descriptor, if all say the same of the micro-batch."""
+    """Return the first descriptor, if all say the same of the micro-batch."""
     if not descriptors:
         raise DisagreementError("no shard answered; nothing was committed, start again.")
     first = descriptors[0]
@@ -232,7 +238,7 @@ def _with_batch(
 
 
 def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
-    """The entry after `newest` with tasks that have moved: its global clock, and what follows from that."""
+    """Return the entry after `newest` with tasks that have moved: its global clock, and what follows from that."""
     clock = global_clock(entry.tasks, newest.clock)
     tasks = {}
     for name, task in entry.tasks.items():
@@ -256,7 +262,7 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
 
 
 def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
-    """The clocks of the checkpoints to keep when there is a new one: the newest, and what sinks have yet to be given.
+    """Return the clocks of the checkpoints to keep when there is a new one: the newest, and those that sinks wait for.
 
     The last that a sink was given is kept too: it tells what has changed since.
     """
@@ -269,7 +275,7 @@ def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
 def _with_few_sides(
     files: Files, task: TaskState, epoch: int, clock: int, page: Callable[[], str], path: Callable[[], str]
 ) -> TaskState:
-    """The task with few files of late and bad rows in its entry, if they were many.
+    """Return the task with few files of late and bad rows in its entry, if they were many.
 
     Those of this epoch become fewer. An older one, or a large one, leaves the entry once nothing can take back any of it.
     """

@@ -1,4 +1,4 @@
-"""Which checkpoint a sink is to be given next, and the record of how far each has them; free of Spark.
+"""The next checkpoint for each sink, and the record of how far each sink has come; free of Spark.
 
 A checkpoint stays retained until every output has it, and the last that an output has stays too: between the two stands
 what changed. Where that is not so, as for an output that is new or voided, the sink is given every key.
@@ -32,14 +32,14 @@ class Due:
 
 @dataclass(frozen=True)
 class Delivered:
-    """How far a sink has been given values at clocks: up to `clock` (None: none yet), and it has yet to get `behind` more."""
+    """A sink's progress: it has the values at all clocks up to `clock` (None: none yet), and `behind` more are waiting."""
 
     clock: int | None
     behind: int
 
 
 def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | None:
-    """What an output is to be given next, by the newest entry; None if its sink has all that there is.
+    """Return what an output is given next, by the newest entry; None if its sink has all that there is.
 
     `at_once` it need not wait for the global clock: the task's own clocks will do.
     """
@@ -54,12 +54,12 @@ def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | No
 
 
 def behind(entry: Entry, task: str) -> Mapping[str, int]:
-    """By output of a task, how many checkpoints its sink has yet to be given."""
+    """Return how many checkpoints are waiting for each output's sink."""
     return {output: len(_waiting(entry, task, output)) for output in entry.tasks[task].delivered}
 
 
 def delivered(entry: Entry, task: str) -> Mapping[str, Delivered]:
-    """By output of a task, how far its sink has come."""
+    """Return the progress of each output's sink."""
     last = entry.tasks[task].delivered
     return {
         output: Delivered(None if last[output] == BEGINNING else last[output], count)
@@ -151,7 +151,7 @@ class Giver:
 
     @property
     def not_empty(self) -> str:
-        """Why the sink can't be known to hold nothing, before it is given anything; "" if it can."""
+        """Return why the sink may hold something before it is given anything; "" if it holds nothing."""
         if not self._is_open:
             return "does not answer: start again when it does."
         if self._applied is not None and self._applied != BEGINNING:
@@ -185,7 +185,7 @@ class Giver:
         return True
 
     def _furthest(self, newest: Entry | None) -> int:
-        """The last clock that the sink can have been given: at least once it may be above the global one."""
+        """Return the last clock that the sink can have. Under at-least-once delivery it may be above the global clock."""
         task = newest.tasks.get(self.task) if newest else None
         own = (task.clock, task.furthest, task.delivered.get(self.output, BEGINNING)) if task else ()
         return max(newest.clock if newest else BEGINNING, *own, BEGINNING)

@@ -1,4 +1,4 @@
-"""What no start of an application can do after its newest entry, said before anything is asked or changed."""
+"""Refusals of what no start can do after the newest entry, before anything is asked or changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAYS = (
     'Name it in rebuild=["{0}"] of run or start, and it is built again from the beginning of its source, while the global '
     'clock waits. Under another name, or with reset=["{0}"], it starts from zero at the global clock: older messages are late.'
 )
-"""What can be done with a task that can't go on."""
+"""The ways out for a task that can't go on."""
 
 
 def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], rebuild: Collection[str]) -> None:

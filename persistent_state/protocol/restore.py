@@ -1,4 +1,4 @@
-"""What a start goes on from: the global clock, or the newest committed state, by the delivery that is asked for.
+"""The state that a start goes on from: that at the global clock, or the newest that was committed, by the delivery.
 
 Invariants, before and after every start, whatever the deliveries were:
 - Positions say what is in the runs or aside, and nothing else: how much of it this start takes in again is `again`. So a cut
@@ -28,7 +28,7 @@ from persistent_state.store.files import Files
 
 
 def goes_on(plan: Plan) -> bool:
-    """Whether a start keeps what a task has committed above the global clock.
+    """Return whether a start keeps what a task has committed above the global clock.
 
     Where Spark plans the micro-batches nobody knows how far one was to read. At most once then starts like exactly once.
     """
@@ -52,7 +52,10 @@ def positions(task: TaskState, plan: Plan, clock: int) -> dict[str, Position]:
 def restored(
     files: Files, task: TaskState, plan: Plan, clock: int, intervals: tuple[int, int], shards: int, now: int
 ) -> TaskState:
-    """A task as a start at the global `clock` goes on with it; `intervals` are those of the entry before and of this one."""
+    """Return a task as a start at the global `clock` goes on with it.
+
+    `intervals` are the checkpoint intervals of the entry before and of this one.
+    """
     if not goes_on(plan):
         return cut_back(files, task, clock, shards, now)
     kept = replace(
@@ -80,13 +83,13 @@ def restored(
 
 
 def _accounted_below(task: TaskState, plan: Plan, replay: int) -> int:
-    """The clock below which nothing that was read is needed again, at least once."""
+    """Return the clock below which an at-least-once start needs nothing again that was read."""
     # What takes nothing in below its clock would hold it for late.
     return replay if plan.takes_late else task.clock
 
 
 def _coarse(task: TaskState, before: int, interval: int) -> tuple[Coarse, ...]:
-    """How coarse is what is stored above a task's clock, when the next clocks are multiples of another interval.
+    """Return how coarse the intervals above a task's clock are, when the next clocks are multiples of another interval.
 
     Old rows and new ones lie on different grids there: only what is a multiple of both straddles neither.
     """
@@ -99,7 +102,10 @@ def _coarse(task: TaskState, before: int, interval: int) -> tuple[Coarse, ...]:
 
 
 def cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) -> TaskState:
-    """A task as it was at `clock`, or at its own if it is behind, laid out for this many shards; it is replayed from there."""
+    """Return a task as it was at `clock`, or at its own clock if it is behind, laid out for so many shards.
+
+    Its source is replayed from there.
+    """
     clock = min(clock, task.clock)
     positions = {partition: rewind_position(position, clock) for partition, position in task.positions.items()}
     replays = {partition: position.next for partition, position in positions.items()}
@@ -134,7 +140,7 @@ def _heard(task: TaskState) -> dict[str, Channel]:
 
 
 def cut_runs(runs: Sequence[Run], clock: int, shards: int) -> list[Run]:
-    """The runs below the clock, cut at the bounds of the shards and in their order."""
+    """Return the runs below the clock, cut at the bounds of the shards and in their order."""
     cut = []
     for shard in range(shards):
         low, high = keys.shard_range(shard, shards)

@@ -116,7 +116,7 @@ def _first_entry(
 
 
 def _born(plan: Plan, known: TaskState | None, epoch: int, clock: int) -> TaskState:
-    """A task that starts from zero at a clock; `known` is what it was before."""
+    """Return a task that starts from zero at a clock; `known` is what it was before."""
     task = TaskState(
         identity=plan.identity,
         clock=clock,
@@ -134,5 +134,5 @@ def _born(plan: Plan, known: TaskState | None, epoch: int, clock: int) -> TaskSt
 
 
 def _left(known: TaskState, plan: Plan) -> tuple[str, ...]:
-    """The outputs that a task has had since it was built, and has no more in this plan."""
+    """Return the outputs that a task has had since it was built, and that this plan leaves out."""
     return tuple(sorted({*known.left, *known.delivered} - {*plan.outputs}))
