@@ -242,7 +242,6 @@ class Application:
                 emits=bool(added.outputs.running),
                 outputs=added.outputs.names,
                 on_bad_row=added.on_bad_row,
-                has_order=not isinstance(source, DataFrameSource),
                 has_positions=not isinstance(source, DataFrameSource) or source.position is not None,
                 by_spark=isinstance(source, DataFrameSource),
                 delivery=self.delivery,

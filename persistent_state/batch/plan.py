@@ -36,11 +36,11 @@ def folded(name: str) -> str:
 class Plan:
     """One task as planned by a driver: its messages' schema, where its state is, and how event time moves.
 
-    `schema` is that of the rows that the task sees; `timestamp` and `channel` name columns of it. `emits` says whether the
-    running values of touched keys are written, `outputs` names the outputs at each clock; `has_positions` whether the source
-    can tell its rows apart, `has_order` whether a part of a micro-batch holds the rows that come before it, `by_spark` whether
-    Spark plans the micro-batches. `delivery` is the application's. `timestamp_unit` is that of timestamps that are integers;
-    None is microseconds, of which nobody has said that they are.
+    `schema` is that of the rows that the task sees, and `timestamp` and `channel` name columns of it. `emits` tells whether the
+    running values of touched keys are written, and `outputs` names the outputs at each clock. `has_positions` tells whether the
+    source can tell its rows apart. `by_spark` tells whether Spark plans the micro-batches: then the rows of a part may come in
+    any order. `delivery` is the application's. `timestamp_unit` is the unit of timestamps that are integers; None means
+    microseconds, which are checked.
     """
 
     application: str
@@ -55,7 +55,6 @@ class Plan:
     outputs: tuple[str, ...] = ()
     on_bad_row: str = KEEP
     has_positions: bool = True
-    has_order: bool = True
     by_spark: bool = False
     delivery: str = EXACTLY_ONCE
     timestamp_unit: str | None = None
@@ -203,7 +202,7 @@ class Plan:
                 f"task={name}: {self.layout.monoid.name} does not commute, and its source gives messages of one time no order; "
                 "name a column of positions."
             )
-        if self.settings.jump is not None and not self.has_order:
+        if self.settings.jump is not None and self.by_spark:
             raise InvalidInputError(
                 f"task={name}: max_jump={self.settings.jump} microseconds is measured from row to row, and Spark hands over a "
                 "DataFrame's rows in parts of any order; leave it out, or use another source."
