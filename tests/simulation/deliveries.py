@@ -139,7 +139,8 @@ class DeliveryWorld:
         self.partitions.visible = dict.fromkeys(self.partitions.messages, 0)
         self.jobs = [self._job(i) for i in range(rng.randint(2 if self.haste > 1 else 1, 3))]
         self.places = {
-            job.name: Place(keeps_record=rng.random() < 0.4 or self.slow.random() < 0.5) for job in self.jobs
+            job.name: Place(keeps_record=rng.random() < 0.4 or (delivery == MIXED and self.slow.random() < 0.5))
+            for job in self.jobs
         }
         self.layouts = {job.name: self._plan(job, EXACTLY_ONCE, self.files, 10, 1).layout for job in self.jobs}
         self.starts = rng.randint(4, 8) if delivery == MIXED else rng.randint(2, 6)

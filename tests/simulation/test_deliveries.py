@@ -114,7 +114,13 @@ BUGS = (
         restore.restored,
         ("cut_runs(task.runs, LAST, shards)", "cut_runs(task.runs, min(clock, task.clock), shards)"),
     ),
-    bug(AT_LEAST_ONCE, "other intervals over kept ones", restore._coarse, ("if before == interval:", "if True:")),
+    bug(
+        AT_LEAST_ONCE,
+        "other intervals over kept ones",
+        restore._coarse,
+        ("if before == interval:", "if True:"),
+        at=41,
+    ),
     bug(AT_LEAST_ONCE, "one of two grids", restore._coarse, ("math.lcm(segment.step, interval)", "segment.step")),
     bug(
         AT_LEAST_ONCE,
