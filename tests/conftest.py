@@ -34,7 +34,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 TOGETHER = (
-    ("drivers", ("test_kills.py", "test_failures.py", "test_drivers.py", "test_cluster.py", "test_deliveries.py")),
+    ("drivers", tuple(f"/spark/test_{name}.py" for name in ("kills", "failures", "drivers", "cluster", "deliveries"))),
     ("kafka", ("/kafka/", "test_kafka")),
     ("spark", ("/spark/",)),
     ("servers", ("test_conformance.py",)),
