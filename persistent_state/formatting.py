@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
@@ -93,7 +94,8 @@ def show_identity(value: Any) -> str:
         return "none" if value is None else str(value)
     if "parameters" not in value:
         # What bounds a state in time, in microseconds.
-        return ", ".join(f"{name}={part} microseconds" for name, part in value.items())
+        lengths = {"slide" if name == "step" else name: part for name, part in value.items()}
+        return ", ".join(f"{name}={length} microseconds" for name, length in lengths.items())
     parts = [f"{name}={show_identity(part)}" for name, part in value["parameters"].items()]
     # The parts of a composed monoid tell its type.
     is_composed = any(isinstance(part, dict) for part in value["parameters"].values())
@@ -114,10 +116,11 @@ def read_clock(given: Clock) -> int:
         if given.tzinfo is None:
             raise InvalidInputError(f"clock={given!r} has no time zone; give it one, such as timezone.utc.")
         return (given - _EPOCH) // timedelta(microseconds=1)
-    try:
-        return int(given)
-    except ValueError:
-        text = str(given)
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    text = str(given)
+    if re.fullmatch(r"\s*[-+]?\d+\s*", text):
+        return int(text)
     try:
         found = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     except ValueError as error:

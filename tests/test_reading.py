@@ -50,6 +50,9 @@ def test_a_clock_is_a_number_iso_text_or_a_datetime_with_a_zone() -> None:
         read_state(STORE, APPLICATION, "Totals", naive)
     with pytest.raises(InvalidInputError, match="clock='noon' is not a time"):
         read_state(STORE, APPLICATION, "Totals", "noon")
+    for number in (True, 1.5):
+        with pytest.raises(InvalidInputError, match=f"clock='{number}' is not a time"):
+            read_state(STORE, APPLICATION, "Totals", number)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 7, 50])

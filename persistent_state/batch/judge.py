@@ -133,6 +133,8 @@ def _judge_keys(plan: Plan, chunk: Chunk, codes: Codes) -> None:
         _mark(codes, UNFIT_KEY, chunk.unfit)
     names = key_columns(plan)
     accepted = np.flatnonzero(codes == ACCEPTED)
+    if len(accepted) == 0:
+        return
     columns = [chunk.rows.column(name) for name in names]
     if len(accepted) < len(codes):
         columns = [column.take(pa.array(accepted)) for column in columns]

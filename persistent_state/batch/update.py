@@ -180,8 +180,10 @@ class Recorder(PersistentState[Any]):
             raise InvalidInputError(
                 f"update(timestamp={timestamp}) is not the message's {self._timestamp}; pass message.timestamp."
             )
+        # Prepared first: user code may catch what `prepare` raises, and then there is no update.
+        value = value if self._prepare is None else self._prepared(value)
         self._rows.append(self._row)
-        self._values.append(value if self._prepare is None else self._prepared(value))
+        self._values.append(value)
 
     def get(self) -> Any:
         raise InvalidInputError(f"task={self._plan.name} calls get(); set reads_state = True to read the state.")

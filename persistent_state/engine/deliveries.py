@@ -219,9 +219,10 @@ class Delivery:
         return self._news != news
 
     def _give_up(self, error: BaseException) -> None:
+        # Not under the condition: the text of an error of Spark's comes from the JVM, which may hang.
+        own = self._as_own(error)
         with self._changed:
-            self.error = self._as_own(error)
-            self._state = State.STOPPED
+            self.error, self._state = own, State.STOPPED
 
     def _give_next(self, is_draining: bool) -> bool:
         """Give the sink the next clock, and return whether there was one."""

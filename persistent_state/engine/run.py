@@ -103,13 +103,13 @@ class Running:
         if not _is_called_back():
             self._supervisor.join()
 
-    def drain(self) -> int:
+    def drain(self) -> int | None:
         """Stop, then checkpoint all messages at one clock above the newest, and deliver all clocks to the sinks.
 
         Messages below that clock which arrive afterwards are late. Drain when the sources have been read to their end.
 
         Returns:
-            The clock above the newest message (microseconds UTC).
+            The clock above the newest message (microseconds UTC), or None if there was no message.
 
         Raises:
             InvalidInputError: A sink or a function of progress called `drain`.
@@ -123,7 +123,8 @@ class Running:
         self.stop()
         if self._supervisor.error is not None:
             raise self._supervisor.error
-        return self._supervisor.drain()
+        self._supervisor.drain()
+        return self.clock
 
 
 def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running:

@@ -37,8 +37,8 @@ class Supervisor:
     After a failure of one query the supervisor stops all of them, waits, takes the application over again and starts them from
     the global clock. An error of `FINAL` ends the run, and so do more than `max_restarts` failures in a row.
 
-    `entry` is the entry of the newest start, `restarts` counts the starts after failures, `reports` knows the progress, and
-    `error` is what ended the run if it failed.
+    `entry` is the entry of the newest start, or that of the drain. `restarts` counts the starts after failures, `reports` knows
+    the progress, and `error` is what ended the run if it failed.
     """
 
     def __init__(self, setup: Setup, log: Log, entry: Entry, deliveries: Deliveries) -> None:
@@ -77,18 +77,17 @@ class Supervisor:
         """Wait until the run has ended."""
         self._thread.join()
 
-    def drain(self) -> int:
-        """Commit a clock above all messages, after the run has ended, deliver all clocks, and return that clock.
+    def drain(self) -> None:
+        """Commit a clock above all messages, after the run has ended, and deliver all clocks.
 
         Raises:
             StateError: the store did not take the entry, or a sink did not take its clocks.
         """
-        entry = self._close()
+        self._close()
         self._deliveries.drain(threading.Event())
-        return entry.clock
 
-    def _close(self) -> Entry:
-        return commits.close(self._log, self.entry.epoch, now=now_us(), keeping=self._setup.keeping)
+    def _close(self) -> None:
+        self.entry = commits.close(self._log, self.entry.epoch, now=now_us(), keeping=self._setup.keeping)
 
     def _run(self) -> None:
         name = self._setup.application

@@ -30,7 +30,7 @@ HEAD, TAIL = "head", "tail"
 """Columns that runs may have, of the monoid's type: see `persistent_state.partials.sliding`."""
 
 WIDE = 16
-"""The most slides in a window that is summed up again each time one closes."""
+"""The most slides in a window whose panes are summed up each time a window closes; wider windows keep sums in runs."""
 
 ID = "id"
 """A column that says which message a row is, where messages count once; null if it is of several, or of one without an id."""

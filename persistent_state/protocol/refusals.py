@@ -20,9 +20,8 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
     """Refuse what no start can do after the newest entry, before a sink or a source is asked.
 
     Raises:
-        InvalidInputError: a task was written by another monoid or key, a name can't be told from another or is not added, or a
-        task
-            is built again and keeps an output.
+        InvalidInputError: A task was written by another monoid or key, a name can't be told from another or is not added, or
+            a task is built again and keeps an output.
     """
     for argument, names in (("reset", reset), ("rebuild", rebuild)):
         for name in names:

@@ -29,7 +29,7 @@ def take_over(
 ) -> Entry:
     """Take the application over: a new epoch in which every task stands at the global clock and nothing is above it.
 
-    Where the plans' delivery is not exactly-once, tasks stand where `guarantee.restored` says instead.
+    Where the plans' delivery is not exactly-once, tasks stand where `restore.restored` says instead.
 
     Tasks named in `reset` start from zero at that clock, whatever the store holds of them, and those named in `rebuild` at the
     clock before every message: they read their sources from the beginning, and the global clock waits until they have caught

@@ -113,7 +113,7 @@ class TimeReplayableSource(ABC):
 
     @abstractmethod
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
-        """Start again, forgetting everything that was read before.
+        """Begin a start, forgetting everything that was read before.
 
         Args:
             journal: The lines that this source has given to the log, in order.

@@ -138,7 +138,7 @@ class FileSource(TimeReplayableSource):
         return self._made
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
-        """Start again. A file of the journal is never taken for a new one.
+        """Begin a start. A file of the journal is never taken for a new one.
 
         Args:
             journal: A line of JSON per file that was read, in order.

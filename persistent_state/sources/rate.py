@@ -71,7 +71,7 @@ class RateSource(TimeReplayableSource):
         return pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", pa.int64())])
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
-        """Start again, at the time that the journal holds.
+        """Begin a start, at the time that the journal holds.
 
         Args:
             journal: The start and the rate that the application first ran with, or nothing.

@@ -65,7 +65,7 @@ def settled(files: Files, task: TaskState) -> list[SideFile]:
 def take_back(files: Files, side: SideFile, clock: int, positions: Mapping[str, int]) -> SideFile | None:
     """Return the file after a start at this clock that replays from these positions, or None if no row is left.
 
-    A row goes if it will be delivered again and judged reset: it is not below the clock, nor before the replay.
+    A row goes if it will be delivered again and judged again: it is not below the clock, nor before the replay.
     """
     if side.is_settled(clock, positions):
         return side

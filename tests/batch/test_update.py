@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -632,6 +632,17 @@ class TestAggregators:
             state, bad = play_prepared(way(), pa.array([SECRET, "x"]), ["a", "a"], [2])
             assert state == {("a",): ["BEFORE", "X"]}
             assert bad == [("value does not fit", 0)]
+
+    def test_an_update_whose_preparation_the_task_catches_is_none(self) -> None:
+        class Careful(PreparedByMessage):
+            def process_message(self, state: PersistentState[Any], message: Message) -> None:
+                with suppress(ZeroDivisionError):
+                    super().process_message(state, message)
+
+        assert play_prepared(Careful(), pa.array(["x", "raise", "y"]), ["a", "a", "b"], [5])[0] == {
+            ("a",): ["X"],
+            ("b",): ["Y"],
+        }
 
     @pytest.mark.parametrize("way", PREPARED)
     def test_what_prepare_raises_is_told_with_channel_position_and_key(self, way: type[Prepared]) -> None:

@@ -319,7 +319,7 @@ BUGS = (
         "spans forgotten early",
         "What a start at the global clock must read again is forgotten when the task has passed it.",
         commits._with_batch,
-        ("forget_spans(p, restart)", "clocks.forget_spans(p, after.clock)"),
+        ("forget_spans(p, restart)", "forget_spans(p, after.clock)"),
     ),
     # Sources whose positions or ends nobody knows beforehand
     bug(
@@ -644,14 +644,14 @@ BUGS = (
         at_clock.values,
         (
             "_with_values(changed, folded(changed, levels, layout), layout)",
-            "merge.fold_keys([merge.touched(level, changed) for level in levels], layout)",
+            "fold.fold_keys([fold.touched(level, changed) for level in levels], layout)",
         ),
     ),
     bug(
         "changed alone",
         "A key that changed is given without what it was before.",
         at_clock.values,
-        ("folded(changed, levels, layout)", 'merge.one_chunk(changed["value"])'),
+        ("folded(changed, levels, layout)", 'one_chunk(changed["value"])'),
     ),
     bug(
         "record forgotten at a start",

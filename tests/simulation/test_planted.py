@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import builtins
+import dis
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -21,10 +25,19 @@ OF_NO_USE = (AttributeError, ImportError, NameError, TypeError)
 """Errors of a bug that can't even run."""
 
 
-def test_every_bug_can_be_planted() -> None:
+def test_every_bug_can_be_planted_and_names_only_what_is_there() -> None:
     for bug in BUGS:
         with bug.planted():
-            pass
+            missing = (
+                globals_of(bug.target.__code__) - vars(sys.modules[bug.target.__module__]).keys() - {*dir(builtins)}
+            )
+            assert not missing, f"{bug.name} names {missing}"
+
+
+def globals_of(code: CodeType) -> set[str]:
+    """Return the names of globals that a function uses, and the functions within it."""
+    own = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    return own.union(*(globals_of(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

@@ -405,7 +405,7 @@ def test_whatever_the_source_and_however_a_task_says_its_update_its_state_is_the
     running = app.run(session, on_progress=told.append)
     assert clocks(app.store, app.name)[-1] == case.clock > first
     case.check(app, case.clock, told)
-    running.drain()
+    assert running.drain() == running.clock == clocks(app.store, app.name)[-1]
     case.check(app, YEAR_9999, told)
 
     reasons = {reason for outcome in case.outcomes.values() for reason, _ in outcome.aside}

@@ -17,19 +17,19 @@ MANY, FEW = 120_000, 60_000
 
 BROKEN = {
     "restore": """
-from persistent_state import guarantee
-assert guarantee.cut_runs
-guarantee.cut_runs = lambda runs, clock, shards: []
+from persistent_state.protocol import restore
+assert restore.cut_runs
+restore.cut_runs = lambda runs, clock, shards: []
 """,
     "replay": """
-from persistent_state import clock
-assert clock.rewind_position
-clock.rewind_position = lambda position, clock: position
+from persistent_state.protocol import restore
+assert restore.rewind_position
+restore.rewind_position = lambda position, clock: position
 """,
     "late rule": """
-from persistent_state import clock
-upstream_min = clock.upstream_min
-clock.upstream_min = lambda live, clock, delay: upstream_min(live, clock, 0)
+from persistent_state.batch import advance
+upstream_min = advance.upstream_min
+advance.upstream_min = lambda live, clock, delay: upstream_min(live, clock, 0)
 """,
 }
 """What every process of the demo does first, by what it breaks."""

@@ -145,7 +145,7 @@ def test_a_store_that_fails_on_a_schedule_costs_restarts_and_no_message(
     schedule = Schedule(tmp_path, 7, ("before", "after", "kill before", "kill after"), FAULTS_IN_A_ROW)
     schedule.off.touch()
 
-    def open_faulty(url: str, **options: Any) -> Files:
+    def open_faulty(url: str, storage_options: Any = None) -> Files:
         return FaultyFiles(url, schedule=schedule)
 
     told: list[Progress] = []

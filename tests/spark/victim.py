@@ -48,7 +48,12 @@ from tests.spark import stream
 from tests.spark.faults import FaultyFiles, Schedule, Stumbles, StumblingFiles
 from tests.spark.sessions import new_session
 
-PHASES = ("take_over", "commit", "collect", "close")
+PHASES = {
+    "start": (takeover, "take_over"),
+    "commit": (commits, "commit"),
+    "collect": (Collector, "collect"),
+    "close": (commits, "close"),
+}
 MOST = 2
 """How many operations of one kind in a phase are steps of their own: the others are like the last of these.
 
@@ -142,9 +147,8 @@ def watch(steps: Steps) -> None:
     setattr(application, "open_files", open_files)  # noqa: B010
     setattr(application, "Keeping", partial(Keeping, grace=0))  # noqa: B010
     garbage.EVERY_SECONDS = 0.3
-    for name in PHASES:
-        place = {"take_over": takeover, "collect": Collector}.get(name, commits)
-        setattr(place, name, steps.phase(name, getattr(place, name)))
+    for phase, (place, name) in PHASES.items():
+        setattr(place, name, steps.phase(phase, getattr(place, name)))
 
 
 @dataclass
