@@ -122,9 +122,9 @@ def gives_a_name(asked: Asked) -> bool:
 
 
 def texts(options: Any) -> list[str]:
-    """Every text in storage options."""
+    """Return every text in storage options that may be a secret: all but where the store is."""
     if isinstance(options, dict):
-        return [text for option in options.values() for text in texts(option)]
+        return [text for name, option in options.items() if name != "endpoint_url" for text in texts(option)]
     return [options] if isinstance(options, str) else []
 
 
