@@ -47,7 +47,7 @@ class Lifted:
 
 
 def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
-    """Add what a chunk comes to.
+    """Add the updates, the late and bad rows, and the counts of a chunk to the result of its part.
 
     Raises:
         TaskFailedError: User code raised, or a row is bad and bad rows are to fail.

@@ -85,7 +85,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Advance:
-    """A task's state of affairs after a micro-batch. All shards must say the same.
+    """The clock, channels and positions of a task after a micro-batch. All shards must say the same.
 
     `parts` says which parts there were. `cuts` are the clocks that its runs keep apart from now on. `holds` is False when
     no channel is live: the task does not hold back the global clock.

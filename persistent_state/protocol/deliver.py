@@ -159,7 +159,7 @@ class Giver:
         return ""
 
     def give_next(self, epoch: int) -> bool:
-        """Give the sink the values at the next clock, and write that down; whether there was one.
+        """Give the sink the values at the next clock, and write that down. Return whether there was such a clock.
 
         Raises:
             FencedError: a newer driver owns the application.

@@ -110,7 +110,7 @@ def _first_entry(
         interval=interval,
         shards=shards,
         clock=clock,
-        retained=newest.retained if newest else (),
+        retained=retained,
         tasks=tasks,
     )
 

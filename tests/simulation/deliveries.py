@@ -20,7 +20,7 @@ from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
-from persistent_state.partials import fold as merge
+from persistent_state.partials import fold
 from persistent_state.partials.at_clock import LAST, Since
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
@@ -228,7 +228,7 @@ class DeliveryWorld:
         with (
             mock.patch.object(compaction, "LAZY", (2, 3)),
             mock.patch.object(compaction, "MANY", 4),
-            mock.patch.object(merge, "SLICE", 5),
+            mock.patch.object(fold, "SLICE", 5),
             mock.patch.object(late_rows, "MANY", 2),
             mock.patch.object(positions, "MOST_SPANS", 3),
             mock.patch.object(lists, "TAIL", 3),
