@@ -122,11 +122,12 @@ class Sinks:
     def expected(self, name: str, at: tuple[int, int], first_epoch: int, restored: int) -> dict[str, int]:
         """The running values of the keys that a micro-batch touched, by the messages that came so far."""
         epoch, batch = at
-        if epoch == first_epoch:
+        read = sum(progress.epoch == first_epoch for progress in self.told[name])
+        if epoch == first_epoch or not read:
+            # A task that had committed nothing when the first start ended begins again with every message.
             before: list[dict[str, Any]] = []
             fresh = FILES
         else:
-            read = sum(progress.epoch == first_epoch for progress in self.told[name])
             before = [row for rows in FILES[:read] for row in rows if row["ts"] < restored]
             fresh = [[row for row in rows if row["ts"] >= restored] for rows in FILES]
             if name in OF_FILES:
