@@ -5,11 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from persistent_state.errors import InvalidInputError, StoreUnavailableError
-from persistent_state.redact import without_secrets
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
+from persistent_state.redact import translating, without_secrets
 
 
 def library() -> Any:
@@ -34,28 +34,26 @@ def client_options(bootstrap_servers: str, given: Mapping[str, Any]) -> dict[str
     return {"log_level": 2, **given, "bootstrap.servers": bootstrap_servers}
 
 
-@contextmanager
-def asking(what: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """Raise what a client raises inside as an error of this package.
+def asking(what: str, options: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Raise the errors of Kafka's client that come out of the block as errors of this package.
 
     Args:
-        what: the source or sink, for the message.
-        options: the client's options, which no message shows.
+        what: The source or sink, for the message.
+        options: The client's options, which no message shows.
 
-    Raises:
-        StoreUnavailableError: the broker does not answer now.
-        InvalidInputError: the broker refuses, and would always.
+    Returns:
+        A context manager. It raises a `StoreUnavailableError` if the broker does not answer now, an `InvalidInputError` if the
+        broker refuses and always would.
     """
-    kafka = library()
-    try:
-        yield
-    except kafka.KafkaException as error:
+
+    def as_ours(error: Exception) -> StateError:
         code = error.args[0]
         reason = without_secrets(Exception(code.str() or code.name()), dict(options)).removeprefix("Exception: ")
-        # Not chained, as the client's own error may show an option.
         if is_refusal(code):
-            raise InvalidInputError(f"{what}: {reason}. Correct the options, or what the user may do there.") from None
-        raise StoreUnavailableError(f"{what}: {reason}. Check the brokers, then try again.") from None
+            return InvalidInputError(f"{what}: {reason}. Correct the options, or what the user may do there.")
+        return StoreUnavailableError(f"{what}: {reason}. Check the brokers, then try again.")
+
+    return translating(library().KafkaException, as_ours)
 
 
 @contextmanager

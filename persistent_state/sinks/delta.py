@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.redact import shown, without_secrets
+from persistent_state.redact import shown, translating, without_secrets
 from persistent_state.sinks.base import Origin, RecordingSink, arrow_batches, folder_record, known_clock
 
 if TYPE_CHECKING:
@@ -149,16 +149,15 @@ class DeltaSink(RecordingSink):
                 f"{self.name} has columns={_types(found)}, not {_types(wanted)}; change it, or name another table."
             )
 
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _asking(self) -> AbstractContextManager[None]:
         from deltalake.exceptions import DeltaError
 
-        try:
-            yield
-        except (DeltaError, OSError) as error:
-            # Not chained: it may show options. Some are trees of lines in colours.
-            what = re.sub(r"( ?(\x1b\[\d*m|↳))+", "", without_secrets(error, self._options))
-            raise StoreUnavailableError(f"{self.name}: {what}. Put it right, then try again.") from None
+        return translating((DeltaError, OSError), self._as_ours)
+
+    def _as_ours(self, error: Exception) -> StoreUnavailableError:
+        # Some errors are trees of lines in colours.
+        what = re.sub(r"( ?(\x1b\[\d*m|↳))+", "", without_secrets(error, self._options))
+        return StoreUnavailableError(f"{self.name}: {what}. Put it right, then try again.")
 
 
 def _owner(origin: Origin) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain, show_clock, to_json
-from persistent_state.redact import shown, without_secrets
+from persistent_state.redact import shown, translating, without_secrets
 from persistent_state.sinks.base import CLOCK, VALUE, Origin, RecordingSink, arrow_batches, known_clock
 
 if TYPE_CHECKING:
@@ -267,15 +267,10 @@ class SqlSink(RecordingSink):
             ) from error
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _asking(self) -> AbstractContextManager[None]:
         from sqlalchemy.exc import SQLAlchemyError
 
-        try:
-            yield
-        except SQLAlchemyError as error:
-            # Not chained: it may show the password.
-            raise self._as_ours(error) from None
+        return translating(SQLAlchemyError, self._as_ours)
 
     def _is_away(self, error: Exception) -> bool:
         """Return True if the database does not answer or is locked, so that trying again later may help."""

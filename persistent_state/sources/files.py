@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from persistent_state.errors import InvalidInputError, StoreUnavailableError, TaskFailedError, raised
-from persistent_state.redact import shown, without_secrets
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, TaskFailedError, raised
+from persistent_state.redact import shown, translating, without_secrets
 from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.schemas import AnySchema, arrow_schema
@@ -310,16 +310,14 @@ class FileSource(TimeReplayableSource):
         system, root = fsspec.core.url_to_fs(self.path, **self._options)
         return system, root.rstrip("/")
 
-    @contextmanager
-    def _asking(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise InvalidInputError(f"file={path!r} of {self!r} is gone; bring it back, or reset the task.") from None
-        except OSError as error:
-            # Not chained, as the client's own error may show its options.
-            why = without_secrets(error, self._options)
-            raise StoreUnavailableError(f"{path!r} of {self!r}: {why}. Put it right, then try again.") from None
+    def _asking(self, path: str) -> AbstractContextManager[None]:
+        return translating(OSError, partial(self._as_ours, path))
+
+    def _as_ours(self, path: str, error: OSError) -> StateError:
+        if isinstance(error, FileNotFoundError):
+            return InvalidInputError(f"file={path!r} of {self!r} is gone; bring it back, or reset the task.")
+        why = without_secrets(error, self._options)
+        return StoreUnavailableError(f"{path!r} of {self!r}: {why}. Put it right, then try again.")
 
     def _open(self, path: str, size: int) -> _StoredFile:
         system, root = self._system()

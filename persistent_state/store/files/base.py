@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from persistent_state.errors import ExistsError, InvalidInputError, StoreUnavailableError
+from persistent_state.redact import translating
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 Names: TypeAlias = list[str]
@@ -38,6 +40,9 @@ class Files(ABC):
 
     near: ClassVar[bool] = True
     """True if reading is as fast as from a local disk, so that a copy there would gain nothing."""
+
+    _foreign: ClassVar[type[Exception]] = OSError
+    """The error that a client raises when its store fails."""
 
     url: str
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
@@ -116,16 +121,16 @@ class Files(ABC):
             raise InvalidInputError(f"path={path!r} has a temporary file's name; begin it with something else.")
         return self._checked(path)
 
-    @contextmanager
-    def _asking(self, path: str, may_be_absent: bool = False) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if may_be_absent and isinstance(error, FileNotFoundError):
-                raise
-            raise StoreUnavailableError(
-                f"path={path!r} in store={self.url!r}: {error}. Put it right, then try again."
-            ) from error
+    def _asking(self, path: str, may_be_absent: bool = False) -> AbstractContextManager[None]:
+        return translating(self._foreign, partial(self._as_ours, path, may_be_absent))
+
+    def _as_ours(self, path: str, may_be_absent: bool, error: Exception) -> Exception:
+        if may_be_absent and isinstance(error, FileNotFoundError):
+            return error
+        ours = StoreUnavailableError(f"path={path!r} in store={self.url!r}: {error}. Put it right, then try again.")
+        # The system's own error shows no secrets.
+        ours.__cause__ = error
+        return ours
 
     def _taken(self, path: str) -> ExistsError:
         return ExistsError(f"path={path!r} in store={self.url!r} is taken.")

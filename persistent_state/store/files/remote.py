@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar
 
 import fsspec
 
-from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
+from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.redact import without_secrets
 from persistent_state.store.files.base import Files
 
@@ -63,6 +63,7 @@ class RemoteFiles(Files):
     """
 
     near: ClassVar[bool] = False
+    _foreign: ClassVar[type[Exception]] = Exception
     form: ClassVar[str]
 
     def delete(self, path: str) -> None:
@@ -89,25 +90,15 @@ class RemoteFiles(Files):
         root = made._strip_protocol(self.url).rstrip("/")
         return client, f"{root}/{path}" if path else root
 
-    @contextmanager
-    def _asking(self, path: str, may_be_absent: bool = False) -> Iterator[None]:
-        try:
-            yield
-        except StateError:
-            raise
-        except Exception as error:
-            # Not chained, here and below: the libraries' errors show urls with their keys.
-            if may_be_absent and (isinstance(error, FileNotFoundError) or status(error) == 404):
-                raise FileNotFoundError(f"path={path!r} in store={self.url!r} is absent.") from None
-            raise self._as_ours(path, error) from None
-
     def _misused(self, error: Exception) -> InvalidInputError:
         return InvalidInputError(
             f"the client of store={self.url!r} does not take the storage options {sorted(self.options)}:"
             f" {without_secrets(error, self.options)}; docs/stores.md lists those that it takes."
         )
 
-    def _as_ours(self, path: str, error: Exception) -> StateError:
+    def _as_ours(self, path: str, may_be_absent: bool, error: Exception) -> Exception:
+        if may_be_absent and (isinstance(error, FileNotFoundError) or status(error) == 404):
+            return FileNotFoundError(f"path={path!r} in store={self.url!r} is absent.")
         # Some clients look at their options only when they connect.
         if isinstance(error, TypeError):
             return self._misused(error)
