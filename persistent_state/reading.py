@@ -1,4 +1,4 @@
-"""Opening a store: a task's state at a clock and its late and bad rows, as Arrow tables or as Spark DataFrames."""
+"""Read a store: a task's state at a clock and its late and bad rows, as Arrow tables or as Spark DataFrames."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ def clocks(store: str, application: str, *, storage_options: Mapping[str, Any] |
 
     Raises:
         InvalidInputError: There is no such application.
+
+    Example:
+        >>> clocks("tests/fixtures/store-v1", "app")
+        [160, 200, 220]
     """
     return list(newest_entry(open_files(store, storage_options), application).retained)
 
@@ -48,8 +52,9 @@ def read_state(
 ) -> pa.Table:
     """Return a task's state at a clock, a row per key.
 
-    Nothing of the store is executed. The monoid is that of `task`, and must be the one that the store was written with. Where
-    the task is only named, it is the monoid of the `monoids` package, or of those given, whose identity stands in the log.
+    Nothing of the store is executed. The monoid is that of `task`, and must be the one that the store was written with. If the
+    task is only named, the monoid is one of the `monoids` package or of the argument `monoids`: the one whose identity the log
+    has.
 
     Args:
         store: The store's folder or URL.
@@ -57,8 +62,8 @@ def read_state(
         task: The task, or its name.
         clock: One of `clocks`; by default the newest, which is the global clock.
         monoids: Your own monoids and aggregators, where the task is only named.
-        presented: Whether `value` is what outputs show: what a Summary says, or what an Aggregator makes of it. An Aggregator
-            is known of a task, and of a name if it is among `monoids`.
+        presented: True for values as outputs show them: as a Summary or an Aggregator presents them. If the task is only named,
+            give its Aggregator in `monoids`.
         storage_options: What fsspec needs to open the store.
 
     Returns:
@@ -70,6 +75,13 @@ def read_state(
             values are not of the type that is presented.
         DamagedError: A file is not what was written.
         TaskFailedError: What presents the values raised.
+
+    Example:
+        >>> totals = read_state("tests/fixtures/store-v1", "app", "Totals", clock=160)
+        >>> totals.column_names
+        ['shop', 'item', 'value']
+        >>> [row["value"] for row in totals.to_pylist() if (row["shop"], row["item"]) == ("Bergen", 1)]
+        [{'sales': 4, 'total': 488}]
     """
     files = open_files(store, storage_options)
     return _find(files, application, task, clock, monoids, presented).read()
@@ -95,6 +107,11 @@ def read_late_rows(
     Raises:
         InvalidInputError: There is no such application or task.
         DamagedError: A file is not what was written.
+
+    Example:
+        >>> tables = read_late_rows("tests/fixtures/store-v1", "app", "Totals")
+        >>> sorted((row["reason"], row["position"]) for table in tables for row in table.to_pylist())
+        [('late', 25), ('no timestamp', 13), ('no timestamp', 47)]
     """
     files = open_files(store, storage_options)
     return [read_side(files, side) for side in find_sides(files, application, task)]
@@ -123,7 +140,7 @@ def state_frame(
         task: The task, or its name.
         clock: One of `clocks`; by default the newest.
         monoids: Your own monoids and aggregators, where the task is only named.
-        presented: Whether `value` is what outputs show.
+        presented: True for values as outputs show them.
         storage_options: What fsspec needs to open the store.
 
     Returns:
@@ -132,6 +149,11 @@ def state_frame(
 
     Raises:
         InvalidInputError: As `read_state`; or Spark has no type for a column, or the executors can't reach the store.
+
+    Example:
+        >>> totals = state_frame(spark, "tests/fixtures/store-v1", "app", "Totals")
+        >>> totals.where("shop = 'Bergen'").select("item", "value.total").orderBy("item").toArrow().to_pylist()
+        [{'item': None, 'total': 1024}, {'item': 1, 'total': 631}]
     """
     from persistent_state.engine import frames
 
@@ -164,6 +186,11 @@ def late_rows_frame(
 
     Raises:
         InvalidInputError: There is no such application or task, or the executors can't reach the store.
+
+    Example:
+        >>> late = late_rows_frame(spark, "tests/fixtures/store-v1", "app", "Totals")
+        >>> late.groupBy("reason").count().orderBy("reason").toArrow().to_pylist()
+        [{'reason': 'late', 'count': 1}, {'reason': 'no timestamp', 'count': 2}]
     """
     from persistent_state.engine import frames
 

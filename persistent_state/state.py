@@ -17,7 +17,19 @@ T = TypeVar("T")
 
 
 class PersistentState(ABC, Generic[T]):
-    """One monoid value per key, updated at event times. A task calls only `get` and `update`."""
+    """One monoid value per key, updated at event times. A task calls only `get` and `update`.
+
+    Example:
+        >>> from persistent_state import PersistentTask
+        >>> class WordCount(PersistentTask):
+        ...     key = "word"
+        ...
+        ...     def persistent_state(self):
+        ...         return NonWindowState(Sum())
+        ...
+        ...     def process_message(self, state, message):
+        ...         state.update(message.timestamp, 1)
+    """
 
     @property
     @abstractmethod

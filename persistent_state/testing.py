@@ -45,6 +45,13 @@ class LocalRun:
         outputs: By checkpoint clock and key: what outputs show of the keys that changed since the clock before. Of a
             `WindowState` it has the windows that have closed since then.
         late: The late and bad rows, each with its `reason`, `timestamp` and `row`.
+
+    Example:
+        >>> ran = LocalRun(states={10: {"ann": 3}, 20: {"ann": 7}}, outputs={10: {"ann": 3}, 20: {"ann": 7}}, late=[])
+        >>> ran.clocks
+        [10, 20]
+        >>> ran.state
+        {'ann': 7}
     """
 
     states: Mapping[int, Mapping[Any, Any]]

@@ -16,7 +16,7 @@ def summary(files: Files, name: str) -> dict[str, Any]:
     """Describe an application, its tasks and their files. `clock` is None while there is no checkpoint.
 
     Raises:
-        InvalidInputError: there is no such application.
+        InvalidInputError: There is no such application.
     """
     entry = newest_entry(files, name)
     tasks = [_task(files, entry, name) for name in sorted(entry.tasks)]

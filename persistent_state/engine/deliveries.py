@@ -106,7 +106,7 @@ class Delivery:
         """Wait so many seconds for the sink to open. A sink that does not open by then is opened while the delivery runs.
 
         Raises:
-            StateError: the sink can't take the values of this task, or its `open` raised an error that is not an OSError.
+            StateError: The sink can't take the values of this task, or its `open` raised an error that is not an OSError.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._is_opening, timeout)
@@ -127,7 +127,7 @@ class Delivery:
         """Refuse to rebuild the task of this output, if it is one of `tasks`, while the sink holds rows.
 
         Raises:
-            InvalidInputError: the sink holds rows, or did not open.
+            InvalidInputError: The sink holds rows, or did not open.
         """
         if self._plan.name in tasks and (why := self._giver.not_empty):
             raise InvalidInputError(f"{self._of}: the task is built again, and the sink {why}")
@@ -304,7 +304,7 @@ class Deliveries:
         """Open all sinks at the same time, and wait for them for `OPEN_SECONDS` at most.
 
         Raises:
-            StateError: a sink can't take the values of its task, or its `open` raised an error that is not an OSError.
+            StateError: A sink can't take the values of its task, or its `open` raised an error that is not an OSError.
         """
         for each in self._all:
             each.open()
@@ -316,7 +316,7 @@ class Deliveries:
         """Refuse to rebuild `tasks` while a sink of theirs holds rows from before.
 
         Raises:
-            InvalidInputError: a sink holds rows, or did not open.
+            InvalidInputError: A sink holds rows, or did not open.
         """
         for each in self._all:
             each.check_empty(tasks)
@@ -343,7 +343,7 @@ class Deliveries:
         """Deliver all clocks that are committed, and wait for that unless a stop is asked for.
 
         Raises:
-            StateError: a sink did not take a clock.
+            StateError: A sink did not take a clock.
         """
         for each in self._all:
             each.drain()

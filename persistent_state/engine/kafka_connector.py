@@ -37,8 +37,8 @@ def frame_from(
     """Return topics as a DataFrame that begins at `start`, and the journal lines for the first micro-batch to write.
 
     Raises:
-        InvalidInputError: offsets or topics that are to be read are not there any more.
-        StoreUnavailableError: no broker answers.
+        InvalidInputError: Offsets or topics that are to be read are not there any more.
+        StoreUnavailableError: No broker answers.
     """
     # A copy, as the source may be opened more than once.
     subscription: KafkaConnectorSource = cloudpickle.loads(cloudpickle.dumps(source))

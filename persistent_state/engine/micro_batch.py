@@ -43,15 +43,34 @@ _INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling col
 
 @dataclass(frozen=True)
 class Progress:
-    """One committed micro-batch of a task. Clocks are microseconds UTC; `upstream_min` is None if no channel is live.
+    """One committed micro-batch of a task. All clocks are microseconds UTC.
 
-    `messages` and `replayed` are those of the micro-batch, and so are `skipped`, which an earlier one has accounted for by
-    their positions, and `replayed_or_late`, what a source without positions delivered from below the clock of the start.
-    `copies` are the messages of the micro-batch whose ids had come before.
-    `late` and `bad` count all rows of the task that did not count so far, and `reasons` counts them by reason. `outputs` says
-    how far each output at clocks has come.
-    `unread` is the number of positions, such as Kafka's offsets, that the source had beyond the micro-batch when it was
-    planned; None if the source does not know.
+    Attributes:
+        task: The task's name.
+        epoch: The number of the application's start that committed it.
+        batch: The number of the micro-batch in this epoch.
+        messages: The messages of the micro-batch.
+        replayed: How many of these messages an earlier start had read before.
+        skipped: Rows of the micro-batch that were delivered again and did not count, by their positions.
+        replayed_or_late: Rows from below the clock of the start, of a source without positions. Nobody can tell which of the
+            two a row is.
+        copies: Messages of the micro-batch with an id that an earlier message had.
+        late: All late rows of the task so far.
+        bad: All bad rows of the task so far.
+        reasons: By reason: the number of all late and bad rows so far.
+        upstream_min: The upstream min clock; None if no channel is live.
+        clock: The task's checkpoint clock.
+        global_clock: The global clock.
+        outputs: By output at clocks: the last clock that its sink has, and how many clocks it is behind.
+        unread: How many positions, such as Kafka's offsets, the source had beyond the micro-batch when it was planned; None if
+            the source does not know.
+
+    Example:
+        >>> def warn(progress):
+        ...     if progress.late + progress.bad:
+        ...         print(f"{progress.task}: {dict(progress.reasons)} rows did not count")
+
+        `app.start(spark, on_progress=warn)` calls the function after each commit.
     """
 
     task: str

@@ -30,7 +30,9 @@ _logger = logging.getLogger("persistent_state")
 
 
 class Running:
-    """A started application. Wait for it with `await_termination`, and end it with `stop` or `drain`.
+    """A started application. `Application.start` returns it.
+
+    Wait for it with `await_termination`, and end it with `stop` or `drain`.
 
     After a failure all queries start again from the global clock. Four kinds of failure end the run instead: a newer driver
     owns the application, the set-up is wrong, user code raised, or the store is damaged.

@@ -28,7 +28,7 @@ def check_machines(setup: Setup) -> None:
     """Refuse a store or scratch space that Spark's workers can't reach.
 
     Raises:
-        InvalidInputError: the workers can't reach one of them.
+        InvalidInputError: The workers can't reach one of them.
     """
     check_store(setup.spark, setup.files)
     check_scratch(setup.spark, setup.scratch)
@@ -38,8 +38,8 @@ def check_start(setup: Setup, newest: Entry | None, reset: Sequence[str], rebuil
     """Refuse tasks and sources that can't go on from the newest entry.
 
     Raises:
-        InvalidInputError: a task or a source can't go on, can't be sent to workers, or can't be opened.
-        StateError: the store or a source does not answer.
+        InvalidInputError: A task or a source can't go on, can't be sent to workers, or can't be opened.
+        StateError: The store or a source does not answer.
     """
     refusals.check(newest, setup.plans, reset, rebuild)
     if newest is None:
@@ -56,7 +56,7 @@ def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskSta
     `known` holds the tasks that go on from the store, at the global `clock`; all others are new.
 
     Raises:
-        InvalidInputError: a task or a source is refused.
+        InvalidInputError: A task or a source is refused.
     """
     for part in parts:
         check_task(part.plan.task)
@@ -84,7 +84,7 @@ def check_task(task: PersistentTask) -> None:
     """Refuse a task that Spark can't send to its workers.
 
     Raises:
-        InvalidInputError: the task can't be pickled; the message names the attribute at fault.
+        InvalidInputError: The task can't be pickled; the message names the attribute at fault.
     """
     _check_pickles(f"task={task.task_name}", task)
 
@@ -93,7 +93,7 @@ def check_source(task: str, source: TimeReplayableSource | KafkaConnectorSource)
     """Refuse a source that Spark can't send to its workers.
 
     Raises:
-        InvalidInputError: the source can't be pickled; the message names the attribute at fault.
+        InvalidInputError: The source can't be pickled; the message names the attribute at fault.
     """
     _check_pickles(f"task={task}: the source {source!r}", source)
 

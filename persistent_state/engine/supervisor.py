@@ -81,7 +81,7 @@ class Supervisor:
         """Commit a clock above all messages, after the run has ended, and deliver all clocks.
 
         Raises:
-            StateError: the store did not take the entry, or a sink did not take its clocks.
+            StateError: The store did not take the entry, or a sink did not take its clocks.
         """
         self._close()
         self._deliveries.drain(threading.Event())

@@ -16,7 +16,7 @@ def library() -> Any:
     """Return the module confluent_kafka, with its admin client.
 
     Raises:
-        InvalidInputError: the package is not installed.
+        InvalidInputError: The package is not installed.
     """
     try:
         import confluent_kafka
@@ -61,7 +61,7 @@ def needing(what: str, operation: str, resource: str) -> Iterator[None]:
     """Name the operation and the resource if the brokers do not permit what a client asks in here.
 
     Raises:
-        InvalidInputError: the user of the client lacks the permission.
+        InvalidInputError: The user of the client lacks the permission.
     """
     kafka = library()
     try:
@@ -78,7 +78,7 @@ def answer(future: Future[Any], seconds: float) -> Any:
     """Return an admin client's answer, or give up after so many seconds, which the client itself may not do.
 
     Raises:
-        KafkaException: the answer is an error, or there is none.
+        KafkaException: The answer is an error, or there is none.
     """
     try:
         return future.result(seconds)

@@ -27,21 +27,21 @@ class KafkaConnectorSource(Subscription):
     that are lost while the application runs end the run first.
 
     Args:
-        topics: a name, several, or a compiled pattern that whole names match.
-        bootstrap_servers: the brokers' addresses, "host:port,host:port".
-        columns: a function of the connector's DataFrame, whose columns are `key`, `value` (both binary), `kafka_topic`,
+        topics: A name, several, or a compiled pattern that whole names match.
+        bootstrap_servers: The brokers' addresses, "host:port,host:port".
+        columns: A function of the connector's DataFrame, whose columns are `key`, `value` (both binary), `kafka_topic`,
             `kafka_partition`, `kafka_offset` and `kafka_timestamp`. It returns a DataFrame of rows made of these, and keeps
             topic, partition and offset.
-        timestamp: the column of event time.
+        timestamp: The column of event time.
         timestamp_unit: "s", "ms", "us" or "ns", if that column has integers.
-        starting_offsets: where the first start begins: "earliest", "latest", or a time with a zone.
-        max_offsets_per_batch: how many offsets a micro-batch reads at most.
-        fail_on_data_loss: whether offsets that were deleted before they were read stop the application.
-        group: the prefix of Spark's consumer groups. The default is the names of the application and of the topics.
+        starting_offsets: Where the first start begins: "earliest", "latest", or a time with a zone.
+        max_offsets_per_batch: How many offsets a micro-batch reads at most.
+        fail_on_data_loss: Whether offsets that were deleted before they were read stop the application.
+        group: The prefix of Spark's consumer groups. The default is the names of the application and of the topics.
         options: librdkafka's options, such as those of TLS and SASL. Spark gets them under Java's names.
 
     Raises:
-        InvalidInputError: an argument is wrong, or the package confluent_kafka is missing.
+        InvalidInputError: An argument is wrong, or the package confluent_kafka is missing.
 
     Example:
         >>> def orders(records):

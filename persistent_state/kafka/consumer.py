@@ -69,14 +69,14 @@ def records(
     """Read ranges of offsets, and give their messages as they come, each partition's in order.
 
     Args:
-        what: the source, for messages.
-        asking: turns the client's errors into those of this package.
-        options: the consumer's options.
-        left: the ranges by topic and partition.
+        what: The source, for messages.
+        asking: Turns the client's errors into those of this package.
+        options: The consumer's options.
+        left: The ranges by topic and partition.
 
     Raises:
-        InvalidInputError: the user may not read.
-        StoreUnavailableError: the brokers send nothing.
+        InvalidInputError: The user may not read.
+        StoreUnavailableError: The brokers send nothing.
     """
     kafka = library()
     left = {place: offsets for place, offsets in left.items() if offsets.first < offsets.end}

@@ -18,25 +18,33 @@ Values: TypeAlias = "Sequence[bytes | None]"
 
 
 class Decoder(Protocol):
-    """Makes columns of the keys or values of Kafka records.
+    """A decoder makes columns of the keys or values of Kafka records.
 
-    A decoder is picklable, as workers run it, and makes the same columns of the same bytes. `Json`, `Avro` and `Raw` are
-    decoders; a class of your own needs only these two members.
+    A decoder can be pickled, because workers run it. It makes the same columns of the same bytes each time. `Json`, `Avro` and
+    `Raw` are decoders. A class of your own needs only these two members, and no base class.
+
+    Example:
+        >>> import gzip
+        >>> class GzipJson(Json):
+        ...     def decode(self, values):
+        ...         return super().decode([None if value is None else gzip.decompress(value) for value in values])
+        >>> GzipJson("shop STRING").decode([gzip.compress(b'{"shop": "north"}')]).rows.to_pylist()
+        [{'shop': 'north'}]
     """
 
     @property
     def schema(self) -> pa.Schema:
-        """Return the columns.
+        """Return the names and types of the columns.
 
         Raises:
-            InvalidInputError: the decoder can't make such columns.
+            InvalidInputError: The decoder can't make such columns.
         """
 
     def decode(self, values: Values) -> Piece:
         """Decode keys or values of consecutive records.
 
         Args:
-            values: the bytes of each record; None, such as a tombstone's value, becomes a row of nulls.
+            values: The bytes of each record; None, such as a tombstone's value, becomes a row of nulls.
 
         Returns:
             The rows of the good records in their order, and the bad ones with positions that count from 0.
@@ -44,15 +52,15 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Raw:
-    r"""Keeps the bytes as they are, in one column.
+class Raw(Decoder):
+    r"""The decoder that keeps the bytes as they are, in one column.
 
     Args:
-        name: the column's name.
-        type: binary, or string for UTF-8; a record whose bytes are not UTF-8 is bad then.
+        name: The column's name.
+        type: The column's type: `pa.binary()`, or `pa.string()` for UTF-8. With text, bytes that are not UTF-8 are a bad row.
 
     Raises:
-        InvalidInputError: by `schema`, if the type is another.
+        InvalidInputError: By `schema`, if the type is another.
 
     Example:
         >>> Raw("word", pa.string()).decode([b"a", b"\xff", None]).rows.to_pylist()
@@ -81,18 +89,18 @@ class Raw:
 
 
 @dataclass(frozen=True)
-class Json:
-    """Makes columns of the members of one JSON object in each record.
+class Json(Decoder):
+    """The decoder of records that are JSON objects: each member of an object is a column.
 
     A member that is missing is null, and a member that is no column is left out. Timestamps are ISO 8601, in UTC if they have
     no zone, or int64 in microseconds.
 
     Args:
-        columns: the schema: Arrow's, DDL text, or Spark's `StructType`.
-        skip: how many bytes stand before the object: 5 if a schema registry's client wrote it.
+        columns: The schema: Arrow's, DDL text, or Spark's `StructType`.
+        skip: How many bytes stand before the object: 5 if a schema registry's client wrote it.
 
     Raises:
-        InvalidInputError: the schema can't be read.
+        InvalidInputError: The schema can't be read.
 
     Example:
         >>> orders = Json("shop STRING, cents BIGINT")
@@ -119,18 +127,18 @@ class Json:
 
 
 @dataclass(frozen=True)
-class Avro:
-    """Makes columns of the fields of one Avro record in each Kafka record.
+class Avro(Decoder):
+    """The decoder of Avro records: each field of the record is a column.
 
-    No schema registry is asked: records that were written by another schema are bad, or misread. The decoder needs the
-    package fastavro, which the extra `kafka` installs.
+    The decoder asks no schema registry. Records that were written by another schema are bad rows, or are misread. The decoder
+    needs the package fastavro, which the extra `kafka` installs.
 
     Args:
-        written: the schema by which the records were written: JSON text, or the same as Python objects.
-        skip: how many bytes stand before the record: 5 if a schema registry's client wrote it.
+        written: The schema by which the records were written: JSON text, or the same as Python objects.
+        skip: How many bytes stand before the record: 5 if a schema registry's client wrote it.
 
     Raises:
-        InvalidInputError: by `schema` and `decode`, if the schema is wrong, or fastavro is missing.
+        InvalidInputError: By `schema` and `decode`, if the schema is wrong, or fastavro is missing.
 
     Example:
         >>> order = {"type": "record", "name": "Order", "fields": [{"name": "cents", "type": "long"}]}

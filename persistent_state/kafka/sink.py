@@ -36,19 +36,19 @@ class KafkaSink(RecordingSink):
     UTC) and `value`. Its timestamp is the time of writing, and its partition is the one that Java's clients choose for its key.
 
     Args:
-        topic: the topic of the values.
-        bootstrap_servers: the brokers' addresses, "host:port,host:port".
+        topic: The topic of the values.
+        bootstrap_servers: The brokers' addresses, "host:port,host:port".
         options: librdkafka's options for all clients, such as those of TLS and SASL and `transaction.timeout.ms`.
-        partitions: the number of parts that each clock is written in, by the hash of the key. A Spark task writes a part, and
+        partitions: The number of parts that each clock is written in, by the hash of the key. A Spark task writes a part, and
             holds its rows in memory. The number may change at any start.
-        bookkeeping: the compacted topic that records how far the sink has come; made if it is missing. The default is the
+        bookkeeping: The compacted topic that records how far the sink has come; made if it is missing. The default is the
             topic's name and ".clocks".
-        rows_per_transaction: how many rows a transaction has at most.
-        encode: a function of an Arrow batch that returns a list of keys and a list of values, each text, bytes or None. Spark's
+        rows_per_transaction: How many rows a transaction has at most.
+        encode: A function of an Arrow batch that returns a list of keys and a list of values, each text, bytes or None. Spark's
             workers run it. The default makes JSON.
 
     Raises:
-        InvalidInputError: an argument or an option is wrong.
+        InvalidInputError: An argument or an option is wrong.
 
     Example:
         >>> KafkaSink("revenue", "broker:9092", partitions=4)

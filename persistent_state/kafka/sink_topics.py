@@ -18,8 +18,8 @@ def prepare(
     Answers that may be those of a failover are asked for again, for `patience` seconds.
 
     Raises:
-        InvalidInputError: the topic of the values is missing, or that of the bookkeeping might lose records.
-        KafkaException: the brokers refuse, or do not answer.
+        InvalidInputError: The topic of the values is missing, or that of the bookkeeping might lose records.
+        KafkaException: The brokers refuse, or do not answer.
     """
     deadline = time.monotonic() + patience
     while True:

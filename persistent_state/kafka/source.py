@@ -43,25 +43,25 @@ class KafkaSource(Subscription, TimeReplayableSource):
     To decode records with Spark's functions, use `KafkaConnectorSource`.
 
     Args:
-        topics: a name, several, or a compiled pattern that whole names match.
-        bootstrap_servers: the brokers' addresses, "host:port,host:port".
-        timestamp: the column of event time. The default is the record's own time; only then rows have `kafka_timestamp`.
+        topics: A name, several, or a compiled pattern that whole names match.
+        bootstrap_servers: The brokers' addresses, "host:port,host:port".
+        timestamp: The column of event time. The default is the record's own time; only then rows have `kafka_timestamp`.
         timestamp_unit: "s", "ms", "us" or "ns", if that column has integers.
-        value: the decoder of the values: `Json(schema)`, `Avro(schema)` or `Raw(name, type)`. The default is the bytes, in the
+        value: The decoder of the values: `Json(schema)`, `Avro(schema)` or `Raw(name, type)`. The default is the bytes, in the
             column "value".
-        key: the decoder of the keys. By default keys are left out.
-        starting_offsets: where the first start begins: "earliest", "latest", or a time with a zone, by the records' times.
-        max_offsets_per_batch: how many offsets a micro-batch reads at most. A partition's share grows with its lag.
-        fail_on_data_loss: whether offsets that were deleted before they were read stop the application.
-        transform: a stateless, row-wise function of a record batch: select, filter, explode, join to a static table. It keeps
+        key: The decoder of the keys. By default keys are left out.
+        starting_offsets: Where the first start begins: "earliest", "latest", or a time with a zone, by the records' times.
+        max_offsets_per_batch: How many offsets a micro-batch reads at most. A partition's share grows with its lag.
+        fail_on_data_loss: Whether offsets that were deleted before they were read stop the application.
+        transform: A stateless, row-wise function of a record batch: select, filter, explode, join to a static table. It keeps
             the column `kafka_offset`, which tells which record a row was made of.
-        group: the consumer group that brokers see. The default is the names of the application and of the topics. No
+        group: The consumer group that brokers see. The default is the names of the application and of the topics. No
             offsets are committed to it.
         options: librdkafka's options, such as those of TLS and SASL. No message shows them. `isolation.level` is
             "read_committed" unless they set it.
 
     Raises:
-        InvalidInputError: an argument is wrong, or the package confluent_kafka is missing.
+        InvalidInputError: An argument is wrong, or the package confluent_kafka is missing.
 
     Example:
         >>> import pyarrow as pa
@@ -113,7 +113,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
         """Return the columns of the rows that `read` delivers.
 
         Raises:
-            InvalidInputError: two columns have one name, or `transform` raised or changed `kafka_offset`.
+            InvalidInputError: Two columns have one name, or `transform` raised or changed `kafka_offset`.
         """
         fields = [field for decoder in self._decoders for field in decoder.schema] + list(self._record)
         names = [field.name for field in fields]
@@ -130,7 +130,16 @@ class KafkaSource(Subscription, TimeReplayableSource):
         return made
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
-        """Return at most `parts` tuples of `OffsetRange`, of about equally many offsets."""
+        """Cut the offsets between two positions into pieces of about equally many offsets.
+
+        Args:
+            start: By partition: the first offset.
+            end: By partition: the offset before which the last piece ends.
+            parts: The most pieces.
+
+        Returns:
+            At most `parts` tuples of `OffsetRange`.
+        """
         whole = []
         for name, partition in sorted(self.partitions.items()):
             begin = start.get(name, partition.begin)

@@ -1,4 +1,4 @@
-"""The part that both Kafka sources share: which topics they read, from which offsets, and which offsets were lost."""
+"""The subscription of both Kafka sources: they find the topics and offsets to read, and the offsets that are lost."""
 
 from __future__ import annotations
 
@@ -100,7 +100,11 @@ class Subscription:
         return {name: value for name, value in vars(self).items() if name != "_admin"} | {"_opened_state": None}
 
     def read_by(self: _S, application: str) -> _S:
-        """Return the source with the consumer group that this application's name makes, if the user named no group."""
+        """Return the source with a consumer group of the application's name, unless the user named a group.
+
+        Args:
+            application: The application's name.
+        """
         named = copy(self)
         named.group = self.group or f"{application} {self._topic_names}"
         return named
@@ -109,12 +113,12 @@ class Subscription:
         """Begin a start with the topics that the journal records.
 
         Args:
-            journal: the lines that earlier starts wrote.
-            known: by partition, the first position that was never committed.
+            journal: The lines that earlier starts wrote.
+            known: By partition: the first position that was never committed.
 
         Raises:
-            InvalidInputError: a topic is not there any more, or was made again, or the journal is another source's.
-            StoreUnavailableError: no broker answers.
+            InvalidInputError: A topic is not there any more, or was made again, or the journal is another source's.
+            StoreUnavailableError: No broker answers.
         """
         try:
             lines = [json.loads(line) for line in journal]
@@ -140,9 +144,16 @@ class Subscription:
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
         """Return how far the next micro-batch goes, with the journal lines that are not committed yet.
 
+        Args:
+            start: By partition: the offset that the micro-batch starts at.
+            everything: True to go to the end of each partition, False to stop at `max_offsets_per_batch`.
+
+        Returns:
+            The ends of the micro-batch. They equal `start` if there is nothing to read.
+
         Raises:
-            InvalidInputError: offsets that are to be read were deleted, or a topic was made again.
-            StoreUnavailableError: no broker answers.
+            InvalidInputError: Offsets that are to be read were deleted, or a topic was made again.
+            StoreUnavailableError: No broker answers.
         """
         state = self._state
         if not (state.is_frozen and state.partitions):
@@ -192,12 +203,12 @@ class Subscription:
         """Return the partitions as they are now, by name, and update the records of their topics.
 
         Args:
-            start: by partition, the offset from which it is to be read.
-            is_whole: partitions end behind all records, also those of open transactions.
-            is_needed: the offsets from `start` on must be there.
+            start: By partition, the offset from which it is to be read.
+            is_whole: Partitions end behind all records, also those of open transactions.
+            is_needed: The offsets from `start` on must be there.
 
         Raises:
-            InvalidInputError: offsets or topics that are to be read are not there any more.
+            InvalidInputError: Offsets or topics that are to be read are not there any more.
         """
         state = self._state
         # A reader of uncommitted records may have read beyond the last committed one.

@@ -83,8 +83,8 @@ def ask_again(ask: Callable[[], _T], renew: Callable[[], None]) -> _T:
     """Return what `ask` returns. While an answer may be one of a failover, ask again, after `renew` made a new client.
 
     Raises:
-        StoreUnavailableError: no broker answers.
-        InvalidInputError: a broker refuses, or brokers go on contradicting the journal.
+        StoreUnavailableError: No broker answers.
+        InvalidInputError: A broker refuses, or brokers go on contradicting the journal.
     """
     end, pause = time.monotonic() + PATIENCE, 0.1
     while True:
@@ -106,14 +106,14 @@ def look_up(
     """Return topics by name.
 
     Args:
-        admin: an admin client.
-        wanted: names, or a pattern that whole names match.
-        is_committed: partitions end before the first open transaction, instead of behind all records.
-        known: the names of topics that were there before.
+        admin: An admin client.
+        wanted: Names, or a pattern that whole names match.
+        is_committed: Partitions end before the first open transaction, instead of behind all records.
+        known: The names of topics that were there before.
 
     Raises:
-        InvalidInputError: one of the names is no topic; DoubtfulError if it is `known` to have been one.
-        KafkaException: the broker does not answer, or refuses.
+        InvalidInputError: One of the names is no topic; DoubtfulError if it is `known` to have been one.
+        KafkaException: The broker does not answer, or refuses.
     """
     kafka = library()
     names = wanted if not isinstance(wanted, re.Pattern) else _matching(admin, wanted)
@@ -148,7 +148,7 @@ def offsets(admin: Any, specs: Mapping[tuple[str, int], Any], is_committed: bool
     """Return the offset that each `OffsetSpec` asks for, by topic and partition; -1 if no record is of that time or later.
 
     Raises:
-        KafkaException: the broker does not answer, or refuses.
+        KafkaException: The broker does not answer, or refuses.
     """
     kafka = library()
     level = kafka.IsolationLevel.READ_COMMITTED if is_committed else kafka.IsolationLevel.READ_UNCOMMITTED

@@ -129,8 +129,8 @@ class ClockWriter:
         """Check the topics, and make that of the bookkeeping if it is missing.
 
         Raises:
-            InvalidInputError: the topic of the values is missing, or that of the bookkeeping might lose records.
-            StoreUnavailableError: the brokers do not answer now.
+            InvalidInputError: The topic of the values is missing, or that of the bookkeeping might lose records.
+            StoreUnavailableError: The brokers do not answer now.
         """
         with self._asking():
             prepare(self.name, self.topic, self.bookkeeping, self.bootstrap_servers, self.options, PATIENCE)
@@ -147,15 +147,15 @@ class ClockWriter:
         """Record that a clock is being written from now on.
 
         Args:
-            clock: the clock to write.
-            parts: the number of parts, if the clock was not begun in another number.
-            known: the bookkeeping as this driver read it last.
+            clock: The clock to write.
+            parts: The number of parts, if the clock was not begun in another number.
+            known: The bookkeeping as this driver read it last.
 
         Returns:
             The clock as it was begun, now or before; None if it is whole already.
 
         Raises:
-            StoreUnavailableError: the brokers do not answer now, or another driver has taken over.
+            StoreUnavailableError: The brokers do not answer now, or another driver has taken over.
         """
         with self._asking(), self._producer(self.owner) as producer:
             bookkeeping = self._read(producer, known, parts)
@@ -182,15 +182,15 @@ class ClockWriter:
         """Write the rows of a part that are not written yet.
 
         Args:
-            open_clock: the clock, as `begin` returned it.
-            part: the part's number.
-            rows: all rows of the part, in any order.
-            hashes: the hash of each row's key.
-            encode: makes the keys and values of the Kafka records.
+            open_clock: The clock, as `begin` returned it.
+            part: The part's number.
+            rows: All rows of the part, in any order.
+            hashes: The hash of each row's key.
+            encode: Makes the keys and values of the Kafka records.
 
         Raises:
-            InvalidInputError: the rows can't be written, and never will.
-            StoreUnavailableError: the rows were not written now; Kafka drops the pending transaction.
+            InvalidInputError: The rows can't be written, and never will.
+            StoreUnavailableError: The rows were not written now; Kafka drops the pending transaction.
         """
         owner = f"{self.owner}/{part}"
         order = np.argsort(hashes, kind="stable")
@@ -253,12 +253,12 @@ class ClockWriter:
         """Return all records as they are now, to a producer that has taken its transactional id over.
 
         Args:
-            producer: the producer, which writes the mark.
-            known: the bookkeeping as it was read before.
-            parts: if given, settle transactions that writers of so many parts have left pending.
+            producer: The producer, which writes the mark.
+            known: The bookkeeping as it was read before.
+            parts: If given, settle transactions that writers of so many parts have left pending.
 
         Raises:
-            StoreUnavailableError: not all records can be read now.
+            StoreUnavailableError: Not all records can be read now.
         """
         end, deadline = self._write_mark(producer), time.monotonic() + PATIENCE
         if end < known.offset:
@@ -315,7 +315,7 @@ class ClockWriter:
         """Write a mark that nobody reads, and return its offset. All that others wrote before lies below it.
 
         Raises:
-            StoreUnavailableError: the brokers do not take the mark, or do not tell its offset.
+            StoreUnavailableError: The brokers do not take the mark, or do not tell its offset.
         """
         answers: list[Any] = []
         with self._transaction(producer, is_kept=False):

@@ -43,6 +43,12 @@ class Origin:
         schema: The key columns, `clock` (a timestamp in UTC) and `value`. The start and the end of a window are timestamps in
             UTC.
         window: The two columns of a window's start and end; none without windows.
+
+    Example:
+        >>> clock = pa.timestamp("us", "UTC")
+        >>> schema = pa.schema([("shop", pa.string()), ("clock", clock), ("value", pa.int64())])
+        >>> Origin("shops", "Revenue", ("shop",), schema).times
+        ('clock',)
     """
 
     application: str
@@ -75,6 +81,16 @@ class Sink(ABC):
     `write` returns when the values at a clock are durable, all of them. If it raises, nobody sees any of them. Clocks come in
     rising order. A clock at or below the last one may come again, after a crash or from a driver that was fenced, and must then
     change nothing.
+
+    Example:
+        >>> class Page(Sink):
+        ...     name = "pager of the night shift"
+        ...
+        ...     def write(self, values, clock):
+        ...         for row in values.where("value > 100").collect():
+        ...             print(f"{row.host} at clock {clock}: {row.value}")
+        >>> Page().records("Failures")
+        frozenset()
     """
 
     @property
@@ -130,7 +146,24 @@ class Sink(ABC):
 class RecordingSink(Sink):
     """A sink that writes the clock together with the values, in one step, and so knows which clocks it has.
 
-    The library asks it at each start, and never gives it a clock that it has. So each clock counts exactly once.
+    At each start the library asks the sink for its last clock, and never gives it a clock that it has. So each clock counts
+    exactly once.
+
+    Example:
+        >>> class Dictionary(RecordingSink):
+        ...     name = "a dictionary"
+        ...
+        ...     def __init__(self):
+        ...         self.rows_by_clock = {}
+        ...
+        ...     def open(self, origin):
+        ...         return max(self.rows_by_clock, default=None)
+        ...
+        ...     def write(self, values, clock):
+        ...         rows = [row for batch in arrow_batches(values) for row in batch.to_pylist()]
+        ...         self.rows_by_clock.setdefault(clock, rows)
+        >>> Dictionary().name
+        'a dictionary'
     """
 
     @abstractmethod
@@ -174,6 +207,11 @@ def arrow_batches(values: DataFrame) -> Iterator[pa.RecordBatch]:
 
     Returns:
         Record batches with the DataFrame's columns.
+
+    Example:
+        >>> values = spark.sql("SELECT 'db' AS host, 3 AS value")
+        >>> [batch.to_pylist() for batch in arrow_batches(values)]
+        [[{'host': 'db', 'value': 3}]]
     """
 
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

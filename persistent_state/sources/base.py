@@ -17,8 +17,12 @@ class BadRecord:
     """A record that could not be made a row.
 
     Attributes:
-        position: Its position in the partition.
-        reason: Why. Equal reasons have equal words, as they are counted.
+        position: The record's position in its partition.
+        reason: Why the record is bad. Equal reasons have equal words, because they are counted.
+
+    Example:
+        >>> BadRecord(7, "not a JSON object")
+        BadRecord(position=7, reason='not a JSON object')
     """
 
     position: int
@@ -46,6 +50,12 @@ class Chunk:
         at: The position of each row (int64); by default the positions from `first` on that no record of `bad` has.
         unfit: True for each row whose key does not fit the key columns; None if all fit.
         originals: Returns the records at given positions as they came, of rows and of bad ones; None if the source has none.
+
+    Example:
+        >>> rows = pa.RecordBatch.from_pylist([{"word": "to"}, {"word": "be"}])
+        >>> chunk = Chunk("words-0", 40, rows, bad=(BadRecord(41, "not UTF-8"),))
+        >>> chunk.positions.tolist()
+        [40, 42]
     """
 
     partition: str
@@ -76,6 +86,10 @@ class Reach:
         journal: Lines that the log keeps with the commit, and that `open` is given at the next start, in order.
         known: If `channels` is None: channels that will come and hold the clock until they do.
         unread: How many positions there are beyond the ends; None if the source does not know.
+
+    Example:
+        >>> Reach({"words-0": 43, "words-1": 40}, channels={"words-0": False, "words-1": True}).ends["words-0"]
+        43
     """
 
     ends: Mapping[str, int]
@@ -96,6 +110,28 @@ class TimeReplayableSource(ABC):
         channel: The column of channels; None if the partitions are the channels.
         timestamp_unit: The unit of integer timestamps, "s", "ms", "us" or "ns". None is microseconds, and a first start whose
             timestamps look like another unit is refused.
+
+    Example:
+        >>> class Numbers(TimeReplayableSource):
+        ...     timestamp = "at"
+        ...     schema = pa.schema([("at", pa.int64())])
+        ...
+        ...     def open(self, journal, known):
+        ...         pass
+        ...
+        ...     def reach(self, start, everything):
+        ...         return Reach({"numbers": 100 if everything else min(100, start.get("numbers", 0) + 10)})
+        ...
+        ...     def splits(self, start, end, parts):
+        ...         return [range(start.get("numbers", 0), end["numbers"])]
+        ...
+        ...     def read(self, split):
+        ...         yield Chunk("numbers", split.start, pa.record_batch([pa.array(split, pa.int64())], self.schema))
+        >>> source = Numbers()
+        >>> source.reach({"numbers": 20}, everything=False).ends
+        {'numbers': 30}
+        >>> [chunk.rows.num_rows for split in source.splits({}, {"numbers": 7}, 1) for chunk in source.read(split)]
+        [7]
     """
 
     timestamp: str

@@ -1,0 +1,34 @@
+"""The examples in docstrings, for the tests that run them: without Spark, or with a session."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import persistent_state
+
+ROOT = Path(persistent_state.__file__).parent.parent
+
+
+def examples_of(module: str) -> list[doctest.DocTest]:
+    """Return the examples of a module, which see the names of the module and all public names."""
+    public = {name: value for name, value in vars(persistent_state).items() if not name.startswith("_")}
+    loaded = importlib.import_module(module)
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    return [test for test in finder.find(loaded, globs={**public, **vars(loaded)}) if test.examples]
+
+
+def needs_spark(test: doctest.DocTest) -> bool:
+    """Return whether an example calls something with the session `spark`."""
+    return any("(spark, " in example.source or "spark.sql(" in example.source for example in test.examples)
+
+
+def failures_of(tests: Iterable[doctest.DocTest], **names: object) -> int:
+    """Run examples, which also see these names, and return how many of their lines fail."""
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for test in tests:
+        test.globs.update(names)
+        runner.run(test)
+    return runner.failures

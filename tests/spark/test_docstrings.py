@@ -1,0 +1,20 @@
+"""The examples in docstrings that need a session of Spark are true."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.docstrings import ROOT, examples_of, failures_of, needs_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.parametrize("module", ["persistent_state.reading", "persistent_state.sinks.base"])
+def test_examples_with_a_session_are_true(module: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    examples = [example for example in examples_of(module) if needs_spark(example)]
+    assert examples
+    assert failures_of(examples, spark=spark) == 0
