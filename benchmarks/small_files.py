@@ -96,7 +96,7 @@ class Driver:
                 f'{{"ordinal":{FILES * batch + i},"path":"2026/11/22/{FILES * batch + i:032x}.jsonl","size":1234}}'
                 for i in range(FILES)
             )
-            first = entry.tasks[plan.name].positions[""].next if batch else 0
+            first = entry.tasks[plan.name].source.positions[""].next if batch else 0
             reach = Reach({"": first + FILES}, {"": False}, lines)
             basis = commits.plan_batch(entry, plan.name, reach, self.now)
             blobs = []
@@ -136,7 +136,7 @@ def measured(made: Driver, folder: str, collecting: float) -> dict[str, float]:
         "log_mb": sum(entries) / 1e6,
         "entries": len(entries),
         "files": sum(len(os.listdir(each)) for each in Path(folder, "small", "runs").iterdir()),
-        "listed": len(task.sides) + len(task.journal.files) + len(task.settled.files),
+        "listed": len(task.late_rows.sides) + len(task.source.journal.files) + len(task.late_rows.settled.files),
         "driver_mb": psutil.Process().memory_info().rss / 1e6,
         "collect_ms": collecting * 1e3,
     }

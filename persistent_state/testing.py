@@ -150,7 +150,7 @@ def _run(plan: Plan, source: _Messages, interval: int) -> LocalRun:
     entry = takeover.take_over(log, [plan], interval=interval, shards=1, writer="local", now=0)
     cached: tuple[Any, ...] = ()
     while True:
-        start = {partition: position.next for partition, position in entry.tasks[plan.name].positions.items()}
+        start = entry.tasks[plan.name].source.next_positions
         reach = source.reach(start, everything=False)
         if reach.ends == start:
             break
@@ -165,18 +165,19 @@ def _run(plan: Plan, source: _Messages, interval: int) -> LocalRun:
 
 def _result(plan: Plan, entry: Entry) -> LocalRun:
     task = entry.tasks[plan.name]
+    runs = task.stored.runs
     states, outputs = {}, {}
     present = plan.state.aggregator.present if plan.state.aggregator else lambda value: value
     before = BEGINNING
     for clock in entry.retained:
-        states[clock] = _as_dict(seen_below(plan.files, task.runs, plan.layout, clock), plan)
-        values = _as_dict(seen_below(plan.files, task.runs, plan.layout, clock, Since(before), task.floor), plan)
+        states[clock] = _as_dict(seen_below(plan.files, runs, plan.layout, clock), plan)
+        values = _as_dict(seen_below(plan.files, runs, plan.layout, clock, Since(before), task.stored.floor), plan)
         try:
             outputs[clock] = {key: present(value) for key, value in values.items()}
         except Exception as error:
             raise plan.failed_to_present(error) from error
         before = clock
-    late = [row for table in late_rows.read_all(plan.files, task) for row in table.to_pylist()]
+    late = [row for table in late_rows.read_all(plan.files, task.late_rows) for row in table.to_pylist()]
     return LocalRun(states, outputs, late)
 
 

@@ -122,7 +122,7 @@ def descriptors(
     newest = log.newest()
     assert newest is not None
     entry = commits.wake(log, newest.epoch, plan.name, now)
-    first = entry.tasks[plan.name].positions.get("", Position()).next
+    first = entry.tasks[plan.name].source.positions.get("", Position()).next
     reach = Reach({"": first + rows.num_rows} if placed else {}, channels)
     basis = commits.plan_batch(entry, plan.name, reach, now)
     bounds = [rows.num_rows * part // parts for part in range(parts + 1)]
@@ -171,7 +171,7 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
 
 def state_at(entry: Entry, plan: Plan, clock: int | None) -> dict[Any, Any]:
     """The state of a task below a clock (None: of everything); keys are tuples of Python values."""
-    table = seen_below(plan.files, entry.tasks[plan.name].runs, plan.layout, LAST if clock is None else clock)
+    table = seen_below(plan.files, entry.tasks[plan.name].stored.runs, plan.layout, LAST if clock is None else clock)
     names = plan.layout.key_names
     keys = zip(*(table[name].to_pylist() for name in names), strict=True) if names else [()] * table.num_rows
     values = plan.layout.monoid.from_arrow(table["value"].combine_chunks())

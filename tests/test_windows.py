@@ -50,6 +50,7 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
+from persistent_state.store.task_state import TaskState
 from persistent_state.windows import TimeToLive, Windowing
 from tests import core
 from tests.core import us
@@ -220,15 +221,15 @@ class Ran:
         return self.entry
 
     @property
-    def task(self) -> Any:
+    def task(self) -> TaskState:
         return self.entry.tasks[self.plan.name]
 
     @property
     def rows(self) -> int:
-        return sum(run.rows for run in self.task.runs)
+        return sum(run.rows for run in self.task.stored.runs)
 
     def stored(self) -> Iterator[dict[str, Any]]:
-        for run in self.task.runs:
+        for run in self.task.stored.runs:
             yield from runs_io.read_run(self.plan.files, run).to_pylist()
 
     def state(self, clock: int | None = None) -> dict[Any, int]:
@@ -285,7 +286,7 @@ def test_no_interval_reaches_over_the_edge_of_a_window_or_a_clock(
     count = 0
     with mock.patch.object(compaction, "LAZY", rewriting):
         for batch in batches:
-            fixed, fresh = ran.task.clock, []
+            fixed, fresh = ran.task.progress.clock, []
             for number, (key, time) in enumerate(batch, count):
                 fresh.append((key, time, number))
                 in_window = not isinstance(windowing, SlidingWindow) or time % windowing.slide < windowing.size
@@ -298,7 +299,7 @@ def test_no_interval_reaches_over_the_edge_of_a_window_or_a_clock(
 
 def check_rows(ran: Ran, windowing: Windowing | None, accepted: Mapping[int, Sent]) -> None:
     """What is stored is each message that may still be needed, once, and in intervals of which none reaches over an edge."""
-    clocks = {*ran.entry.retained, *ran.task.cuts, ran.task.clock}
+    clocks = {*ran.entry.retained, *ran.task.stored.cuts, ran.task.progress.clock}
     stored: Counter[int] = Counter()
     for row in ran.stored():
         stored.update(dict(row["value"]))
@@ -318,7 +319,7 @@ def check_rows(ran: Ran, windowing: Windowing | None, accepted: Mapping[int, Sen
     needed = set(accepted)
     if windowing is not None:
         windows = windows_of(windowing, accepted.values())
-        needed = {n for window, some in windows.items() if window[2] > ran.task.floor for _, _, n in some}
+        needed = {n for window, some in windows.items() if window[2] > ran.task.stored.floor for _, _, n in some}
     assert needed <= stored.keys()
 
 
@@ -529,7 +530,11 @@ def test_a_stream_of_sliding_windows_takes_log_additions_for_each_pane_however_l
         ran.play((1, 10 * pane + 5, 1))
         since = Since(before)
         given.update(
-            shown(seen_below(ran.plan.files, ran.task.runs, ran.plan.layout, ran.entry.clock, since, ran.task.floor))
+            shown(
+                seen_below(
+                    ran.plan.files, ran.task.stored.runs, ran.plan.layout, ran.entry.clock, since, ran.task.stored.floor
+                )
+            )
         )
         before = ran.entry.clock
     # Each window was given, when its last pane was closed by a message of the next.
@@ -699,7 +704,7 @@ class TestLocalRuns:
             for time in (-50 * YEAR, 5, 50 * YEAR):
                 ran.play((1, time, 1))
                 assert ran.rows <= 3
-            assert len(ran.task.cuts) <= 12
+            assert len(ran.task.stored.cuts) <= 12
 
     def test_times_as_far_as_they_go(self) -> None:
         times = [-(2**62), 5, 2**62]
@@ -785,7 +790,7 @@ def test_what_is_stored_is_within_a_few_times_of_what_is_needed(windowing: Windo
     most = 0
     for batch in range(60):
         fresh = [(1 if windowing is None else batch // 3 * 5 + i % 5, batch * 4 + i % 4, 1) for i in range(10)]
-        floor, levels = ran.task.floor, len(ran.task.runs)
+        floor, levels = ran.task.stored.floor, len(ran.task.stored.runs)
         sent += fresh
         ran.play(*[(*message, 10 * batch + i) for i, message in enumerate(fresh)])
         needed = 1 if windowing is None else 0

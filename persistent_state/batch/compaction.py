@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from persistent_state.store.entry import Run
+from persistent_state.store.named_files import Run
 
 LAZY, EAGER = (1.25, 4), (2.5, 2)
 """(growth, least): levels are merged with newer ones that hold 1 / growth of their rows, and at least so many at a time.

@@ -19,7 +19,7 @@ from persistent_state.event_time.clocks import Coarse
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import keys, layout
 from persistent_state.store.codec import run_to_json
-from persistent_state.store.entry import Run, SideFile, Stored
+from persistent_state.store.named_files import Run, SideFile, Stored
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from persistent_state.partials.dedup import without_copies
 from persistent_state.partials.layout import ID, Layout, between, one_chunk
 from persistent_state.partials.lookup import add_current
 from persistent_state.store import runs as runs_io
-from persistent_state.store.entry import Run, SideFile, Stored
 from persistent_state.store.files import Files
 from persistent_state.store.late_rows import joined, side_file
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import Run, SideFile, Stored
 
 INLINE = 8 << 20
 """The most bytes of running values that a micro-batch sends to the driver; more are written to files."""
@@ -121,7 +121,7 @@ def _held_runs(plan: Plan, basis: Basis, shard: int, cached: Sequence[Run] | Non
     if cached is not None and digest(cached, basis.clock) == basis.digests[shard]:
         return tuple(cached)
     entry = Log(plan.files, plan.application).newest()
-    runs = entry.tasks[plan.name].runs if entry and plan.name in entry.tasks else ()
+    runs = entry.tasks[plan.name].stored.runs if entry and plan.name in entry.tasks else ()
     held = runs_by_shard(runs, plan.shards)[shard]
     if digest(held, basis.clock) != basis.digests[shard]:
         raise DisagreementError(

@@ -7,7 +7,7 @@ from typing import Any
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver
 from persistent_state.store import late_rows
-from persistent_state.store.entry import Entry, task_files
+from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 from persistent_state.store.state_at import newest_entry
 
@@ -36,9 +36,11 @@ def summary(files: Files, name: str) -> dict[str, Any]:
 
 def _task(files: Files, entry: Entry, name: str) -> dict[str, Any]:
     task = entry.tasks[name]
-    stored = {file.path: file.length for file in (*task_files(task), *(s.file for s in late_rows.settled(files, task)))}
-    timed = {channel: state.newest for channel, state in task.channels.items() if state.newest is not None}
-    live = {channel: newest for channel, newest in timed.items() if not task.channels[channel].ended}
+    settled = (side.file for side in late_rows.settled(files, task.late_rows))
+    stored = {file.path: file.length for file in (*task.files(), *settled)}
+    channels = task.source.channels
+    timed = {channel: state.newest for channel, state in channels.items() if state.newest is not None}
+    live = {channel: newest for channel, newest in timed.items() if not channels[channel].ended}
     slowest = min(live, key=lambda channel: live[channel], default=None)
     return {
         "task": name,
@@ -47,12 +49,12 @@ def _task(files: Files, entry: Entry, name: str) -> dict[str, Any]:
         "type": task.identity["monoid"]["type"],
         "window": task.identity.get("window"),
         "active": task.active,
-        "clock": None if task.clock == BEGINNING else task.clock,
-        "runs": len(task.runs),
-        "rows": sum(run.rows for run in {run.file: run for run in task.runs}.values()),
+        "clock": None if task.progress.clock == BEGINNING else task.progress.clock,
+        "runs": len(task.stored.runs),
+        "rows": sum(run.rows for run in {run.file: run for run in task.stored.runs}.values()),
         "files": len(stored),
         "bytes": sum(stored.values()),
-        "late_and_bad": task.counts(),
+        "late_and_bad": task.late_rows.counts(),
         "outputs": [
             {
                 "output": output,
@@ -63,9 +65,9 @@ def _task(files: Files, entry: Entry, name: str) -> dict[str, Any]:
             for output, found in sorted(deliver.delivered(entry, name).items())
         ],
         "channels": {
-            "count": len(task.channels),
-            "ended": sum(channel.ended for channel in task.channels.values()),
-            "silent": sum(channel.newest is None for channel in task.channels.values()),
+            "count": len(channels),
+            "ended": sum(channel.ended for channel in channels.values()),
+            "silent": sum(channel.newest is None for channel in channels.values()),
             "slowest": slowest,
             "slowest_at": None if slowest is None else live[slowest],
             "newest_at": max(timed.values(), default=None),

@@ -23,7 +23,7 @@ from persistent_state.errors import StateError
 from persistent_state.protocol import commits
 from persistent_state.sources.base import Reach, TimeReplayableSource
 from persistent_state.store import lists
-from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
 T = TypeVar("T")
@@ -115,8 +115,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         def ends() -> dict[str, int]:
-            positions = self._entry().tasks[self.plan.name].positions
-            return {partition: position.next for partition, position in positions.items()}
+            return self._entry().tasks[self.plan.name].source.next_positions
 
         return {"ends": self._tried(ends) or {}, "tick": 0}
 
@@ -186,8 +185,8 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _open(self) -> None:
         if not self._opened:
             task = self._entry().tasks[self.plan.name]
-            self.source.open(lists.read(self.plan.files, task.journal), known_positions(task))
-            self._listed = dict.fromkeys(task.channels, False)
+            self.source.open(lists.read(self.plan.files, task.source.journal), task.source.known_positions)
+            self._listed = dict.fromkeys(task.source.channels, False)
             self._moved = now_us()
             self._opened = True
 
@@ -215,11 +214,6 @@ def freeze_imports() -> None:
     if not _has_frozen_imports:
         gc.freeze()
         _has_frozen_imports = True
-
-
-def known_positions(task: TaskState) -> dict[str, int]:
-    """Return for each partition of a task the first position that no commit covered yet."""
-    return {partition: position.known for partition, position in task.positions.items()}
 
 
 def now_us() -> int:

@@ -226,7 +226,7 @@ def blobs_of_dataframe(
     place = source.channel, source.position
 
     def basis_of(entry: Entry) -> Basis:
-        first = replace(reach, journal=journal if entry.tasks[plan.name].batch == 0 else ())
+        first = replace(reach, journal=journal if entry.tasks[plan.name].progress.batch == 0 else ())
         return replace(commits.plan_batch(entry, plan.name, first, now=0), restored=restored)
 
     def made(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob]]:

@@ -17,8 +17,8 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain, to_json
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.sinks.base import CLOCK, VALUE, Origin
-from persistent_state.store.entry import SideFile
 from persistent_state.store.files.base import Files
+from persistent_state.store.named_files import SideFile
 from persistent_state.store.state_at import StateAt, read_side, with_presented
 from persistent_state.windows import FINAL, TIME
 

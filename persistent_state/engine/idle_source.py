@@ -76,9 +76,9 @@ class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False
         entry = self._log.newest()
         task = entry.tasks.get(self.plan.name) if entry is not None and entry.epoch == self._epoch else None
-        if task is None or not task.holds:
+        if task is None or not task.progress.holds:
             self._next = now + AGAIN
             return False
-        last = max([channel.active for channel in task.channels.values()], default=self._opened)
+        last = max([channel.active for channel in task.source.channels.values()], default=self._opened)
         self._next = last + idle_after + MARGIN
         return now >= self._next

@@ -240,7 +240,7 @@ def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
     """Return the progress of the micro-batch of these descriptors, which the entry commits."""
     first = descriptors[0]
     task = entry.tasks[first.task]
-    reasons = task.counts()
+    reasons = task.late_rows.counts()
     late = reasons.get(LATE, 0)
     return Progress(
         task=first.task,
@@ -255,7 +255,7 @@ def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
         bad=sum(reasons.values()) - late,
         reasons=reasons,
         upstream_min=first.advance.upstream_min,
-        clock=task.clock,
+        clock=task.progress.clock,
         global_clock=entry.clock,
         outputs=deliver.delivered(entry, first.task),
         unread=first.advance.unread,

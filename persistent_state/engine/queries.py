@@ -183,13 +183,13 @@ def _blobs(
     plan, source = part.plan, part.source
     task, lines = entry.tasks[plan.name], tuple[str, ...]()
     if isinstance(source, KafkaConnectorSource):
-        start = {partition: position.next for partition, position in task.positions.items()}
-        journal, known = lists.read(setup.files, task.journal), arrow_source.known_positions(task)
+        start = task.source.next_positions
+        journal, known = lists.read(setup.files, task.source.journal), task.source.known_positions
         source, lines = kafka_connector.frame_from(source, journal, known, start)
     if isinstance(source, DataFrameSource):
-        clock = min(entry.clock, task.clock)
+        clock = min(entry.clock, task.progress.clock)
         # Under at-least-once delivery a replay brings what is below the task's own clock, and only some tasks fold it.
-        restored = (clock if plan.takes_late else task.clock) if task.positions else BEGINNING
+        restored = (clock if plan.takes_late else task.progress.clock) if task.source.positions else BEGINNING
         rows = dataframe_source.opened(setup.spark, source, clock)
         return dataframe_source.blobs_of_dataframe(rows, plan, source, entry.epoch, restored, labels, attempts, lines)
     parts = session.sparkContext.defaultParallelism

@@ -8,7 +8,6 @@ from typing import Any
 import cloudpickle
 
 from persistent_state.engine import dataframe_source, micro_batch
-from persistent_state.engine.arrow_source import known_positions
 from persistent_state.engine.queries import Part, Setup
 from persistent_state.engine.session import check_scratch, check_store
 from persistent_state.errors import InvalidInputError
@@ -18,9 +17,10 @@ from persistent_state.protocol import refusals, restore
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store import lists
-from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.runs import named_by_newest
+from persistent_state.store.task_state import TaskState
 from persistent_state.task import PersistentTask
 
 
@@ -73,11 +73,11 @@ def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskSta
             source.open([], {})
         else:
             with named_by_newest():
-                journal = lists.read(files, task.journal)
-            source.open(journal, known_positions(task))
+                journal = lists.read(files, task.source.journal)
+            source.open(journal, task.source.known_positions)
             # The source must still have the messages that it is to replay.
-            replayed = restore.positions(task, part.plan, clock)
-            source.reach({partition: position.next for partition, position in replayed.items()}, everything=False)
+            replayed = restore.restored_source(task, part.plan, clock, now=0)
+            source.reach(replayed.next_positions, everything=False)
 
 
 def check_task(task: PersistentTask) -> None:
@@ -104,7 +104,8 @@ def _check_dataframes(setup: Setup, known: Mapping[str, TaskState], clock: int, 
         if isinstance(part.source, DataFrameSource):
             task = known.get(part.plan.name)
             begin = BEGINNING if part.plan.name in rebuild else clock
-            dataframe_source.opened(setup.spark, part.source, begin if task is None else min(clock, task.clock))
+            begin = begin if task is None else min(clock, task.progress.clock)
+            dataframe_source.opened(setup.spark, part.source, begin)
 
 
 def _check_pickles(what: str, given: object) -> None:

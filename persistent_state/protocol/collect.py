@@ -14,8 +14,9 @@ from persistent_state.errors import DamagedError
 from persistent_state.protocol.commits import Keeping, written
 from persistent_state.store import lists
 from persistent_state.store.codec import side_from_json
-from persistent_state.store.entry import Entry, Stored
+from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import Stored
 
 LEFTOVER_AGE = 3600.0
 """Seconds after which a temporary file has no writer any more."""
@@ -73,7 +74,7 @@ class Collector:
             for file in files.list(folder):
                 path = f"{folder}/{file}"
                 is_named = path in self._last_named or path in settled
-                if not is_named and kept < written(file) < (newest.epoch, task.batch):
+                if not is_named and kept < written(file) < (newest.epoch, task.progress.batch):
                     unnamed.append(path)
         for folder in (f"{log.application}/log", *(f"{log.application}/runs/{name}" for name in newest.tasks)):
             leftovers = files.leftovers(folder, now)
@@ -92,10 +93,10 @@ class Collector:
         named = entry.files()
         for task in entry.tasks.values():
             # Of every entry: a driver that slept through a takeover holds an old one for the newest.
-            for file in task.settled.files:
+            for file in task.late_rows.settled.files:
                 if file.path not in self._listed:
                     self._listed[file.path] = self._read_list(file)
-            named.update(side_from_json(line).file.path for line in task.settled.tail)
+            named.update(side_from_json(line).file.path for line in task.late_rows.settled.tail)
         for path in named:
             self._last_named[path] = max(entry.number, self._last_named.get(path, 0))
         self._times[entry.number] = entry.time

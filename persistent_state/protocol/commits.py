@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -18,13 +18,15 @@ from itertools import groupby
 from persistent_state.batch.messages import Basis, Descriptor, digest, runs_by_shard
 from persistent_state.errors import DisagreementError, ExistsError, FencedError, StoreUnavailableError
 from persistent_state.event_time import channels, clocks
-from persistent_state.event_time.positions import forget_spans, newest_read, replay_from
+from persistent_state.event_time.positions import newest_read
 from persistent_state.sources.base import Reach
 from persistent_state.store import late_rows, lists
 from persistent_state.store.codec import side_to_json
-from persistent_state.store.entry import Entry, SideFile, TaskState, global_clock
+from persistent_state.store.entry import Entry, global_clock
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import SideFile
+from persistent_state.store.task_state import LateRows, TaskState
 
 
 @dataclass(frozen=True)
@@ -41,24 +43,23 @@ def wake(log: Log, epoch: int, name: str, now: int) -> Entry:
     Raises:
         FencedError: a newer driver owns the application.
     """
-    return amend(log, epoch, name, lambda task: replace(task, holds=True), now)
+    return amend(log, epoch, name, lambda task: replace(task, progress=task.progress.holding()), now)
 
 
 def announce(log: Log, epoch: int, name: str, reach: Reach, now: int, new_id: Callable[[], str]) -> Entry:
-    """Like `wake`, and the entry says how far the next micro-batch reads: a start at most once goes on behind it.
+    """Do as `wake` does, and write down how far the next micro-batch reads.
 
-    What the source wants remembered with that is written down too, and not to be committed again.
+    A start under at-most-once delivery goes on behind that. The lines that the source wants remembered are written down too, so
+    that the micro-batch's commit need not do so again.
 
     Raises:
         FencedError: a newer driver owns the application.
     """
 
     def plan(task: TaskState) -> TaskState:
-        read = {partition: position.next for partition, position in task.positions.items()}
-        ahead = {partition: end for partition, end in reach.ends.items() if end > read.get(partition, 0)}
-        path = partial(_path, log, name, epoch, task.batch + 1, "pages", new_id)
-        journal = lists.append(log.files, task.journal, reach.journal, path)
-        return replace(task, holds=True, planned=ahead, journal=journal)
+        path = partial(_path, log, name, epoch, task.progress.batch + 1, "pages", new_id)
+        journal = lists.append(log.files, task.source.journal, reach.journal, path)
+        return replace(task, progress=task.progress.holding(), source=task.source.announced(reach.ends, journal))
 
     return amend(log, epoch, name, plan, now)
 
@@ -116,28 +117,28 @@ def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
     return Basis(
         task=name,
         epoch=entry.epoch,
-        batch=task.batch + 1,
+        batch=task.progress.batch + 1,
         now=now,
-        clock=task.clock,
-        low=min((run.first for run in task.runs), default=None),
-        coarse=task.coarse,
-        channels=channels.listed_channels(task.channels, reach.channels, reach.known, now),
+        clock=task.progress.clock,
+        low=min((run.first for run in task.stored.runs), default=None),
+        coarse=task.stored.coarse,
+        channels=channels.listed_channels(task.source.channels, reach.channels, reach.known, now),
         is_listed=reach.channels is not None,
-        is_behind=task.clock < entry.clock,
-        positions=task.positions,
+        is_behind=task.progress.clock < entry.clock,
+        positions=task.source.positions,
         ends=reach.ends,
         journal=reach.journal,
         digests=shard_digests(entry, task),
-        apart=(*entry.retained, *task.cuts),
-        floor=task.floor,
-        again=task.again,
+        apart=(*entry.retained, *task.stored.cuts),
+        floor=task.stored.floor,
+        again=task.source.again,
         unread=reach.unread,
     )
 
 
 def shard_digests(entry: Entry, task: TaskState) -> tuple[str, ...]:
     """Return the digest of the runs of each shard."""
-    return tuple(digest(runs, task.clock) for runs in runs_by_shard(task.runs, entry.shards))
+    return tuple(digest(runs, task.progress.clock) for runs in runs_by_shard(task.stored.runs, entry.shards))
 
 
 def commit(
@@ -202,8 +203,8 @@ def _with_batch(
         raise DisagreementError(
             f"task={first.task} batch={first.batch}: shards {answered} of {newest.shards} answered; start again."
         )
-    if first.batch != task.batch + 1:
-        raise DisagreementError(f"task={first.task}: batch {first.batch} follows {task.batch}; start again.")
+    if first.batch != task.progress.batch + 1:
+        raise DisagreementError(f"task={first.task}: batch {first.batch} follows {task.progress.batch}; start again.")
     ordered = sorted(descriptors, key=lambda d: d.shard)
     for descriptor, base in zip(ordered, shard_digests(newest, task), strict=True):
         if descriptor.base != base:
@@ -213,28 +214,23 @@ def _with_batch(
             )
     after = first.advance
     page = partial(_path, log, first.task, newest.epoch, first.batch, "pages", new_id)
+    journal = lists.append(log.files, task.source.journal, first.journal, page)
+    runs = [run for descriptor in ordered for run in descriptor.runs]
     moved = replace(
         task,
-        clock=after.clock,
-        cuts=(*task.cuts, *after.cuts),
-        coarse=after.coarse,
-        runs=tuple(run for descriptor in ordered for run in descriptor.runs),
-        channels=after.channels,
-        positions=after.positions,
-        journal=lists.append(log.files, task.journal, first.journal, page),
-        sides=(*task.sides, *(d.side for d in ordered if d.side)),
-        batch=first.batch,
-        holds=after.holds,
-        planned={},
+        progress=task.progress.after_batch(after.clock, after.holds),
+        source=task.source.after_batch(after.channels, after.positions, journal),
+        late_rows=task.late_rows.after_batch(descriptor.side for descriptor in ordered if descriptor.side),
+        stored=task.stored.after_batch(runs, after.cuts, after.coarse),
     )
     entry = _moved_on(newest.with_task(first.task, moved), newest, now, keeping)
     moved = entry.tasks[first.task]
-    restart = min(entry.clock, moved.clock)
+    restart = min(entry.clock, moved.progress.clock)
     # What a start may have to read again must never grow, as it would where spans on both sides of its clock are joined.
-    positions = {partition: forget_spans(p, restart) for partition, p in moved.positions.items()}
+    source = moved.source.without_old_spans(restart)
     joined = partial(_path, log, first.task, newest.epoch, first.batch, "sides", new_id)
-    moved = replace(moved, positions=positions)
-    return entry.with_task(first.task, _with_few_sides(log.files, moved, entry.epoch, restart, page, joined))
+    rows = _with_few_sides(log.files, moved.late_rows, entry.epoch, restart, source.replays_from(restart), page, joined)
+    return entry.with_task(first.task, replace(moved, source=source, late_rows=rows))
 
 
 def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
@@ -242,22 +238,24 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
     clock = global_clock(entry.tasks, newest.clock)
     tasks = {}
     for name, task in entry.tasks.items():
-        if task.active and task.holds and task.clock < newest.clock:
+        own, stored, outputs = task.progress.clock, task.stored, task.outputs
+        if task.active and task.progress.holds and own < newest.clock:
             # It has yet to catch up, and until then the global clock waits.
-            task = replace(task, cuts=(task.clock,))
+            task = replace(task, stored=stored.with_cuts([own]))
         elif task.active:
             # A task that does not hold the clock back follows it: what comes below it from now on is late.
-            own = max(task.clock, clock)
-            cuts = {*clocks.thin_cuts(task.cuts, clock, own, entry.interval)}
-            # At least once a sink has values above the global clock: what changed since is to be told.
-            cuts.update(c for c in task.cuts if c > clock and c in task.delivered.values())
-            task = replace(task, clock=own, cuts=tuple(sorted(cuts)))
+            own = max(own, clock)
+            cuts = {*clocks.thin_cuts(stored.cuts, clock, own, entry.interval)}
+            # Under at-least-once delivery, a sink has values above the global clock. It is to be told what changed since.
+            cuts.update(c for c in stored.cuts if c > clock and c in outputs.delivered.values())
+            task = replace(task, progress=task.progress.moved_to(own), stored=stored.with_cuts(cuts))
         tasks[name] = task
     retained = newest.retained if clock == newest.clock else _retained(entry, clock, keeping)
     for name, task in tasks.items():
         if task.active and retained:
-            floor = min([retained[0], task.clock, *task.delivered.values(), *task.voided.values()])
-            tasks[name] = replace(task, floor=max(task.floor, floor))
+            outputs = task.outputs
+            floor = min([retained[0], task.progress.clock, *outputs.delivered.values(), *outputs.voided.values()])
+            tasks[name] = replace(task, stored=task.stored.with_floor(floor))
     return newest.follower(now, clock=clock, retained=retained, tasks=tasks)
 
 
@@ -267,44 +265,46 @@ def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
     The last that a sink was given is kept too: it tells what has changed since.
     """
     kept = (*entry.retained, clock)
-    delivered = (last for task in entry.tasks.values() if task.active for last in task.delivered.values())
+    delivered = (last for task in entry.tasks.values() if task.active for last in task.outputs.delivered.values())
     oldest = min([*kept[-keeping.clocks :], *delivered])
     return tuple(clock for clock in kept if clock >= oldest)
 
 
 def _with_few_sides(
-    files: Files, task: TaskState, epoch: int, clock: int, page: Callable[[], str], path: Callable[[], str]
-) -> TaskState:
-    """Return the task with few files of late and bad rows in its entry, if they were many.
+    files: Files,
+    rows: LateRows,
+    epoch: int,
+    clock: int,
+    replays: Mapping[str, int],
+    page: Callable[[], str],
+    path: Callable[[], str],
+) -> LateRows:
+    """Return late and bad rows with few files in the entry, if they were many.
 
-    Those of this epoch become fewer. An older one, or a large one, leaves the entry once nothing can take back any of it.
+    Files of this epoch become fewer. An older file, or a large one, leaves the entry once nothing can take back any of it: no
+    start goes back below the clock, nor reads before the positions `replays`.
     """
-    if len(task.sides) <= late_rows.MANY:
-        return task
-    replays = {partition: replay_from(position, clock) for partition, position in task.positions.items()}
+    if len(rows.sides) <= late_rows.MANY:
+        return rows
 
     def epoch_of(side: SideFile) -> int:
         return written(side.file.path)[0]
 
     settled = tuple(
         side
-        for side in task.sides
+        for side in rows.sides
         if (epoch_of(side) < epoch or side.file.length >= late_rows.LARGE) and side.is_settled(clock, replays)
     )
-    counts = Counter(task.settled_counts)
+    counts = Counter(rows.settled_counts)
     for side in settled:
         counts.update(side.reasons)
-    left = tuple(side for side in task.sides if side not in settled)
+    left = tuple(side for side in rows.sides if side not in settled)
     for _, alike in groupby([side for side in settled if side.file.length < late_rows.LARGE], epoch_of):
         settled = late_rows.join(files, settled, list(alike), path)
     # Those of one epoch have the same columns.
     left = late_rows.fewer(files, left, [side for side in left if epoch_of(side) == epoch], path)
-    return replace(
-        task,
-        sides=left,
-        settled=lists.append(files, task.settled, [side_to_json(side) for side in settled], page),
-        settled_counts=dict(counts),
-    )
+    listed = lists.append(files, rows.settled, [side_to_json(side) for side in settled], page)
+    return LateRows(left, listed, dict(counts))
 
 
 def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
@@ -319,19 +319,21 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
         newest = own(log, epoch)
         active = [task for task in newest.tasks.values() if task.active]
         # From the positions, since a channel that has disappeared is not known any more.
-        read = newest_read(position for task in active for position in task.positions.values())
-        clock = max([task.clock for task in active], default=newest.clock)
+        read = newest_read(position for task in active for position in task.source.positions.values())
+        clock = max([task.progress.clock for task in active], default=newest.clock)
         if read is not None:
             clock = max(clock, clocks.next_multiple(read, newest.interval))
-        if all(task.clock == clock == newest.clock for task in active):
+        if all(task.progress.clock == clock == newest.clock for task in active):
             return newest
-        tasks = {
-            name: replace(task, clock=clock, cuts=(*task.cuts, clock), coarse=()) if task.active else task
-            for name, task in newest.tasks.items()
-        }
+        tasks = {name: _closed(task, clock) if task.active else task for name, task in newest.tasks.items()}
         entry = _moved_on(replace(newest, tasks=tasks), newest, now, keeping)
         try:
             log.append(entry)
         except ExistsError:
             continue
         return entry
+
+
+def _closed(task: TaskState, clock: int) -> TaskState:
+    """Return a task that is given its last clock."""
+    return replace(task, progress=task.progress.moved_to(clock), stored=task.stored.closed(clock))

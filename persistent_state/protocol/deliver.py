@@ -1,7 +1,7 @@
-"""The next checkpoint for each sink, and the record of how far each sink has come; free of Spark.
+"""Choose the next checkpoint for each sink, and record how far each sink has come; free of Spark.
 
-A checkpoint stays retained until every output has it, and the last that an output has stays too: between the two stands
-what changed. Where that is not so, as for an output that is new or voided, the sink is given every key.
+A checkpoint stays retained until every output has it, and the last checkpoint that an output has stays too: between the two
+stands what changed. Where that is not so, as for an output that is new or voided, the sink is given every key.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol.commits import amend, own
-from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
+from persistent_state.store.task_state import TaskState
 
 
 @dataclass(frozen=True)
@@ -41,26 +42,27 @@ class Delivered:
 def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | None:
     """Return what an output is given next, by the newest entry; None if its sink has all that there is.
 
-    `at_once` it need not wait for the global clock: the task's own clocks will do.
+    With `at_once` the output is given the task's own clocks too, and does not wait for the global clock.
     """
     known = entry.tasks[task]
-    last = min(known.delivered[output], known.voided.get(output, known.delivered[output]))
-    own = known.cuts if at_once else ()
+    outputs = known.outputs
+    last = min(outputs.delivered[output], outputs.voided.get(output, outputs.delivered[output]))
+    own = known.stored.cuts if at_once else ()
     waiting = _waiting(entry, task, output, own)
     if not waiting:
         return None
-    recent = last if output not in known.voided and last in (*entry.retained, *own) else BEGINNING
+    recent = last if output not in outputs.voided and last in (*entry.retained, *own) else BEGINNING
     return Due(waiting[0], last if "window" in known.identity else recent, recent)
 
 
 def behind(entry: Entry, task: str) -> Mapping[str, int]:
     """Return how many checkpoints are waiting for each output's sink."""
-    return {output: len(_waiting(entry, task, output)) for output in entry.tasks[task].delivered}
+    return {output: len(_waiting(entry, task, output)) for output in entry.tasks[task].outputs.delivered}
 
 
 def delivered(entry: Entry, task: str) -> Mapping[str, Delivered]:
     """Return the progress of each output's sink."""
-    last = entry.tasks[task].delivered
+    last = entry.tasks[task].outputs.delivered
     return {
         output: Delivered(None if last[output] == BEGINNING else last[output], count)
         for output, count in behind(entry, task).items()
@@ -71,7 +73,8 @@ def _waiting(entry: Entry, name: str, output: str, own: Sequence[int] = ()) -> l
     task = entry.tasks[name]
     # What a task was before it began is nothing, and one that is behind the global clock has yet to get there.
     clocks = {*entry.retained, *own}
-    return [clock for clock in sorted(clocks) if max(task.born, task.delivered[output]) < clock <= task.clock]
+    last = max(task.born, task.outputs.delivered[output])
+    return [clock for clock in sorted(clocks) if last < clock <= task.progress.clock]
 
 
 def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -> Entry:
@@ -82,12 +85,7 @@ def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -
     """
 
     def change(known: TaskState) -> TaskState:
-        return replace(
-            known,
-            delivered={**known.delivered, output: clock},
-            voided=_without(known.voided, output),
-            cut_at=_without(known.cut_at, output),
-        )
+        return replace(known, outputs=known.outputs.given(output, clock))
 
     return amend(log, epoch, task, change, now)
 
@@ -100,27 +98,17 @@ def believe(log: Log, epoch: int, task: str, output: str, clock: int, now: int) 
     """
 
     def change(known: TaskState) -> TaskState:
-        voided = dict(known.voided)
-        # A start of an older version did not say where it cut the task back.
-        cut = known.cut_at.get(output, known.clock)
-        if clock > cut:
-            # A driver gave the sink that clock before a start cut the task back, and died before the log said so.
-            voided.setdefault(output, min(known.delivered[output], cut))
-        delivered = {**known.delivered, output: clock}
-        return replace(known, delivered=delivered, voided=voided, cut_at=_without(known.cut_at, output))
+        return replace(known, outputs=known.outputs.corrected(output, clock, known.progress.clock))
 
     return amend(log, epoch, task, change, now)
-
-
-def _without(clocks: Mapping[str, int], output: str) -> dict[str, int]:
-    return {name: clock for name, clock in clocks.items() if name != output}
 
 
 @dataclass
 class Giver:
     """Gives the sink of one output what it has yet to get; `open_sink` and `write` are the sink's, `now` a wall clock.
 
-    `delivery` is the application's: at least once no clock waits for the global one, at most once none is given a second time.
+    `delivery` is the application's. Under at-least-once delivery, the sink is given a clock before the global clock reaches it.
+    Under at-most-once delivery, the sink is given no clock a second time.
     """
 
     log: Log
@@ -187,5 +175,9 @@ class Giver:
     def _furthest(self, newest: Entry | None) -> int:
         """Return the last clock that the sink can have. Under at-least-once delivery it may be above the global clock."""
         task = newest.tasks.get(self.task) if newest else None
-        own = (task.clock, task.furthest, task.delivered.get(self.output, BEGINNING)) if task else ()
-        return max(newest.clock if newest else BEGINNING, *own, BEGINNING)
+        known = (
+            (task.progress.clock, task.outputs.furthest, task.outputs.delivered.get(self.output, BEGINNING))
+            if task
+            else ()
+        )
+        return max(newest.clock if newest else BEGINNING, *known, BEGINNING)

@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from persistent_state.batch.plan import Plan, folded
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import show_identity
-from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.entry import Entry
+from persistent_state.store.task_state import TaskState
 
 WAYS = (
     'Name it in rebuild=["{0}"] of run or start, and it is built again from the beginning of its source, while the global '
@@ -37,7 +38,8 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
             continue
         if plan.name not in (*reset, *rebuild):
             _check_identity(plan, known)
-        before = {*known.retired, *((*known.delivered, *known.left) if plan.name in rebuild else ())}
+        outputs = known.outputs
+        before = {*outputs.retired, *((*outputs.delivered, *outputs.left) if plan.name in rebuild else ())}
         for output in plan.outputs:
             if output in before:
                 raise InvalidInputError(

@@ -10,9 +10,10 @@ from persistent_state.errors import ExistsError, FencedError, InvalidInputError,
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import refusals, restore
-from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
+from persistent_state.store.task_state import OutputState, StoredState, TaskProgress, TaskState
 
 
 def take_over(
@@ -29,7 +30,7 @@ def take_over(
 ) -> Entry:
     """Take the application over: a new epoch in which every task stands at the global clock and nothing is above it.
 
-    Where the plans' delivery is not exactly-once, tasks stand where `restore.restored` says instead.
+    Under another delivery than exactly-once, a task stands where `restore.restored` says instead.
 
     Tasks named in `reset` start from zero at that clock, whatever the store holds of them, and those named in `rebuild` at the
     clock before every message: they read their sources from the beginning, and the global clock waits until they have caught
@@ -74,10 +75,10 @@ def _first_entry(
     epoch = newest.epoch + 1 if newest else 1
     retained = newest.retained if newest else ()
     tasks: dict[str, TaskState] = {}
-    going_on = {plan.name for plan in plans if restore.goes_on(plan)}
+    kept = {plan.name for plan in plans if restore.keeps_all(plan)}
     for name, task in (newest.tasks if newest else {}).items():
         # What is to be reset is not looked at: it may be damaged.
-        if task.active and name not in (*reset, *rebuild) and name not in going_on:
+        if task.active and name not in (*reset, *rebuild) and name not in kept:
             task = replace(restore.cut_back(files, task, clock, shards, now), active=False)
         tasks[name] = task
     for plan in plans:
@@ -87,20 +88,14 @@ def _first_entry(
             continue
         # What it missed since, its source delivers again; but not all that it once read is kept in mind for ever.
         is_back = not (newest and newest.tasks[plan.name].active)
-        if is_back and BEGINNING < known.clock < min(retained, default=known.clock):
+        if is_back and BEGINNING < known.progress.clock < min(retained, default=known.progress.clock):
             raise InvalidInputError(
-                f"task={plan.name} left at clock={full_clock(known.clock)}, and the oldest that is retained is "
+                f"task={plan.name} left at clock={full_clock(known.progress.clock)}, and the oldest that is retained is "
                 f"{full_clock(retained[0])}. {refusals.WAYS.format(plan.name)}"
             )
-        delivered = {output: known.delivered.get(output, BEGINNING) for output in plan.outputs}
         intervals = (newest.interval if newest else interval, interval)
         back = restore.restored(files, known, plan, clock, intervals, shards, now)
-        voided = {output: last for output, last in back.voided.items() if output in delivered}
-        # An output that is left out is not given what it lacks, and is new when it comes back: its sink then says what it has.
-        cut_at = {**back.cut_at, **{output: last for output, last in back.voided.items() if output not in delivered}}
-        tasks[plan.name] = replace(
-            back, active=True, delivered=delivered, voided=voided, left=_left(known, plan), cut_at=cut_at
-        )
+        tasks[plan.name] = replace(back, active=True, outputs=back.outputs.at_restart(plan.outputs))
     return Entry(
         number=newest.number + 1 if newest else 1,
         epoch=epoch,
@@ -117,22 +112,9 @@ def _first_entry(
 
 def _born(plan: Plan, known: TaskState | None, epoch: int, clock: int) -> TaskState:
     """Return a task that starts from zero at a clock; `known` is what it was before."""
-    task = TaskState(
-        identity=plan.identity,
-        clock=clock,
-        born=clock,
-        cuts=(clock,),
-        delivered=dict.fromkeys(plan.outputs, BEGINNING),
-    )
-    if known is None:
-        return task
-    task = replace(task, furthest=max(known.furthest, known.clock))
-    if clock != BEGINNING:
-        cut_at = {**dict.fromkeys((*plan.outputs, *known.delivered, *known.left), clock), **known.cut_at}
-        return replace(task, life=known.life, retired=known.retired, left=_left(known, plan), cut_at=cut_at)
-    return replace(task, life=epoch, retired=tuple(sorted({*known.retired, *known.delivered, *known.left})))
-
-
-def _left(known: TaskState, plan: Plan) -> tuple[str, ...]:
-    """Return the outputs that a task has had since it was built, and that this plan leaves out."""
-    return tuple(sorted({*known.left, *known.delivered} - {*plan.outputs}))
+    life, outputs = 0, OutputState(dict.fromkeys(plan.outputs, BEGINNING))
+    if known is not None and clock != BEGINNING:
+        life, outputs = known.life, known.outputs.at_reset(plan.outputs, clock, known.progress.clock)
+    elif known is not None:
+        life, outputs = epoch, known.outputs.at_rebuild(plan.outputs, known.progress.clock)
+    return TaskState(plan.identity, clock, TaskProgress(clock), StoredState((clock,)), outputs=outputs, life=life)

@@ -17,7 +17,9 @@ from persistent_state.errors import DamagedError
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Coarse
 from persistent_state.event_time.positions import Position
-from persistent_state.store.entry import Cut, Entry, Pages, Run, SideFile, Stored, TaskState
+from persistent_state.store.entry import Entry
+from persistent_state.store.named_files import Cut, Pages, Run, SideFile, Stored
+from persistent_state.store.task_state import LateRows, OutputState, SourceState, StoredState, TaskProgress, TaskState
 
 Json: TypeAlias = dict[str, Any]
 
@@ -206,34 +208,38 @@ def _entry(record: Json, checksum: str) -> Entry:
 
 
 def _task_record(task: TaskState) -> Json:
+    """Return the record of a task. In the format it has no parts: all their fields stand side by side."""
+    progress, source, late_rows, stored, outputs = (
+        task.progress, task.source, task.late_rows, task.stored, task.outputs
+    )  # fmt: skip
     return _lean(
         "task",
         {
             "identity": task.identity,
-            "clock": task.clock,
             "born": task.born,
-            "cuts": task.cuts,
-            "coarse": [{"low": each.low, "high": each.high, "step": each.step} for each in task.coarse],
-            "runs": [_run_record(run) for run in task.runs],
-            "channels": {name: _channel_record(channel) for name, channel in task.channels.items()},
-            "positions": {partition: _position_record(position) for partition, position in task.positions.items()},
-            "journal": _pages_record(task.journal),
-            "sides": [_side_record(side) for side in task.sides],
-            "settled": _pages_record(task.settled),
-            "settled_counts": dict(task.settled_counts),
-            "batch": task.batch,
-            "holds": task.holds,
             "active": task.active,
-            "delivered": dict(task.delivered),
-            "floor": task.floor,
-            "planned": dict(task.planned),
-            "voided": dict(task.voided),
-            "furthest": task.furthest,
-            "again": task.again,
             "life": task.life,
-            "retired": task.retired,
-            "left": task.left,
-            "cut_at": dict(task.cut_at),
+            "clock": progress.clock,
+            "holds": progress.holds,
+            "batch": progress.batch,
+            "channels": {name: _channel_record(channel) for name, channel in source.channels.items()},
+            "positions": {partition: _position_record(position) for partition, position in source.positions.items()},
+            "journal": _pages_record(source.journal),
+            "planned": dict(source.planned),
+            "again": source.again,
+            "sides": [_side_record(side) for side in late_rows.sides],
+            "settled": _pages_record(late_rows.settled),
+            "settled_counts": dict(late_rows.settled_counts),
+            "cuts": stored.cuts,
+            "runs": [_run_record(run) for run in stored.runs],
+            "coarse": [{"low": each.low, "high": each.high, "step": each.step} for each in stored.coarse],
+            "floor": stored.floor,
+            "delivered": dict(outputs.delivered),
+            "voided": dict(outputs.voided),
+            "furthest": outputs.furthest,
+            "cut_at": dict(outputs.cut_at),
+            "left": outputs.left,
+            "retired": outputs.retired,
         },
     )
 
@@ -242,30 +248,40 @@ def _task(record: Json) -> TaskState:
     record = _full("task", record)
     task = TaskState(
         identity=record.pop("identity"),
-        clock=record.pop("clock"),
         born=record.pop("born"),
-        cuts=tuple(record.pop("cuts")),
-        coarse=tuple(_coarse(each) for each in record.pop("coarse")),
-        runs=tuple(_run(run) for run in record.pop("runs")),
-        channels={name: _channel(channel) for name, channel in record.pop("channels").items()},
-        positions={partition: _position(position) for partition, position in record.pop("positions").items()},
-        journal=_pages(record.pop("journal")),
-        sides=tuple(_side(side) for side in record.pop("sides")),
-        settled=_pages(record.pop("settled")),
-        settled_counts=record.pop("settled_counts"),
-        batch=record.pop("batch"),
-        holds=record.pop("holds"),
         active=record.pop("active"),
-        delivered=dict(record.pop("delivered")),
-        floor=record.pop("floor"),
-        planned=dict(record.pop("planned")),
-        voided=dict(record.pop("voided")),
-        furthest=record.pop("furthest"),
-        again=record.pop("again"),
         life=record.pop("life"),
-        retired=tuple(record.pop("retired")),
-        left=tuple(record.pop("left")),
-        cut_at=dict(record.pop("cut_at")),
+        progress=TaskProgress(
+            clock=record.pop("clock"),
+            holds=record.pop("holds"),
+            batch=record.pop("batch"),
+        ),
+        source=SourceState(
+            channels={name: _channel(channel) for name, channel in record.pop("channels").items()},
+            positions={partition: _position(position) for partition, position in record.pop("positions").items()},
+            journal=_pages(record.pop("journal")),
+            planned=dict(record.pop("planned")),
+            again=record.pop("again"),
+        ),
+        late_rows=LateRows(
+            sides=tuple(_side(side) for side in record.pop("sides")),
+            settled=_pages(record.pop("settled")),
+            settled_counts=record.pop("settled_counts"),
+        ),
+        stored=StoredState(
+            cuts=tuple(record.pop("cuts")),
+            runs=tuple(_run(run) for run in record.pop("runs")),
+            coarse=tuple(_coarse(each) for each in record.pop("coarse")),
+            floor=record.pop("floor"),
+        ),
+        outputs=OutputState(
+            delivered=dict(record.pop("delivered")),
+            voided=dict(record.pop("voided")),
+            furthest=record.pop("furthest"),
+            cut_at=dict(record.pop("cut_at")),
+            left=tuple(record.pop("left")),
+            retired=tuple(record.pop("retired")),
+        ),
     )
     _all_read("task", record)
     return task

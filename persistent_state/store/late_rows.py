@@ -16,8 +16,9 @@ from persistent_state.errors import DamagedError
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.store import lists, runs
 from persistent_state.store.codec import side_from_json
-from persistent_state.store.entry import Cut, SideFile, Stored, TaskState
 from persistent_state.store.files.base import Files
+from persistent_state.store.named_files import Cut, SideFile, Stored
+from persistent_state.store.task_state import LateRows
 
 MANY = 16
 """The most files that an entry names one by one; more are joined."""
@@ -47,19 +48,25 @@ def left(table: pa.Table, side: SideFile) -> pa.Table:
     return table
 
 
-def read_all(files: Files, task: TaskState) -> list[pa.Table]:
-    """All late and bad rows of a task, oldest file first. Files may have different columns."""
-    return [read(files, side) for side in all_of(files, task)]
+def read_all(files: Files, rows: LateRows) -> list[pa.Table]:
+    """Return all late and bad rows of a task, oldest file first. Files may have different columns."""
+    return [read(files, side) for side in all_of(files, rows)]
 
 
-def all_of(files: Files, task: TaskState) -> list[SideFile]:
-    """All files of late and bad rows of a task, oldest first."""
-    return [*settled(files, task), *task.sides]
+def all_of(files: Files, rows: LateRows) -> list[SideFile]:
+    """Return all files of late and bad rows of a task, oldest first."""
+    return [*settled(files, rows), *rows.sides]
 
 
-def settled(files: Files, task: TaskState) -> list[SideFile]:
-    """Return the files that a task's entry names in its list `settled`, oldest first."""
-    return [side_from_json(line) for line in lists.read(files, task.settled)]
+def settled(files: Files, rows: LateRows) -> list[SideFile]:
+    """Return the files that an entry names in the list `settled`, oldest first."""
+    return [side_from_json(line) for line in lists.read(files, rows.settled)]
+
+
+def taken_back(files: Files, rows: LateRows, clock: int, positions: Mapping[str, int]) -> LateRows:
+    """Return the late and bad rows of a task after a start at this clock that replays from these positions."""
+    sides = (take_back(files, side, clock, positions) for side in rows.sides)
+    return replace(rows, sides=tuple(side for side in sides if side is not None))
 
 
 def take_back(files: Files, side: SideFile, clock: int, positions: Mapping[str, int]) -> SideFile | None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from persistent_state.errors import DamagedError
 from persistent_state.store import runs as runs_io
-from persistent_state.store.entry import Pages, Stored
 from persistent_state.store.files.base import Files
+from persistent_state.store.named_files import Pages, Stored
 
 TAIL = 2 << 10
 """Bytes of items that stand in the entry at the most."""

@@ -13,9 +13,9 @@ import pyarrow as pa
 from persistent_state.errors import DamagedError
 from persistent_state.partials import fold
 from persistent_state.partials.layout import CURRENT, HEAD, TAIL, Layout, as_numpy, below, between
-from persistent_state.store.entry import Run, Stored
 from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files
+from persistent_state.store.named_files import Run, Stored
 
 MOST_VERIFIED = 10_000
 """The most verified files that a process remembers."""

@@ -20,9 +20,11 @@ from persistent_state.partials.layout import Layout, below, between, one_chunk
 from persistent_state.state import KeptState, NonWindowState
 from persistent_state.store import late_rows
 from persistent_state.store import runs as runs_io
-from persistent_state.store.entry import Entry, Run, SideFile, TaskState
+from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import Run, SideFile
+from persistent_state.store.task_state import TaskState
 from persistent_state.task import PersistentTask
 from persistent_state.windows import FINAL
 
@@ -88,7 +90,7 @@ class StateAt:
             # Runs are rewritten and the old ones deleted, but the state at a clock that is retained is in the new ones.
             entry = newest_entry(self.files, self.application)
             task = entry.tasks[self.task]
-            newest = self.of(task.runs)
+            newest = self.of(task.stored.runs)
             is_there = self.clock in _apart(entry, task) and self._is_known_since(entry, task)
             if newest == self or (task.born, task.life) != (self.born, self.life) or not is_there:
                 raise InvalidInputError(
@@ -106,7 +108,7 @@ class StateAt:
             return True
         if self.layout.windowing is None:
             return self.since.clock in _apart(entry, task)
-        is_kept = task.floor <= max(self.since.clock, self.floor)
+        is_kept = task.stored.floor <= max(self.since.clock, self.floor)
         return is_kept and self.since.recent in _apart(entry, task)
 
     def _presented(self, column: pa.Array) -> pa.Array:
@@ -131,7 +133,7 @@ def with_presented(table: pa.Table, present: Callable[[pa.Array], pa.Array]) -> 
 
 def _apart(entry: Entry, task: TaskState) -> tuple[int, ...]:
     """Return the clocks at which a task's state is kept. Under at-least-once delivery they may be above the global clock."""
-    return (*entry.retained, entry.clock, *task.cuts, BEGINNING)
+    return (*entry.retained, entry.clock, *task.stored.cuts, BEGINNING)
 
 
 def seen_below(
@@ -190,10 +192,10 @@ def state_at(
         entry.shards,
         columns,
         layout,
-        task.runs,
+        task.stored.runs,
         task.born,
         task.life,
-        task.floor,
+        task.stored.floor,
         since,
     )
 
@@ -219,7 +221,7 @@ def _checked(task: PersistentTask, identity: Mapping[str, Any]) -> KeptState[Any
 
 def find_sides(files: Files, application: str, task: str) -> list[SideFile]:
     """Return the files that `read_late_rows` reads, oldest first."""
-    return late_rows.all_of(files, find_task(newest_entry(files, application), application, task))
+    return late_rows.all_of(files, find_task(newest_entry(files, application), application, task).late_rows)
 
 
 def read_side(files: Files, side: SideFile) -> pa.Table:
@@ -280,7 +282,7 @@ def find_task(entry: Entry, application: str, name: str) -> TaskState:
 
 def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> int:
     """Return the clock to read at, a retained one at which the task existed. A stopped task is read at its own clock."""
-    newest = min(entry.clock, task.clock)
+    newest = min(entry.clock, task.progress.clock)
     at = newest if clock is None else clock
     readable = [c for c in entry.retained if task.born <= c <= newest]
     if at not in (*readable, newest):

@@ -19,12 +19,14 @@ from persistent_state.errors import DamagedError, StateError, StoreUnavailableEr
 from persistent_state.partials import keys, layout
 from persistent_state.store import late_rows
 from persistent_state.store.codec import from_bytes, rewritten, side_to_json
-from persistent_state.store.entry import Entry, Run, SideFile, Stored, TaskState, task_files
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.files.base import Files
 from persistent_state.store.late_rows import SIDE_COLUMNS
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import Run, SideFile, Stored
 from persistent_state.store.state_at import find_applications, no_application
+from persistent_state.store.task_state import LateRows, TaskState
 
 Check: TypeAlias = Callable[[pa.Buffer], Iterable[str]]
 
@@ -198,9 +200,10 @@ class _Application:
         if follower.clock < entry.clock:
             yield f"its clock={follower.clock} is below clock={entry.clock} of the entry before it"
         for name, task in entry.tasks.items():
-            is_gone = name not in follower.tasks or follower.tasks[name].clock < task.clock
+            clock = task.progress.clock
+            is_gone = name not in follower.tasks or follower.tasks[name].progress.clock < clock
             if follower.epoch == entry.epoch and is_gone:
-                yield f"its task {name} is gone, or has a clock below clock={task.clock} of the entry before it"
+                yield f"its task {name} is gone, or has a clock below clock={clock} of the entry before it"
 
     def _was_rewritten(self, entry: Entry, follower: Entry) -> bool:
         """Return True if an upgrade within format 1 explains why the first entry of a start names another checksum."""
@@ -219,37 +222,38 @@ class _Application:
         self._found(path, _entry_problems(entry))
         for name, task in entry.tasks.items():
             self._found(path, _task_problems(entry, name, task, f"{self._log.application}/runs/{name}/"))
-            for run in task.runs:
+            for run in task.stored.runs:
                 is_own = _epoch(run.file.path) == entry.epoch
                 self._name(entry, run.file, (run, is_own), partial(_run_problems, run, is_own, task.identity))
-            for side in task.sides:
+            for side in task.late_rows.sides:
                 self._name(entry, side.file, side_to_json(side), partial(_side_problems, side))
-            for pages in (task.journal, task.settled):
+            for pages in (task.source.journal, task.late_rows.settled):
                 for file in pages.files:
                     self._name(entry, file, "list", _list_problems)
             # Most entries have the list of the one before.
-            known = (task.settled, *sorted(task.settled_counts.items()))
+            rows = task.late_rows
+            known = (rows.settled, *sorted(rows.settled_counts.items()))
             if known not in self._lists:
                 self._lists.add(known)
-                self._settled(entry, name, task)
+                self._settled(entry, name, rows)
 
     def _name(self, entry: Entry, stored: Stored, role: Any, check: Check) -> None:
         named = self._named.setdefault(stored.path, _Named(entry.number))
         named.stored[stored] = None
         named.checks.setdefault(role, check)
 
-    def _settled(self, entry: Entry, name: str, task: TaskState) -> None:
+    def _settled(self, entry: Entry, name: str, rows: LateRows) -> None:
         """Check the files of late and bad rows that the entry names in a list."""
         try:
-            settled = late_rows.settled(self._files, task)
+            settled = late_rows.settled(self._files, rows)
         except (StateError, FileNotFoundError, KeyError, TypeError, ValueError):
             return  # what is wrong with the list is found when its files are verified
         counts: Counter[str] = Counter()
         for side in settled:
             counts.update(side.reasons)
             self._name(entry, side.file, side_to_json(side), partial(_side_problems, side))
-        if counts != Counter(task.settled_counts):
-            what = f"task {name}: settled_counts={dict(task.settled_counts)}, and the settled files hold {dict(counts)}"
+        if counts != Counter(rows.settled_counts):
+            what = f"task {name}: settled_counts={dict(rows.settled_counts)}, and the settled files hold {dict(counts)}"
             self._found(self._log.path(entry.number), [what])
 
     def _file(self, path: str, named: _Named) -> None:
@@ -284,12 +288,12 @@ def _entry_problems(entry: Entry) -> Iterator[str]:
 
 
 def _task_problems(entry: Entry, name: str, task: TaskState, folder: str) -> Iterator[str]:
-    for stored in task_files(task):
+    for stored in task.files():
         if not stored.path.startswith(folder):
             yield f"task {name} names {stored.path}, which is not its own"
     shard = 0
     ranges: dict[str, list[tuple[int, int]]] = {}
-    for run in task.runs:
+    for run in task.stored.runs:
         ranges.setdefault(run.file.path, []).append((run.low, run.high))
         # A task that was left out of a start keeps the shards that it had.
         if task.active:

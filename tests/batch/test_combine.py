@@ -81,7 +81,9 @@ def committed(task: PersistentTask, keys: int) -> tuple[Any, int]:
     made = [merge_shard(plan, shard, of_shard[::-1], None, core.new_id) for shard, of_shard in enumerate(some)]
     entry = core.commit(log, made)
     aside = [
-        row for table in late_rows.read_all(plan.files, entry.tasks[plan.name]) for row in table["position"].to_pylist()
+        row
+        for table in late_rows.read_all(plan.files, entry.tasks[plan.name].late_rows)
+        for row in table["position"].to_pylist()
     ]
     assert made[0].advance.counts["messages"] == ROWS
     return ([core.state_at(entry, plan, clock) for clock in (*entry.retained, None)], sorted(aside)), len(blobs)

@@ -13,8 +13,8 @@ from monoids import Last, List, Max, Monoid, Set
 from persistent_state import NonWindowState, PersistentTask
 from persistent_state.batch import compaction
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.store.entry import Run, Stored
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import Run, Stored
 from tests import core
 
 
@@ -58,7 +58,7 @@ def written(task: Kept, batches: list[pa.RecordBatch]) -> tuple[int, int]:
     sums = [(0, 0)]
     for batch in batches:
         entry = core.play(log, plan, batch)
-        fresh = [run for run in entry.tasks[plan.name].runs if run.file.path not in seen]
+        fresh = [run for run in entry.tasks[plan.name].stored.runs if run.file.path not in seen]
         seen.update(run.file.path for run in fresh)
         sums.append((sum(run.rows for run in fresh), sum(run.file.length for run in fresh)))
     rows, sizes = zip(*sums[2:], strict=True)

@@ -149,7 +149,7 @@ def test_a_task_that_is_new_to_a_running_application_is_not_stopped() -> None:
     core.play(log, plans[0], first)
     core.start(log, plans)
     entry = core.play(log, plans[1], pa.RecordBatch.from_pylist([{"ts": stamps("ms", 0)[0], "k": "a", "n": 1}], schema))
-    assert entry.tasks["Other"].counts() == {"late": 1}
+    assert entry.tasks["Other"].late_rows.counts() == {"late": 1}
 
 
 def test_what_follows_in_the_first_micro_batch_stops_nobody() -> None:
@@ -207,7 +207,7 @@ def test_a_folder_of_any_format_has_a_unit(tmp_path: Path, format: str) -> None:
         (chunk,) = source.read(split)
         entry = core.play(log, plan, chunk.rows)
         # What can't be told in microseconds is no timestamp; nothing wraps.
-        assert entry.tasks[plan.name].counts() == {"no timestamp": 1}
+        assert entry.tasks[plan.name].late_rows.counts() == {"no timestamp": 1}
         return core.state_at(entry, plan, stamps("us", 61)[0] // 10 * 10)
 
     assert played("ms") == {("a",): 1}

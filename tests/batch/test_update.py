@@ -370,11 +370,11 @@ def ended(task: PerMessage, rows: pa.RecordBatch) -> tuple[dict[Any, Any], list[
         chunks = list(_replaced(map(said_by_spark, sent), plan))
     (blob,) = combine(plan, basis, 0, 1, chunks)
     entry = core.commit(log, [merge_shard(plan, 0, [blob], None, core.new_id)])
-    aside = late_rows.read_all(plan.files, entry.tasks[plan.name])
+    aside = late_rows.read_all(plan.files, entry.tasks[plan.name].late_rows)
     bad = [
         (row["reason"], row["position"]) for table in aside for row in table.select(["reason", "position"]).to_pylist()
     ]
-    table = seen_below(plan.files, entry.tasks[plan.name].runs, plan.layout, LAST)
+    table = seen_below(plan.files, entry.tasks[plan.name].stored.runs, plan.layout, LAST)
     # Python has no value for some of these times.
     keys = table["key0"].cast(pa.int64()).to_pylist()
     return dict(zip(keys, table["value"].to_pylist(), strict=True)), sorted(bad)
@@ -587,7 +587,10 @@ def play_prepared(
             break
         entry = core.play(log, plan, rows.slice(first, size))
         first += size
-    tables = [table.select(["reason", "position"]) for table in late_rows.read_all(plan.files, entry.tasks[plan.name])]
+    tables = [
+        table.select(["reason", "position"])
+        for table in late_rows.read_all(plan.files, entry.tasks[plan.name].late_rows)
+    ]
     bad = [(row["reason"], row["position"]) for table in tables for row in table.to_pylist()]
     return core.state_at(entry, plan, None), sorted(bad)
 

@@ -101,12 +101,12 @@ def test_a_silent_channel_is_declared_idle_once_however_long_planning_took(plann
     query = Query(Stamps([5, 15, 25], there=3), Settings(10, idle_after=10 * SECOND, ahead=2**62))
     entry = query.poll(planning=planning)
     assert entry is not None
-    assert entry.tasks["Counts"].holds
+    assert entry.tasks["Counts"].progress.holds
     silent_since, declared = query.now, []
     for _ in range(300):
         query.now += SECOND // 5
         if entry := query.poll(planning=SECOND // 10):
-            declared.append((query.now - silent_since, entry.tasks["Counts"].holds))
+            declared.append((query.now - silent_since, entry.tasks["Counts"].progress.holds))
     # One micro-batch without rows, not before it is time, nor much later.
     assert [holds for _, holds in declared] == [False]
     assert 10 * SECOND <= declared[0][0] <= 11 * SECOND
@@ -121,14 +121,14 @@ def test_a_channel_that_speaks_again_is_idle_again_later() -> None:
             source.there = there
             entry = query.poll(planning=2 * SECOND)
             assert entry is not None
-            assert entry.tasks["Counts"].holds
+            assert entry.tasks["Counts"].progress.holds
         assert query.poll() is None
         query.now += 9 * SECOND
         assert query.poll() is None
         query.now += SECOND
         entry = query.poll()
         assert entry is not None
-        assert not entry.tasks["Counts"].holds
+        assert not entry.tasks["Counts"].progress.holds
 
 
 @pytest.mark.parametrize(("jump", "parts"), [(None, 4), (100, 1)])
@@ -139,7 +139,7 @@ def test_a_batch_is_read_in_one_part_where_jumps_are_measured(jump: int | None, 
     assert entry is not None
     assert len(query.parts) == parts
     # Each is close to the message before it: none is a jump.
-    assert entry.tasks["Counts"].counts() == {}
+    assert entry.tasks["Counts"].late_rows.counts() == {}
     assert core.state_at(entry, query.plan, None) == {(): len(stamps)}
 
 
@@ -164,7 +164,7 @@ def test_a_channel_that_is_silent_from_a_start_on_is_idle_once_it_has_been_for_s
     query.now += 2 * SECOND
     entry = query.poll()
     assert entry is not None
-    assert not entry.tasks["Counts"].holds
+    assert not entry.tasks["Counts"].progress.holds
 
 
 class Silent:
@@ -201,7 +201,7 @@ class Silent:
         for _ in range(round(seconds * 5)):
             self.now += SECOND // 5
             entries.append(self.poll())
-        return [entry.tasks["Counts"].holds for entry in entries if entry is not None]
+        return [entry.tasks["Counts"].progress.holds for entry in entries if entry is not None]
 
     def deliver(self) -> None:
         core.play(self.log, self.plan, pa.record_batch({"ts": [25]}), now=self.now, channels=self.reach.channels)

@@ -60,7 +60,7 @@ class Run:
 
     def read(self, now: float = 0) -> str | None:
         """Read what there is to read in one micro-batch; what is said of it."""
-        known = self.entry.tasks[self.plan.name].positions
+        known = self.entry.tasks[self.plan.name].source.positions
         start = {partition: position.next for partition, position in known.items()}
         reach = self.source.reach(start, everything=True)
         basis = commits.plan_batch(
@@ -70,7 +70,7 @@ class Run:
         descriptor = merge_shard(self.plan, 0, combine(self.plan, basis, 0, 1, chunks), None, core.new_id)
         self.entry = core.commit(self.log, [descriptor])
         messages = descriptor.advance.counts.get("messages", 0)
-        return self.report.note(messages, self.entry.tasks[self.plan.name].counts(), now)
+        return self.report.note(messages, self.entry.tasks[self.plan.name].late_rows.counts(), now)
 
     def close(self) -> Entry:
         self.entry = commits.close(self.log, self.entry.epoch, now=0, keeping=Keeping())

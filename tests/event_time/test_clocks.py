@@ -296,7 +296,7 @@ class TestPositions:
         core.start(log, [plan])
         core.play(log, plan, rows([5, 25]))
         entry = core.start(log, [plan])
-        assert entry.tasks["Counts"].positions[""].next == 0
+        assert entry.tasks["Counts"].source.positions[""].next == 0
         core.play(log, plan, rows([5, 25]))
         # All comes again, in one chunk with what is new.
         newest = log.newest()
@@ -304,7 +304,7 @@ class TestPositions:
         basis = commits.plan_batch(newest, plan.name, Reach({}), now=0)
         blobs = combine(plan, basis, 0, None, [Chunk("", min(at), rows([5, 25, 45]), at=array(at))])
         core.commit(log, [merge_shard(plan, 0, blobs, None, core.new_id)])
-        assert core.start(log, [plan]).tasks["Counts"].positions[""].next == 2
+        assert core.start(log, [plan]).tasks["Counts"].source.positions[""].next == 2
 
 
 class TestJumps:
@@ -346,9 +346,9 @@ class TestJumps:
         core.start(log, [plan])
         entry = core.play(log, plan, rows(stamps))
         for _ in range(3):
-            assert (entry.clock, entry.tasks["Counts"].counts()) == (10, JUMPED)
+            assert (entry.clock, entry.tasks["Counts"].late_rows.counts()) == (10, JUMPED)
             assert core.state_at(entry, plan, None) == {(): 2}
-            at = core.start(log, [plan]).tasks["Counts"].positions[""].next
+            at = core.start(log, [plan]).tasks["Counts"].source.positions[""].next
             # The first message is below the clock: the replay begins with it, yet it is not judged again.
             assert at == 0
             entry = core.play(log, plan, rows(stamps[at:]))
@@ -356,7 +356,7 @@ class TestJumps:
         core.start(log, [plan])
         core.start(log, [plan])
         entry = core.play(log, plan, rows([*stamps, 13, 24]))
-        assert (entry.clock, entry.tasks["Counts"].counts()) == (20, JUMPED)
+        assert (entry.clock, entry.tasks["Counts"].late_rows.counts()) == (20, JUMPED)
         assert core.state_at(entry, plan, None) == {(): 4}
 
 

@@ -22,10 +22,11 @@ from persistent_state.protocol.deliver import Giver
 from persistent_state.store import late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import to_bytes
-from persistent_state.store.entry import Entry, Run, SideFile, Stored
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import MemoryFiles
 from persistent_state.store.files.base import BytesLike
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import Run, SideFile, Stored
 from tests import core
 
 SHARDS, LEVELS, NEW_FILES = 4, 6, 10
@@ -105,7 +106,7 @@ class Stream:
         end = NEW_FILES * (self.batches + 1)
         now = 10**15 + HALF_A_SECOND * self.batches
         at = clocks.checkpoint_clock(now, newest.interval)
-        position = positions.move_position(task.positions.get("", Position()), end, [(end - NEW_FILES, now)])
+        position = positions.move_position(task.source.positions.get("", Position()), end, [(end - NEW_FILES, now)])
         after = Advance((0,), at, (at,), (), {"": Channel(now, now)}, {"": position}, True, now, {})
         runs = [*self.runs]
         for shard in range(SHARDS):
@@ -113,7 +114,7 @@ class Stream:
         self.runs = tuple(runs)
         made = [
             Descriptor(
-                "Total", 1, task.batch + 1, shard, base, after, self.lines(self.batches),
+                "Total", 1, task.progress.batch + 1, shard, base, after, self.lines(self.batches),
                 self.runs[shard * LEVELS : (shard + 1) * LEVELS], self.side(shard),
             )
             for shard, base in enumerate(shard_digests(newest, task))
@@ -150,19 +151,19 @@ def test_nothing_of_a_list_is_lost_or_written_again_often(streams: Streams) -> N
     stream, *_ = streams
     task = stream.entry.tasks["Total"]
     lines = [line for batch in range(BATCHES) for line in stream.lines(batch)]
-    assert lists.read(stream.files, task.journal) == lines
+    assert lists.read(stream.files, task.source.journal) == lines
     written = sum(size for path, size in stream.files.written.items() if "-pages-" in path)
     assert written < 8 * sum(map(len, lines))
-    assert len(task.journal.files) < 10
+    assert len(task.source.journal.files) < 10
 
 
 def test_files_of_late_rows_are_few_and_hold_each_row_once(streams: Streams) -> None:
     stream, *_ = streams
     task = stream.entry.tasks["Total"]
-    rows = [row for table in late_rows.read_all(stream.files, task) for row in table["position"].to_pylist()]
+    rows = [row for table in late_rows.read_all(stream.files, task.late_rows) for row in table["position"].to_pylist()]
     assert sorted(rows) == [NEW_FILES * batch + shard for batch in range(BATCHES) for shard in range(SHARDS)]
-    assert task.counts() == {"late": len(rows)}
-    assert len(late_rows.all_of(stream.files, task)) <= late_rows.MANY
+    assert task.late_rows.counts() == {"late": len(rows)}
+    assert len(late_rows.all_of(stream.files, task.late_rows)) <= late_rows.MANY
     first, joined = (
         sum(size for path, size in stream.files.written.items() if word in path) for word in (".side.", "-sides-")
     )

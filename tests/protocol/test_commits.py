@@ -57,7 +57,7 @@ class World:
     def play(
         self, task: int, stamps: list[int], parts: int = 1, devices: int = 1, channels: dict[str, bool] | None = None
     ) -> None:
-        clock = self.entry.tasks[self.plans[task].name].clock
+        clock = self.entry.tasks[self.plans[task].name].progress.clock
         before = self.entry.clock
         self.read[task] += [stamp for stamp in stamps if stamp >= clock]
         self.entry = core.play(
@@ -65,7 +65,7 @@ class World:
         )
         after = self.entry.tasks[self.plans[task].name]
         low = before if before != BEGINNING else min(min(read) for read in self.read if read)
-        high = max([after.clock, *stamps])
+        high = max([after.progress.clock, *stamps])
         if high > low:
             self.coarsest = max(self.coarsest, clocks.grid_step(low, high, self.interval))
         in_batch = [stamp for stamp in stamps if stamp >= clock]
@@ -76,7 +76,7 @@ class World:
 
     def check(self) -> None:
         entry = self.entry
-        slowest = min(task.clock for task in entry.tasks.values())
+        slowest = min(task.progress.clock for task in entry.tasks.values())
         assert entry.clock <= slowest
         if slowest != BEGINNING:
             # Every clock up to the first message is as good as the beginning.
@@ -84,12 +84,12 @@ class World:
             assert behind < self.coarsest or behind == 0
         for plan, read in zip(self.plans, self.read, strict=True):
             task = entry.tasks[plan.name]
-            for cut in {*entry.retained, *task.cuts} - {BEGINNING}:
+            for cut in {*entry.retained, *task.stored.cuts} - {BEGINNING}:
                 below = sum(stamp < cut for stamp in read)
                 assert core.state_at(entry, plan, cut) == ({(): below} if below else {}), (
                     f"state of {plan.name} at {cut}"
                 )
-            assert len(task.cuts) <= clocks.MOST_CUTS + 3
+            assert len(task.stored.cuts) <= clocks.MOST_CUTS + 3
 
 
 class TestSeveralTasks:
@@ -111,7 +111,7 @@ class TestSeveralTasks:
             world.play(task, stamps, data.draw(st.integers(1, 3)), devices)
             world.check()
         world.entry = close(world.log, world.entry.epoch, now=0, keeping=KEEPING)
-        assert {task.clock for task in world.entry.tasks.values()} == {world.entry.clock}
+        assert {task.progress.clock for task in world.entry.tasks.values()} == {world.entry.clock}
         world.check()
 
     def test_a_task_that_leapt_over_a_gap_does_not_hold_the_others_until_they_are_across(self) -> None:
@@ -144,12 +144,12 @@ class TestSeveralTasks:
             batch = pa.concat_batches(
                 [rows(by_device[:half]), rows(by_device[half:]).set_column(2, "device", pa.array(["1"] * half))]
             )
-            clock = world.entry.tasks["a"].clock
+            clock = world.entry.tasks["a"].progress.clock
             world.read[0] += [stamp for stamp in by_device if stamp >= clock]
             world.entry = core.play(world.log, world.plans[0], batch, parts=2, keeping=KEEPING)
             world.coarsest = 1000
             world.check()
-            assert world.entry.tasks["a"].coarse
+            assert world.entry.tasks["a"].stored.coarse
 
     def test_the_first_cuts_begin_where_the_messages_of_earlier_batches_do(self) -> None:
         world = World(2, interval=10, delay=0)
@@ -174,7 +174,7 @@ class TestSeveralTasks:
         world = World(1, interval=10, delay=0)
         world.play(0, list(range(0, 10_000, 7)))
         world.check()
-        assert sum(run.rows for run in world.entry.tasks["a"].runs) <= clocks.MOST_CUTS + 3
+        assert sum(run.rows for run in world.entry.tasks["a"].stored.runs) <= clocks.MOST_CUTS + 3
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -183,7 +183,7 @@ def test_a_task_without_live_channels_does_not_hold_the_clock(ended: bool) -> No
     world.play(0, [5, 25])
     world.play(1, [5, 25])
     made = core.descriptors(world.log, world.plans[1], rows([31]), channels={"0": ended})
-    assert core.commit(world.log, made).tasks["b"].holds is not ended
+    assert core.commit(world.log, made).tasks["b"].progress.holds is not ended
     world.read[1].append(31)
     world.play(0, [95])
     assert world.entry.clock == (90 if ended else 30)
@@ -211,11 +211,11 @@ def test_a_source_whose_channels_are_known_by_their_messages_holds_the_clock_unt
     core.start(log, plans)
     for now in (0, 10**9, 2 * 10**9):
         # However long it is silent: what it will say first may be from any time.
-        assert core.play(log, plans[1], rows([]), now=now).tasks["b"].holds
+        assert core.play(log, plans[1], rows([]), now=now).tasks["b"].progress.holds
         assert core.play(log, plans[0], rows([95]), now=now).clock == BEGINNING
     assert core.play(log, plans[1], rows([5, 45]), now=2 * 10**9).clock == 40
     entry = core.play(log, plans[1], rows([]), now=2 * 10**9 + 100)
-    assert not entry.tasks["b"].holds
+    assert not entry.tasks["b"].progress.holds
 
 
 @pytest.mark.parametrize("pause", [100, 15_000])
@@ -228,7 +228,7 @@ def test_idle_time_counts_from_the_first_batch_of_a_start(pause: int) -> None:
     log = Log(plan.files, "app")
     core.start(log, [plan])
     assert core.play(log, plan, said((15, "x"), (45, "x"), (15, "y")), now=1000).clock == 10
-    assert core.start(log, [plan], now=3000).tasks["a"].positions[""].next == 0
+    assert core.start(log, [plan], now=3000).tasks["a"].source.positions[""].next == 0
     # Spark may need longer for its first micro-batch than a channel may be silent. It replays not as far as "y" spoke.
     now = 3000 + pause
     assert core.play(log, plan, said((15, "x"), (45, "x")), now=now).clock == 10
@@ -236,5 +236,5 @@ def test_idle_time_counts_from_the_first_batch_of_a_start(pause: int) -> None:
     assert core.play(log, plan, said((46, "x")), now=now + 9_999 + 9_999).clock == 10
     entry = core.play(log, plan, said((47, "x")), now=now + 9_999 + 10_000)
     assert entry.clock == 40
-    assert entry.tasks["a"].counts() == {}
+    assert entry.tasks["a"].late_rows.counts() == {}
     assert core.state_at(entry, plan, None) == {(): 5}

@@ -10,9 +10,10 @@ import pytest
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.deliver import Due, Giver, behind, due
-from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+from persistent_state.store.task_state import OutputState, StoredState, TaskProgress, TaskState
 
 
 def entry_of(
@@ -25,7 +26,9 @@ def entry_of(
 ) -> Entry:
     own = retained[-1] if clock is None else clock
     identity = {} if window is None else {"window": window}
-    task = TaskState(identity, own, born, (own,), delivered={"out": delivered})
+    task = TaskState(
+        identity, born, TaskProgress(own), StoredState((own,)), outputs=OutputState(delivered={"out": delivered})
+    )
     return Entry(1, 1, "w", 0, "", 10, 1, retained[-1], retained, {"t": task})
 
 
@@ -85,6 +88,6 @@ def test_a_sink_with_a_record_of_its_own_is_believed() -> None:
     assert given == [Due(20, since=10, recent=10), Due(30, since=20, recent=20)]
     newest = log.newest()
     assert newest is not None
-    assert newest.tasks == {"t": replace(entry.tasks["t"], delivered={"out": 30})}
+    assert newest.tasks == {"t": replace(entry.tasks["t"], outputs=OutputState(delivered={"out": 30}))}
     with pytest.raises(InvalidInputError, match=r"holds clock=.*Z \(40\), to which application=app has never come"):
         Giver(log, "t", "out", lambda: 40, lambda entry, due: None, lambda: 0).open()

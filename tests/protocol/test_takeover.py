@@ -68,14 +68,14 @@ def test_a_task_that_is_built_again_has_the_whole_history_at_every_retained_cloc
     ran = Ran()
     before = states(ran.newest, ran.old)
     entry = core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
-    assert (entry.clock, entry.tasks["sum"].clock, entry.tasks["sum"].positions) == (40, BEGINNING, {})
+    assert (entry.clock, entry.tasks["sum"].progress.clock, entry.tasks["sum"].source.positions) == (40, BEGINNING, {})
     core.play(ran.log, ran.new, rows(SENT[:2]))
     entry = core.play(ran.log, ran.other, rows([(67, 32)]))
-    assert (entry.clock, entry.tasks["sum"].clock, entry.tasks["other"].clock) == (40, 10, 60)
+    assert (entry.clock, entry.tasks["sum"].progress.clock, entry.tasks["other"].progress.clock) == (40, 10, 60)
     entry = core.play(ran.log, ran.new, rows([*SENT[2:], (55, 64), (71, 1)]))
     assert entry.clock == 60
     assert states(entry, ran.new) == {**before, 60: 1 + 2 + 4 + 8 + 16 + 64}
-    assert entry.tasks["sum"].counts() == {}
+    assert entry.tasks["sum"].late_rows.counts() == {}
     # What it had above the clock at the start is not read again here.
     assert states(entry, ran.other) == {**before, 60: 1 + 2 + 4 + 8}
 
@@ -88,7 +88,7 @@ def test_a_start_while_it_catches_up_goes_on_where_it_stands() -> None:
     for each in SENT[:2]:
         core.play(ran.log, ran.new, rows([each]), keeping=keeping)
     entry = core.start(ran.log, [ran.new, ran.other])
-    assert (entry.tasks["sum"].clock, entry.tasks["sum"].positions[""].next) == (10, 1)
+    assert (entry.tasks["sum"].progress.clock, entry.tasks["sum"].source.positions[""].next) == (10, 1)
     entry = core.play(ran.log, ran.new, rows([*SENT[1:], (52, 0)]), keeping=keeping)
     assert (entry.clock, core.state_at(entry, ran.new, 40)) == (40, {(): 15.0})
     # Left out while it catches up it has no clock any more to come back to.
@@ -120,7 +120,7 @@ def test_a_task_is_not_built_again_for_a_sink_that_has_what_it_was() -> None:
     with pytest.raises(InvalidInputError, match="sink='out' has what it was before"):
         core.start(ran.log, [replace(ran.new, outputs=("out",)), ran.other])
     entry = core.start(ran.log, [replace(ran.new, outputs=("again",)), ran.other])
-    assert entry.tasks["sum"].delivered == {"again": BEGINNING}
+    assert entry.tasks["sum"].outputs.delivered == {"again": BEGINNING}
 
 
 def test_a_task_is_not_built_again_for_a_sink_that_an_earlier_start_left_out() -> None:
@@ -128,7 +128,7 @@ def test_a_task_is_not_built_again_for_a_sink_that_an_earlier_start_left_out() -
 
     def start(plan: Plan, *outputs: str, reset: Sequence[str] = (), rebuild: Sequence[str] = ()) -> tuple[str, ...]:
         plan = replace(plan, outputs=outputs)
-        return core.start(ran.log, [plan, ran.other], reset=reset, rebuild=rebuild).tasks["sum"].left
+        return core.start(ran.log, [plan, ran.other], reset=reset, rebuild=rebuild).tasks["sum"].outputs.left
 
     assert [start(ran.old, "a", "b"), start(ran.old, "a"), start(ran.old, "b"), start(ran.old, "a")] == [
         (), ("b",), ("a",), ("b",)
@@ -140,7 +140,7 @@ def test_a_task_is_not_built_again_for_a_sink_that_an_earlier_start_left_out() -
     ):
         start(ran.new, "b", rebuild=["sum"])
     assert start(ran.new, "c", rebuild=["sum"]) == ()
-    assert ran.newest.tasks["sum"].retired == ("a", "b", "d")
+    assert ran.newest.tasks["sum"].outputs.retired == ("a", "b", "d")
     with pytest.raises(InvalidInputError, match="sink='b' has what it was before"):
         start(ran.new, "c", "b")
 

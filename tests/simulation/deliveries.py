@@ -28,10 +28,11 @@ from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.store import late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import from_bytes
-from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import LATE
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below, state_at
+from persistent_state.store.task_state import TaskState
 from persistent_state.windows import SessionWindow, TimeToLive, TumblingWindow
 from tests.core import us
 from tests.simulation import windows
@@ -274,7 +275,7 @@ class DeliveryWorld:
         for name in plans:
             task = entry.tasks[name]
             sources[name] = WorldSource(self.partitions, rng, self.most_rows)
-            journal, known = lists.read(files, task.journal), {s: p.known for s, p in task.positions.items()}
+            journal, known = lists.read(files, task.source.journal), task.source.known_positions
             noted = dict.fromkeys(self.partitions.messages, 0)
             for partition, _, end in (line.replace("-", ":").split(":") for line in journal):
                 noted[partition] = max(noted[partition], int(end))
@@ -301,12 +302,14 @@ class DeliveryWorld:
         assert self.newest is not None
         ends = {partition: len(messages) for partition, messages in self.partitions.messages.items()}
         tasks = [self.newest.tasks[name] for name in plans]
-        return all(t.positions.get(partition, Position()).next == end for t in tasks for partition, end in ends.items())
+        return all(
+            t.source.positions.get(partition, Position()).next == end for t in tasks for partition, end in ends.items()
+        )
 
     def _batch(self, log: Log, epoch: int, plan: Plan, source: WorldSource) -> None:
         self.now += 10
         entry = commits.own(log, epoch)
-        start = {partition: position.next for partition, position in entry.tasks[plan.name].positions.items()}
+        start = entry.tasks[plan.name].source.next_positions
         reach = source.reach(start, everything=False)
         if plan.delivery == AT_MOST_ONCE:
             entry = commits.announce(log, epoch, plan.name, reach, self.now, self.new_id)
@@ -385,10 +388,14 @@ class DeliveryWorld:
         must(before is None or entry.clock >= before.clock, "the global clock never goes back")
         for name, task in entry.tasks.items():
             self.happened["voided"] += bool(
-                task.voided and (before is None or task.voided != before.tasks[name].voided)
+                task.outputs.voided and (before is None or task.outputs.voided != before.tasks[name].outputs.voided)
             )
             if self.delivery != MIXED:
-                must(self.delivery == AT_MOST_ONCE or not task.planned, "only at most once needs a plan", task=name)
+                must(
+                    self.delivery == AT_MOST_ONCE or not task.source.planned,
+                    "only at most once needs a plan",
+                    task=name,
+                )
             if self.delivery == AT_MOST_ONCE and before is not None and name in before.tasks and not self.leaves:
                 was, now = (self._read(entry.tasks[name]) for entry in (before, entry))
                 must(
@@ -396,11 +403,11 @@ class DeliveryWorld:
                 )
             if self.delivery == MIXED and before is not None and name in before.tasks:
                 self._read_once(name, before, entry)
-            kept = {clock for clock in entry.retained if clock <= min(entry.clock, task.clock)}
+            kept = {clock for clock in entry.retained if clock <= min(entry.clock, task.progress.clock)}
             if self.delivery not in (EXACTLY_ONCE, MIXED) and task.active and not self.leaves:
                 # Nothing is ever voided.
-                kept.update(clock for clock in task.cuts if clock != BEGINNING)
-            if before is not None and name in before.tasks and before.tasks[name].runs == task.runs:
+                kept.update(clock for clock in task.stored.cuts if clock != BEGINNING)
+            if before is not None and name in before.tasks and before.tasks[name].stored.runs == task.stored.runs:
                 kept = {clock for clock in kept if (name, task.born, clock) not in self.was}
             for clock in kept:
                 state = self._state(name, entry, clock)
@@ -414,10 +421,10 @@ class DeliveryWorld:
         job = next(job for job in self.jobs if job.name == name)
         if entry.epoch != before.epoch and now.active and self.playing == AT_MOST_ONCE:
             # All others are to be found in the state, or below its clock, at the end.
-            for partition, end in was.planned.items():
-                read = was.positions.get(partition, Position()).next
+            for partition, end in was.source.planned.items():
+                read = was.source.positions.get(partition, Position()).next
                 self.given_up[name] |= {(partition, position) for position in range(read, end)}
-        elif self.playing != AT_LEAST_ONCE and job.kind == "list" and was.runs != now.runs:
+        elif self.playing != AT_LEAST_ONCE and job.kind == "list" and was.stored.runs != now.stored.runs:
             had, has = (self._state(name, each, LAST) for each in (before, entry))
             known = Counter(value for values in had.values() for value in values)
             added = Counter(value for values in has.values() for value in values) - known
@@ -442,20 +449,24 @@ class DeliveryWorld:
     @staticmethod
     def _read(task: TaskState) -> dict[str, int]:
         """How far a task has read, or was about to."""
-        read = {partition: position.next for partition, position in task.positions.items()}
+        read = task.source.next_positions
         return {
-            partition: max(read.get(partition, 0), task.planned.get(partition, 0))
-            for partition in {**read, **task.planned}
+            partition: max(read.get(partition, 0), task.source.planned.get(partition, 0))
+            for partition in {**read, **task.source.planned}
         }
 
     def _state(self, name: str, entry: Entry, clock: int) -> Any:
-        return as_dict(seen_below(self.files, entry.tasks[name].runs, self.layouts[name], clock), self.layouts[name])
+        return as_dict(
+            seen_below(self.files, entry.tasks[name].stored.runs, self.layouts[name], clock), self.layouts[name]
+        )
 
     def aside(self, job: Job) -> Counter[tuple[str, str, int]]:
         """The rows that were put aside: reason, partition and position, and how often."""
         assert self.newest is not None
         rows = [
-            row for table in late_rows.read_all(self.files, self.newest.tasks[job.name]) for row in table.to_pylist()
+            row
+            for table in late_rows.read_all(self.files, self.newest.tasks[job.name].late_rows)
+            for row in table.to_pylist()
         ]
         return Counter((row["reason"], row["strand"], row["position"]) for row in rows)
 

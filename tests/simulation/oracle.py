@@ -24,9 +24,11 @@ from persistent_state.protocol.deliver import Due
 from persistent_state.store import late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import checksum, from_bytes, side_from_json, to_bytes
-from persistent_state.store.entry import Entry, Stored, TaskState, task_files
+from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, REPLAYED_OR_LATE, UNFIT
+from persistent_state.store.named_files import Stored
 from persistent_state.store.state_at import seen_below
+from persistent_state.store.task_state import TaskState
 from persistent_state.windows import SessionWindow
 from tests.core import us, whole_times
 from tests.simulation import windows
@@ -174,7 +176,9 @@ class Oracle:
         """The tasks that can't go on, since their clock is not retained any more."""
         if newest is None or not newest.retained:
             return set()
-        known = {name: t.clock for name, t in newest.tasks.items() if t.clock != BEGINNING and not t.active}
+        known = {
+            name: t.progress.clock for name, t in newest.tasks.items() if t.progress.clock != BEGINNING and not t.active
+        }
         return {name for name in names if known.get(name, newest.clock) < newest.retained[0]}
 
     # What happens
@@ -198,7 +202,9 @@ class Oracle:
         if before is None or entry.epoch != before.epoch:
             self._start(before, entry)
         else:
-            moved = [name for name, task in entry.tasks.items() if task.batch != before.tasks[name].batch]
+            moved = [
+                name for name, task in entry.tasks.items() if task.progress.batch != before.tasks[name].progress.batch
+            ]
             must(len(moved) <= 1, "one entry is one micro-batch", moved=moved)
             for name in moved:
                 self._commit(name, before, entry)
@@ -217,15 +223,20 @@ class Oracle:
         """Whether the entry does nothing but write down that something was delivered."""
         told = replace(before, number=entry.number, previous=entry.previous, time=entry.time)
         for name, task in entry.tasks.items():
-            told = told.with_task(name, replace(told.tasks[name], delivered=task.delivered, cut_at=task.cut_at))
+            known = told.tasks[name]
+            outputs = replace(known.outputs, delivered=task.outputs.delivered, cut_at=task.outputs.cut_at)
+            told = told.with_task(name, replace(known, outputs=outputs))
         return entry == told and entry.tasks != before.tasks
 
     def _wakes(self, before: Entry, entry: Entry) -> bool:
         """Whether the entry does nothing but let a task hold the clock again, before it plans a micro-batch."""
-        woken = [name for name, task in before.tasks.items() if not task.holds and entry.tasks[name].holds]
+        woken = [
+            name for name, task in before.tasks.items() if not task.progress.holds and entry.tasks[name].progress.holds
+        ]
         for name in woken:
             told = replace(before, number=entry.number, previous=entry.previous, time=entry.time)
-            if entry == told.with_task(name, replace(before.tasks[name], holds=True)):
+            task = before.tasks[name]
+            if entry == told.with_task(name, replace(task, progress=replace(task.progress, holds=True))):
                 self.judges[name].holds = True
                 return True
         return False
@@ -246,7 +257,7 @@ class Oracle:
         settled = [
             side_from_json(line).file.path
             for task in entry.tasks.values()
-            for line in lists.read(self.files, task.settled)
+            for line in lists.read(self.files, task.late_rows.settled)
         ]
         return {*entry.files(), *settled}
 
@@ -300,24 +311,29 @@ class Oracle:
                 # What this start was not given, and none before had to keep.
                 sent -= {p for p in sent - judge.verdicts.keys() if judge.is_below(p, entry.clock)}
             must(judge.verdicts.keys() == sent, "no message is lost", task=job.name, lost=sent - judge.verdicts.keys())
-            must(task.clock == entry.clock, "a close gives every task one clock", task=job.name, clock=task.clock)
+            must(
+                task.progress.clock == entry.clock,
+                "a close gives every task one clock",
+                task=job.name,
+                clock=task.progress.clock,
+            )
             below, every = judge.in_state(entry.clock), judge.in_state(None)
             must(len(below) == len(every), "at a close all is below the clock", task=job.name, clock=entry.clock)
             self.sinks.finish(job.name)
         for name, task in entry.tasks.items():
-            for clock in {entry.clock, task.clock, *entry.retained, None}:
+            for clock in {entry.clock, task.progress.clock, *entry.retained, None}:
                 self.check_state(name, entry, clock)
 
     def _now(self, name: str, entry: Entry) -> int:
         """The batch time of a task's last micro-batch; long ago if there was none since the start."""
-        basis = self.batches.get((name, entry.epoch, entry.tasks[name].batch))
+        basis = self.batches.get((name, entry.epoch, entry.tasks[name].progress.batch))
         return basis.now if basis else 0
 
     # What must be true
 
     def _files_exist(self, entry: Entry) -> None:
         for task in entry.tasks.values():
-            for stored in task_files(task):
+            for stored in task.files():
                 must(stored.path in self.disk.files, "every file that an entry names exists", path=stored.path)
                 data = self.disk.files[stored.path]
                 right = len(data) == stored.length and hashlib.sha256(data).hexdigest() == stored.checksum
@@ -342,13 +358,13 @@ class Oracle:
         for name in plans:
             task, judge = entry.tasks[name], self.judges[name]
             is_new = before is None or name not in before.tasks or name in reset or name in rebuilt
-            restored = entry.clock if before is None or is_new else min(entry.clock, before.tasks[name].clock)
+            restored = entry.clock if before is None or is_new else min(entry.clock, before.tasks[name].progress.clock)
             restored = BEGINNING if name in rebuilt else restored
             must(
-                task.clock == restored,
+                task.progress.clock == restored,
                 "a start cuts every task back to the global clock, or to its own if that is behind",
                 task=name,
-                clock=task.clock,
+                clock=task.progress.clock,
             )
             for sink in self.sinks.of[name].values() if name in rebuilt else ():
                 sink.is_retired = True
@@ -366,18 +382,24 @@ class Oracle:
     def _cut_back(self, judge: Judge, task: TaskState, now: int) -> None:
         """Of what is to be read again, forget all but what the clock or the rows aside hold."""
         known = max([0, *judge.read.values()])
-        judge.restored = task.clock if judge.delivered else BEGINNING
+        judge.restored = task.progress.clock if judge.delivered else BEGINNING
         must(
-            all(p.next <= known for p in task.positions.values()), "nothing is skipped at a start", task=judge.job.name
+            all(p.next <= known for p in task.source.positions.values()),
+            "nothing is skipped at a start",
+            task=judge.job.name,
         )
         aside = dict(self._rows_aside(judge, task))
         for place, verdict in list(judge.verdicts.items()):
-            sent, done = judge.sent(place), judge.is_below(place, task.clock)
+            sent, done = judge.sent(place), judge.is_below(place, task.progress.clock)
             if not sent.placed:
                 # It comes again, for all that anybody knows.
                 if not done:
                     del judge.verdicts[place]
-            elif place[1] >= task.positions[place[0]].next and not done and (verdict == STATE or place not in aside):
+            elif (
+                place[1] >= task.source.positions[place[0]].next
+                and not done
+                and (verdict == STATE or place not in aside)
+            ):
                 del judge.verdicts[place]
             else:
                 lost = verdict == STATE and not done
@@ -386,12 +408,12 @@ class Oracle:
                     "all at or above the clock is replayed",
                     task=judge.job.name,
                     place=place,
-                    clock=task.clock,
+                    clock=task.progress.clock,
                 )
-        judge.read = {partition: position.next for partition, position in task.positions.items()}
+        judge.read = task.source.next_positions
         for channel, newest in judge.newest.items():
-            if newest is not None and task.clock != BEGINNING:
-                judge.reached[channel] = min(newest, task.clock)
+            if newest is not None and task.progress.clock != BEGINNING:
+                judge.reached[channel] = min(newest, task.progress.clock)
             elif newest is not None:
                 judge.reached.pop(channel, None)
         for channel in judge.newest.keys() - judge.heard:
@@ -406,24 +428,29 @@ class Oracle:
         """Judge what a micro-batch read."""
         assert self.terms is not None
         judge, old, new = self.judges[name], before.tasks[name], entry.tasks[name]
-        must(new.batch == old.batch + 1, "micro-batches follow each other", task=name, batch=new.batch)
-        basis = self.batches[name, entry.epoch, new.batch]
+        must(
+            new.progress.batch == old.progress.batch + 1,
+            "micro-batches follow each other",
+            task=name,
+            batch=new.progress.batch,
+        )
+        basis = self.batches[name, entry.epoch, new.progress.batch]
         now = basis.now
         judge.journal += basis.journal
         limit = now + self.terms.ahead
-        if new.batch == 1:
+        if new.progress.batch == 1:
             judge.active = dict.fromkeys(judge.active, now)
         jumped = {place for place, reason in self._rows_aside(judge, new) if reason == JUMP}
         high = dict(judge.newest)
         if judge.listed:
             for partition in basis.channels:
-                self._learn(judge, partition, old.clock, now)
+                self._learn(judge, partition, old.progress.clock, now)
             judge.gone = judge.newest.keys() - basis.channels.keys()
         for channel in judge.partitions.said_to_come:
-            self._learn(judge, channel, old.clock, now)
+            self._learn(judge, channel, old.progress.clock, now)
         read: list[Sent] = []
         unknown = 0
-        for sent in self._delivered(judge, new, (name, entry.epoch, new.batch)):
+        for sent in self._delivered(judge, new, (name, entry.epoch, new.progress.batch)):
             is_unknown = not sent.placed and sent.timestamp is not None and sent.timestamp < judge.restored
             again = is_unknown or sent.place in judge.verdicts
             if again and sent.broken is None and judge.job.channel_of(sent) in basis.channels:
@@ -434,7 +461,7 @@ class Oracle:
                 unknown += 1
             elif sent.place not in judge.verdicts:
                 read.append(sent)
-                self._judge(judge, sent, old.clock, limit, jumped, high, now)
+                self._judge(judge, sent, old.progress.clock, limit, jumped, high, now)
             else:
                 must(sent.placed, "a start delivers each message once", message=sent)
         self._find_copies(judge, read)
@@ -456,7 +483,7 @@ class Oracle:
         """The messages that a micro-batch had, by what it says of positions or, where only Spark knows, by what Spark gave."""
         found: list[Sent] = []
         before = dict(judge.read)
-        for partition, position in sorted(new.positions.items()):
+        for partition, position in sorted(new.source.positions.items()):
             judge.read[partition] = position.next
             judge.known[partition] = max(judge.known.get(partition, 0), position.next)
             if not judge.partitions.by_spark:
@@ -595,15 +622,15 @@ class Oracle:
         judge.holds = bool(live) or not (listed or judge.listed)
         times = [m.timestamp for m in read if judge.verdicts[m.place] in MOVES and m.timestamp is not None]
         top = max([BEGINNING, *(t for t in judge.newest.values() if t is not None)]) - delay
-        start = max(old.clock, min(times, default=top) // interval * interval)
+        start = max(old.progress.clock, min(times, default=top) // interval * interval)
         needed = handful(start, top, interval, IN_BATCH)
-        for segment in new.coarse:
-            if segment not in old.coarse:
-                joined = [old_one for old_one in old.coarse if old_one.step == segment.step]
+        for segment in new.stored.coarse:
+            if segment not in old.stored.coarse:
+                joined = [old_one for old_one in old.stored.coarse if old_one.step == segment.step]
                 low, high = min([start, *(s.low for s in joined)]), max([top, *(s.high for s in joined)])
                 fits = segment.step < segment.high - segment.low and low <= segment.low and segment.high <= high
                 must(fits and segment.step <= needed, "intervals are no coarser than needed", coarse=segment, top=top)
-        step = max([interval, *(segment.step for segment in new.coarse)])
+        step = max([interval, *(segment.step for segment in new.stored.coarse)])
         self.coarsest = max(self.coarsest, step, needed)
         follows = self.newest.clock if not judge.holds else BEGINNING
         newest = [judge.newest[c] for c in live]
@@ -616,19 +643,25 @@ class Oracle:
             tops = [t for t in judge.newest.values() if t is not None]
             ended = bool(tops) and all(judge.is_ended(c) for c in listed)
             highest = lowest = (max(tops) // interval + 1) * interval if ended else BEGINNING
-            if ended and max(tops) < old.clock:
+            if ended and max(tops) < old.progress.clock:
                 # It is above all of it already, on the grid of another interval perhaps.
                 lowest = BEGINNING
         facts = {
             "task": judge.job.name,
-            "clock": new.clock,
-            "before": old.clock,
-            "coarse": new.coarse,
+            "clock": new.progress.clock,
+            "before": old.progress.clock,
+            "coarse": new.stored.coarse,
             "newest": judge.newest,
         }
-        must(new.clock <= max(old.clock, highest, follows), "no clock beyond what live channels let it", **facts)
         must(
-            new.clock >= max(old.clock, lowest, follows), "a clock moves when all live channels have delivered", **facts
+            new.progress.clock <= max(old.progress.clock, highest, follows),
+            "no clock beyond what live channels let it",
+            **facts,
+        )
+        must(
+            new.progress.clock >= max(old.progress.clock, lowest, follows),
+            "a clock moves when all live channels have delivered",
+            **facts,
         )
 
     def _clocks(self, before: Entry, entry: Entry, moved: Sequence[str]) -> None:
@@ -640,31 +673,31 @@ class Oracle:
             if not task.active:
                 must(task == old, "a task that is gone stays as it was", task=name)
                 continue
-            is_behind = judge.holds and old.clock < before.clock
-            floor = old.clock if is_behind else max(old.clock, entry.clock)
-            must(task.clock >= floor, "no clock of a task goes back", task=name, clock=task.clock)
-            for clock in (task.clock, *task.cuts):
+            is_behind = judge.holds and old.progress.clock < before.clock
+            floor = old.progress.clock if is_behind else max(old.progress.clock, entry.clock)
+            must(task.progress.clock >= floor, "no clock of a task goes back", task=name, clock=task.progress.clock)
+            for clock in (task.progress.clock, *task.stored.cuts):
                 fine = clock == BEGINNING or any(clock % interval == 0 for interval in self.intervals)
                 must(fine, "clocks are multiples of the interval", task=name, clock=clock)
             now = self._now(name, entry)
             for channel in judge.newest:
                 if not judge.is_live(channel, self.terms, now) or not moved:
-                    judge.floor[channel] = max(judge.floor[channel], task.clock)
-            if moved and name not in moved and task.clock != old.clock:
+                    judge.floor[channel] = max(judge.floor[channel], task.progress.clock)
+            if moved and name not in moved and task.progress.clock != old.progress.clock:
                 must(not judge.holds, "no task is moved by another while it holds the clock", task=name)
             if judge.holds:
-                holding.append(task.clock)
+                holding.append(task.progress.clock)
         waits = entry.clock == before.clock or entry.clock <= min(holding, default=entry.clock)
         must(waits, "the global clock waits for every task", clock=entry.clock)
         self._global_clock(before, entry, holding)
         if entry.clock != before.clock:
             clocks = (*before.retained, entry.clock)
             oldest = clocks[-self.terms.keeping.clocks :][0]
-            waits = [last for task in entry.tasks.values() if task.active for last in task.delivered.values()]
+            waits = [last for task in entry.tasks.values() if task.active for last in task.outputs.delivered.values()]
             kept = tuple(clock for clock in clocks if clock >= min([oldest, *waits]))
             must(entry.retained == kept, "clocks are retained", retained=entry.retained, expected=kept)
         if not moved:
-            actives = {task.clock for task in entry.tasks.values() if task.active}
+            actives = {task.progress.clock for task in entry.tasks.values() if task.active}
             must(actives == {entry.clock}, "a close gives every task one clock", clocks=actives)
 
     def _global_clock(self, before: Entry, entry: Entry, holding: Sequence[int]) -> None:
@@ -674,28 +707,30 @@ class Oracle:
         coarser. For a task that stood behind the global clock the handful counts from where it stood, and before there is a
         global clock from its first message or its first clock, which the allowed delay may set below that.
         """
-        active = [task.clock for task in entry.tasks.values() if task.active]
+        active = [task.progress.clock for task in entry.tasks.values() if task.active]
         if len(active) == 1:
             only = max(before.clock, active[0])
             must(entry.clock == only, "the clock of the only task is the global one", clock=entry.clock, task=active)
         for name, task in entry.tasks.items():
-            if task.active and task.clock != BEGINNING:
-                lows = [low for low in (before.clock, before.tasks[name].clock) if low != BEGINNING]
+            if task.active and task.progress.clock != BEGINNING:
+                lows = [low for low in (before.clock, before.tasks[name].progress.clock) if low != BEGINNING]
                 if len(lows) < 2:
-                    times = [m.timestamp for m in self.judges[name].in_state(task.clock) if m.timestamp is not None]
-                    own = [cut for cut in before.tasks[name].cuts if cut != BEGINNING]
-                    lows.append(min([*times, *own], default=task.clock))
+                    times = [
+                        m.timestamp for m in self.judges[name].in_state(task.progress.clock) if m.timestamp is not None
+                    ]
+                    own = [cut for cut in before.tasks[name].stored.cuts if cut != BEGINNING]
+                    lows.append(min([*times, *own], default=task.progress.clock))
                 low = min(lows)
-                self.coarsest = max(self.coarsest, handful(low, task.clock, entry.interval, AHEAD_OF_GLOBAL))
+                self.coarsest = max(self.coarsest, handful(low, task.progress.clock, entry.interval, AHEAD_OF_GLOBAL))
         if before.clock != BEGINNING and holding:
             least = min(holding) - self.coarsest
             facts = {"clock": entry.clock, "tasks": active, "step": self.coarsest, "before": before.clock}
             must(entry.clock >= least, "the global clock is at most a step behind the slowest task", **facts)
 
     def _rows_aside(self, judge: Judge, task: TaskState) -> list[tuple[Place, str]]:
-        settled = [side_from_json(line) for line in lists.read(self.files, task.settled)]
+        settled = [side_from_json(line) for line in lists.read(self.files, task.late_rows.settled)]
         found = []
-        for side in (*settled, *task.sides):
+        for side in (*settled, *task.late_rows.sides):
             key = side.file.path, repr(side.cuts)
             if key not in judge.rows:
                 judge.rows[key] = [
@@ -722,12 +757,12 @@ class Oracle:
             facts = {"task": name, "differ": set(rows) ^ set(judge.aside().items())}
             must(dict(rows) == judge.aside(), "aside is what should be", **facts)
             must(len(rows) == len(judge.aside()), "aside is each row once", task=name, rows=rows)
-            must(task.counts() == Counter(judge.aside().values()), "rows aside are counted", task=name)
+            must(task.late_rows.counts() == Counter(judge.aside().values()), "rows aside are counted", task=name)
 
     def _states(self, before: Entry | None, entry: Entry) -> None:
         for name, task in entry.tasks.items():
             if before is None or name not in before.tasks or task != before.tasks[name]:
-                for clock in {entry.clock, task.clock, *entry.retained, None}:
+                for clock in {entry.clock, task.progress.clock, *entry.retained, None}:
                     self.check_state(name, entry, clock)
 
     def check_state(self, name: str, entry: Entry, clock: int | None) -> None:
@@ -738,20 +773,20 @@ class Oracle:
             at = LAST
             if job.windowing is not None:
                 # All that may not be gone yet.
-                levels, at = [runs_io.read_run(self.files, run) for run in task.runs], task.floor
+                levels, at = [runs_io.read_run(self.files, run) for run in task.stored.runs], task.stored.floor
                 if layout.gap is not None:
                     windowing = SessionWindow(us(layout.gap))
                     job, layout = replace(job, windowing=windowing), replace(layout, windowing=windowing)
                 table = at_clock.state([layout.schema.empty_table(), *levels], layout, at)
         if clock is not None or job.windowing is None:
-            table = seen_below(self.files, task.runs, layout, at)
+            table = seen_below(self.files, task.stored.runs, layout, at)
         found = as_dict(table, layout)
         expected = windows.state_at(job, judge.in_state(clock), at)
         differ = {k: (found.get(k), expected.get(k)) for k in {*found, *expected} if found.get(k) != expected.get(k)}
         facts = {"task": name, "clock": clock, "differ (found, expected)": differ}
         must(len(found) == table.num_rows, "a key has one row", **facts)
         must(found == expected, "the state at a clock is the fold of the messages below it", **facts)
-        if clock is not None and clock <= min(entry.clock, task.clock):
+        if clock is not None and clock <= min(entry.clock, task.progress.clock):
             was = judge.was_read.setdefault(clock, found)
             must(found == was, "a state once readable never changes", **facts)
 

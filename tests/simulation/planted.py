@@ -15,7 +15,7 @@ from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import at_clock, dedup, fold, layout, lookup, sliding, sort
 from persistent_state.protocol import commits, deliver, restore, takeover
 from persistent_state.protocol.collect import Collector
-from persistent_state.store import codec, entry, late_rows, log, runs
+from persistent_state.store import codec, entry, late_rows, log, named_files, runs, task_state
 from persistent_state.store.files import base
 
 
@@ -73,7 +73,7 @@ BUGS = (
     bug(
         "current after a cut run",
         "What a run calls current is believed when messages in an older run have been taken back.",
-        restore.cut_runs,
+        task_state.cut_runs,
         ("for one in losing)", "for one in losing[-1:] if one is run)"),
         theme="restless",
     ),
@@ -175,7 +175,7 @@ BUGS = (
     bug(
         "channels outlive a start",
         "After a start channels are believed as far as they were before it.",
-        restore._channels,
+        task_state.SourceState._channels_cut_back,
         ("channel.cut_back(clock, now)", "channel"),
     ),
     bug(
@@ -188,7 +188,7 @@ BUGS = (
         "cuts lost at a commit",
         "A commit forgets which clocks its runs keep apart.",
         commits._with_batch,
-        ("cuts=(*task.cuts, *after.cuts)", "cuts=task.cuts"),
+        ("stored.after_batch(runs, after.cuts, after.coarse)", "stored.after_batch(runs, (), after.coarse)"),
     ),
     bug(
         "first cuts forgotten",
@@ -206,7 +206,7 @@ BUGS = (
     bug(
         "mistaken channel for ever",
         "A channel that was only named holds the clock though nobody names it any more.",
-        restore._heard,
+        task_state.SourceState._heard,
         (" if (c.newest, c.before) != (None, None)", ""),
     ),
     bug(
@@ -220,7 +220,7 @@ BUGS = (
         "not woken",
         "A task that does not hold the clock is moved by others while its batch is under way.",
         commits.wake,
-        ("replace(task, holds=True)", "task"),
+        ("replace(task, progress=task.progress.holding())", "task"),
         theme="restless",
     ),
     bug(
@@ -234,22 +234,22 @@ BUGS = (
         "behind taken along",
         "A task that has yet to catch up is moved to the global clock by others.",
         commits._moved_on,
-        ("if task.active and task.holds and task.clock < newest.clock:", "if False:"),
+        ("if task.active and task.progress.holds and own < newest.clock:", "if False:"),
         theme="restless",
     ),
     bug(
         "behind left behind",
         "The global clock does not wait for a task that has yet to catch up.",
         entry.global_clock,
-        ("if task.holds]", "if task.holds and task.clock >= previous]"),
-        ("for task in active)]", "for task in active if task.clock >= previous)]"),
+        ("if task.progress.holds]", "if task.progress.holds and task.progress.clock >= previous]"),
+        ("for task in active)]", "for task in active if task.progress.clock >= previous)]"),
         theme="restless",
     ),
     bug(
         "taken back too late",
         "A task may return though its clock was collected.",
         takeover._first_entry,
-        ("if is_back and BEGINNING < known.clock < min(retained, default=known.clock):", "if False:"),
+        ("if is_back and BEGINNING < known.progress.clock < min(retained, default=known.progress.clock):", "if False:"),
         theme="restless",
     ),
     bug(
@@ -319,7 +319,7 @@ BUGS = (
         "spans forgotten early",
         "What a start at the global clock must read again is forgotten when the task has passed it.",
         commits._with_batch,
-        ("forget_spans(p, restart)", "forget_spans(p, after.clock)"),
+        ("without_old_spans(restart)", "without_old_spans(after.clock)"),
     ),
     # Sources whose positions or ends nobody knows beforehand
     bug(
@@ -424,7 +424,7 @@ BUGS = (
         "side rows kept at a start",
         "What is read again stays aside, and is set aside again.",
         restore.cut_back,
-        ("late_rows.take_back(files, side, clock, replays) for side", "side for side"),
+        ("late_rows.taken_back(files, task.late_rows, clock, source.next_positions)", "task.late_rows"),
     ),
     bug(
         "side rows in every shard",
@@ -435,7 +435,7 @@ BUGS = (
     bug(
         "settled too early",
         "Rows aside that a start may still take back are taken for final.",
-        entry.SideFile.is_settled,
+        named_files.SideFile.is_settled,
         ("return all(end <=", "return any(end <="),
         theme="sleepy",
     ),
@@ -502,7 +502,7 @@ BUGS = (
     bug(
         "runs cut wrongly",
         "At a start runs are not cut at the upper bounds of shards.",
-        restore.cut_runs,
+        task_state.cut_runs,
         ("high=min(high, whole.high)", "high=high"),
         ("low=max(low, whole.low)", "low=low"),
     ),
@@ -587,7 +587,7 @@ BUGS = (
         "runs stay",
         "What no entry names is never deleted.",
         Collector.collect,
-        ("and kept < written(file) < (newest.epoch, task.batch)", "and False"),
+        ("and kept < written(file) < (newest.epoch, task.progress.batch)", "and False"),
     ),
     bug(
         "named run collected",
@@ -599,7 +599,7 @@ BUGS = (
         "run of a batch under way collected",
         "Collection takes runs that a commit will name.",
         Collector.collect,
-        ("< (newest.epoch, task.batch)", "<= (newest.epoch, task.batch + 1)"),
+        ("< (newest.epoch, task.progress.batch)", "<= (newest.epoch, task.progress.batch + 1)"),
     ),
     # Delivery
     bug(
@@ -624,13 +624,13 @@ BUGS = (
         "delivered above the global clock",
         "A sink is given a task's own clock, which the others have not reached.",
         deliver._waiting,
-        ("{*entry.retained, *own}", "{*entry.retained, *task.cuts}"),
+        ("{*entry.retained, *own}", "{*entry.retained, *task.stored.cuts}"),
     ),
     bug(
         "delivered before it is there",
         "A task that has yet to catch up is taken to have what it had when it left at every clock.",
         deliver._waiting,
-        ("< clock <= task.clock]", "< clock]"),
+        ("< clock <= task.progress.clock]", "< clock]"),
     ),
     bug(
         "changes above the last",
@@ -656,8 +656,8 @@ BUGS = (
     bug(
         "record forgotten at a start",
         "A start takes what was delivered for not delivered.",
-        takeover._first_entry,
-        ("known.delivered.get(output, BEGINNING)", "BEGINNING"),
+        task_state.OutputState.at_restart,
+        ("self.delivered.get(output, BEGINNING)", "BEGINNING"),
     ),
     bug(
         "recorded in an older entry",
@@ -745,21 +745,21 @@ BUGS = (
         "expired before it was given",
         "What sinks have yet to be given expires.",
         commits._moved_on,
-        ("task.clock, *task.delivered.values(), *task.voided.values()]", "task.clock]"),
+        ("task.progress.clock, *outputs.delivered.values(), *outputs.voided.values()]", "task.progress.clock]"),
         theme="timely",
     ),
     bug(
         "expired before it was there",
         "A task that has yet to catch up loses what has not even closed at its own clock.",
         commits._moved_on,
-        ("retained[0], task.clock,", "retained[0],"),
+        ("retained[0], task.progress.clock,", "retained[0],"),
         theme="restless",
     ),
     bug(
         "expired while it is retained",
         "What has expired by the newest clock goes, though older ones can be read.",
         commits._moved_on,
-        ("min([retained[0], task.clock,", "min([retained[-1], task.clock,"),
+        ("min([retained[0], task.progress.clock,", "min([retained[-1], task.progress.clock,"),
         theme="timely",
     ),
     bug(

@@ -67,22 +67,22 @@ class Sinks:
         for name, task in entry.tasks.items():
             was = before.tasks[name] if before is not None and name in before.tasks else None
             for output, sink in self.of.get(name, {}).items():
-                if not task.active or output not in task.delivered:
+                if not task.active or output not in task.outputs.delivered:
                     sink.owed.clear()
                     continue
-                known = was is not None and was.active and output in was.delivered and was.born == task.born
+                known = was is not None and was.active and output in was.outputs.delivered and was.born == task.born
                 self._hear_output(sink, before if known else None, entry)
 
     def _hear_output(self, sink: WorldSink, before: Entry | None, entry: Entry) -> None:
         must, task = self.must, entry.tasks[sink.task]
-        last, retained = task.delivered[sink.output], set(entry.retained)
+        last, retained = task.outputs.delivered[sink.output], set(entry.retained)
         facts = {"task": sink.task, "output": sink.output, "delivered": last, "retained": entry.retained}
-        old = before.tasks[sink.task].delivered[sink.output] if before is not None else None
+        old = before.tasks[sink.task].outputs.delivered[sink.output] if before is not None else None
         must(old is None or last >= old or entry.epoch == before.epoch, "a start keeps how far was delivered", **facts)
         if before is None or old is None or last < old:
             # It is new, or has lost what it had: what is still there is given to it.
             had = sink.applied if sink.keeps_record else BEGINNING
-            sink.floor = task.floor
+            sink.floor = task.stored.floor
             sink.owed = {clock for clock in retained if clock > max(last, task.born, had)}
         else:
             must(old not in before.retained or last > old or old in retained, "the last given stays retained", **facts)

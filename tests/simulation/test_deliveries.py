@@ -16,6 +16,7 @@ from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES,
 from persistent_state.event_time import positions
 from persistent_state.protocol import commits, restore
 from persistent_state.protocol import deliver as deliveries
+from persistent_state.store import task_state
 from persistent_state.store.late_rows import LATE
 from tests.simulation.deliveries import MIXED, DeliveryWorld, is_below
 from tests.simulation.oracle import Violation, must
@@ -99,45 +100,50 @@ BUGS = (
     bug(
         AT_LEAST_ONCE,
         "windows hold for late what they have",
-        restore._accounted_below,
-        ("if plan.takes_late else task.clock", ""),
+        restore._counted_below,
+        ("if plan.takes_late else task.progress.clock", ""),
     ),
     bug(
         AT_LEAST_ONCE,
         "bad rows again",
         restore.restored,
-        ("late_rows.take_back(files, side, _accounted_below(task, plan, replay), replays) for side", "side for side"),
+        ("late_rows.taken_back(files, rows, _counted_below(task, plan, clock), source.next_positions)", "rows"),
     ),
     bug(
         AT_LEAST_ONCE,
         "cut back",
         restore.restored,
-        ("cut_runs(task.runs, LAST, shards)", "cut_runs(task.runs, min(clock, task.clock), shards)"),
+        ("task.stored.kept(own, intervals, shards)", "task.stored.cut_back(min(clock, own), shards)"),
     ),
     bug(
         AT_LEAST_ONCE,
         "other intervals over kept ones",
-        restore._coarse,
+        task_state.StoredState._coarse_on,
         ("if before == interval:", "if True:"),
         at=41,
     ),
-    bug(AT_LEAST_ONCE, "one of two grids", restore._coarse, ("math.lcm(segment.step, interval)", "segment.step")),
+    bug(
+        AT_LEAST_ONCE,
+        "one of two grids",
+        task_state.StoredState._coarse_on,
+        ("math.lcm(segment.step, interval)", "segment.step"),
+    ),
     bug(
         AT_LEAST_ONCE,
         "nothing has changed",
         deliveries.due,
         (
-            "recent = last if output not in known.voided and last in (*entry.retained, *own) else BEGINNING",
+            "recent = last if output not in outputs.voided and last in (*entry.retained, *own) else BEGINNING",
             "recent = last",
         ),
     ),
     bug(
         AT_MOST_ONCE,
         "read again",
-        restore.positions,
-        ("max(known.taken, task.planned.get(partition, 0))", "known.next"),
+        task_state.SourceState.behind_plan,
+        ("max(known.taken, self.planned.get(partition, 0))", "known.next"),
     ),
-    bug(AT_MOST_ONCE, "replayed", restore.positions, ("if plan.delivery == AT_MOST_ONCE and", "if False and")),
+    bug(AT_MOST_ONCE, "replayed", restore.restored_source, ("if plan.delivery == AT_MOST_ONCE:", "if False:")),
     bug(
         AT_MOST_ONCE,
         "given before it is recorded",
@@ -145,12 +151,17 @@ BUGS = (
         ("if self.delivery == AT_MOST_ONCE:", "if False:"),
         at=139,
     ),
-    bug(AT_MOST_ONCE, "other intervals over kept ones", restore._coarse, ("if before == interval:", "if True:")),
+    bug(
+        AT_MOST_ONCE,
+        "other intervals over kept ones",
+        task_state.StoredState._coarse_on,
+        ("if before == interval:", "if True:"),
+    ),
     bug(
         AT_MOST_ONCE,
         "files not remembered",
         commits.announce,
-        ("task.journal, reach.journal, path", "task.journal, (), path"),
+        ("task.source.journal, reach.journal, path", "task.source.journal, (), path"),
     ),
     bug(
         MIXED,
@@ -159,7 +170,13 @@ BUGS = (
         ("(before, min(below, clock))", "(before, below)"),
         at=8,
     ),
-    bug(MIXED, "cut back is given up", restore.positions, ("max(known.taken,", "max(known.known,"), at=22),
+    bug(
+        MIXED,
+        "cut back is given up",
+        task_state.SourceState.behind_plan,
+        ("max(known.taken,", "max(known.known,"),
+        at=22,
+    ),
     bug(
         MIXED,
         "not taken by position",
@@ -167,13 +184,13 @@ BUGS = (
         ("(position.next, END)", "(position.next, clock)"),
         at=1,
     ),
-    bug(MIXED, "again for ever", restore.cut_back, ("again=END,", ""), at=13),
+    bug(MIXED, "again for ever", task_state.SourceState.cut_back, (", again=END", ""), at=13),
     bug(
         MIXED,
         "given what is void",
         deliveries.due,
-        ("known.voided.get(output, known.delivered[output])", "known.delivered[output]"),
-        ("output not in known.voided and", ""),
+        ("outputs.voided.get(output, outputs.delivered[output])", "outputs.delivered[output]"),
+        ("output not in outputs.voided and", ""),
         at=25,
     ),
 )

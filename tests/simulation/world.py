@@ -39,9 +39,10 @@ from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.sources.base import Reach
 from persistent_state.store import late_rows, lists
 from persistent_state.store import runs as runs_io
-from persistent_state.store.entry import Entry, TaskState
+from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import state_at
+from persistent_state.store.task_state import TaskState
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
 from tests.simulation.actor import Actor, Crash, Thread
@@ -610,7 +611,7 @@ class World:
                 self.pause(None)
 
     def _write(self, actor: Actor, plan: Plan, sink: WorldSink, entry: Entry, due: Due) -> None:
-        floor = entry.tasks[sink.task].floor
+        floor = entry.tasks[sink.task].stored.floor
         since = Since(due.since, early=sink.early, recent=due.recent)
         state = state_at(plan.files, APPLICATION, entry, sink.task, plan.layout, due.clock, since)
         values: dict[Any, Any] = {}
@@ -666,11 +667,11 @@ class World:
         rows = rng.choice([2, self.most_rows])
         source: WorldSource | Stream
         if partitions.by_spark:
-            source = Stream(partitions, rng, rows, self.skew, plan.channel, started.tasks[job.name].clock)
+            source = Stream(partitions, rng, rows, self.skew, plan.channel, started.tasks[job.name].progress.clock)
         else:
             source = WorldSource(partitions, rng, rows, self.skew, plan.channel)
             state = self._newest(actor, log).tasks[job.name]
-            source.open(lists.read(log.files, state.journal), {s: p.known for s, p in state.positions.items()})
+            source.open(lists.read(log.files, state.source.journal), state.source.known_positions)
             self.oracle.opened(job.name, actor.epoch, *source.opened)
         flushed, collector = False, Collector(log)
         while True:
@@ -700,7 +701,7 @@ class World:
         if isinstance(source, Stream):
             start = {partition: source.start.get(partition, 0) for partition in visible}
         else:
-            positions = self._newest(actor, log).tasks[job.name].positions
+            positions = self._newest(actor, log).tasks[job.name].source.positions
             start = {partition: positions.get(partition, Position()).next for partition in visible}
         everything = self.rng.random() < (0.1 if any(start.values()) else 0.4)
         if isinstance(source, Stream):
@@ -770,7 +771,7 @@ class World:
             for _ in range(2 if self.rng.random() < 0.2 else 1):
                 entry = commits.wake(log, actor.epoch, plan.name, self.now)
                 basis = commits.plan_batch(entry, plan.name, stream.reach, 0)
-                basis = replace(basis, restored=restored.clock if restored.positions else BEGINNING)
+                basis = replace(basis, restored=restored.progress.clock if restored.source.positions else BEGINNING)
                 # Who has rows has the batch time from them; the shards know it.
                 told = replace(basis, now=now)
                 blobs = combine(plan, told if split else basis, part, None, stream.read(split))
@@ -841,7 +842,7 @@ class World:
         for path in self.disk.files.keys() - named:
             folder, _, name = path.rpartition("/")
             task = entry.tasks.get(folder.rpartition("/")[2])
-            dead = task is not None and tuple(map(int, name.split("-")[:2])) < (entry.epoch, task.batch)
+            dead = task is not None and tuple(map(int, name.split("-")[:2])) < (entry.epoch, task.progress.batch)
             must(not dead, "what nobody needs is deleted", path=path)
         self.oracle.finish(self.actors[-1].jobs)
 

@@ -73,9 +73,9 @@ def test_the_source_of_the_guide_counts_every_line_once_through_restarts(tmp_pat
     for restart in range(4):
         entry = core.start(log, [plan])
         source = guide_source(tmp_path)
-        source.open((), {name: position.known for name, position in entry.tasks[plan.name].positions.items()})
+        source.open((), entry.tasks[plan.name].source.known_positions)
         for batch in itertools.count():
-            start = {name: position.next for name, position in entry.tasks[plan.name].positions.items()}
+            start = entry.tasks[plan.name].source.next_positions
             reach = source.reach(start, everything=False)
             if dict(reach.ends) == start or (restart < 3 and batch == 5):
                 break

@@ -252,7 +252,7 @@ def check_end(folder: Path, stream: Stream) -> dict[str, int]:
         assert {reason: sorted(ids) for reason, ids in found.ids.items() if reason != LATE} == _by_reason(bad)
         assert len(found.ids.get(LATE, ())) == len(late), "a late row is kept once"
         assert [m for m in stream.sent if m.id in late and (m.is_on_time or m.id in bad)] == []
-        assert entry.tasks[task.task_name].counts() == {reason: len(ids) for reason, ids in found.ids.items()}
+        assert entry.tasks[task.task_name].late_rows.counts() == {reason: len(ids) for reason, ids in found.ids.items()}
         kept = [m for m in stream.sent if m.id not in late and m.id not in bad]
         assert state(folder, task) == fold(kept)
         total += Counter(kept=len(kept), late=len(late), bad=len(bad))

@@ -172,6 +172,6 @@ def test_what_runs_in_foreach_batch_can_be_pickled_and_commits_through_the_store
     subprocess.run([sys.executable, "-c", program], input=data, check=True, cwd=sessions.ROOT)
     newest = log.newest()
     assert newest is not None
-    assert (newest.number, newest.tasks[plan.name].batch) == (entry.number + 1, 1)
+    assert (newest.number, newest.tasks[plan.name].progress.batch) == (entry.number + 1, 1)
     assert core.state_at(newest, plan, None) == {("a", 1): {"sales": 1, "total": 3}}
     assert Path(delivered).exists()

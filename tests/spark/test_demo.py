@@ -17,14 +17,14 @@ MANY, FEW = 120_000, 60_000
 
 BROKEN = {
     "restore": """
-from persistent_state.protocol import restore
-assert restore.cut_runs
-restore.cut_runs = lambda runs, clock, shards: []
+from persistent_state.store import task_state
+assert task_state.cut_runs
+task_state.cut_runs = lambda runs, clock, shards: ()
 """,
     "replay": """
-from persistent_state.protocol import restore
-assert restore.rewind_position
-restore.rewind_position = lambda position, clock: position
+from persistent_state.store import task_state
+assert task_state.rewind_position
+task_state.rewind_position = lambda position, clock: position
 """,
     "late rule": """
 from persistent_state.batch import advance

@@ -129,7 +129,7 @@ class Chain:
         entry = Log(open_files(str(self.folder / "store")), NAME).newest()
         if entry is None:
             return 0
-        positions = [task.positions.get(PARTITION, Position()) for task in entry.tasks.values()]
+        positions = [task.source.positions.get(PARTITION, Position()) for task in entry.tasks.values()]
         return min(position.next >> ROW_BITS for position in positions)
 
     def _log(self) -> str:

@@ -99,7 +99,7 @@ def recorded(plan: Plan) -> dict[str, int]:
     """How far each output has come, as the log has it."""
     newest = Log(plan.files, "app").newest()
     assert newest is not None
-    return dict(newest.tasks["Total"].delivered)
+    return dict(newest.tasks["Total"].outputs.delivered)
 
 
 def running(plan: Plan) -> int:

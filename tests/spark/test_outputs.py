@@ -280,7 +280,7 @@ def test_a_driver_that_was_fenced_in_the_middle_of_a_delivery_does_no_harm(spark
     wait_for(lambda: bool(slow.asked))
     assert slow.asked == list(expected(3, totals).items())[:1]
     assert newest(tmp_path) == entry
-    assert entry.tasks["Totals"].delivered == {"place": place.applied}
+    assert entry.tasks["Totals"].outputs.delivered == {"place": place.applied}
     assert second._supervisor.entry.epoch == first._supervisor.entry.epoch + 1
 
 
@@ -332,7 +332,7 @@ def test_a_sink_may_stop_the_application(spark: SparkSession, tmp_path: Path) ->
     started.append(application(tmp_path, stop).start(spark))
     assert started[0].await_termination(60)
     # What is under way is finished, and more is not begun.
-    assert newest(tmp_path).tasks["Totals"].delivered == {
+    assert newest(tmp_path).tasks["Totals"].outputs.delivered == {
         "function " + stop.__qualname__.replace("<locals>.", ""): START
     }
 

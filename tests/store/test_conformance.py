@@ -470,7 +470,7 @@ class TestDamage:
         plan, log = plan_on(files), Log(files, "app")
         core.start(log, [plan])
         entry = core.play(log, plan, rows(5, 25))
-        stored = entry.tasks[plan.name].runs[0].file
+        stored = entry.tasks[plan.name].stored.runs[0].file
         paths = stored.path, log.path(entry.number)
         whole = {path: files.read(path).to_pybytes() for path in paths}
         for path in paths:

@@ -39,9 +39,11 @@ from persistent_state.reading import read_state
 from persistent_state.store import codec, late_rows, lists
 from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
-from persistent_state.store.entry import Cut, Entry, Pages, Run, SideFile, Stored, TaskState
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import Cut, Pages, Run, SideFile, Stored
+from persistent_state.store.task_state import LateRows, OutputState, SourceState, StoredState, TaskProgress, TaskState
 from tests import core
 
 GOLDEN = Path(__file__).parent / "golden_entry-2.json"
@@ -64,42 +66,50 @@ FULL = Entry(
                 "monoid": {"name": "Sum", "parameters": {}, "type": "int64"},
                 "key": [{"name": "größe", "type": "string"}],
             },
-            clock=180_000_000,
             born=BEGINNING,
-            cuts=(BEGINNING, 120_000_000, 180_000_000),
-            coarse=(Coarse(0, 960_000_000, 120_000_000),),
-            runs=(
-                Run(Stored("app/runs/totals/a.arrow", 900, "cd" * 32), 3, 0, 2**63, 0, 60_000_000, below=120_000_000),
-                Run(
-                    Stored("app/runs/totals/b.arrow", 901, "ef" * 32),
-                    4,
-                    2**63,
-                    2**64,
-                    60_000_000,
-                    180_000_000,
-                    half=240_000_000,
+            progress=TaskProgress(clock=180_000_000, holds=False, batch=3),
+            stored=StoredState(
+                cuts=(BEGINNING, 120_000_000, 180_000_000),
+                runs=(
+                    Run(
+                        Stored("app/runs/totals/a.arrow", 900, "cd" * 32), 3, 0, 2**63, 0, 60_000_000, below=120_000_000
+                    ),
+                    Run(
+                        Stored("app/runs/totals/b.arrow", 901, "ef" * 32),
+                        4,
+                        2**63,
+                        2**64,
+                        60_000_000,
+                        180_000_000,
+                        half=240_000_000,
+                    ),
                 ),
+                coarse=(Coarse(0, 960_000_000, 120_000_000),),
+                floor=60_000_000,
             ),
-            channels={"a": Channel(200_000_000, 5), "b": Channel(None, 6, ended=True, beyond=2)},
-            positions={"events/1.csv": Position(9, ((12, 60_000_000),), ((0, 59_000_000), (4, 130_000_000)))},
-            journal=Pages((Stored("app/runs/totals/p", 5, "01" * 32),), ("one", 'two "quoted"\n')),
-            sides=(
-                SideFile(
-                    Stored("app/runs/totals/c.side.arrow", 7, "23" * 32),
-                    {"late": 2, "no timestamp": 1},
-                    None,
-                    {"events/1.csv": 9},
-                    (Cut(60_000_000, {"events/1.csv": 3}),),
+            source=SourceState(
+                channels={"a": Channel(200_000_000, 5), "b": Channel(None, 6, ended=True, beyond=2)},
+                positions={"events/1.csv": Position(9, ((12, 60_000_000),), ((0, 59_000_000), (4, 130_000_000)))},
+                journal=Pages((Stored("app/runs/totals/p", 5, "01" * 32),), ("one", 'two "quoted"\n')),
+            ),
+            late_rows=LateRows(
+                sides=(
+                    SideFile(
+                        Stored("app/runs/totals/c.side.arrow", 7, "23" * 32),
+                        {"late": 2, "no timestamp": 1},
+                        None,
+                        {"events/1.csv": 9},
+                        (Cut(60_000_000, {"events/1.csv": 3}),),
+                    ),
                 ),
+                settled=Pages((), ("{}",)),
+                settled_counts={"late": 4},
             ),
-            settled=Pages((), ("{}",)),
-            settled_counts={"late": 4},
-            batch=3,
-            holds=False,
-            delivered={"sql sqlite:///größe.db totals": 120_000_000, "function f": BEGINNING},
-            floor=60_000_000,
+            outputs=OutputState(delivered={"sql sqlite:///größe.db totals": 120_000_000, "function f": BEGINNING}),
         ),
-        "gone": TaskState(identity={}, clock=60_000_000, born=0, cuts=(60_000_000,), active=False),
+        "gone": TaskState(
+            identity={}, born=0, progress=TaskProgress(60_000_000), stored=StoredState((60_000_000,)), active=False
+        ),
     },
 )
 
@@ -118,28 +128,36 @@ SIDES = st.builds(
     st.dictionaries(NAMES, INTS, max_size=2),
     st.lists(st.builds(Cut, INTS, st.dictionaries(NAMES, INTS, max_size=2)), max_size=2).map(tuple),
 )
+COUNTS = st.dictionaries(NAMES, INTS, max_size=2)
+TEXTS = st.lists(NAMES, max_size=2).map(tuple)
 TASKS = st.builds(
     TaskState,
     identity=st.dictionaries(NAMES, st.one_of(NAMES, st.lists(INTS, max_size=2)), max_size=2),
-    clock=INTS,
     born=INTS,
-    cuts=NUMBERS,
-    coarse=st.lists(st.builds(Coarse, INTS, INTS, INTS), max_size=2).map(tuple),
-    runs=st.lists(st.builds(Run, STORED, INTS, INTS, INTS, INTS, INTS, st.one_of(st.none(), INTS)), max_size=2).map(
-        tuple
+    progress=st.builds(TaskProgress, INTS, st.booleans(), INTS),
+    stored=st.builds(
+        StoredState,
+        cuts=NUMBERS,
+        runs=st.lists(st.builds(Run, STORED, INTS, INTS, INTS, INTS, INTS, st.one_of(st.none(), INTS)), max_size=2).map(
+            tuple
+        ),
+        coarse=st.lists(st.builds(Coarse, INTS, INTS, INTS), max_size=2).map(tuple),
+        floor=INTS,
     ),
-    channels=st.dictionaries(
-        NAMES, st.builds(Channel, st.one_of(st.none(), INTS), INTS, st.booleans(), INTS), max_size=2
+    source=st.builds(
+        SourceState,
+        channels=st.dictionaries(
+            NAMES, st.builds(Channel, st.one_of(st.none(), INTS), INTS, st.booleans(), INTS), max_size=2
+        ),
+        positions=st.dictionaries(NAMES, st.builds(Position, INTS, PAIRS, PAIRS), max_size=2),
+        journal=PAGES,
+        planned=COUNTS,
+        again=INTS,
     ),
-    positions=st.dictionaries(NAMES, st.builds(Position, INTS, PAIRS, PAIRS), max_size=2),
-    journal=PAGES,
-    sides=st.lists(SIDES, max_size=2).map(tuple),
-    settled=PAGES,
-    settled_counts=st.dictionaries(NAMES, INTS, max_size=2),
-    batch=INTS,
-    holds=st.booleans(),
+    late_rows=st.builds(LateRows, st.lists(SIDES, max_size=2).map(tuple), PAGES, COUNTS),
+    outputs=st.builds(OutputState, COUNTS, COUNTS, INTS, COUNTS, TEXTS, TEXTS),
     active=st.booleans(),
-    delivered=st.dictionaries(NAMES, INTS, max_size=2),
+    life=INTS,
 )
 ENTRIES = st.builds(
     Entry,
@@ -217,12 +235,13 @@ class TestEntries:
         oldest = without_added(GOLDEN_1.read_bytes())
         entry = codec.from_bytes(oldest, "oldest")
         task = entry.tasks["totals"]
-        assert (task.delivered, task.floor, task.planned) == ({}, BEGINNING, {})
-        assert [run.half for run in task.runs] == [None, None]
-        assert [channel.before for channel in task.channels.values()] == [None, None]
+        assert (task.outputs.delivered, task.stored.floor, task.source.planned) == ({}, BEGINNING, {})
+        assert [run.half for run in task.stored.runs] == [None, None]
+        assert [channel.before for channel in task.source.channels.values()] == [None, None]
         wanted = FULL.tasks["totals"]
-        runs = tuple(replace(run, half=None) for run in wanted.runs)
-        assert task == replace(wanted, delivered={}, floor=BEGINNING, runs=runs)
+        runs = tuple(replace(run, half=None) for run in wanted.stored.runs)
+        stored = replace(wanted.stored, floor=BEGINNING, runs=runs)
+        assert task == replace(wanted, stored=stored, outputs=OutputState())
 
     @settings(max_examples=60)
     @given(ENTRIES)
@@ -251,7 +270,7 @@ class TestEntries:
     def test_an_added_field_is_written_only_where_it_is_not_as_before(self) -> None:
         task = json.loads(GOLDEN.read_bytes().splitlines()[0])["tasks"]["gone"]
         assert not codec.ADDED["task"].keys() & task.keys()
-        task = replace(FULL.tasks["gone"], planned={"a": 7})
+        task = replace(FULL.tasks["gone"], source=SourceState(planned={"a": 7}))
         assert json.loads(codec.to_bytes(FULL.with_task("gone", task)).splitlines()[0])["tasks"]["gone"]["planned"]
 
     @pytest.mark.parametrize(
@@ -451,12 +470,14 @@ class TestPages:
 
 
 def with_journal(known: Pages) -> Entry:
-    return FULL.with_task("totals", replace(FULL.tasks["totals"], journal=known))
+    task = FULL.tasks["totals"]
+    return FULL.with_task("totals", replace(task, source=replace(task.source, journal=known)))
 
 
 def with_settled(entry: Entry, page: Stored) -> TaskState:
     task = entry.tasks["totals"]
-    return replace(task, settled=replace(task.settled, files=(page, *task.settled.files[1:])))
+    settled = replace(task.late_rows.settled, files=(page, *task.late_rows.settled.files[1:]))
+    return replace(task, late_rows=replace(task.late_rows, settled=settled))
 
 
 def flip(files: Files, path: str, byte: int) -> None:
@@ -575,13 +596,15 @@ class TestApplications:
                 if batch % 6 == 5:
                     log, (plan,) = started(files)
                     entry = log.newest() or entry
-                at = entry.tasks["totals"].positions[""].next
+                at = entry.tasks["totals"].source.positions[""].next
         task = entry.tasks["totals"]
-        assert len(task.sides) < 15
-        assert task.settled.files
-        stamps = [stamp for table in late_rows.read_all(files, task) for stamp in table["timestamp"].to_pylist()]
+        assert len(task.late_rows.sides) < 15
+        assert task.late_rows.settled.files
+        stamps = [
+            stamp for table in late_rows.read_all(files, task.late_rows) for stamp in table["timestamp"].to_pylist()
+        ]
         assert sorted(stamps) == list(range(30))
-        assert task.counts() == {"late": 30}
+        assert task.late_rows.counts() == {"late": 30}
         assert sum(core.state_at(entry, plan, None).values()) == 31
 
     @pytest.mark.parametrize("large", [0, late_rows.LARGE])
@@ -600,22 +623,25 @@ class TestApplications:
             for at in range(0, len(stream), 2):
                 entry = core.play(log, plan, rows_of(*stream[at : at + 2]))
             task = entry.tasks["totals"]
-            assert bool(task.settled_counts) == (large == 0)
+            assert bool(task.late_rows.settled_counts) == (large == 0)
             settled = sum(
-                table.num_rows for table in [late_rows.read(plan.files, s) for s in late_rows.settled(plan.files, task)]
+                table.num_rows
+                for table in [late_rows.read(plan.files, s) for s in late_rows.settled(plan.files, task.late_rows)]
             )
             for _ in range(2):
                 core.start(log, [plan])
                 task = (log.newest() or entry).tasks["totals"]
-                at = task.positions[""].next
+                at = task.source.positions[""].next
                 # What stayed is what is not delivered again, no more and no less.
-                assert task.counts() == {"no timestamp": stream[:at].count(None)}
+                assert task.late_rows.counts() == {"no timestamp": stream[:at].count(None)}
                 assert stream[:at].count(None) >= settled
                 entry = core.play(log, plan, rows_of(*stream[at:]))
                 task = entry.tasks["totals"]
-                assert task.counts() == {"no timestamp": batches}
+                assert task.late_rows.counts() == {"no timestamp": batches}
                 kept = [
-                    position for t in late_rows.read_all(plan.files, task) for position in t["position"].to_pylist()
+                    position
+                    for t in late_rows.read_all(plan.files, task.late_rows)
+                    for position in t["position"].to_pylist()
                 ]
                 assert sorted(kept) == list(range(1, len(stream), 2))
                 assert sum(core.state_at(entry, plan, None).values()) == batches
@@ -628,7 +654,7 @@ class TestApplications:
         core.play(log, plan, rows_of(5, 25))
         entry = close(log, 1, now=0, keeping=Keeping())
         assert read_state(files.url, "app", Totals()).num_rows == 2
-        path = entry.tasks["totals"].runs[0].file.path
+        path = entry.tasks["totals"].stored.runs[0].file.path
         flip(files, path, byte)
         # A process that has not read the run yet.
         runs_io._verified.clear()
@@ -749,7 +775,7 @@ class TestCollection:
             entry = core.play(log, plan, rows_of(100), keeping=self.KEEPING)
             for i in range(20):
                 entry = core.play(log, plan, rows_of(i, 101 + 10 * i), now=i, keeping=self.KEEPING)
-            (page, *_) = entry.tasks["totals"].settled.files
+            (page, *_) = entry.tasks["totals"].late_rows.settled.files
             named = {json.loads(line)["file"]["path"] for line in lists.read_file(files, page)}
             content = bytes(files.read(page.path)).replace(b'{\\"cuts', b'{\\"lives\\":3,\\"cuts')
             if fault == "damaged":

@@ -83,11 +83,11 @@ def go_on(files: Files) -> None:
     settings = Settings(interval=20, delay=10, ahead=2**62)
     tasks = [task for task in (Totals(), Notes()) if type(task).__name__ in newest.tasks]
     plans = [core.plan_of(task, SCHEMA, files=files, settings=settings, shards=3) for task in tasks]
-    plans = [replace(plan, outputs=tuple(newest.tasks[plan.name].delivered)) for plan in plans]
+    plans = [replace(plan, outputs=tuple(newest.tasks[plan.name].outputs.delivered)) for plan in plans]
     entry = core.start(log, plans)
     keeping = commits.Keeping(clocks=3, grace=10**15)
     for plan in plans:
-        while (at := (log.newest() or entry).tasks[plan.name].positions[""].next) < 60:
+        while (at := (log.newest() or entry).tasks[plan.name].source.positions[""].next) < 60:
             entry = core.play(log, plan, batch(rows()[at : at + 10]), parts=2, keeping=keeping)
     core.collect(log, entry.epoch, now=0, keeping=keeping)
 
@@ -188,6 +188,6 @@ def test_the_stores_hold_what_an_upgrade_is_about() -> None:
     """Or going on from them would prove little."""
     entry = Log(unpacked(UPGRADED), APPLICATION).newest()
     assert entry is not None
-    assert entry.tasks["Totals"].planned
-    assert entry.tasks["Totals"].delivered["sink"] in entry.retained
-    assert all(task.settled.files and task.sides for task in entry.tasks.values())
+    assert entry.tasks["Totals"].source.planned
+    assert entry.tasks["Totals"].outputs.delivered["sink"] in entry.retained
+    assert all(task.late_rows.settled.files and task.late_rows.sides for task in entry.tasks.values())

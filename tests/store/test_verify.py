@@ -25,9 +25,11 @@ from persistent_state.state import KeptState
 from persistent_state.store import late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import from_bytes, to_bytes
-from persistent_state.store.entry import Cut, Entry, Run, SideFile, TaskState
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import Cut, Run
+from persistent_state.store.task_state import TaskState
 from persistent_state.store.verify import Verified, verify
 from tests import core
 from tests.fixtures import write_store
@@ -123,7 +125,7 @@ def test_a_sound_store_of_each_kind_of_state_has_no_problem(tmp_path: Path, task
         ]
         core.play(log, plan, pa.RecordBatch.from_pylist(rows, write_store.SCHEMA), channels={"": False})
     entry = core.start(log, [plan])
-    assert len(entry.tasks[plan.name].runs) > 0
+    assert len(entry.tasks[plan.name].stored.runs) > 0
     assert verify(str(tmp_path)).problems == ()
 
 
@@ -207,44 +209,56 @@ def test_another_application_and_none_at_all(store: Path) -> None:
 Forge = Callable[[Entry, Path], Entry]
 
 
-def of_task(change: Callable[[TaskState, Path], dict[str, Any]], name: str = "Totals") -> Forge:
-    return lambda entry, store: entry.with_task(name, replace(entry.tasks[name], **change(entry.tasks[name], store)))
+def of_part(part: str, change: Callable[[TaskState, Path], dict[str, Any]], name: str = "Totals") -> Forge:
+    """The entry with other values in one part of a task's record."""
+
+    def forge(entry: Entry, store: Path) -> Entry:
+        task = entry.tasks[name]
+        changed: Any = replace(getattr(task, part), **change(task, store))
+        return entry.with_task(name, replace(task, **{part: changed}))
+
+    return forge
+
+
+def of_runs(change: Callable[[tuple[Run, ...]], tuple[Run, ...]]) -> Forge:
+    return of_part("stored", lambda task, store: {"runs": change(task.stored.runs)})
 
 
 def first_run(**changes: Any) -> Forge:
-    return of_task(lambda task, store: {"runs": (replace(task.runs[0], **changes), *task.runs[1:])})
+    return of_runs(lambda runs: (replace(runs[0], **changes), *runs[1:]))
 
 
 def rewritten(change: Callable[[pa.Table], pa.Table]) -> Forge:
     """The largest run with other content, of which all that the entry says is true."""
 
     def forge(task: TaskState, store: Path) -> dict[str, Any]:
-        place, run = max(enumerate(task.runs), key=lambda each: each[1].rows)
+        runs = task.stored.runs
+        place, run = max(enumerate(runs), key=lambda each: each[1].rows)
         table = change(pa.ipc.open_file((store / run.file.path).read_bytes()).read_all())
         path = run.file.path.replace(".arrow", "x.arrow")
         stored = runs_io.write_table(open_files(str(store)), path, table)
         starts = table["start"].to_pylist()
         made = replace(run, file=stored, rows=table.num_rows, first=min(starts), last=max(starts))
-        return {"runs": (*task.runs[:place], made, *task.runs[place + 1 :])}
+        return {"runs": (*runs[:place], made, *runs[place + 1 :])}
 
-    return of_task(forge)
+    return of_part("stored", forge)
 
 
 def other_task(task: TaskState, store: Path) -> dict[str, Any]:
     """A run of another task under this one's name, with its own checksum."""
-    run: Run = task.runs[-1]
-    notes = Log(open_files(str(store)), "app").read(LAST).tasks["Notes"].runs[-1]
+    run = task.stored.runs[-1]
+    notes = Log(open_files(str(store)), "app").read(LAST).tasks["Notes"].stored.runs[-1]
     path = run.file.path.replace(".arrow", "x.arrow")
     shutil.copy(store / notes.file.path, store / path)
-    return {"runs": (*task.runs[:-1], replace(run, file=replace(notes.file, path=path)))}
+    return {"runs": (*task.stored.runs[:-1], replace(run, file=replace(notes.file, path=path)))}
 
 
 def side(**changes: Any) -> Forge:
     def forge(task: TaskState, store: Path) -> dict[str, Any]:
-        kept: tuple[SideFile, ...] = task.sides
+        kept = task.late_rows.sides
         return {"sides": (replace(kept[0], **changes), *kept[1:])}
 
-    return of_task(forge)
+    return of_part("late_rows", forge)
 
 
 @pytest.mark.parametrize(
@@ -256,15 +270,21 @@ def side(**changes: Any) -> Forge:
         (lambda entry, store: replace(entry, retained=(160, 200)), "do not ascend to clock=220"),
         (lambda entry, store: replace(entry, number=17), "it says that it is entry 17"),
         (lambda entry, store: replace(entry, shards=2), "in no one of 2 shards"),
-        (of_task(lambda task, store: {"clock": 100}), "its task Totals is gone, or has a clock below clock=220"),
-        (of_task(lambda task, store: {"runs": task.runs[::-1]}), "among the runs of a later shard"),
-        (of_task(lambda task, store: {"runs": (task.runs[0], *task.runs)}), "has rows of .* twice"),
-        (of_task(lambda task, store: {"settled_counts": {"late": 3}}), "settled_counts={'late': 3}"),
+        (
+            of_part("progress", lambda task, store: {"clock": 100}),
+            "its task Totals is gone, or has a clock below clock=220",
+        ),
+        (of_runs(lambda runs: runs[::-1]), "among the runs of a later shard"),
+        (of_runs(lambda runs: (runs[0], *runs)), "has rows of .* twice"),
+        (of_part("late_rows", lambda task, store: {"settled_counts": {"late": 3}}), "settled_counts={'late': 3}"),
         (lambda entry, store: entry.with_task("Totals", entry.tasks["Notes"]), "which is not its own"),
         (first_run(rows=99), "rows, not 99"),
         (first_run(first=-5), "not from -5 to"),
         (first_run(last=10**9), "not from .* to 1000000000"),
-        (of_task(other_task), "its columns are .* not hash uint64, key0 string, key1 int64, start int64, value struct"),
+        (
+            of_part("stored", other_task),
+            "its columns are .* not hash uint64, key0 string, key1 int64, start int64, value struct",
+        ),
         (rewritten(lambda table: table.take(list(range(table.num_rows))[::-1])), "it is not sorted by hash"),
         (
             rewritten(lambda table: table.set_column(2, "key1", pa.array([77] * table.num_rows))),
@@ -285,9 +305,7 @@ def side(**changes: Any) -> Forge:
             "at a row that is not the last of its key",
         ),
         (
-            of_task(
-                lambda task, store: {"runs": (*task.runs[:-1], replace(task.runs[-1], high=task.runs[-1].low + 1))}
-            ),
+            of_runs(lambda runs: (*runs[:-1], replace(runs[-1], high=runs[-1].low + 1))),
             "it has hashes that are not from",
         ),
         (side(cuts=(Cut(-(2**62), {}),)), "it holds {}, not {"),
@@ -309,10 +327,10 @@ def test_files_that_stand_in_lists_are_verified_too(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(lists, "TAIL", 0)
     entry = write_store.write(tmp_path)
     task = entry.tasks["Notes"]
-    (listed, *_) = late_rows.settled(open_files(str(tmp_path)), task)
+    (listed, *_) = late_rows.settled(open_files(str(tmp_path)), task.late_rows)
     assert verify(str(tmp_path)).problems == ()
-    for path in (task.settled.files[0].path, listed.file.path):
-        assert path not in {side.file.path for side in task.sides}
+    for path in (task.late_rows.settled.files[0].path, listed.file.path):
+        assert path not in {side.file.path for side in task.late_rows.sides}
         flip(tmp_path / path, 333)
         assert list(found(verify(str(tmp_path)))) == [path]
         flip(tmp_path / path, 333)

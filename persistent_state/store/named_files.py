@@ -1,0 +1,81 @@
+"""The files that an entry of the log names: runs, files of late and bad rows, and lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file that an entry names: its path below the store, its length in bytes and its SHA-256."""
+
+    path: str
+    length: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A range of a run file: the rows with low <= hash < high and start < `below` are part of the state."""
+
+    file: Stored
+
+    rows: int
+    """Rows of the whole file."""
+
+    low: int
+    high: int
+
+    first: int
+    """The least start of an interval in the file, in microseconds UTC."""
+
+    last: int
+    """The greatest start of an interval in the file, in microseconds UTC."""
+
+    below: int | None = None
+    """The clock at which a start cut this run or an older one; None if none did. Its column `current` is out of date then."""
+
+    half: int | None = None
+    """The clock by which half of the rows have expired, or can be added to others of their key. None: no such clock."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A start took back the rows of a file of late and bad rows that are neither below `clock` nor before `positions`."""
+
+    clock: int
+    positions: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class SideFile:
+    """A file of late and bad rows, and what a start may still take back of it."""
+
+    file: Stored
+
+    reasons: Mapping[str, int]
+    """The number of its rows that count, by reason."""
+
+    newest: int | None
+    """The greatest timestamp of a row; None if a row has no timestamp."""
+
+    ends: Mapping[str, int]
+    """By partition: the position after the last row."""
+
+    cuts: tuple[Cut, ...] = ()
+    """The rows of the file that starts have taken back."""
+
+    def is_settled(self, clock: int, positions: Mapping[str, int]) -> bool:
+        """Return True if no start at or above the clock that replays from these positions or later takes a row back."""
+        if self.newest is not None and self.newest < clock:
+            return True
+        return all(end <= positions.get(partition, 0) for partition, end in self.ends.items())
+
+
+@dataclass(frozen=True)
+class Pages:
+    """A list that only grows: its newest items here, its older ones in files of JSON lines."""
+
+    files: tuple[Stored, ...] = ()
+    tail: tuple[str, ...] = ()
