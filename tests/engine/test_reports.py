@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from monoids import Sum
-from persistent_state import FileSource, Message, NonWindowState, PersistentState, PersistentTask
+from persistent_state import FileSource
 from persistent_state.batch.combine import combine
 from persistent_state.batch.shard import merge_shard
 from persistent_state.engine.reports import EVERY, TaskReport
@@ -22,24 +21,10 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from tests import core
+from tests.words import SCHEMA, Words
 
-SCHEMA = pa.schema([("ts", pa.int64()), ("word", pa.string())])
 SEE = "See read_late_rows(store, 'app', {!r})"
 STOP = ", or stop at the first with on_bad_row='fail'."
-
-
-class Words(PersistentTask):
-    key = "word"
-
-    def __init__(self, name: str = "Words", update: object = 1) -> None:
-        self.name = name
-        self._update = update
-
-    def persistent_state(self) -> NonWindowState[int]:
-        return NonWindowState(Sum())
-
-    def process_message(self, state: PersistentState[int], message: Message) -> None:
-        state.update(message.timestamp, self._update)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -10,17 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from monoids import Sum
-from persistent_state import (
-    Application,
-    FileSource,
-    InvalidInputError,
-    Message,
-    NonWindowState,
-    PersistentState,
-    PersistentTask,
-    read_state,
-)
+from persistent_state import Application, FileSource, InvalidInputError, read_state
+from tests.words import SCHEMA, Words
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,21 +19,6 @@ if TYPE_CHECKING:
     from persistent_state.engine.run import Running
 
 SECOND = 1_000_000
-SCHEMA = pa.schema([("ts", pa.int64()), ("word", pa.string())])
-
-
-class Words(PersistentTask):
-    key = "word"
-
-    def __init__(self, name: str = "Words", update: object = 1) -> None:
-        self.name = name
-        self._update = update
-
-    def persistent_state(self) -> NonWindowState[int]:
-        return NonWindowState(Sum())
-
-    def process_message(self, state: PersistentState[int], message: Message) -> None:
-        state.update(message.timestamp, self._update)  # type: ignore[arg-type]
 
 
 def ran(spark: SparkSession, folder: Path, *tasks: Words, drain: bool = False) -> Running:
