@@ -1,6 +1,6 @@
 """A driver whose task gives its values at clocks to Kafka, and which is killed at a step of that.
 
-    python -m tests.spark.courier FOLDER --servers 127.0.0.1:9092 [--partitions 2] [--die STEP [--nth 2]] [--close]
+    python -m tests.spark.courier FOLDER --servers 127.0.0.1:9092 [--partitions 2] [--die STEP [--nth 2]] [--drain]
 
 It reads FOLDER/stream to its end, delivers what there is, and ends with exit code 0. The nth time that it or one of its workers
 comes to the step the driver is ended by SIGKILL. Its steps are:
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--die")
     parser.add_argument("--nth", type=int, default=1)
-    parser.add_argument("--close", action="store_true")
+    parser.add_argument("--drain", action="store_true")
     told = parser.parse_args()
     deadly = Deadly(told.folder, os.getpid(), told.die, told.nth)
     WatchedSink.deadly = deadly
@@ -116,7 +116,7 @@ def main() -> None:
     events.mkdir(exist_ok=True)
     logged = {"enabled": "true", "dir": f"file://{events.absolute()}", "compress": "false"}
     session = new_session("courier", settings={f"spark.eventLog.{name}": value for name, value in logged.items()})
-    app.run(session, drain=told.close)
+    app.run(session, drain=told.drain)
 
 
 if __name__ == "__main__":

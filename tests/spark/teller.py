@@ -1,7 +1,7 @@
 """A driver with four tasks of different speed and eleven or twelve outputs, which is killed at a step of a delivery.
 
     python -m tests.spark.teller FOLDER --postgresql URL [--die STEP [--nth 2]] [--inexact Users] [--shards 2]
-        [--interval "10 seconds"] [--checkpoints 2] [--other-code] [--close]
+        [--interval "10 seconds"] [--checkpoints 2] [--other-code] [--drain]
 
 It reads FOLDER/stream to its end, delivers what there is, and ends with exit code 0. Before the nth time that it comes to the
 step it is ended by SIGKILL. One of its tasks fails once, and all start again within the process. Its steps are:
@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--interval", default="10 seconds")
     parser.add_argument("--checkpoints", type=int, default=10_000)
     parser.add_argument("--other-code", action="store_true")
-    parser.add_argument("--close", action="store_true")
+    parser.add_argument("--drain", action="store_true")
     told = parser.parse_args()
     deadly = Deadly(told.die, told.nth)
     watch(deadly)
@@ -305,7 +305,7 @@ def main() -> None:
     for task in WINDOWED:
         outputs = [sink_of(kind, told.folder, told.postgresql, task.task_name) for kind in KINDS_OF_WINDOWS]
         app.add(task, FileSource(str(told.folder / "stream"), timestamp="ts", max_files_per_batch=3), outputs)
-    app.run(new_session("teller"), drain=told.close)
+    app.run(new_session("teller"), drain=told.drain)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ class Chain:
         return self.launch(*arguments, folder=self.folder, **self.jvm.env).wait(timeout=400)
 
     def kill(self, step: str, nth: int) -> None:
-        more = ["--close"] if step == "close" else []
+        more = ["--drain"] if step == "close" else []
         code = self.drive("--die", step, "--nth", str(nth), *more)
         assert code == -signal.SIGKILL, f"{step}: {self.log()}"
         self.check_clocks()
@@ -281,7 +281,7 @@ def test_each_value_at_each_clock_is_delivered_once_whatever_step_its_driver_is_
             for step, nth in steps:
                 assert not failed.is_set(), "the other chain failed"
                 chain.kill(step, nth)
-            assert chain.drive("--close") == 0, chain.log()
+            assert chain.drive("--drain") == 0, chain.log()
             return chain.check_end()
         except BaseException:
             failed.set()

@@ -84,7 +84,7 @@ def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(
     for link, step in enumerate(STEPS):
         code = drive(link, "--die", step, "--nth", "2")
         assert code == -signal.SIGKILL, (step, (tmp_path / "log").read_text()[-4000:])
-    assert drive(len(STEPS), "--close") == 0, (tmp_path / "log").read_text()[-4000:]
+    assert drive(len(STEPS), "--drain") == 0, (tmp_path / "log").read_text()[-4000:]
 
     totals: dict[int, int] = {}
     wanted = []
