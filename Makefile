@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 EXAMPLES := message-count topic-to-topic window-average unique-aircraft sessions ledger alerts
 
-.PHONY: demo test bench-quick lint docs clean check-python check-java $(EXAMPLES)
+.PHONY: demo test soak bench-quick lint docs clean check-python check-java $(EXAMPLES)
 
 demo: $(VENV)/ready
 	@$(BIN)/python -m examples.exactly_once
@@ -15,6 +15,12 @@ $(EXAMPLES): $(VENV)/ready
 
 test: $(VENV)/ready
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+# What CI leaves out for its time: more worlds, longer chains of kills, larger clusters, each version of Spark. For hours.
+# SIMULATION_WORLDS= says how many worlds.
+soak: $(VENV)/ready
+	@SOAK=1 $(BIN)/python -m pytest -n 2 -m soak $(ARGS)
+	@$(BIN)/python -m tests.versions
 
 bench-quick: $(VENV)/ready
 	@$(BIN)/python -m benchmarks.throughput --quick

@@ -17,8 +17,12 @@ from persistent_state.errors import StoreUnavailableError
 from persistent_state.kafka import transactions
 from tests.kafka.cluster import Cluster
 from tests.kafka.deliverer import check, deliver, run_on, seen, writer_of
+from tests.soak import soak_or
 
 numbers = itertools.count()
+
+LEADERS = soak_or(ci=2, soak=20)
+"""Leaders of the bookkeeping that are killed, one after the other."""
 
 
 def new_topics(cluster: Cluster, replicas: list[list[int]], bookkeeping: list[int]) -> str:
@@ -67,6 +71,7 @@ def test_each_value_is_seen_once_although_a_broker_that_is_cut_off_goes_on_leadi
     check(seen(cluster.start(), topic), wanted)
 
 
+@pytest.mark.soak
 def test_each_value_is_seen_once_although_leaders_and_the_controller_are_killed_and_partitions_moved(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +100,7 @@ def test_each_value_is_seen_once_although_leaders_and_the_controller_are_killed_
         delivering = pool.submit(deliver_all)
         try:
             see_it_go_on()
-            for _ in range(2):
+            for _ in range(LEADERS):
                 cluster.brokers[cluster.leader(bookkeeping)].kill()
                 see_it_go_on()
                 cluster.start()

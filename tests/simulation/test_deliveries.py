@@ -21,8 +21,9 @@ from persistent_state.store.late_rows import LATE
 from tests.simulation.deliveries import MIXED, DeliveryWorld, is_below
 from tests.simulation.oracle import Violation, must
 from tests.simulation.planted import Bug
+from tests.soak import soak_or
 
-WORLDS, STRIDE = 40, 20
+WORLDS, STRIDE = soak_or(ci=40, soak=1000), 20
 
 
 def check(world: DeliveryWorld) -> Counter[str]:
@@ -75,6 +76,7 @@ def play(delivery: str, seed: int) -> Counter[str]:
         ) from error
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("first", range(0, WORLDS, STRIDE))
 @pytest.mark.parametrize("delivery", [*DELIVERIES, MIXED])
 def test_every_world_keeps_what_its_delivery_promises(delivery: str, first: int) -> None:

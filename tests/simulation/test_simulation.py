@@ -13,18 +13,21 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.world import REBUILT, World, play
+from tests.soak import soak_or
 
-WORLDS = int(os.environ.get("SIMULATION_WORLDS", "300"))
+WORLDS = int(os.environ.get("SIMULATION_WORLDS") or soak_or(ci=300, soak=5000))
 STRIDE = 20
-REBUILT_WORLDS = 15
+REBUILT_WORLDS = soak_or(ci=15, soak=300)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("first", range(0, WORLDS, STRIDE))
 def test_every_world_keeps_the_contract(first: int) -> None:
     for seed in range(first, min(first + STRIDE, WORLDS)):
         play(seed)
 
 
+@pytest.mark.soak
 def test_a_task_that_is_built_again_keeps_the_contract() -> None:
     worlds = [play(seed, REBUILT) for seed in range(REBUILT_WORLDS)]
     assert any("again" in line for world in worlds for line in world.trace)

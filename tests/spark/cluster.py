@@ -12,10 +12,11 @@ from pathlib import Path
 
 import psutil
 
+from tests.soak import soak_or
 from tests.spark import sessions
 from tests.store.servers import free_port
 
-WORKERS = 2
+WORKERS = soak_or(ci=2, soak=4)
 PATIENCE = 120.0
 
 

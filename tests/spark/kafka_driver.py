@@ -96,6 +96,8 @@ def spark_counts(spark: SparkSession, folder: Path, servers: str, topic: str, pe
     records = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", per_batch).load()
     counts = records.withWatermark("timestamp", DELAY).groupBy(F.window("timestamp", "1 minute")).count()
     writer = counts.writeStream.outputMode("update").format("memory").queryName("counts")
+    # By default Spark would keep a state of its own in 200 partitions.
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
     query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
     query.awaitTermination()
     newest = spark.table("counts").groupBy("window").agg(F.max("count").alias("count"))

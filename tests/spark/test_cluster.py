@@ -27,6 +27,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.verify import verify
 from tests import core
 from tests.fixtures.write_store import SCHEMA, Totals
+from tests.soak import soak_or
 from tests.spark import sessions, stream
 from tests.spark.cluster import WORKERS, standalone
 from tests.spark.conftest import Launch, Rehearsal
@@ -34,9 +35,11 @@ from tests.spark.stream import NAME, Stream, check_cut, check_end, progress
 from tests.spark.test_failures import wait_for
 from tests.store.servers import Servers, needed
 
-KILLS, MOST_KILLS = 4, 8
+KILLS = soak_or(ci=2, soak=20)
+MOST_KILLS = KILLS + 4
 
 
+@pytest.mark.soak
 def test_executors_killed_in_mid_batch_are_replaced_and_no_file_tells_the_secret_of_the_store(
     servers: Servers,
     rehearsal: Rehearsal,

@@ -24,6 +24,7 @@ from persistent_state.formatting import read_clock
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests.core import whole_times
+from tests.soak import soak_or
 from tests.spark.conftest import Launch
 from tests.spark.sessions import Jvm
 from tests.spark.teller import (
@@ -47,7 +48,11 @@ OF_DATABASES = [
 ] + ["written newest"]
 OF_FILES = ["open parquet", "write parquet", "file", "filed", "mark", "marked", "written parquet"]
 OF_LOG = ["record", "recorded", "close"]
-STEPS = [*OF_FILES, *OF_DATABASES, *OF_LOG]
+CHANGING = ["file", "mark", "marked", "insert sqlite", "commit sqlite", "written sqlite", "insert postgresql"]
+CHANGING += ["commit postgresql", "written postgresql", "written newest", "recorded", "close"]
+"""The steps between which what a sink or the log holds has changed: a kill at any other step leaves what one of these does."""
+
+STEPS = soak_or(ci=CHANGING, soak=[*OF_FILES, *OF_DATABASES, *OF_LOG] * 2)
 
 UNREAD = 4
 """Files that a driver finds: its slowest task makes some micro-batches of them."""
@@ -259,6 +264,7 @@ def by_clock(rows: Iterable[tuple[int, Any, Any]]) -> Found:
     return dict(found)
 
 
+@pytest.mark.soak
 def test_each_value_at_each_clock_is_delivered_once_whatever_step_its_driver_is_killed_at(
     launch: Launch,
     jvms: Sequence[Jvm],

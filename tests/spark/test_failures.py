@@ -27,6 +27,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from persistent_state.store.verify import verify
+from tests.soak import soak_or
 from tests.spark import sessions, stream
 from tests.spark.conftest import Launch
 from tests.spark.faults import FaultyFiles, Schedule, Stumbles
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 PATIENCE = 240.0
 """Seconds until what is waited for will never come."""
 
-KILLS = 12
-AT_STORE = 40
-FAULTS = 12
+KILLS = soak_or(ci=8, soak=60)
+AT_STORE = soak_or(ci=16, soak=200)
+FAULTS = soak_or(ci=12, soak=100)
 FAULTS_IN_A_ROW = 5
 """Faults of the store from one commit to the next: every start takes some twenty steps there to come to a commit."""
 Tell = Callable[[str, object], None]
@@ -101,6 +102,7 @@ def pythons(spark: SparkSession) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.soak
 def test_workers_and_planners_killed_at_random_moments_lose_and_double_no_message(
     spark: SparkSession, tmp_path: Path, record_property: Tell
 ) -> None:
@@ -136,6 +138,7 @@ def test_workers_and_planners_killed_at_random_moments_lose_and_double_no_messag
     record_property("told", f"killed: {dict(killed)}, {run.restarts} restarts by itself, and both tasks hold: {end}")
 
 
+@pytest.mark.soak
 def test_a_store_that_fails_on_a_schedule_costs_restarts_and_no_message(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Tell
 ) -> None:
@@ -302,6 +305,7 @@ def test_the_second_attempt_of_a_task_commits_and_the_first_leaves_no_trace(
     check_end(tmp_path, sent)
 
 
+@pytest.mark.soak
 def test_workers_killed_at_the_store_are_replaced_and_their_tasks_retried_by_spark(
     launch: Launch, jvms: Sequence[sessions.Jvm], tmp_path: Path, record_property: Tell
 ) -> None:
@@ -325,6 +329,7 @@ def test_workers_killed_at_the_store_are_replaced_and_their_tasks_retried_by_spa
     check_store(tmp_path, sent)
     end = check_end(tmp_path, sent)
     killed = schedule.told()
-    assert newest(tmp_path).epoch < AT_STORE // 5
+    # Each of the two drivers started once, and seldom again.
+    assert newest(tmp_path).epoch - 2 < AT_STORE // 5
     assert {fault.split(", ")[0] for fault in killed} == {"kill before", "kill after"}
     record_property("told", f"{killed.total()} workers killed whose tasks Spark retried, and both tasks hold: {end}")

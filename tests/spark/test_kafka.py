@@ -31,6 +31,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.verify import verify
 from tests.kafka.security import client_options, secured_broker
 from tests.kafka.topics import deleted_before, grow, new_topic, offsets_written, producer
+from tests.soak import soak_or
 from tests.spark.conftest import Launch
 from tests.spark.kafka_driver import NAME, BySpark, Fast
 from tests.spark.test_cluster import telling
@@ -40,7 +41,7 @@ from tests.store.servers import needed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KILLS = 3
+KILLS = soak_or(ci=2, soak=10)
 START = 1_700_000_000_000
 HOUR, MINUTE = 3_600_000, 60_000
 DRIVER = ("-m", "tests.spark.kafka_driver")
@@ -86,6 +87,7 @@ class Shop:
         self.rounds += 1
 
 
+@pytest.mark.soak
 def test_drivers_and_brokers_are_killed_and_each_record_counts_once_in_both_ways(
     broker: Broker, launch: Launch, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

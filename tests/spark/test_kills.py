@@ -19,10 +19,13 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
+import pytest
+
 from persistent_state.event_time.positions import Position
 from persistent_state.sources.files import PARTITION, ROW_BITS
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+from tests.soak import soak_or
 from tests.spark.conftest import Launch, Rehearsal
 from tests.spark.sessions import Jvm
 from tests.spark.stream import NAME, Stream, check_cut, check_end, progress
@@ -31,8 +34,11 @@ PHASES = ("start", "commit", "collect", "close")
 WRITES = ("create", "delete")
 GROUP, JVM = "group", "jvm:"
 KILLED = "the JVM is killed"
-OF_JVM = {"start", "commit"}
+OF_JVM = soak_or(ci=(), soak=("start", "commit"))
 """Of these phases the JVM is killed before each step too; of the others before the first that changes the store for good."""
+
+AT_RANDOM = soak_or(ci=2, soak=40)
+"""Drivers that are killed at any step."""
 
 SOON = 60
 """Seconds in which a driver without a JVM must end. It takes about one where nothing else runs."""
@@ -153,6 +159,7 @@ def crash_points(steps: Sequence[str]) -> dict[str, list[str]]:
     return {phase: list(found) for phase, found in points.items()}
 
 
+@pytest.mark.soak
 def test_a_store_is_exact_whatever_step_its_drivers_are_killed_at(
     rehearsal: Rehearsal,
     launch: Launch,
@@ -163,7 +170,7 @@ def test_a_store_is_exact_whatever_step_its_drivers_are_killed_at(
     points = crash_points(rehearsal.steps)
     assert {phase for phase, found in points.items() if any(step.split()[1] in WRITES for step in found)} == {*PHASES}
     chance = random.Random(2013)
-    at_random = [str(chance.randrange(10, 50)) for _ in range(2)]
+    at_random = [str(chance.randrange(10, 50)) for _ in range(AT_RANDOM)]
     for phase, found in points.items():
         first = next(point for point in found if point.split()[1] in WRITES)
         found += [f"{JVM} {point}" for point in (list(found) if phase in OF_JVM else [first])]
