@@ -1,0 +1,262 @@
+"""What a supervisor does when queries end or fail: they are told to by these tests, and so need no Spark."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from persistent_state import StateError
+from persistent_state.engine import backoff, supervisor
+from persistent_state.engine.deliveries import Deliveries
+from persistent_state.engine.queries import Part, Setup
+from persistent_state.engine.supervisor import Supervisor
+from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StoreUnavailableError, TaskFailedError
+from persistent_state.event_time.clocks import END
+from persistent_state.protocol.commits import Keeping
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from tests import core
+from tests.words import SCHEMA, Words
+
+Step = Callable[["Script"], None]
+
+
+class Script:
+    """The application, and what each start of its queries does."""
+
+    def __init__(self, *steps: Step) -> None:
+        self.steps = list(steps)
+        self.plan = core.plan_of(Words(), SCHEMA)
+        self.log = Log(self.plan.files, self.plan.application)
+        self.queries: Any = None
+        spark: Any = None
+        source: Any = None
+        self.setup = Setup(
+            spark=spark,
+            application=self.plan.application,
+            files=self.plan.files,
+            parts=[Part(self.plan, source, source)],
+            interval=10,
+            shards=1,
+            keeping=Keeping(),
+            scratch=None,
+            max_restarts=2,
+            to_the_end=True,
+            drains=False,
+            trigger=None,
+            on_progress=None,
+        )
+
+    def newest(self) -> Entry:
+        entry = self.log.newest()
+        assert entry is not None
+        return entry
+
+    def commit(self, *times: int) -> None:
+        """Commit a micro-batch, as a query does."""
+        rows = pa.RecordBatch.from_pylist([{"ts": time, "word": "a"} for time in times], SCHEMA)
+        core.play(self.log, self.plan, rows)
+        self.queries.committed = True
+
+    def supervise(self) -> Supervisor:
+        return Supervisor(self.setup, self.log, core.start(self.log, [self.plan]), Deliveries([]))
+
+    def run(self) -> Supervisor:
+        """Supervise to the end."""
+        found = self.supervise()
+        found._thread.join(60)
+        assert not found.is_alive
+        return found
+
+
+class FakeQueries:
+    """Queries of one task, which run until the script says something else."""
+
+    script: Script
+
+    def __init__(self, setup: Setup) -> None:
+        self.active_tasks: set[str] = set()
+        self.failed_commit: tuple[str, Exception] | None = None
+        self.failed_query: tuple[str, Exception] | None = None
+        self.committed = False
+        self.script.queries = self
+
+    def start(self, entry: Entry, scratch: Any) -> None:
+        self.active_tasks = {"Words"}
+        self.script.steps.pop(0)(self.script)
+
+    def has_committed(self, task: str) -> bool:
+        return self.committed
+
+    def stop(self) -> None:
+        self.active_tasks = set()
+
+
+@pytest.fixture(autouse=True)
+def _fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(supervisor, "Queries", FakeQueries)
+    monkeypatch.setattr(supervisor, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield
+    assert list(tmp_path.iterdir()) == [], "the scratch space is gone"
+
+
+def play(*steps: Step, **changes: Any) -> Script:
+    script = FakeQueries.script = Script(*steps)
+    script.setup = replace(script.setup, **changes)
+    return script
+
+
+def ends(script: Script) -> None:
+    script.queries.stop()
+
+
+def fails(error: Exception, *committed: int) -> Step:
+    """A start whose query fails, after a micro-batch with these timestamps."""
+
+    def step(script: Script) -> None:
+        if committed:
+            script.commit(*committed)
+        script.queries.failed_query = ("Words", error)
+
+    return step
+
+
+def raises(error: Exception) -> Step:
+    """A start that fails itself."""
+
+    def step(script: Script) -> None:
+        raise error
+
+    return step
+
+
+DOWN = StoreUnavailableError("the store is down.")
+
+
+def test_a_run_ends_when_its_queries_come_to_their_end() -> None:
+    run = play(ends).run()
+    assert (run.error, run.restarts, run.entry.epoch) == (None, 0, 1)
+
+
+def test_a_run_that_drains_commits_a_clock_above_all_messages_at_its_end() -> None:
+    def commits_and_ends(script: Script) -> None:
+        script.commit(5)
+        script.queries.stop()
+
+    script = play(commits_and_ends, drains=True)
+    assert script.run().entry.clock == script.newest().clock == 10
+
+
+def test_after_a_failure_all_queries_start_again_as_a_newer_driver(caplog: pytest.LogCaptureFixture) -> None:
+    script = play(fails(DOWN), ends)
+    with caplog.at_level(logging.WARNING, "persistent_state"):
+        run = script.run()
+    assert (run.error, run.restarts, run.entry.epoch) == (None, 1, 2)
+    assert script.newest() == run.entry
+    assert caplog.records[0].getMessage() == "application app starts again in 0.01 s: the store is down."
+
+
+def test_a_start_that_fails_is_a_failure_like_any_other() -> None:
+    run = play(fails(DOWN), raises(DOWN), raises(OSError("no Spark")), max_restarts=2).run()
+    assert run.restarts == 2
+    assert isinstance(run.error, StateError)
+    assert "no Spark" in str(run.error)
+
+
+def test_more_failures_in_a_row_than_allowed_end_the_run_with_the_last() -> None:
+    last = StoreUnavailableError("still down.")
+    run = play(fails(DOWN), fails(DOWN), fails(last), ends, max_restarts=2).run()
+    assert (run.error, run.restarts) == (last, 2)
+
+
+def test_failures_with_a_new_global_clock_between_them_do_not_add_up() -> None:
+    run = play(*(fails(DOWN, time) for time in (5, 15, 25, 35)), ends, max_restarts=1).run()
+    assert (run.error, run.restarts) == (None, 4)
+    # A micro-batch that moves no clock is no success.
+    run = play(*(fails(DOWN, 15) for _ in range(3)), max_restarts=1).run()
+    assert (run.error, run.restarts) == (DOWN, 1)
+
+
+@pytest.mark.parametrize("kind", [FencedError, InvalidInputError, TaskFailedError, DamagedError])
+def test_what_another_start_would_meet_again_ends_the_run(kind: type[StateError]) -> None:
+    error = kind("again and again.")
+    run = play(fails(error)).run()
+    assert (run.error, run.restarts) == (error, 0)
+
+
+def test_a_failure_beside_a_newer_driver_is_that_of_a_fenced_one() -> None:
+    def is_taken_over(script: Script) -> None:
+        core.start(script.log, [script.plan])
+        fails(DOWN)(script)
+
+    run = play(is_taken_over).run()
+    assert str(run.error) == "a newer driver owns app; this one (epoch 1) has stopped."
+    assert isinstance(run.error, FencedError)
+
+
+def test_a_run_that_does_nothing_sees_that_a_newer_driver_owns_the_application(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0)
+
+    def is_taken_over(script: Script) -> None:
+        core.start(script.log, [script.plan])
+
+    assert isinstance(play(is_taken_over).run().error, FencedError)
+
+
+def test_a_stop_ends_a_run_and_leaves_what_is_above_the_clock() -> None:
+    script = play(lambda script: script.commit(5), drains=True)
+    run = script.supervise()
+    run.stop()
+    run.join()
+    assert (run.error, run.restarts, script.newest().clock < END) == (None, 0, True)
+
+
+def test_a_stop_ends_the_wait_before_another_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = threading.Event()
+
+    def fail(tries: backoff.Backoff) -> float:
+        waits.set()
+        return 600
+
+    monkeypatch.setattr(backoff.Backoff, "fail", fail)
+    run = play(fails(DOWN)).supervise()
+    assert waits.wait(60)
+    run.stop()
+    run._thread.join(60)
+    assert (run.is_alive, run.error, run.restarts) == (False, None, 0)
+
+
+def test_a_query_that_somebody_stopped_through_spark_ends_the_run_as_a_stop_does() -> None:
+    def is_stopped(script: Script) -> None:
+        script.queries.stop()
+        script.queries.failed_commit = ("Words", InterruptedError())
+
+    run = play(is_stopped).run()
+    assert (run.error, run.restarts) == (None, 0)
+
+
+def test_a_first_start_that_fails_raises_and_leaves_nothing_running() -> None:
+    with pytest.raises(StoreUnavailableError):
+        play(raises(DOWN)).supervise()
+
+
+def test_an_error_that_is_not_of_this_package_ends_the_run_with_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(script: Script) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(supervisor.Reports, "end", lambda *arguments, **named: breaks(FakeQueries.script))
+    run = play(ends).run()
+    assert str(run.error) == "application app stopped at ZeroDivisionError(). Fix the cause, then start it again."
+    assert isinstance(run.error.__cause__ if run.error else None, ZeroDivisionError)
