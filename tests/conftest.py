@@ -27,7 +27,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scopes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((name for name, _ in TOGETHER[rank(nodeid) :]), nodeid)
+            return scope_of(nodeid)
 
     config.option.loadscopereorder = False
     return Scopes(config, log)
@@ -36,19 +36,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 TOGETHER = (
     ("drivers", tuple(f"/spark/test_{name}.py" for name in ("kills", "failures", "drivers", "cluster", "deliveries"))),
     ("kafka", ("/kafka/", "test_kafka")),
-    ("spark", ("/spark/",)),
-    ("servers", ("test_conformance.py",)),
+    ("servers", ("test_conformance.py", "/spark/test_stores.py")),
 )
-"""Tests that run in one process: a name, and what marks their files."""
+"""Tests that run in one process, the longest first: a name, and what marks their files."""
 
 
-def rank(nodeid: str) -> int:
-    """The place of a test's group in `TOGETHER`; the number of groups if it is in none."""
-    return next((i for i, (_, marks) in enumerate(TOGETHER) if any(mark in nodeid for mark in marks)), len(TOGETHER))
+def scope_of(nodeid: str) -> str:
+    """The name of what a test shares its process with: a group, of the other tests on Spark its file, else nothing."""
+    for name, marks in TOGETHER:
+        if any(mark in nodeid for mark in marks):
+            return name
+    return nodeid.partition("::")[0] if "/spark/" in nodeid else nodeid
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: rank(item.nodeid))
+    groups = [name for name, _ in TOGETHER]
+
+    def place(item: pytest.Item) -> int:
+        scope = scope_of(item.nodeid)
+        return groups.index(scope) if scope in groups else len(groups) + ("/spark/" not in scope)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

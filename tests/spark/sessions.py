@@ -56,6 +56,12 @@ if "PYSPARK_GATEWAY_PORT" in os.environ:
 """As `sitecustomize`, what lets a program that knows nothing of these tests run in a `Jvm`; not what that starts."""
 
 
+def patched(folder: Path, patch: str) -> dict[str, str]:
+    """Of the environment of a program, what makes each of its Pythons begin with the patch; it is kept in a folder."""
+    (folder / "sitecustomize.py").write_text((QUICK_PYTHON / "sitecustomize.py").read_text() + patch)
+    return {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
 def new_session(name: str, master: str = "local[2]", settings: Mapping[str, str] | None = None) -> SparkSession:
     """A small session that starts fast."""
     from pyspark.sql import SparkSession

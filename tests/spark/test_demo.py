@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.spark.conftest import Launch
-from tests.spark.sessions import QUICK_PYTHON, ROOT
+from tests.spark.sessions import patched
 
 MANY, FEW = 120_000, 60_000
 
@@ -49,8 +49,7 @@ class Shown:
 def show(launch: Launch, folder: Path, *arguments: str, patch: str = "", **env: str) -> Shown:
     """Run the demo in a process of its own, of whose Pythons each begins with the patch."""
     if patch:
-        (folder / "sitecustomize.py").write_text((QUICK_PYTHON / "sitecustomize.py").read_text() + patch)
-        env["PYTHONPATH"] = f"{folder}:{ROOT}"
+        env |= patched(folder, patch)
     status = launch("-m", "examples.exactly_once", *arguments, folder=folder, **env).wait(timeout=300)
     return Shown(status, (folder / "out").read_text().splitlines(), (folder / "log").read_text())
 

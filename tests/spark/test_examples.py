@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -18,6 +19,7 @@ import pytest
 from examples import alerts, ledger, sessions, topic_to_topic, unique_aircraft, window_average
 from examples.driven import differences
 from tests.spark.conftest import Launch
+from tests.spark.sessions import FOR_OTHERS, Jvm, patched
 
 TRANSFERS, KILLS = 2_000, 1
 FLIGHTS, USERS = 50_000, 100
@@ -35,17 +37,31 @@ class Shown:
         return found
 
 
-def show(launch: Launch, folder: Path, name: str, *arguments: str) -> Shown:
-    """Run an example, which ends well; a folder "KEPT" is given to it."""
+def show(launch: Launch, jvm: Jvm, folder: Path, name: str, *arguments: str) -> Shown:
+    """Run an example in a JVM, which ends well; a folder "KEPT" is given to it."""
     told = [str(folder / "kept") if argument == "KEPT" else argument for argument in arguments]
-    status = launch("-m", f"examples.{name}", "--json", *told, folder=folder).wait(timeout=600)
+    env = {**patched(folder, FOR_OTHERS), **jvm.env}
+    status = launch("-m", f"examples.{name}", "--json", *told, folder=folder, **env).wait(timeout=600)
     assert status == 0, (folder / "out").read_text() + (folder / "log").read_text()[-4000:]
     return Shown((folder / "out").read_text().splitlines(), folder / "kept")
 
 
 @pytest.fixture(scope="module")
-def examples(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Shown]]]:
-    """All of them, two side by side."""
+def examples(
+    launch: Launch, jvms: Sequence[Jvm], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, Future[Shown]]]:
+    """All of them, one in each JVM at a time."""
+    free = Queue[Jvm]()
+    for jvm in jvms:
+        free.put(jvm)
+
+    def run(name: str, *arguments: str) -> Shown:
+        jvm = free.get()
+        try:
+            return show(launch, jvm, tmp_path_factory.mktemp(name), name, *arguments)
+        finally:
+            free.put(jvm)
+
     commands = {
         "ledger": ("--folder", "KEPT", "--transfers", str(TRANSFERS), "--kills", str(KILLS)),
         "alerts": ("--folder", "KEPT"),
@@ -55,11 +71,8 @@ def examples(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "topic_to_topic": ("--messages", "20000"),
         "message_count": (),
     }
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            name: pool.submit(show, launch, tmp_path_factory.mktemp(name), name, *arguments)
-            for name, arguments in commands.items()
-        }
+    with ThreadPoolExecutor(len(jvms)) as pool:
+        yield {name: pool.submit(run, name, *arguments) for name, arguments in commands.items()}
 
 
 def test_words_are_counted_at_each_clock(examples: Mapping[str, Future[Shown]]) -> None:
