@@ -13,7 +13,7 @@ import pytest
 from tests.spark.conftest import Launch
 from tests.spark.sessions import patched
 
-MANY, FEW = 120_000, 60_000
+MANY, FEW = 60_000, 40_000
 
 BROKEN = {
     "restore": """

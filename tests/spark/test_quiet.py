@@ -78,7 +78,7 @@ assert not os.path.exists(sys.argv[1])
 
 for way in ("stop()", "SIGTERM", "SIGINT"):
     app = Application(way[:4], store=sys.argv[1], checkpoint_interval="1 second")
-    app.add(Slow(), RateSource(2000)).add(AlsoSlow(), RateSource(2000))
+    app.add(Slow(), RateSource(1000)).add(AlsoSlow(), RateSource(1000))
     committed = threading.Event()
     print("==", way, file=sys.stderr, flush=True)
     running = app.start(spark, on_progress=lambda progress: progress.batch > 1 and committed.set())
