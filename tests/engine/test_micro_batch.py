@@ -1,16 +1,11 @@
-"""What a failed commit and a failed worker tell the driver, and that they wait for it no longer than they must."""
+"""What a failed commit tells the driver, and that it waits for its query to end."""
 
 from __future__ import annotations
 
 import pickle
 import threading
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
 
 from persistent_state import StateError, TaskFailedError
-from persistent_state.engine import failures
 from persistent_state.engine.micro_batch import Watch
 
 
@@ -48,22 +43,3 @@ def test_a_commit_that_a_stop_interrupts_is_no_failure() -> None:
 
 def test_nobody_watches_in_another_process() -> None:
     assert pickle.loads(pickle.dumps(Watch())) is None
-
-
-@pytest.mark.parametrize(("attempt", "is_row"), [(0, False), (2, False), (3, True)])
-def test_an_error_is_a_row_where_spark_would_not_try_again(
-    monkeypatch: pytest.MonkeyPatch, attempt: int, is_row: bool
-) -> None:
-    context: Any = SimpleNamespace(get=lambda: SimpleNamespace(attemptNumber=lambda: attempt))
-    monkeypatch.setattr(failures, "TaskContext", context)
-    error = TaskFailedError("process_message raised")
-    if is_row:
-        found = failures.error_of(failures.as_row(error, 4))
-        assert (type(found), str(found)) == (TaskFailedError, str(error))
-    else:
-        with pytest.raises(TaskFailedError, match="process_message raised"):
-            failures.as_row(error, 4)
-
-
-def test_a_result_is_no_error() -> None:
-    assert failures.error_of(pickle.dumps({"a": 1})) is None
