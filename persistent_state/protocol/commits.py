@@ -1,8 +1,8 @@
 """A driver's part after its start: plan micro-batches, commit them, give a final clock.
 
 Invariants:
-- An entry's global clock is at or above that of the entry before it, and every active task's clock is at or above it, but
-  for one that was away or is built again: it holds the global clock until it has caught up.
+- An entry's global clock is at or above that of the entry before it, and every active task's clock is at or above the global
+  clock. Only a task that was away or is built again may be below: it holds the global clock until it has caught up.
 - No stored interval straddles a cut that the newest entry names for a task, or a retained clock.
 """
 
@@ -38,7 +38,7 @@ class Keeping:
 
 
 def wake(log: Log, epoch: int, name: str, now: int) -> Entry:
-    """Return the newest entry, in which the task holds the global clock: until it commits, only it can move its clock.
+    """Return the newest entry, in which the task holds the global clock. Until it commits, nobody else can move its clock.
 
     Raises:
         FencedError: a newer driver owns the application.

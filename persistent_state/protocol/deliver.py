@@ -70,8 +70,9 @@ def delivered(entry: Entry, task: str) -> Mapping[str, Delivered]:
 
 
 def _waiting(entry: Entry, name: str, output: str, own: Sequence[int] = ()) -> list[int]:
+    """Return the clocks that an output's sink lacks, ascending: of the retained ones, and of the task's `own` ones."""
     task = entry.tasks[name]
-    # What a task was before it began is nothing, and one that is behind the global clock has yet to get there.
+    # Before a task began, it had no state. A task that is behind the global clock has yet to get there.
     clocks = {*entry.retained, *own}
     last = max(task.born, task.outputs.delivered[output])
     return [clock for clock in sorted(clocks) if last < clock <= task.progress.clock]

@@ -73,9 +73,9 @@ def _counted_below(task: TaskState, plan: Plan, clock: int) -> int:
 
 
 def cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) -> TaskState:
-    """Return a task as it was at `clock`, or at its own clock if it is behind, laid out for so many shards.
+    """Return a task as it was at `clock`, or at its own clock if that is lower, with the runs of so many shards.
 
-    Its source is replayed from there.
+    The task's source is replayed from there.
     """
     own = task.progress.clock
     clock = min(clock, own)

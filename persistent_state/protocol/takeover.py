@@ -34,14 +34,14 @@ def take_over(
 
     Tasks named in `reset` start from zero at that clock, whatever the store holds of them, and those named in `rebuild` at the
     clock before every message: they read their sources from the beginning, and the global clock waits until they have caught
-    up. A driver that starts again names the epoch `after` which it does.
+    up. A driver that starts again says by `after` of which epoch it was.
 
     Raises:
         InvalidInputError: the store was written by another monoid or key, or a task returns after its clock was left behind, or
             `reset` or `rebuild` names none of these tasks, or a task is built again and keeps an output.
         DamagedError: the newest entry is damaged.
         FencedError: a driver newer than `after` owns the application.
-        StoreUnavailableError: there is nothing any more of what was started.
+        StoreUnavailableError: the driver starts again, and its log is gone.
     """
     while True:
         newest = log.newest()
@@ -86,7 +86,7 @@ def _first_entry(
         if known is None or plan.name in (*reset, *rebuild):
             tasks[plan.name] = _born(plan, known, epoch, BEGINNING if plan.name in rebuild else clock)
             continue
-        # What it missed since, its source delivers again; but not all that it once read is kept in mind for ever.
+        # The source delivers again what the task missed. But what the task once read is not remembered for ever.
         is_back = not (newest and newest.tasks[plan.name].active)
         if is_back and BEGINNING < known.progress.clock < min(retained, default=known.progress.clock):
             raise InvalidInputError(

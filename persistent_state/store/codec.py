@@ -209,9 +209,7 @@ def _entry(record: Json, checksum: str) -> Entry:
 
 def _task_record(task: TaskState) -> Json:
     """Return the record of a task. In the format it has no parts: all their fields stand side by side."""
-    progress, source, late_rows, stored, outputs = (
-        task.progress, task.source, task.late_rows, task.stored, task.outputs
-    )  # fmt: skip
+    source, stored, outputs = task.source, task.stored, task.outputs
     return _lean(
         "task",
         {
@@ -219,17 +217,17 @@ def _task_record(task: TaskState) -> Json:
             "born": task.born,
             "active": task.active,
             "life": task.life,
-            "clock": progress.clock,
-            "holds": progress.holds,
-            "batch": progress.batch,
+            "clock": task.progress.clock,
+            "holds": task.progress.holds,
+            "batch": task.progress.batch,
             "channels": {name: _channel_record(channel) for name, channel in source.channels.items()},
             "positions": {partition: _position_record(position) for partition, position in source.positions.items()},
             "journal": _pages_record(source.journal),
             "planned": dict(source.planned),
             "again": source.again,
-            "sides": [_side_record(side) for side in late_rows.sides],
-            "settled": _pages_record(late_rows.settled),
-            "settled_counts": dict(late_rows.settled_counts),
+            "sides": [_side_record(side) for side in task.late_rows.sides],
+            "settled": _pages_record(task.late_rows.settled),
+            "settled_counts": dict(task.late_rows.settled_counts),
             "cuts": stored.cuts,
             "runs": [_run_record(run) for run in stored.runs],
             "coarse": [{"low": each.low, "high": each.high, "step": each.step} for each in stored.coarse],

@@ -1,8 +1,8 @@
 """The record of one task in an entry, in parts: what a micro-batch, a start and a sink make of each part stands with the part.
 
-A micro-batch changes a part by `after_batch`. A start changes it by `cut_back`, which takes back what is above a clock, or by a
-method that keeps everything. Which of them depends on the delivery, and `protocol/restore.py` chooses. In the bytes of an entry
-the fields of all parts stand side by side.
+A micro-batch changes a part by `after_batch`. A start changes it by `cut_back`, which takes back what is at or above a clock,
+or by a method that keeps everything: `protocol/restore.py` chooses, by the delivery. In the bytes of an entry the fields of all
+parts stand side by side.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class TaskProgress:
         return TaskProgress(clock, holds, self.batch + 1)
 
     def cut_back(self, clock: int) -> TaskProgress:
-        """Return the progress for a start that takes back what is above the clock. The new epoch has no micro-batch yet."""
+        """Return the progress for a start that takes back what is at or above the clock: its epoch has no micro-batch yet."""
         return TaskProgress(min(clock, self.clock))
 
     def kept(self) -> TaskProgress:
-        """Return the progress for a start that takes nothing back. The new epoch has no micro-batch yet."""
+        """Return the progress for a start that takes nothing back: its epoch has no micro-batch yet."""
         return TaskProgress(self.clock)
 
     def moved_to(self, clock: int) -> TaskProgress:
@@ -105,37 +105,37 @@ class SourceState:
 
     def without_old_spans(self, clock: int) -> SourceState:
         """Return the record without the spans that no start at or above the clock has to read again."""
-        return replace(
-            self, positions={name: forget_spans(position, clock) for name, position in self.positions.items()}
-        )
+        positions = {partition: forget_spans(position, clock) for partition, position in self.positions.items()}
+        return replace(self, positions=positions)
 
     def replays_from(self, clock: int) -> dict[str, int]:
         """Return, by partition, the lowest position that may hold a message at or above the clock."""
         return {partition: replay_from(position, clock) for partition, position in self.positions.items()}
 
     def cut_back(self, clock: int, now: int) -> SourceState:
-        """Return the record for a start that takes back what is above the clock, and reads it again."""
-        back = {partition: rewind_position(position, clock) for partition, position in self.positions.items()}
-        return replace(self, channels=self._channels_cut_back(clock, now), positions=back, planned={}, again=END)
+        """Return the record for a start that takes back what is at or above the clock, and reads it again."""
+        positions = {partition: rewind_position(position, clock) for partition, position in self.positions.items()}
+        return replace(self, channels=self._channels_cut_back(clock, now), positions=positions, planned={}, again=END)
 
     def read_again(self, clock: int, again: int, now: int) -> SourceState:
-        """Return the record for a start that takes nothing back, and reads what is above the clock again.
+        """Return the record for a start that takes nothing back, and reads again what is at or above `clock`.
 
-        From the clock `again` on, messages count once more.
+        Of what it reads again, messages at or above the clock `again` count once more.
         """
-        back = {partition: reread_position(position, clock) for partition, position in self.positions.items()}
-        return replace(self, channels=self._channels_cut_back(clock, now), positions=back, planned={}, again=again)
+        positions = {partition: reread_position(position, clock) for partition, position in self.positions.items()}
+        return replace(self, channels=self._channels_cut_back(clock, now), positions=positions, planned={}, again=again)
 
     def behind_plan(self) -> SourceState:
         """Return the record for a start that reads nothing again: neither what was read, nor what was about to be."""
-        ahead = {
+        positions = {
             partition: move_position(known, max(known.taken, self.planned.get(partition, 0)), ())
             for partition in {**self.positions, **self.planned}
             for known in [self.positions.get(partition, Position())]
         }
-        return replace(self, channels=self._heard(), positions=ahead, planned={}, again=END)
+        return replace(self, channels=self._heard(), positions=positions, planned={}, again=END)
 
     def _channels_cut_back(self, clock: int, now: int) -> dict[str, Channel]:
+        """Return the channels as a start leaves them that reads again from the clock on."""
         return {name: channel.cut_back(clock, now) for name, channel in self._heard().items()}
 
     def _heard(self) -> dict[str, Channel]:
@@ -201,11 +201,11 @@ class StoredState:
         return replace(self, cuts=(*self.cuts, clock), coarse=())
 
     def cut_back(self, clock: int, shards: int) -> StoredState:
-        """Return the record for a start that takes back what is above the clock, laid out for so many shards."""
+        """Return the record for a start that takes back what is at or above the clock, with the runs of so many shards."""
         return replace(self, cuts=(clock,), runs=cut_runs(self.runs, clock, shards), coarse=())
 
     def kept(self, clock: int, intervals: tuple[int, int], shards: int) -> StoredState:
-        """Return the record for a start that takes nothing back, laid out for so many shards.
+        """Return the record for a start that takes nothing back, with the runs of so many shards.
 
         `clock` is the task's own. `intervals` are the checkpoint intervals before the start and from it on.
         """
