@@ -195,11 +195,6 @@ class TimeToLive:
 Windowing: TypeAlias = SlidingWindow | SessionWindow | TimeToLive
 
 
-def window_columns(windowing: Windowing | None) -> tuple[str, ...]:
-    """Return the columns that name the window of a value; none without windows."""
-    return WINDOW if isinstance(windowing, (SlidingWindow, SessionWindow)) else ()
-
-
 def from_identity(identity: Mapping[str, Any]) -> Windowing | None:
     """Return the windows or the time to live of a state with this identity, or None."""
     window = identity.get("window")

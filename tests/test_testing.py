@@ -294,7 +294,7 @@ class TestLateAndBadRows:
                 run_local(kind(Sum(), process), said((1, "a")), on_bad_row="fail")
             assert str(caught.value) == (
                 f"task={kind.__name__} met a bad row (value does not fit) at channel='' partition='' position=0 "
-                "key={'word': 'a'}; mend it, or keep bad rows aside."
+                "key={'word': 'a'}; correct it, or set on_bad_row='keep' to put bad rows aside."
             )
 
     def test_late_rows_do_not_stop_a_run_that_stops_at_bad_ones(self) -> None:
@@ -330,7 +330,9 @@ class TestUserCode:
         def process(state: PersistentState[Any], message: Message) -> None:
             state.update(message.timestamp, 1)
 
-        with pytest.raises(TaskFailedError, match=r"^monoid Broken raised ValueError\('boom'\) .*; mend it\.$"):
+        with pytest.raises(
+            TaskFailedError, match=r"^monoid Broken raised ValueError\('boom'\) .*; correct the monoid\.$"
+        ):
             run_local(Kept(Broken(), process), said((1, "a"), (2, "a")), batch_size=batch_size)
 
     def test_an_update_must_be_at_the_timestamp_of_the_message(self) -> None:

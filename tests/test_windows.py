@@ -38,11 +38,13 @@ from persistent_state import (
 from persistent_state.batch import compaction
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING, Settings
-from persistent_state.partials import at_clock, keys, sliding
+from persistent_state.partials import keys, sliding
 from persistent_state.partials.at_clock import Since
 from persistent_state.partials.dedup import without_copies
 from persistent_state.partials.fold import fold, fold_keys
+from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once, below
+from persistent_state.partials.unbounded import Unbounded
 from persistent_state.protocol.commits import Keeping, close
 from persistent_state.reading import read_state
 from persistent_state.state import KeptState
@@ -327,7 +329,7 @@ def check_rows(ran: Ran, windowing: Windowing | None, accepted: Mapping[int, Sen
 
 
 def layout_of(windowing: Windowing | None, monoid: Monoid[Any] | None = None) -> Layout:
-    return Layout((pa.int64(),), monoid or Sum(), windowing)
+    return Layout((pa.int64(),), monoid or Sum(), kind_of(windowing))
 
 
 def table(layout: Layout, messages: Sequence[Sent], clocks: Sequence[int] = (), interval: int = 10) -> pa.Table:
@@ -337,11 +339,9 @@ def table(layout: Layout, messages: Sequence[Sent], clocks: Sequence[int] = (), 
     starts = times // interval * interval
     for clock in clocks:
         starts = np.where(times >= clock, np.maximum(starts, clock), starts)
-    if layout.panes:
-        starts = np.maximum(starts, layout.panes.pane(times))
+    starts = layout.kind.begin_apart(starts, times)
     columns = {"hash": pa.array(keys.hash_keys([key], len(times))), "key0": key, "start": pa.array(starts)}
-    if layout.gap is not None:
-        columns["first"] = columns["last"] = pa.array(times)
+    columns.update(dict.fromkeys(layout.kind.columns, pa.array(times)))
     columns["value"] = pa.array([n for _, _, n in messages], pa.int64())
     return fold([pa.table(columns).select(layout.schema.names)], layout)
 
@@ -384,8 +384,8 @@ def test_what_is_seen_is_what_plain_python_makes_of_the_messages(
     # The clocks that are asked for are retained: no interval reaches over them.
     levels = [below(table(layout, part, [before, clock], interval), clock) for part in parts if part]
     levels.append(layout.schema.empty_table())
-    assert shown(at_clock.state(levels, layout, clock)) == state_of(windowing, messages, clock)
-    found = shown(at_clock.values(levels, layout, since, clock, floor))
+    assert shown(layout.kind.state(levels, layout, clock)) == state_of(windowing, messages, clock)
+    found = shown(layout.kind.values(levels, layout, since, clock, floor))
     assert found == given_at(windowing, messages, since, clock, floor)
 
 
@@ -402,7 +402,7 @@ def test_windows_given_clock_by_clock_are_each_given_once(
     levels = [table(layout, messages, clocks)]
     given: list[tuple[Any, int]] = []
     for since, upto in pairwise(clocks):
-        given += shown(at_clock.values([below(levels[0], upto)], layout, Since(since), upto)).items()
+        given += shown(layout.kind.values([below(levels[0], upto)], layout, Since(since), upto, BEGINNING)).items()
     assert len(given) == len(dict(given))
     assert dict(given) == totals(windows_of(windowing, messages))
 
@@ -416,7 +416,8 @@ class Sessions(Monoid[Any]):
     type = pa.list_(pa.struct([("first", pa.int64()), ("last", pa.int64()), ("value", pa.int64())]))
 
     def __init__(self, gap: int) -> None:
-        self.layout = layout_of(SessionWindow(us(gap)))
+        self.window = SessionWindow(us(gap))
+        self.layout = layout_of(self.window)
 
     @property
     def zero(self) -> Any:
@@ -431,7 +432,7 @@ class Sessions(Monoid[Any]):
         return pa.Table.from_pylist(rows, self.layout.schema)
 
     def of(self, messages: Iterable[tuple[int, int]]) -> Any:
-        windows = windows_of(SessionWindow(us(self.layout.gap or 0)), [(1, time, value) for time, value in messages])
+        windows = windows_of(self.window, [(1, time, value) for time, value in messages])
         return [{"first": w[1], "last": some[-1][1], "value": total(some)} for w, some in windows.items()]
 
 
@@ -513,7 +514,7 @@ def test_sliding_windows_take_log_additions_for_each_pane_and_window() -> None:
     layout = layout_of(SlidingWindow(us(500), us(1)), counting)
     levels = [table(layout, [(key, time, 1) for time in range(1000)]) for key in range(4)]
     counting.additions = 0
-    windows = shown(at_clock.values(levels, layout, Since(), 2000))
+    windows = shown(layout.kind.values(levels, layout, Since(), 2000, BEGINNING))
     assert len(windows) == 4 * 1499
     assert windows[2, 100, 600] == 500
     assert windows[2, -499, 1] == windows[2, 999, 1499] == 1
@@ -945,7 +946,7 @@ class TestCopies:
     def test_copies_are_those_of_plain_python(
         self, batches: list[list[tuple[int, int, int, int | None]]], horizon: int
     ) -> None:
-        layout = Layout((pa.int64(),), Sum(), once=Once(pa.int64(), horizon))
+        layout = Layout((pa.int64(),), Sum(), Unbounded(), Once(pa.int64(), horizon))
         accepted: list[tuple[int, int, int, int | None]] = []
         levels: list[pa.Table] = []
         for batch in batches:

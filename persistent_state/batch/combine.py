@@ -52,7 +52,7 @@ def combine_in_pieces(
     """
     lifted, kept, size = Lifted(), list[pa.Table](), 0
     lows, coarse = list[int](), list[clocks.Coarse]()
-    numbers, before = [0] * plan.shards, Report(part, parts)
+    numbers, empty = [0] * plan.shards, Report(part, parts)
 
     def sums(tables: Sequence[pa.Table]) -> list[pa.Table]:
         # No clock comes between the rows of what was folded: the beginning of their interval tells as much as their times.
@@ -70,8 +70,8 @@ def combine_in_pieces(
             for i, (some, aside) in enumerate(lots):
                 is_last = report is not None and i == len(lots) - 1
                 if some or aside or is_last:
-                    said = report if report is not None and is_last else before
-                    yield shard, Blob(basis, said, tuple(some), tuple(aside), numbers[shard], is_last)
+                    own_report = report if report is not None and is_last else empty
+                    yield shard, Blob(basis, own_report, tuple(some), tuple(aside), numbers[shard], is_last)
                     numbers[shard] += 1
 
     for chunk in chunks:
@@ -163,18 +163,16 @@ def _partial_sums(
     if not any(table.num_rows for table in tables):
         return None, None, None
     columns = tables[0].column_names if plan.task.reads_state else _columns(plan)
-    table = pa.concat_tables([table.select(columns) for table in tables]).combine_chunks()
-    times, panes = layout.as_numpy(table, "time"), plan.layout.panes
-    if panes and panes.slide > panes.size and not (is_met := panes.is_met(times)).all():
-        table, times = table.filter(pa.array(is_met)), times[is_met]
-        if len(times) == 0:
-            return None, None, None
+    kind = plan.layout.kind
+    table = kind.in_state(pa.concat_tables([table.select(columns) for table in tables]).combine_chunks())
+    if table.num_rows == 0:
+        return None, None, None
+    times = layout.as_numpy(table, "time")
     starts, coarse = clocks.split_intervals(times, basis.clock, horizon, plan.settings.interval)
     if basis.is_behind:
         # The clocks that it passes while it catches up are retained, and need not be on today's grid.
         starts = clocks.begin_apart(starts, times, basis.apart)
-    if panes:
-        starts = np.maximum(starts, panes.pane(times))
+    starts = kind.begin_apart(starts, times)
     table = table.add_column(0, "start", pa.array(starts))
     low = int(starts.min())
     if plan.task.reads_state:

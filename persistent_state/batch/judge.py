@@ -50,14 +50,15 @@ class Sightings:
     replaying: set[str] = field(default_factory=set)
 
 
-def judge(plan: Plan, basis: Basis, chunk: Chunk, place: Place, sightings: Sightings) -> Codes:
+def judge(plan: Plan, basis: Basis, chunk: Chunk, place: Place, position: Position, sightings: Sightings) -> Codes:
     """Return the verdict on each row of a chunk, and note in `sightings` what the rows tell of their channels.
+
+    `position` is how far the chunk's partition was read before the micro-batch.
 
     Raises:
         InvalidInputError: The first timestamps are integers of another unit than microseconds.
     """
     codes = np.zeros(len(place.timestamps), np.int8)
-    position = basis.positions.get(chunk.partition, Position())
     # A row without a timestamp was taken back with the clock if it can be delivered again, so only its position counts.
     stamps = place.timestamps if place.valid.all() else np.where(place.valid, place.timestamps, np.iinfo(np.int64).max)
     _mark(codes, SKIPPED, is_accounted(position, place.positions, stamps, basis.again))

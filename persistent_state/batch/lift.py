@@ -59,7 +59,7 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         known = place.positions[place.positions != NO_POSITION]
         end = int(known.max(initial=-1)) + 1
         lifted.ends[chunk.partition] = max(end, lifted.ends.get(chunk.partition, 0))
-    codes = judge(plan, basis, chunk, place, lifted.sightings)
+    codes = judge(plan, basis, chunk, place, position, lifted.sightings)
     _put_aside(plan, chunk, place, position, codes, lifted)
     _count(place, position, codes, lifted.counts)
     accepted = codes == ACCEPTED

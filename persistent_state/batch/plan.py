@@ -12,11 +12,12 @@ import pyarrow as pa
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
 from persistent_state.event_time.clocks import Settings
 from persistent_state.partials import keys
+from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
 from persistent_state.state import KeptState
 from persistent_state.store.files import Files
 from persistent_state.task import PersistentTask
-from persistent_state.windows import length, window_columns
+from persistent_state.windows import length
 
 KEEP, FAIL = "keep", "fail"
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = DELIVERIES = ("exactly-once", "at-least-once", "at-most-once")
@@ -70,7 +71,7 @@ class Plan:
         if self.task.message_id is not None:
             type = keys.normal_type(self.schema.field(self.task.message_id).type)
             once = Once(type, length("horizon", self.task.horizon or ""))
-        return Layout(types, self.state.monoid, self.state.windowing, once)
+        return Layout(types, self.state.monoid, kind_of(self.state.windowing), once)
 
     @cached_property
     def state(self) -> KeptState[Any]:
@@ -79,7 +80,9 @@ class Plan:
         except StateError:
             raise
         except Exception as error:
-            raise InvalidInputError(f"persistent_state of task={self.name} raised {raised(error)}; mend it.") from error
+            raise InvalidInputError(
+                f"persistent_state of task={self.name} raised {raised(error)}; correct it."
+            ) from error
 
     def present(self, column: pa.Array) -> pa.Array:
         """Return what outputs show of a column of values.
@@ -95,7 +98,7 @@ class Plan:
     def failed_to_present(self, error: Exception) -> TaskFailedError:
         """Return the error that says what the user's `present` raised."""
         return TaskFailedError(
-            f"task={self.name}: what presents its values raised {raised(error)}; mend it, or its type."
+            f"task={self.name}: what presents its values raised {raised(error)}; correct it, or its type."
         )
 
     @property
@@ -104,12 +107,12 @@ class Plan:
 
         A window that has closed takes none in, nor does what is told apart by its time: there late is late.
         """
-        return self.delivery == AT_LEAST_ONCE and self.layout.windowing is None and self.layout.once is None
+        return self.delivery == AT_LEAST_ONCE and not self.layout.kind.expires and self.layout.once is None
 
     @property
     def keeps_current(self) -> bool:
         """Return whether runs hold the current values of keys, which every micro-batch asks for."""
-        of_time = self.layout.is_ordered or self.layout.windowing is not None or self.layout.once is not None
+        of_time = self.layout.is_ordered or self.layout.kind.expires or self.layout.once is not None
         return (self.emits or self.task.reads_state) and not of_time
 
     @property
@@ -158,7 +161,7 @@ class Plan:
                 f"task={name}: message_id={task.message_id!r} and horizon={task.horizon!r} go together; give both or neither."
             )
         for column in task.key_columns:
-            if column in ("value", *window_columns(self.state.windowing)):
+            if column in ("value", *kind_of(self.state.windowing).window_columns):
                 raise InvalidInputError(
                     f"task={name}: the key column {column!r} has the name of a column of the state; "
                     "rename it in the source's transform."

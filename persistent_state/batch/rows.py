@@ -145,7 +145,8 @@ def check_bad_rows(plan: Plan, table: pa.Table) -> None:
     key = {name: row.get(name) for name in plan.task.key_columns}
     raise TaskFailedError(
         f"task={plan.name} met a bad row ({first['reason']}) at channel={first['channel']!r} "
-        f"partition={first['strand']!r} position={first['position']} key={key}; mend it, or keep bad rows aside."
+        f"partition={first['strand']!r} position={first['position']} key={key}; correct it, or set "
+        "on_bad_row='keep' to put bad rows aside."
     )
 
 

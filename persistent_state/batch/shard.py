@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from persistent_state.batch import compaction
@@ -15,9 +14,9 @@ from persistent_state.batch.plan import Plan
 from persistent_state.batch.update import updates_by_key
 from persistent_state.errors import DisagreementError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.partials import at_clock, fold, keys, sliding
+from persistent_state.partials import expiry, fold, keys
 from persistent_state.partials.dedup import without_copies
-from persistent_state.partials.layout import ID, Layout, between, one_chunk
+from persistent_state.partials.layout import between
 from persistent_state.partials.lookup import add_current
 from persistent_state.store import runs as runs_io
 from persistent_state.store.files import Files
@@ -162,15 +161,16 @@ def _rewrite(work: Work, fresh: Fresh, keep: int, new_id: Callable[[], str]) -> 
             new, now = add_current(new, levels, layout)
             values.append(now)
         elif plan.emits and new.num_rows:
-            values.append(at_clock.running(new, levels, layout, work.after.clock))
+            touched = [*(fold.touched(level, new) for level in levels), new]
+            values.append(layout.kind.running(touched, layout, work.after.clock))
         if rewritten := levels[kept:]:
             apart = _apart_from(plan, work.after, is_all=keep == 0)
             tables = [*rewritten, new]
             new = fold.fold(tables, layout, work.cuts, work.after.clock, apart, plan.keeps_current, work.ids_from)
-            new = _without_expired(new, layout, work.floor, is_all=keep == 0)
+            new = expiry.without_expired(new, layout, work.floor, is_all=keep == 0)
         if new.num_rows:
             path = _path(work, new_id)
-            runs.append(runs_io.write_run(plan.files, path, sliding.with_edges(new, layout), layout, low, high))
+            runs.append(runs_io.write_run(plan.files, path, layout.kind.with_sums(new, layout), layout, low, high))
     return runs, values
 
 
@@ -215,20 +215,6 @@ def _apart_from(plan: Plan, after: Advance, is_all: bool) -> int | None:
     if not plan.layout.is_ordered:
         return None
     return after.clock if is_all else BEGINNING
-
-
-def _without_expired(table: pa.Table, layout: Layout, floor: int, is_all: bool) -> pa.Table:
-    """Return the rows that have not expired by the clock `floor`. Sessions expire only in a table with all rows of their keys.
-
-    A message that has an id is needed until that is forgotten, as its copies may still come.
-    """
-    expiry = fold.expiry(table, layout)
-    if expiry is None or (layout.gap is not None and not is_all):
-        return table
-    needed = expiry > floor
-    if layout.once is not None:
-        needed |= np.asarray(one_chunk(table[ID]).is_valid())
-    return table.filter(pa.array(needed))
 
 
 def _write_values(plan: Plan, path: str, folded: Sequence[pa.Table]) -> Stored | bytes | None:

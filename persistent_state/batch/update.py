@@ -108,8 +108,7 @@ def update_table(plan: Plan, columns: Mapping[str, pa.Array], updates: Updates) 
     if layout.is_ordered:
         number = 0 if taken is None else np.arange(len(taken)) - np.searchsorted(taken, taken)
         columns["number"] = pa.array(np.broadcast_to(number, len(values)).astype(np.int32))
-    if layout.gap is not None:
-        columns["first"] = columns["last"] = columns["time"]
+    columns.update(dict.fromkeys(layout.kind.columns, columns["time"]))
     table = pa.table({**columns, "value": values})
     return table.filter(values.is_valid()) if values.null_count else table
 

@@ -53,7 +53,7 @@ def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
         clock = pa.array(np.full(table.num_rows, state.clock)).cast(TIME)
         return shown(plan, table).add_column(schema.get_field_index(CLOCK), CLOCK, clock)
 
-    since = state.since.clock if state.since is not None and plan.layout.windowing is None else BEGINNING
+    since = state.since.clock if state.since is not None and not plan.layout.kind.expires else BEGINNING
     changed = sum(run.rows for run in state.runs if run.last >= since)
     # One task reads few rows faster than several do.
     parts = min(max(_parallelism(spark, state.files), state.shards), 1 + changed // ROWS_OF_A_PART)
@@ -93,7 +93,7 @@ def origin(plan: Plan, output: ValuesAtClock) -> Origin:
             f"task={plan.name}: all=True asks for every key at each clock, and a window is given once, when it closes; leave "
             "it out."
         )
-    if output.early and not plan.layout.panes:
+    if output.early and not plan.layout.kind.gives_early:
         raise InvalidInputError(
             f"task={plan.name}: early=True asks for windows that are open, and sessions are not known before they close; "
             "leave it out, or take RunningValues."

@@ -60,12 +60,11 @@ def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskSta
     """
     for part in parts:
         check_task(part.plan.task)
-        if not isinstance(part.source, DataFrameSource):
-            check_source(part.plan.name, part.source)
         if part.plan.emits:
             micro_batch.check_values(part.plan)
         if isinstance(part.source, DataFrameSource):
             continue
+        check_source(part.plan.name, part.source)
         task = known.get(part.plan.name)
         # A copy, because Spark opens the source itself, and a source is opened once.
         source = cloudpickle.loads(cloudpickle.dumps(part.source))

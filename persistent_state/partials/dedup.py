@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from monoids import Count
 from persistent_state.partials import fold, keys, sort
-from persistent_state.partials.layout import ID, ORDER, Layout, Once, as_numpy, one_chunk
+from persistent_state.partials.layout import ID, ORDER, Layout, Once, as_numpy, has_id, one_chunk
+from persistent_state.partials.unbounded import Unbounded
 
 Rows = NDArray[np.intp]
 
@@ -27,7 +28,7 @@ def without_copies(fresh: Sequence[pa.Table], levels: Sequence[pa.Table], layout
     # Where rows have an order, it is that of those of one time too.
     by = ["hash", *(name for name in ORDER if name in table.column_names)]
     table = table.sort_by([(name, "ascending") for name in by])
-    rows = np.flatnonzero(one_chunk(table[ID]).is_valid())
+    rows = np.flatnonzero(has_id(table))
     if len(rows) == 0:
         return table, 0
     asked = table.take(pa.array(rows))
@@ -55,7 +56,7 @@ def _ids(tables: Sequence[pa.Table], layout: Layout, once: Once) -> pa.Table:
 
 def _copies(ids: pa.Table, known: int, layout: Layout, once: Once) -> Rows:
     """Return which messages after the first `known` ones are copies."""
-    order, first = sort.sort(ids, Layout((*layout.key_types, once.type), Count()))
+    order, first = sort.sort(ids, Layout((*layout.key_types, once.type), Count(), Unbounded()))
     order = np.arange(len(ids)) if order is None else order
     times, is_known, places = as_numpy(ids, "start")[order], order < known, np.arange(len(ids))
     begins = np.flatnonzero(first)[np.cumsum(first) - 1]

@@ -13,7 +13,7 @@ from monoids import MonoidError
 from persistent_state.errors import TaskFailedError, raised
 from persistent_state.event_time import clocks
 from persistent_state.partials import sizes
-from persistent_state.partials.layout import CURRENT, ID, Layout, Once, as_numpy, one_chunk
+from persistent_state.partials.layout import CURRENT, ID, Layout, Levels, Once, Order, as_numpy, has_id, one_chunk
 from persistent_state.partials.sort import ranges, sort, taken
 
 SLICE = 1 << 20
@@ -56,8 +56,7 @@ def fold(
         return table
     starts = as_numpy(table, "start")
     folded = clocks.fold_starts(starts, cuts, clock)
-    if layout.panes:
-        folded = np.maximum(folded, layout.panes.pane(starts))
+    folded = layout.kind.begin_apart(folded, starts)
     table = table.set_column(table.schema.get_field_index("start"), "start", pa.array(folded))
     singles = 0
     if ids_from is not None and layout.once is not None:
@@ -70,7 +69,7 @@ def fold(
         first[1:] |= starts[1:] != starts[:-1]
         if apart_from is not None and layout.is_ordered:
             first |= starts >= apart_from
-    first = _sessions(table, order, first, layout)
+    first = layout.kind.begins(table, order, first)
     if singles:
         is_single = (np.arange(len(first)) if order is None else order) >= len(first) - singles
         first |= is_single
@@ -86,16 +85,14 @@ def _forget_ids(table: pa.Table, once: Once, ids_from: int) -> tuple[pa.Table, i
 
     A row that keeps its id stays apart, behind what is folded at its place.
     """
-    keeps = np.asarray(one_chunk(table[ID]).is_valid()) & (as_numpy(table, "time") >= ids_from)
+    keeps = has_id(table) & (as_numpy(table, "time") >= ids_from)
     rest = table.filter(pa.array(~keeps))
     rest = rest.set_column(rest.schema.get_field_index(ID), ID, pa.nulls(len(rest), once.type))
     singles = table.filter(pa.array(keeps))
     return pa.concat_tables([rest, singles]).combine_chunks(), len(singles)
 
 
-def _newest(
-    current: pa.Array, order: NDArray[np.intp] | None, begins_key: NDArray[np.bool_], first: NDArray[np.bool_]
-) -> pa.Array:
+def _newest(current: pa.Array, order: Order, begins_key: NDArray[np.bool_], first: NDArray[np.bool_]) -> pa.Array:
     """At the last of the rows that each key folds to, what the last of its rows in the newest table said; else null."""
     rows = np.arange(len(first)) if order is None else order
     newest = np.maximum.reduceat(rows, np.flatnonzero(begins_key))
@@ -111,37 +108,10 @@ def fold_keys(tables: Sequence[pa.Table], layout: Layout) -> pa.Table:
     if table.num_rows == 0:
         return table
     order, first = sort(table, layout)
-    return reduce(table, order, _sessions(table, order, first, layout), layout)
+    return reduce(table, order, layout.kind.begins(table, order, first), layout)
 
 
-def _sessions(
-    table: pa.Table, order: NDArray[np.intp] | None, first: NDArray[np.bool_], layout: Layout
-) -> NDArray[np.bool_]:
-    """Return which rows in this order begin a session, or one of the segments that begin at `first`."""
-    if layout.gap is None:
-        return first
-    firsts, lasts = (as_numpy(table, name) for name in ("first", "last"))
-    if order is not None:
-        firsts, lasts = firsts[order], lasts[order]
-    begins = first.copy()
-    begins[1:] |= firsts[1:] >= _running_max(lasts, first)[:-1] + layout.gap
-    return begins
-
-
-def _running_max(values: NDArray[np.int64], first: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the greatest value so far within each segment."""
-    if np.all((values[1:] >= values[:-1]) | first[1:]):
-        return values
-    # Numbers that rise from segment to segment: the value's rank within, the segment's number before it.
-    ranked, count = np.argsort(values, kind="stable"), len(values)
-    rank = np.empty(count, np.int64)
-    rank[ranked] = np.arange(count)
-    before = (np.cumsum(first) - 1) * count
-    greatest: NDArray[np.int64] = values[ranked[np.maximum.accumulate(before + rank) - before]]
-    return greatest
-
-
-def reduce(table: pa.Table, order: NDArray[np.intp] | None, first: NDArray[np.bool_], layout: Layout) -> pa.Table:
+def reduce(table: pa.Table, order: Order, first: NDArray[np.bool_], layout: Layout) -> pa.Table:
     """Return one row per segment of a table's rows in this order (None: their own); `first` marks where segments begin.
 
     Raises:
@@ -155,10 +125,7 @@ def reduce(table: pa.Table, order: NDArray[np.intp] | None, first: NDArray[np.bo
         values = sums(values, begins, layout)
     place = table.schema.get_field_index("value")
     heads = table.remove_column(place).take(pa.array(begins if order is None else order[begins]))
-    if layout.gap is not None:
-        lasts = as_numpy(table, "last")
-        lasts = np.maximum.reduceat(lasts if order is None else lasts[order], begins)
-        heads = heads.set_column(heads.schema.get_field_index("last"), "last", pa.array(lasts))
+    heads = layout.kind.spanning(heads, table, order, begins)
     return heads.add_column(place, layout.schema.field("value"), values)
 
 
@@ -177,7 +144,7 @@ def sums(values: pa.Array, begins: NDArray[np.intp], layout: Layout) -> pa.Array
         raise TaskFailedError(str(error)) from error
     except Exception as error:
         raise TaskFailedError(
-            f"monoid {layout.monoid.name} raised {raised(error)}, for values that it made; mend it."
+            f"monoid {layout.monoid.name} raised {raised(error)}, for values that it made; correct the monoid."
         ) from error
 
 
@@ -211,34 +178,6 @@ def slices(
     return list(pairwise([low, *sorted(bounds - {low}), high]))
 
 
-def expiry(table: pa.Table, layout: Layout) -> NDArray[np.int64] | None:
-    """Return the clock by which each row has expired: no window that is open then, and no session that goes on, needs it."""
-    if layout.panes:
-        return layout.panes.last(as_numpy(table, "start")) + layout.panes.size
-    if layout.gap is None:
-        return None
-    ends = as_numpy(table, "last") + layout.gap
-    if layout.once is None or len(table) == 0:
-        return ends
-    # Messages with an id are rows of their own below every clock, and each is needed until its session ends.
-    order, first = sort(table, layout)
-    order = np.arange(len(table)) if order is None else order
-    begins = np.flatnonzero(_sessions(table, order, first, layout))
-    of_sessions = np.empty(len(table), np.int64)
-    of_sessions[order] = np.repeat(np.maximum.reduceat(ends[order], begins), np.diff(np.append(begins, len(table))))
-    return of_sessions
-
-
-def fading(table: pa.Table, layout: Layout) -> NDArray[np.int64] | None:
-    """Return the clock by which each row has expired, or is no single message any more; None if none ever does."""
-    expired = expiry(table, layout)
-    if layout.once is None:
-        return expired
-    expired = np.full(len(table), np.iinfo(np.int64).max) if expired is None else expired
-    forgotten = as_numpy(table, "time") + (layout.once.horizon + 1)
-    return np.where(one_chunk(table[ID]).is_valid(), forgotten, expired)
-
-
 def touched(table: pa.Table, fresh: pa.Table) -> pa.Table:
     """Return the rows of a sorted table whose hash is among those of another, which is sorted too."""
     hashes, stored = as_numpy(fresh, "hash"), as_numpy(table, "hash")
@@ -255,3 +194,11 @@ def touched(table: pa.Table, fresh: pa.Table) -> pa.Table:
         end[more] += 1
     end[more] = np.searchsorted(stored, hashes[more], side="right")
     return table.take(pa.array(ranges(begin, end - begin)))
+
+
+def of_keys_with(levels: Levels, masks: Sequence[NDArray[np.bool_]]) -> list[pa.Table]:
+    """Return the rows of each level whose hash is that of a row which these masks pick, one mask for each level."""
+    picked = [as_numpy(level, "hash")[mask] for level, mask in zip(levels, masks, strict=True)]
+    # Sorted is enough, and takes a fiftieth of the time of numpy's unique.
+    hashes = pa.table({"hash": np.sort(np.concatenate([np.array([], np.uint64), *picked]))})
+    return [touched(level, hashes) for level in levels]

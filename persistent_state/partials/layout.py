@@ -12,8 +12,10 @@ the start of the interval) and `value` (the monoid's type). It is sorted by the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,16 +23,14 @@ from numpy.typing import NDArray
 
 from monoids import Monoid
 from persistent_state.partials import sizes
-from persistent_state.windows import TIME, SlidingWindow, Windowing, window_columns
+from persistent_state.partials.at_clock import Since
+from persistent_state.windows import TIME
 
 CURRENT = "current"
 """A column that runs may have, of the monoid's type: see `persistent_state.partials.lookup`."""
 
 HEAD, TAIL = "head", "tail"
 """Columns that runs may have, of the monoid's type: see `persistent_state.partials.sliding`."""
-
-WIDE = 16
-"""The most slides in a window whose panes are summed up each time a window closes; wider windows keep sums in runs."""
 
 ID = "id"
 """A column that says which message a row is, where messages count once; null if it is of several, or of one without an id."""
@@ -47,13 +47,83 @@ class Once:
     horizon: int
 
 
+Levels: TypeAlias = Sequence[pa.Table]
+"""Tables of partial sums of the same hashes, the oldest first."""
+
+Order: TypeAlias = NDArray[np.intp] | None
+"""The numbers of a table's rows in another order; None is their own."""
+
+
+class Kind(ABC):
+    """The way in which a state lies in time. `persistent_state.partials.kinds` lists them all.
+
+    What is not abstract here is as it is of a state without bounds. The tables that `state`, `values` and `running` return have
+    the columns `hash`, `key0`…, `window_start` and `window_end` (int64, microseconds UTC) where there are windows, and `value`.
+
+    Attributes:
+        columns: The columns beside `start` that say where a row lies in time. In an update they all hold the message's time.
+        in_time: The column by which the rows of a key are sorted.
+        window_columns: The columns that tell users which window a value is of.
+        expires: Whether time bounds the state: what has expired is dropped.
+        expires_by_key: Whether expiry can be told only where all rows of a key are together.
+        gives_early: Whether windows can be given while they are open.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    in_time: ClassVar[str] = "start"
+    window_columns: ClassVar[tuple[str, ...]] = ()
+    expires: ClassVar[bool] = False
+    expires_by_key: ClassVar[bool] = False
+    gives_early: ClassVar[bool] = False
+
+    def in_state(self, updates: pa.Table) -> pa.Table:
+        """Return the updates whose `time` is in the state."""
+        return updates
+
+    def begin_apart(self, starts: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the starts of intervals that hold these times, moved so that none reaches over an edge of a window."""
+        return starts
+
+    def begins(self, table: pa.Table, order: Order, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which rows in this order begin a segment to fold; those at `first` do."""
+        return first
+
+    def spanning(self, heads: pa.Table, table: pa.Table, order: Order, begins: NDArray[np.intp]) -> pa.Table:
+        """Return the first rows of the segments of a table in this order, with the time that the whole segment spans."""
+        return heads
+
+    def expiry(self, table: pa.Table, layout: Layout) -> NDArray[np.int64] | None:
+        """Return the clock by which each row has expired; None if none ever does."""
+        return None
+
+    def with_sums(self, table: pa.Table, layout: Layout) -> pa.Table:
+        """Return rows of a run with the sums that a run keeps beside them."""
+        return table
+
+    def windows_per_row(self, clock: int, since: Since | None, floor: int) -> int:
+        """Return the greatest number of windows asked for that one row may be in; without `since` those open at the clock."""
+        return 1
+
+    @abstractmethod
+    def state(self, levels: Levels, layout: Layout, clock: int) -> pa.Table:
+        """Return the value of each key at a clock, or of each window that is open then. The rows are below the clock."""
+
+    @abstractmethod
+    def values(self, levels: Levels, layout: Layout, since: Since, clock: int, floor: int) -> pa.Table:
+        """Return the values at a clock that are asked for. What expired by the clock `floor` may be gone."""
+
+    def running(self, levels: Levels, layout: Layout, clock: int) -> pa.Table:
+        """Return the values so far of the keys of the rows, or of their windows that are open. Rows may be above the clock."""
+        return self.state(levels, layout, clock)
+
+
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a task's tables of partial sums: the types of its key columns, its monoid, and what bounds it in time."""
+    """The layout of a task's tables of partial sums: the types of its key columns, its monoid, and how it lies in time."""
 
     key_types: tuple[pa.DataType, ...]
     monoid: Monoid[Any]
-    windowing: Windowing | None = None
+    kind: Kind
     once: Once | None = None
 
     @property
@@ -61,54 +131,22 @@ class Layout:
         return not self.monoid.commutative
 
     @property
-    def panes(self) -> SlidingWindow | None:
-        """Return the windows whose panes are kept apart, if there are any."""
-        return self.windowing if isinstance(self.windowing, SlidingWindow) else None
-
-    @property
-    def is_wide(self) -> bool:
-        """Return whether runs hold sums from which a window is put together, however many panes it has.
-
-        Only numbers are summed up in advance: what grows, as sets do, would take room for each pane's sum again.
-        """
-        if self.panes is None or self.is_ordered or not _is_number(self.monoid.type):
-            return False
-        return self.panes.size > WIDE * self.panes.slide
-
-    @property
-    def gap(self) -> int | None:
-        """Return how long after its last message a session or a state that expires ends, in microseconds."""
-        return None if self.windowing is None or isinstance(self.windowing, SlidingWindow) else self.windowing.gap
-
-    @property
     def window_fields(self) -> list[pa.Field]:
         """Return the columns that tell users which window a value is of, if there are windows."""
-        return [pa.field(name, TIME) for name in window_columns(self.windowing)]
+        return [pa.field(name, TIME) for name in self.kind.window_columns]
 
     @property
     def key_names(self) -> list[str]:
         return [f"key{i}" for i in range(len(self.key_types))]
 
     @property
-    def in_time(self) -> str:
-        """Return the name of the column by which the rows of a key are sorted."""
-        return "start" if self.gap is None else "first"
-
-    @property
     def schema(self) -> pa.Schema:
-        columns = [("hash", pa.uint64()), *zip(self.key_names, self.key_types, strict=True), ("start", pa.int64())]
-        columns += [("first", pa.int64()), ("last", pa.int64())] if self.gap is not None else []
+        columns = [("hash", pa.uint64()), *zip(self.key_names, self.key_types, strict=True)]
+        columns += [(name, pa.int64()) for name in ("start", *self.kind.columns)]
         order = list(zip(ORDER, ORDER_TYPES, strict=True)) if self.is_ordered else []
         if self.once is not None:
             order = [(ID, self.once.type), *(order or [("time", pa.int64())])]
         return pa.schema([*columns, ("value", self.monoid.type), *order])
-
-
-def _is_number(type: pa.DataType) -> bool:
-    """Return whether values are numbers or times, or structs of them, of which no sum is out of range."""
-    if pa.types.is_struct(type):
-        return all(_is_number(field.type) for field in type)
-    return bool(pa.types.is_primitive(type) and not pa.types.is_decimal(type))
 
 
 def as_numpy(table: pa.Table | pa.RecordBatch, name: str) -> NDArray[Any]:
@@ -149,3 +187,18 @@ def below(table: pa.Table, clock: int | None) -> pa.Table:
 def from_clock(table: pa.Table, clock: int) -> pa.Table:
     """Return the rows whose interval starts at or above the clock."""
     return table.filter(pa.array(as_numpy(table, "start") >= clock))
+
+
+def where(table: pa.Table, mask: NDArray[np.bool_]) -> pa.Table:
+    """Return the rows that a mask picks."""
+    return table if mask.all() else table.filter(pa.array(mask))
+
+
+def has_id(table: pa.Table) -> NDArray[np.bool_]:
+    """Return which rows are one message with an id."""
+    return np.asarray(one_chunk(table[ID]).is_valid())
+
+
+def with_values(table: pa.Table, values: pa.Array) -> pa.Table:
+    """Return the rows with other values."""
+    return table.set_column(table.schema.get_field_index("value"), "value", values)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.partials import fold, keys, sort
-from persistent_state.partials.layout import CURRENT, Layout, as_numpy, one_chunk
+from persistent_state.partials.layout import CURRENT, Layout, as_numpy, one_chunk, with_values
 
 
 def add_current(new: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tuple[pa.Table, pa.Table]:
@@ -27,8 +27,7 @@ def add_current(new: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tu
     values = _plus(current(keyed, levels, layout), one_chunk(keyed["value"]), layout)
     is_last = np.append(first[1:], True)
     column = values.take(pa.array(np.cumsum(first) - 1, mask=~is_last)) if not is_last.all() else values
-    place = keyed.schema.get_field_index("value")
-    return new.append_column(CURRENT, column), keyed.set_column(place, "value", values)
+    return new.append_column(CURRENT, column), with_values(keyed, values)
 
 
 def current(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Array:

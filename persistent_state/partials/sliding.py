@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.partials import fold, keys, sort
+from persistent_state.partials import fold, sort
 from persistent_state.partials.layout import HEAD, TAIL, Layout, as_numpy, one_chunk
 
 Rows = NDArray[np.int64]
@@ -84,17 +84,16 @@ def _pairs(left: pa.Array, lefts: Rows, right: pa.Array, rights: Rows, layout: L
     return fold.sums(values, 2 * np.arange(len(lefts)), layout)
 
 
-def with_edges(table: pa.Table, layout: Layout) -> pa.Table:
-    """Partial sums with the columns `head` and `tail`, where windows are many panes wide.
+def with_edges(table: pa.Table, size: int, layout: Layout) -> pa.Table:
+    """Return sorted partial sums with the columns `head` and `tail`, for windows of this size.
 
     Time is cut into blocks as long as a window, so a window is the tail of one block and the head of the next. At each row
     stands the sum of its key's rows from the beginning of the block up to it, and from it to the block's end (van Herk's
     and Gil and Werman's algorithm).
     """
-    if layout.panes is None or not layout.is_wide or len(table) == 0:
+    if len(table) == 0:
         return table
-    blocks = as_numpy(table, "start") // layout.panes.size
-    same = keys.same_as_previous([one_chunk(table[name]) for name in layout.key_names], len(table))
+    blocks, same = as_numpy(table, "start") // size, sort.same_keys(table, layout)
     first = np.append(True, ~same[1:] | (blocks[1:] != blocks[:-1]))
     values = one_chunk(table["value"])
     back = pa.array(np.arange(len(table))[::-1])

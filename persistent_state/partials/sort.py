@@ -8,10 +8,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from persistent_state.partials import keys, sizes
-from persistent_state.partials.layout import ORDER, Layout, as_numpy, one_chunk
+from persistent_state.partials.layout import ORDER, Layout, Order, as_numpy, one_chunk
 
 
-def sort(table: pa.Table, layout: Layout) -> tuple[NDArray[np.intp] | None, NDArray[np.bool_]]:
+def sort(table: pa.Table, layout: Layout) -> tuple[Order, NDArray[np.bool_]]:
     """Return the order of the rows, and which of them begin another key.
 
     The order is (hash, key, time), or for an ordered monoid (hash, key, order).
@@ -19,22 +19,22 @@ def sort(table: pa.Table, layout: Layout) -> tuple[NDArray[np.intp] | None, NDAr
     The order is None where the rows stand in it.
     """
     if not layout.is_ordered:
-        hashes, starts = as_numpy(table, "hash"), as_numpy(table, layout.in_time)
-        order = None if _is_in_order(hashes, starts) else _order(hashes, starts, layout)
+        hashes, times = as_numpy(table, "hash"), as_numpy(table, layout.kind.in_time)
+        order = None if _is_in_order(hashes, times) else _order(hashes, times, layout)
         same_hash = _same_hashes(hashes if order is None else hashes[order])
-        same_key = same_hash & _same_keys(table, order, layout)
+        same_key = same_hash & same_keys(table, layout, order)
         # Equal hashes are not equal keys. They almost never differ, so the keys themselves are sorted only where they do.
         if np.array_equal(same_key, same_hash):
             return order, ~same_key
-    by = ["hash", *layout.key_names, *(ORDER if layout.is_ordered else [layout.in_time])]
+    by = ["hash", *layout.key_names, *(ORDER if layout.is_ordered else [layout.kind.in_time])]
     order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in by]).to_numpy().astype(np.intp)
-    return order, ~(_same_hashes(as_numpy(table, "hash")[order]) & _same_keys(table, order, layout))
+    return order, ~(_same_hashes(as_numpy(table, "hash")[order]) & same_keys(table, layout, order))
 
 
 def _order(hashes: NDArray[np.uint64], times: NDArray[np.int64], layout: Layout) -> NDArray[np.intp]:
-    if layout.gap is None:
+    if layout.kind.in_time == "start":
         return order_by_hash(hashes, times)
-    # Of sessions nearly all times differ: it is several times faster to sort by them first.
+    # Starts of intervals are few; times of messages nearly all differ, and it is several times faster to sort by them first.
     by_time = order_by_time(times)
     return by_time[order_by_hash(hashes[by_time], times[by_time])]
 
@@ -52,9 +52,9 @@ def order_by_time(times: NDArray[np.int64]) -> NDArray[np.intp]:
     return packed.view(np.intp)
 
 
-def _is_in_order(hashes: NDArray[np.uint64], starts: NDArray[np.int64]) -> bool:
+def _is_in_order(hashes: NDArray[np.uint64], times: NDArray[np.int64]) -> bool:
     rises = hashes[1:] > hashes[:-1]
-    return bool(rises.all() or np.all(rises | (hashes[1:] == hashes[:-1]) & (starts[1:] >= starts[:-1])))
+    return bool(rises.all() or np.all(rises | (hashes[1:] == hashes[:-1]) & (times[1:] >= times[:-1])))
 
 
 def _same_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -63,12 +63,13 @@ def _same_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return same
 
 
-def _same_keys(table: pa.Table, order: NDArray[np.intp] | None, layout: Layout) -> NDArray[np.bool_]:
+def same_keys(table: pa.Table, layout: Layout, order: Order = None) -> NDArray[np.bool_]:
+    """Return which rows in this order have the key of the row before."""
     columns = [taken(one_chunk(table[name]), order) for name in layout.key_names]
     return keys.same_as_previous(columns, table.num_rows)
 
 
-def taken(column: pa.Array, order: NDArray[np.intp] | None) -> pa.Array:
+def taken(column: pa.Array, order: Order) -> pa.Array:
     """Return a column in another order, None as it is."""
     if order is None:
         return column

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.errors import DamagedError
-from persistent_state.partials import fold
+from persistent_state.partials import expiry
 from persistent_state.partials.layout import CURRENT, HEAD, TAIL, Layout, as_numpy, below, between
 from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files
@@ -108,7 +108,7 @@ def _rows(files: Files, run: Run) -> pa.Table:
 
 def write_run(files: Files, path: str, table: pa.Table, layout: Layout, low: int, high: int) -> Run:
     """Write partial sums of the hashes in [low, high), at least one, as a run."""
-    starts, fading = as_numpy(table, "start"), fold.fading(table, layout)
+    starts, fading = as_numpy(table, "start"), expiry.fading(table, layout)
     middle = (table.num_rows - 1) // 2
     half = None if fading is None else int(np.partition(fading, middle)[middle])
     file = write_table(files, path, table)

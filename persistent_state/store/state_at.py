@@ -14,8 +14,9 @@ from persistent_state import windows
 from persistent_state.errors import InvalidInputError, StoreUnavailableError, TaskFailedError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, show_identity
-from persistent_state.partials import at_clock, fold, keys
+from persistent_state.partials import fold, keys
 from persistent_state.partials.at_clock import Since
+from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, below, between, one_chunk
 from persistent_state.state import KeptState, NonWindowState
 from persistent_state.store import late_rows
@@ -106,7 +107,7 @@ class StateAt:
         """Return True if the changes since the clock before are still stored apart."""
         if self.since is None:
             return True
-        if self.layout.windowing is None:
+        if not self.layout.kind.expires:
             return self.since.clock in _apart(entry, task)
         is_kept = task.stored.floor <= max(self.since.clock, self.floor)
         return is_kept and self.since.recent in _apart(entry, task)
@@ -141,16 +142,16 @@ def seen_below(
 ) -> pa.Table:
     """Return what the rows of these runs below the clock add up to: the state, or the values since another clock."""
     tables = [layout.schema.empty_table()]
-    if since is None or layout.windowing is not None or any(run.last >= since.clock for run in runs):
+    if since is None or layout.kind.expires or any(run.last >= since.clock for run in runs):
         tables += [below(runs_io.read_run_with_sums(files, run), clock) for run in runs]
     parts = []
     # A row that is in many windows makes many rows.
-    for low, high in fold.slices(tables, share=at_clock.windows_per_row(layout, clock, since, floor)):
+    for low, high in fold.slices(tables, share=layout.kind.windows_per_row(clock, since, floor)):
         levels = [between(table, low, high) for table in tables]
         if since is None:
-            parts.append(at_clock.state(levels, layout, clock))
+            parts.append(layout.kind.state(levels, layout, clock))
         else:
-            parts.append(at_clock.values(levels, layout, since, clock, floor))
+            parts.append(layout.kind.values(levels, layout, since, clock, floor))
     return pa.concat_tables(parts)
 
 
@@ -171,7 +172,7 @@ def find_state(
         kept = _named(found.identity, monoids) if isinstance(task, str) else _checked(task, found.identity)
         columns = found.identity["key"]
         types = tuple(parse_type(column["type"]) for column in columns)
-        layout = Layout(types, kept.monoid, windows.from_identity(found.identity))
+        layout = Layout(types, kept.monoid, kind_of(windows.from_identity(found.identity)))
     except MonoidError as error:
         raise InvalidInputError(f"task={name}: {error}") from error
     state = state_at(files, application, entry, name, layout, at)

@@ -16,8 +16,9 @@ from monoids import List, Sum
 from persistent_state import TaskFailedError
 from persistent_state.partials import fold, sizes, sort
 from persistent_state.partials.layout import Layout, between, one_chunk
+from persistent_state.partials.unbounded import Unbounded
 
-LAYOUT = Layout((pa.int64(),), Sum())
+LAYOUT = Layout((pa.int64(),), Sum(), Unbounded())
 # Hashes that are equal, that differ only in their last bits, and that differ.
 HASHES = st.sampled_from([0, 1, 2, 255, 256, 257, 2**63, 2**63 + 1, 2**64 - 1])
 ROWS = st.lists(st.tuples(HASHES, st.integers(0, 2), st.integers(0, 300), st.integers(-9, 9)), min_size=1, max_size=60)
@@ -102,7 +103,7 @@ class TestBytes:
     def test_slices_hold_few_bytes_however_they_are_spread(
         self, rows: list[tuple[int, int]], levels: int, share: int
     ) -> None:
-        layout = Layout((), List(pa.int64()))
+        layout = Layout((), List(pa.int64()), Unbounded())
         tables = [
             pa.table({"hash": pa.array(hashes, pa.uint64()), "start": pa.array([0] * len(some)), "value": values})
             for i in range(levels)
@@ -122,7 +123,7 @@ class TestBytes:
             assert sum(of_hashes.values()) <= 8000 / share + 2 * max(of_hashes.values(), default=0)
 
     def test_what_is_stored_of_the_keys_that_are_asked_for_counts_too(self) -> None:
-        layout = Layout((), List(pa.int64()))
+        layout = Layout((), List(pa.int64()), Unbounded())
         stored = pa.table(
             {
                 "hash": pa.array(range(100), pa.uint64()),

@@ -14,6 +14,7 @@ from monoids import Max, Monoid, Struct, Sum
 from persistent_state.partials import fold
 from persistent_state.partials.layout import CURRENT, Layout, below
 from persistent_state.partials.lookup import add_current
+from persistent_state.partials.unbounded import Unbounded
 
 HASHES = (3, 2**40, 2**63, 2**63 + 1)
 """Few, so that keys share them."""
@@ -36,7 +37,7 @@ def a_table(chance: random.Random, layout: Layout, clock: int) -> pa.Table:
 @pytest.mark.parametrize("monoid", [Sum(), Struct(sum=Sum(), max=Max())], ids=repr)
 @given(st.integers(0, 2**32))
 def test_the_current_value_of_a_key_is_the_fold_of_its_rows(monoid: Monoid, seed: int) -> None:
-    layout, chance = Layout((pa.int64(),), monoid), random.Random(seed)
+    layout, chance = Layout((pa.int64(),), monoid, Unbounded()), random.Random(seed)
     levels: list[pa.Table] = []
     for batch in range(12):
         new = a_table(chance, layout, batch)

@@ -22,6 +22,7 @@ from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import fold
 from persistent_state.partials.at_clock import LAST, Since
+from persistent_state.partials.sessions import Living
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
@@ -366,10 +367,10 @@ class DeliveryWorld:
         if due.clock < last or AT_MOST_ONCE in self.deliveries:
             return
         state, found = self._state(plan.name, entry, due.clock), place.mirror
-        if plan.layout.windowing is not None:
+        if plan.layout.kind.expires:
             state = self._closed(plan, entry, due.clock)
             found = {key: value for key, value in found.items() if key in state}
-        if not isinstance(plan.layout.windowing, TimeToLive):
+        if not isinstance(plan.layout.kind, Living):
             must(found == state, "a sink that was given all changes has it all", state=state, found=found, **facts)
 
     def _closed(self, plan: Plan, entry: Entry, clock: int) -> Any:

@@ -16,9 +16,10 @@ from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import read_values
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.partials import at_clock
 from persistent_state.partials.at_clock import LAST
+from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, one_chunk
+from persistent_state.partials.sessions import Living
 from persistent_state.protocol import commits
 from persistent_state.protocol.deliver import Due
 from persistent_state.store import late_rows, lists
@@ -774,10 +775,10 @@ class Oracle:
             if job.windowing is not None:
                 # All that may not be gone yet.
                 levels, at = [runs_io.read_run(self.files, run) for run in task.stored.runs], task.stored.floor
-                if layout.gap is not None:
-                    windowing = SessionWindow(us(layout.gap))
-                    job, layout = replace(job, windowing=windowing), replace(layout, windowing=windowing)
-                table = at_clock.state([layout.schema.empty_table(), *levels], layout, at)
+                if isinstance(layout.kind, Living):
+                    windowing = SessionWindow(us(layout.kind.gap))
+                    job, layout = replace(job, windowing=windowing), replace(layout, kind=kind_of(windowing))
+                table = layout.kind.state([layout.schema.empty_table(), *levels], layout, at)
         if clock is not None or job.windowing is None:
             table = seen_below(self.files, task.stored.runs, layout, at)
         found = as_dict(table, layout)

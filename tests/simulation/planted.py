@@ -12,7 +12,7 @@ from typing import Any
 
 from persistent_state.batch import advance, combine, judge, lift, shard, update
 from persistent_state.event_time import channels, clocks, positions
-from persistent_state.partials import at_clock, dedup, fold, layout, lookup, sliding, sort
+from persistent_state.partials import dedup, fold, layout, lookup, panes, sessions, sliding, sort, unbounded
 from persistent_state.protocol import commits, deliver, restore, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.store import codec, entry, late_rows, log, named_files, runs, task_state
@@ -144,7 +144,7 @@ BUGS = (
         "equal hashes taken for equal keys",
         "Keys are told apart by their hash alone.",
         sort.sort,
-        ("same_key = same_hash & _same_keys", "same_key = same_hash | _same_keys"),
+        ("same_key = same_hash & same_keys", "same_key = same_hash | same_keys"),
     ),
     # Clocks
     bug(
@@ -641,17 +641,17 @@ BUGS = (
     bug(
         "changes of the shared hash",
         "A key that has the hash of one that changed is given, too.",
-        at_clock.values,
+        unbounded.Unbounded.values,
         (
-            "_with_values(changed, folded(changed, levels, layout), layout)",
+            "with_values(changed, folded(changed, levels, layout))",
             "fold.fold_keys([fold.touched(level, changed) for level in levels], layout)",
         ),
     ),
     bug(
         "changed alone",
         "A key that changed is given without what it was before.",
-        at_clock.values,
-        ("folded(changed, levels, layout)", 'one_chunk(changed["value"])'),
+        unbounded.Unbounded.values,
+        ("folded(changed, levels, layout)", 'changed["value"]'),
     ),
     bug(
         "record forgotten at a start",
@@ -675,69 +675,69 @@ BUGS = (
         "folded over panes",
         "Where runs are rewritten, panes below the clock are folded like all else.",
         fold.fold,
-        ("layout.panes.pane(starts)", "folded"),
+        ("layout.kind.begin_apart(folded, starts)", "folded"),
         theme="timely",
     ),
     bug(
         "combined over panes",
         "An interval of a micro-batch reaches over the edge of a pane.",
         combine._partial_sums,
-        ("np.maximum(starts, panes.pane(times))", "starts"),
+        ("kind.begin_apart(starts, times)", "starts"),
         theme="timely",
     ),
     bug(
         "window with its end",
         "A message right at a window's end is in it.",
-        at_clock._windows_of,
+        panes._windows_of,
         ("_first_from(starts, begins + size,", "_first_from(starts, begins + size + 1,"),
         theme="timely",
     ),
     bug(
         "window found twice",
         "Each message of a window gives it out.",
-        at_clock._windows_of,
+        panes._windows_of,
         ("first[1:] = np.where(same[1:],", "first[1:] = np.where(same[1:] & False,"),
         theme="timely",
     ),
     bug(
         "window closed late",
         "A window that ends at the clock is not closed yet, and never will be.",
-        at_clock._windows_of,
+        panes._windows_of,
         ("(upto - size) // step", "(upto - size - 1) // step"),
         theme="timely",
     ),
     bug(
         "early as it began",
         "Of an open window only its first message says whether it has changed.",
-        at_clock._windows_of,
+        panes._windows_of,
         ("starts[highs - 1] >= recent", "starts[lows] >= recent"),
         theme="timely",
     ),
     bug(
         "session without its bridge",
         "A session is taken to end with the part that came last.",
-        fold._sessions,
+        sessions.Sessions.begins,
         ("_running_max(lasts, first)[:-1]", "lasts[:-1]"),
         theme="timely",
     ),
     bug(
         "session one longer",
         "A message that is the gap behind still belongs to a session.",
-        fold._sessions,
+        sessions.Sessions.begins,
         ("firsts[1:] >= ", "firsts[1:] > "),
         theme="timely",
     ),
     bug(
         "session cut short",
         "Of the parts of a session the one that ends first says when it ends.",
-        fold.reduce,
+        sessions.Sessions.spanning,
         ("np.maximum.reduceat", "np.minimum.reduceat"),
         theme="timely",
     ),
     bug(
         "session closed late",
         "A session that ends at the clock is not closed yet, and never will be.",
-        at_clock._closed_sessions,
+        sessions.Sessions.values,
         ("(ends <= clock)", "(ends < clock)"),
         theme="timely",
     ),
@@ -765,22 +765,22 @@ BUGS = (
     bug(
         "given though it may be gone",
         "An output that is new is given windows of which parts have expired.",
-        at_clock._closed_windows,
+        panes.Panes.values,
         ("max(since.clock, floor)", "since.clock"),
         theme="restless",
     ),
     bug(
         "life after life",
         "A key that lives again is told to have expired.",
-        at_clock._living,
+        sessions.Living.values,
         ("was_there & ~np.isin(keys, keys[is_open])", "was_there & ~is_open"),
         theme="timely",
     ),
     bug(
         "expired unseen",
         "That a key has expired is not told.",
-        at_clock._sessions,
-        ("[ended | (lives", "[(lives"),
+        sessions.Living._is_asked,
+        ("(ends > since.clock) & (ends <= clock) | (lasts", "(lasts"),
         theme="timely",
     ),
     # Messages that come again

@@ -31,7 +31,7 @@ from persistent_state.errors import (
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
-from persistent_state.partials import fold, keys, layout
+from persistent_state.partials import fold, keys, panes
 from persistent_state.partials.at_clock import Since
 from persistent_state.protocol import collect, commits, takeover
 from persistent_state.protocol.collect import Collector
@@ -302,7 +302,7 @@ class World:
             mock.patch.object(compaction, "MANY", 4),
             mock.patch.object(fold, "SLICE", 5),
             mock.patch.object(fold, "SLICE_BYTES", 400),
-            mock.patch.object(layout, "WIDE", self.wide),
+            mock.patch.object(panes, "WIDE", self.wide),
             mock.patch.object(shards, "INLINE", 300),
             mock.patch.object(collect, "LEFTOVER_AGE", LEFTOVER_AGE),
             mock.patch.object(late_rows, "MANY", 2),

@@ -1,0 +1,21 @@
+"""The ways in which a state lies in time, a class for each: without bounds, in windows, in sessions, with a time to live.
+
+What depends on that is asked of the class (see `Kind`); everything else is the same for all states.
+"""
+
+from __future__ import annotations
+
+from persistent_state.partials.layout import Kind
+from persistent_state.partials.panes import Panes
+from persistent_state.partials.sessions import Living, Sessions
+from persistent_state.partials.unbounded import Unbounded
+from persistent_state.windows import SlidingWindow, TimeToLive, Windowing
+
+
+def kind_of(windowing: Windowing | None) -> Kind:
+    """Return how a state with these windows or this time to live lies in time; None is neither."""
+    if windowing is None:
+        return Unbounded()
+    if isinstance(windowing, SlidingWindow):
+        return Panes(windowing)
+    return Living(windowing.gap) if isinstance(windowing, TimeToLive) else Sessions(windowing.gap)
