@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import timedelta
-from decimal import Decimal
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -20,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monoids import Aggregator, Average, List, Map, Monoid, Sum
-from monoids.laws import monoid_laws
 from persistent_state import (
     InvalidInputError,
     LocalRun,
@@ -30,7 +25,6 @@ from persistent_state import (
     PersistentTask,
     SessionWindow,
     SlidingWindow,
-    TaskFailedError,
     TumblingWindow,
     WindowState,
     run_local,
@@ -38,13 +32,8 @@ from persistent_state import (
 from persistent_state.batch import compaction
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING, Settings
-from persistent_state.partials import keys, sliding
+from persistent_state.partials import keys
 from persistent_state.partials.at_clock import Since
-from persistent_state.partials.dedup import without_copies
-from persistent_state.partials.fold import fold, fold_keys
-from persistent_state.partials.kinds import kind_of
-from persistent_state.partials.layout import Layout, Once, below
-from persistent_state.partials.unbounded import Unbounded
 from persistent_state.protocol.commits import Keeping, close
 from persistent_state.reading import read_state
 from persistent_state.state import KeptState
@@ -56,76 +45,13 @@ from persistent_state.store.task_state import TaskState
 from persistent_state.windows import TimeToLive, Windowing
 from tests import core
 from tests.core import us
+from tests.windows import SENT, Counting, Sent, lengths, shown, state_of, totals, windows_of
 
 SECOND = 1_000_000
 YEAR = 365 * 86_400 * SECOND
 
-Sent = tuple[int, int, int]
-"""A message: its key, timestamp and value."""
-
-Named = tuple[int, int, int]
-"""A window of a key: the key, its beginning and its end."""
-
 LENGTHS = st.integers(1, 12) | st.integers(1, 2**61)
 TIMES = st.integers(-60, 60) | st.integers(-(2**62), 2**62)
-
-
-def lengths(least: int, most: int) -> st.SearchStrategy[timedelta]:
-    """Durations of so many microseconds."""
-    return st.integers(least, most).map(us)
-
-
-# What windows and sessions are, in plain Python
-
-
-def windows_of(windowing: Windowing, messages: Iterable[Sent]) -> dict[Named, list[Sent]]:
-    """The messages of each window of each key."""
-    found: dict[Named, list[Sent]] = {}
-    for message in sorted(messages, key=lambda m: m[:2]):
-        key, time, _ = message
-        if isinstance(windowing, SlidingWindow):
-            begin = time // windowing.slide * windowing.slide
-            while time < begin + windowing.size:
-                found.setdefault((key, begin, begin + windowing.size), []).append(message)
-                begin -= windowing.slide
-            continue
-        last = next(reversed(found), None)
-        before = found.pop(last) if last and last[0] == key and time < last[2] else []
-        first = last[1] if last and before else time
-        found[key, first, time + windowing.gap] = [*before, message]
-    return found
-
-
-def total(messages: Iterable[Sent]) -> int:
-    return sum(value for _, _, value in messages)
-
-
-def totals(windows: Mapping[Named, Sequence[Sent]]) -> dict[Any, int]:
-    return {window: total(some) for window, some in windows.items()}
-
-
-def state_of(windowing: Windowing, messages: Iterable[Sent], clock: int) -> dict[Any, int]:
-    """What is open at the clock, of the messages below it."""
-    below = [m for m in messages if m[1] < clock]
-    opened = {w: some for w, some in windows_of(windowing, below).items() if w[2] > clock}
-    return {w[0] if isinstance(windowing, TimeToLive) else w: total(some) for w, some in opened.items()}
-
-
-def given_at(windowing: Windowing, messages: Iterable[Sent], since: Since, clock: int, floor: int) -> dict[Any, int]:
-    """What an output is given at the clock."""
-    below = [m for m in messages if m[1] < clock]
-    if isinstance(windowing, TimeToLive):
-        now, before = state_of(windowing, below, clock), state_of(windowing, below, since.clock)
-        touched = {key for key, time, _ in below if time >= since.clock}
-        changed = {key: value for key, value in now.items() if since.all or key in touched}
-        return {**dict.fromkeys(before.keys() - now.keys(), 0), **changed}
-    windows = windows_of(windowing, below)
-    closed = totals({w: some for w, some in windows.items() if max(since.clock, floor) < w[2] <= clock})
-    if not since.early:
-        return closed
-    recent = {w: s for w, s in windows.items() if w[2] > clock and any(time >= since.recent for _, time, _ in s)}
-    finals = {(*w, True): value for w, value in closed.items()}
-    return {**finals, **{(*w, False): value for w, value in totals(recent).items()}}
 
 
 # Panes
@@ -325,201 +251,7 @@ def check_rows(ran: Ran, windowing: Windowing | None, accepted: Mapping[int, Sen
     assert needed <= stored.keys()
 
 
-# What is seen of partial sums
-
-
-def layout_of(windowing: Windowing | None, monoid: Monoid[Any] | None = None) -> Layout:
-    return Layout((pa.int64(),), monoid or Sum(), kind_of(windowing))
-
-
-def table(layout: Layout, messages: Sequence[Sent], clocks: Sequence[int] = (), interval: int = 10) -> pa.Table:
-    """Partial sums of messages, in intervals that reach over none of these clocks."""
-    key = pa.array([key for key, _, _ in messages], pa.int64())
-    times = np.array([time for _, time, _ in messages], np.int64)
-    starts = times // interval * interval
-    for clock in clocks:
-        starts = np.where(times >= clock, np.maximum(starts, clock), starts)
-    starts = layout.kind.begin_apart(starts, times)
-    columns = {"hash": pa.array(keys.hash_keys([key], len(times))), "key0": key, "start": pa.array(starts)}
-    columns.update(dict.fromkeys(layout.kind.columns, pa.array(times)))
-    columns["value"] = pa.array([n for _, _, n in messages], pa.int64())
-    return fold([pa.table(columns).select(layout.schema.names)], layout)
-
-
-def shown(found: pa.Table) -> dict[Any, Any]:
-    columns = [found[name].to_pylist() for name in found.column_names[1:]]
-    rows = {key[0] if len(key) == 1 else tuple(key): value for *key, value in zip(*columns, strict=True)}
-    assert len(rows) == found.num_rows
-    return rows
-
-
-BOUNDED = st.one_of(
-    st.builds(SlidingWindow, lengths(1, 30), lengths(1, 12)),
-    st.builds(SessionWindow, lengths(1, 15)),
-    st.builds(TimeToLive, st.integers(1, 15)),
-)
-SENT = st.lists(st.tuples(st.integers(0, 2), st.integers(-40, 60), st.integers(1, 9)), max_size=25)
-CLOCKS = st.integers(-50, 80)
-
-
-@settings(max_examples=200)
-@given(st.data(), BOUNDED, SENT, st.lists(CLOCKS, min_size=3, max_size=3), st.integers(1, 20))
-def test_what_is_seen_is_what_plain_python_makes_of_the_messages(
-    data: st.DataObject, windowing: Windowing, messages: list[Sent], clocks: list[int], interval: int
-) -> None:
-    floor, before, clock = sorted(clocks)
-    floor = data.draw(st.sampled_from([BEGINNING, floor]))
-    since = Since(
-        data.draw(st.sampled_from([BEGINNING, before])),
-        all=isinstance(windowing, TimeToLive) and data.draw(st.booleans()),
-        early=isinstance(windowing, SlidingWindow) and data.draw(st.booleans()),
-    )
-    since = replace(since, recent=since.clock)
-    if isinstance(windowing, SlidingWindow):
-        messages = [m for m in messages if m[1] % windowing.slide < windowing.size]
-    parts: list[list[Sent]] = [[], [], []]
-    for message in messages:
-        parts[data.draw(st.integers(0, 2))].append(message)
-    layout = layout_of(windowing)
-    # The clocks that are asked for are retained: no interval reaches over them.
-    levels = [below(table(layout, part, [before, clock], interval), clock) for part in parts if part]
-    levels.append(layout.schema.empty_table())
-    assert shown(layout.kind.state(levels, layout, clock)) == state_of(windowing, messages, clock)
-    found = shown(layout.kind.values(levels, layout, since, clock, floor))
-    assert found == given_at(windowing, messages, since, clock, floor)
-
-
-@given(BOUNDED, SENT, CLOCKS)
-def test_windows_given_clock_by_clock_are_each_given_once(
-    windowing: Windowing, messages: list[Sent], clock: int
-) -> None:
-    if isinstance(windowing, TimeToLive):
-        windowing = SessionWindow(us(windowing.ttl))
-    if isinstance(windowing, SlidingWindow):
-        messages = [m for m in messages if m[1] % windowing.slide < windowing.size]
-    layout = layout_of(windowing)
-    clocks = [BEGINNING, clock, clock + 7, 200]
-    levels = [table(layout, messages, clocks)]
-    given: list[tuple[Any, int]] = []
-    for since, upto in pairwise(clocks):
-        given += shown(layout.kind.values([below(levels[0], upto)], layout, Since(since), upto, BEGINNING)).items()
-    assert len(given) == len(dict(given))
-    assert dict(given) == totals(windows_of(windowing, messages))
-
-
-# The sessions of a key are a monoid
-
-
-class Sessions(Monoid[Any]):
-    """The sessions of a key: their first and last timestamp and the sum of their values, in the order of time."""
-
-    type = pa.list_(pa.struct([("first", pa.int64()), ("last", pa.int64()), ("value", pa.int64())]))
-
-    def __init__(self, gap: int) -> None:
-        self.window = SessionWindow(us(gap))
-        self.layout = layout_of(self.window)
-
-    @property
-    def zero(self) -> Any:
-        return []
-
-    def plus(self, a: Any, b: Any) -> Any:
-        tables = [self.table(some) for some in (a, b)]
-        return fold_keys(tables, self.layout).select(["first", "last", "value"]).to_pylist()
-
-    def table(self, sessions: Any) -> pa.Table:
-        rows = [{"hash": 1, "key0": 1, "start": session["first"], **session} for session in sessions]
-        return pa.Table.from_pylist(rows, self.layout.schema)
-
-    def of(self, messages: Iterable[tuple[int, int]]) -> Any:
-        windows = windows_of(self.window, [(1, time, value) for time, value in messages])
-        return [{"first": w[1], "last": some[-1][1], "value": total(some)} for w, some in windows.items()]
-
-
-GAP = 7
-OF_KEY = st.lists(st.tuples(st.integers(-30, 30), st.integers(-5, 5)), max_size=6)
-
-test_the_laws_of_sessions = monoid_laws(Sessions(GAP), OF_KEY.map(Sessions(GAP).of), examples=40)
-
-
-@given(st.lists(OF_KEY, max_size=5), st.randoms(use_true_random=False))
-def test_sessions_are_the_same_however_messages_are_grouped(parts: list[list[tuple[int, int]]], rng: Any) -> None:
-    sessions = Sessions(GAP)
-    folded = [sessions.of(part) for part in parts]
-    while len(folded) > 1:
-        one = folded.pop(rng.randrange(len(folded)))
-        other = folded.pop(rng.randrange(len(folded)))
-        folded.append(sessions.plus(one, other))
-    assert sessions.sum(folded) == sessions.of([message for part in parts for message in part])
-
-
-def test_a_message_between_two_sessions_makes_them_one() -> None:
-    sessions = Sessions(GAP)
-    apart = sessions.plus(sessions.of([(0, 1)]), sessions.of([(GAP, 2)]))
-    assert apart == [{"first": 0, "last": 0, "value": 1}, {"first": GAP, "last": GAP, "value": 2}]
-    assert sessions.plus(apart, sessions.of([(1, 4)])) == [{"first": 0, "last": GAP, "value": 7}]
-    inside = sessions.plus(sessions.of([(0, 1), (5, 1), (10, 1)]), sessions.of([(20, 1)]))
-    assert sessions.plus(inside, sessions.of([(16, 4)])) == [{"first": 0, "last": 20, "value": 8}]
-
-
-# Ranges that overlap
-
-
-class Counting(Sum[Any]):
-    """A sum that counts its additions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.additions = 0
-
-    def reduce(self, values: pa.Array, starts: Any) -> pa.Array:
-        self.additions += len(values) - len(starts)
-        return super().reduce(values, starts)
-
-
-@st.composite
-def some_ranges(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
-    count = draw(st.integers(1, 40))
-    ends = st.tuples(st.integers(0, count), st.integers(0, count)).filter(lambda pair: pair[0] != pair[1])
-    return count, [(min(pair), max(pair)) for pair in draw(st.lists(ends, max_size=40))]
-
-
-@given(some_ranges())
-def test_ranges_are_summed_as_each_would_be_by_itself(asked: tuple[int, list[tuple[int, int]]]) -> None:
-    count, some = asked
-    lows, highs = (np.array([pair[i] for pair in some], np.int64) for i in (0, 1))
-    numbers, lists = pa.array([3**i % 1000 for i in range(count)]), pa.array([[i] for i in range(count)])
-    ways = [sliding.fold_ranges, sliding._by_doubling] if some else [sliding.fold_ranges]
-    for fold_ranges in ways:
-        sums = fold_ranges(numbers, lows, highs, layout_of(None))
-        assert sums.to_pylist() == [sum(numbers.to_pylist()[low:high]) for low, high in some]
-        joined = fold_ranges(lists, lows, highs, layout_of(None, List(pa.int64())))
-        assert joined.to_pylist() == [list(range(low, high)) for low, high in some]
-
-
-@given(some_ranges(), st.booleans())
-def test_ranges_take_few_additions(asked: tuple[int, list[tuple[int, int]]], is_part: bool) -> None:
-    count, some = asked
-    some = some or [(0, count)]
-    lows, highs = (np.array([pair[i] for pair in some], np.int64) for i in (0, 1))
-    counting = Counting()
-    values = pa.array([0, *range(count)])[1:] if is_part else pa.array(range(count))
-    sliding.fold_ranges(values, lows, highs, layout_of(None, counting))
-    longest = max(high - low for low, high in some)
-    assert counting.additions <= int(math.log2(longest)) * (count + len(some))
-
-
-def test_sliding_windows_take_log_additions_for_each_pane_and_window() -> None:
-    counting = Counting()
-    layout = layout_of(SlidingWindow(us(500), us(1)), counting)
-    levels = [table(layout, [(key, time, 1) for time in range(1000)]) for key in range(4)]
-    counting.additions = 0
-    windows = shown(layout.kind.values(levels, layout, Since(), 2000, BEGINNING))
-    assert len(windows) == 4 * 1499
-    assert windows[2, 100, 600] == 500
-    assert windows[2, -499, 1] == windows[2, 999, 1499] == 1
-    assert counting.additions <= 8 * 4 * (1000 + 1499)
-    assert counting.additions < 4 * 500 * 1000 / 10
+# How much a stream adds
 
 
 @pytest.mark.parametrize("panes", [30, 200])
@@ -541,22 +273,6 @@ def test_a_stream_of_sliding_windows_takes_log_additions_for_each_pane_however_l
     # Each window was given, when its last pane was closed by a message of the next.
     assert given == {(1, end - 10 * panes, end): min(panes, end // 10) for end in range(10, before + 10, 10)}
     assert counting.additions <= 3 * math.log2(panes) * 3 * panes
-
-
-def test_values_that_no_range_holds_together_are_never_added() -> None:
-    # Any two of the large ones have too many digits.
-    large, width = Decimal(9 * 10**37), 64
-    layout = layout_of(None, Sum(pa.decimal128(38, 0)))
-    numbers = [large, *[Decimal(1)] * width, large, *[Decimal(1)] * width, large]
-    lows = [low for low in range(len(numbers)) if low + width < len(numbers)]
-    highs = [low + width for low in lows]
-    for fold_ranges in (sliding.fold_ranges, sliding._by_doubling):
-        sums = fold_ranges(pa.array(numbers, layout.monoid.type), np.array(lows), np.array(highs), layout)
-        assert [int(found) for found in sums.to_pylist()] == [
-            sum(map(int, numbers[low:high])) for low, high in zip(lows, highs, strict=True)
-        ]
-    with pytest.raises(TaskFailedError):
-        sliding.fold_ranges(pa.array(numbers, layout.monoid.type), np.array([0]), np.array([width + 2]), layout)
 
 
 # What a local run gives
@@ -930,46 +646,6 @@ class TestCopies:
                     below = [m for m in counted[: i + 1] if m[1] < ran.entry.clock]
                     assert ran.state() == state_of(windowing, below, ran.entry.clock)
                     assert sorted(row["id"] for row in ran.stored()) == list(range(i + 1))
-
-    @settings(max_examples=40)
-    @given(
-        st.lists(
-            st.lists(
-                st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(1, 99), st.sampled_from([None, 1, 2])),
-                min_size=1,
-                max_size=8,
-            ),
-            max_size=4,
-        ),
-        st.integers(1, 30),
-    )
-    def test_copies_are_those_of_plain_python(
-        self, batches: list[list[tuple[int, int, int, int | None]]], horizon: int
-    ) -> None:
-        layout = Layout((pa.int64(),), Sum(), Unbounded(), Once(pa.int64(), horizon))
-        accepted: list[tuple[int, int, int, int | None]] = []
-        levels: list[pa.Table] = []
-        for batch in batches:
-            columns = list(zip(*batch, strict=True))
-            key, times, values, ids = (pa.array(column, pa.int64()) for column in columns)
-            hash = pa.array(keys.hash_keys([key], len(batch)))
-            parts = [hash, key, times, ids, times, values]
-            rows = pa.table(parts, names=["hash", "key0", "start", "id", "time", "value"]).select(layout.schema.names)
-            kept, copies = without_copies([rows], levels, layout)
-            levels.append(fold([kept], layout, ids_from=BEGINNING))
-            counted = 0
-            for message in sorted(batch, key=lambda m: m[1]):
-                same = [m for m in accepted if (m[0], m[3]) == (message[0], message[3])]
-                if message[3] is None or all(abs(m[1] - message[1]) > horizon for m in same):
-                    accepted.append(message)
-                else:
-                    counted += 1
-            assert copies == counted
-        sums: Counter[int] = Counter()
-        for key_of, _, n, _ in accepted:
-            sums[key_of] += n
-        table = fold_keys([*levels, layout.schema.empty_table()], layout)
-        assert dict(zip(table["key0"].to_pylist(), table["value"].to_pylist(), strict=True)) == sums
 
 
 # What is refused

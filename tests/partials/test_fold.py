@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from monoids import List, Sum
 from persistent_state import TaskFailedError
-from persistent_state.partials import fold, sizes, sort
+from persistent_state.partials import fold, sizes
 from persistent_state.partials.layout import Layout, between, one_chunk
 from persistent_state.partials.unbounded import Unbounded
 
@@ -45,13 +45,6 @@ def test_a_fold_is_the_sum_by_key_and_interval(
     assert [hash for hash, _ in order] == sorted(hash for hash, _ in order)
     keys = [key for i, key in enumerate(order) if i == 0 or key != order[i - 1]]
     assert len(keys) == len(set(keys)), "the rows of a key stand together"
-
-
-@given(st.lists(st.tuples(HASHES, st.integers(0, 600)), min_size=1, max_size=600))
-def test_the_order_of_fresh_rows_is_by_hash_and_start(rows: list[tuple[int, int]]) -> None:
-    hashes, starts = np.array([h for h, _ in rows], np.uint64), np.array([s for _, s in rows], np.int64)
-    order = sort.order_by_hash(hashes, starts)
-    assert order.tolist() == sorted(range(len(rows)), key=lambda i: (*rows[i], i))
 
 
 @given(

@@ -1,0 +1,183 @@
+"""Each row gets the first verdict that applies, and a part learns of its channels what the rows tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from monoids import Sum
+from persistent_state import NonWindowState, PersistentTask, TumblingWindow, WindowState
+from persistent_state.batch.judge import (
+    ACCEPTED,
+    AHEAD,
+    JUMP,
+    LATE,
+    NO_TIMESTAMP,
+    REPLAYED_OR_LATE,
+    SKIPPED,
+    UNFIT_KEY,
+    Sightings,
+    judge,
+)
+from persistent_state.batch.messages import Basis
+from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
+from persistent_state.batch.rows import place_of
+from persistent_state.event_time.channels import Channel
+from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.positions import NO_POSITION, Position
+from persistent_state.protocol.commits import plan_batch
+from persistent_state.sources.base import Chunk, Reach
+from persistent_state.state import KeptState
+from persistent_state.store.log import Log
+from tests import core
+from tests.core import us
+
+SCHEMA = pa.schema([("ts", pa.int64()), ("key", pa.timestamp("ns")), ("channel", pa.string()), ("n", pa.int64())])
+CLOCK, NOW, UNFIT = 100, 10_000, 1
+"""A key of 1 nanosecond can't be stored."""
+
+
+class Kept(PersistentTask):
+    key = "key"
+    value = "n"
+
+    def __init__(self, state: KeptState[Any] | None = None) -> None:
+        self.state = state or NonWindowState(Sum())
+
+    def persistent_state(self) -> KeptState[Any]:
+        return self.state
+
+
+def planned(task: PersistentTask | None = None, **settings: Any) -> tuple[Plan, Basis]:
+    times = Settings(10, **{"ahead": 1000, **settings})
+    plan = core.plan_of(task or Kept(), SCHEMA, settings=times, channel="channel")
+    entry = core.start(Log(plan.files, "app"), [plan])
+    return plan, replace(plan_batch(entry, plan.name, Reach({}), NOW), clock=CLOCK)
+
+
+def judged(
+    plan: Plan, basis: Basis, rows: Sequence[tuple[Any, ...]], sightings: Sightings | None = None, **given: Any
+) -> list[int]:
+    """The verdicts on rows of (timestamp, position, key in nanoseconds, channel); the last two may be left out."""
+    padded = [(*row, *(0, "a")[len(row) - 2 :]) for row in rows]
+    stamps, positions, keys, channels = (list(column) for column in zip(*padded, strict=True))
+    columns = [
+        pa.array(stamps, pa.int64()),
+        pa.array(keys, pa.timestamp("ns")),
+        pa.array(channels),
+        pa.array(positions),
+    ]
+    at = np.array(positions, np.int64)
+    chunk = Chunk("p", int(at.min()), pa.record_batch(columns, schema=SCHEMA), at=at, **given)
+    position = basis.positions.get("p", Position())
+    return judge(plan, basis, chunk, place_of(plan, chunk), position, sightings or Sightings()).tolist()
+
+
+def test_each_verdict() -> None:
+    plan, basis = planned(jump=500)
+    basis = replace(basis, positions={"p": Position(next=10, accounted=((20, 150),))}, restored=120)
+    rows = {
+        (200, 9): SKIPPED,
+        (149, 19): SKIPPED,
+        (150, 19): ACCEPTED,
+        (119, NO_POSITION): REPLAYED_OR_LATE,
+        (120, NO_POSITION): ACCEPTED,
+        (None, 20): NO_TIMESTAMP,
+        (CLOCK - 1, 21): LATE,
+        (CLOCK, 22): ACCEPTED,
+        (NOW + 1001, 23): AHEAD,
+        (150 + 500, 24): ACCEPTED,
+        (650 + 501, 25): JUMP,
+        (150, 26, UNFIT): UNFIT_KEY,
+    }
+    assert dict(zip(rows, judged(plan, basis, [*rows]), strict=True)) == rows
+
+
+def test_a_row_gets_the_first_verdict_that_applies() -> None:
+    plan, basis = planned(jump=500)
+    basis = replace(basis, positions={"p": Position(next=10)}, restored=90)
+    rows = {
+        (None, 9, UNFIT): SKIPPED,
+        (50, NO_POSITION, UNFIT): REPLAYED_OR_LATE,
+        (None, 10, UNFIT): NO_TIMESTAMP,
+        (CLOCK - 1, 11, UNFIT): LATE,
+        (CLOCK, 12): ACCEPTED,
+        (NOW + 2000, 13, UNFIT): AHEAD,
+        (CLOCK + 501, 14, UNFIT): JUMP,
+    }
+    assert dict(zip(rows, judged(plan, basis, [*rows]), strict=True)) == rows
+
+
+def test_what_the_source_calls_unfit_is() -> None:
+    plan, basis = planned()
+    found = judged(plan, basis, [(CLOCK, 0), (CLOCK, 1), (CLOCK - 1, 2)], unfit=np.array([False, True, True]))
+    assert found == [ACCEPTED, UNFIT_KEY, LATE]
+
+
+@pytest.mark.parametrize(
+    ("task", "verdict"),
+    [
+        (Kept(), ACCEPTED),
+        (Kept(NonWindowState(Sum(), ttl="1 second")), LATE),
+        (Kept(WindowState(Sum(), TumblingWindow(us(10)))), LATE),
+    ],
+    ids=["unbounded", "ttl", "windows"],
+)
+def test_at_least_once_takes_late_messages_where_time_does_not_bound_the_state(
+    task: PersistentTask, verdict: int
+) -> None:
+    plan, basis = planned(task)
+    assert judged(plan, basis, [(CLOCK - 1, 0)]) == [LATE]
+    assert judged(replace(plan, delivery=AT_LEAST_ONCE), basis, [(CLOCK - 1, 0)]) == [verdict]
+
+
+class TestSightings:
+    def test_the_newest_timestamp_of_a_channel_is_that_of_its_accepted_rows(self) -> None:
+        plan, basis = planned()
+        sightings = Sightings()
+        rows = [(110, 0, 0, "a"), (130, 1, 0, "b"), (120, 2, 0, "a"), (NOW + 2000, 3, 0, "a")]
+        judged(plan, basis, rows, sightings)
+        assert sightings.newest == {"a": 120, "b": 130}
+        judged(plan, basis, [(115, 4, 0, "a")], sightings)
+        assert sightings.newest == {"a": 120, "b": 130}
+
+    def test_a_channel_begins_with_its_newest_timestamp_of_the_batch_before(self) -> None:
+        plan, basis = planned()
+        basis = replace(basis, channels={"a": Channel(140, 0)})
+        sightings = Sightings()
+        judged(plan, basis, [(110, 0, 0, "a")], sightings)
+        assert sightings.newest == {"a": 140}
+
+    def test_a_new_channel_with_late_rows_only_holds_the_clock(self) -> None:
+        plan, basis = planned()
+        basis = replace(basis, channels={"known": Channel(200, 0)})
+        sightings = Sightings()
+        judged(plan, basis, [(CLOCK - 1, 0, 0, "new"), (CLOCK - 1, 1, 0, "known")], sightings)
+        assert sightings.newest == {"new": None}
+
+    def test_a_channel_of_which_rows_come_again_is_replaying(self) -> None:
+        plan, basis = planned()
+        basis = replace(basis, positions={"p": Position(next=10)})
+        sightings = Sightings()
+        judged(plan, basis, [(110, 9, 0, "a"), (110, 10, 0, "b")], sightings)
+        assert sightings.replaying == {"a"}
+
+    def test_a_jump_moves_no_clock_until_its_channel_is_believed(self) -> None:
+        plan, basis = planned(jump=50, believe=3)
+        sightings = Sightings()
+        assert judged(plan, basis, [(110, 0), (300, 1), (301, 2)], sightings) == [ACCEPTED, JUMP, JUMP]
+        assert (sightings.newest, sightings.beyond) == ({"a": 110}, {"a": 2})
+        assert judged(plan, basis, [(302, 3)], sightings) == [ACCEPTED]
+        assert (sightings.newest, sightings.beyond) == ({"a": 302}, {"a": 0})
+
+    def test_a_jump_is_measured_from_where_a_start_cut_the_channel_back(self) -> None:
+        plan, basis = planned(jump=50)
+        basis = replace(basis, channels={"a": Channel(None, 0, before=110)})
+        sightings = Sightings()
+        assert judged(plan, basis, [(161, 0)], sightings) == [JUMP]
+        assert sightings.newest == {"a": None}

@@ -1,0 +1,180 @@
+"""A chunk adds its updates, its rows aside, its counts and its span to the result of its part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from monoids import List, Sum
+from persistent_state import BadRecord, Message, NonWindowState, PersistentState, PersistentTask, TaskFailedError
+from persistent_state.batch.lift import Lifted, lift_chunk
+from persistent_state.batch.messages import Basis
+from persistent_state.batch.plan import AT_LEAST_ONCE, FAIL, Plan
+from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.positions import NO_POSITION, Position
+from persistent_state.protocol.commits import plan_batch
+from persistent_state.sources.base import Chunk, Reach
+from persistent_state.store.log import Log
+from tests import core
+
+SCHEMA = pa.schema([("ts", pa.int64()), ("key", pa.string()), ("n", pa.uint64())])
+CLOCK, TOO_MUCH = 100, 2**63
+
+
+class Sums(PersistentTask):
+    key = "key"
+    value = "n"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Sum())
+
+
+class Reads(Sums):
+    reads_state = True
+    value = None
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        raise AssertionError("it is called after the shuffle")
+
+
+class Lists(Sums):
+    value = None
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(List(pa.int64()))
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        for n in range(message["n"]):
+            state.update(message.timestamp, [n])
+
+
+def planned(task: PersistentTask, position: Position | None = None) -> tuple[Plan, Basis]:
+    plan = core.plan_of(task, SCHEMA, settings=Settings(10, ahead=2**62))
+    basis = plan_batch(core.start(Log(plan.files, "app"), [plan]), plan.name, Reach({}), 0)
+    return plan, replace(basis, clock=CLOCK, positions={"p": position or Position()})
+
+
+def chunk_of(rows: Sequence[tuple[Any, ...]], first: int = 0, **given: Any) -> Chunk:
+    columns = zip(*rows, strict=True)
+    batch = pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+    return Chunk("p", first, batch, **given)
+
+
+def lifted(plan: Plan, basis: Basis, *chunks: Chunk) -> Lifted:
+    found = Lifted()
+    for chunk in chunks:
+        lift_chunk(plan, basis, chunk, found)
+    return found
+
+
+def aside(found: Lifted) -> list[tuple[str, int | None]]:
+    return [(row["reason"], row["position"]) for table in found.sides for row in table.to_pylist()]
+
+
+ROWS = [(90, "a", 1), (110, "a", 2), (None, "b", 3), (120, "b", TOO_MUCH), (115, "b", 4)]
+
+
+def test_accepted_rows_become_updates_and_the_others_step_aside() -> None:
+    plan, basis = planned(Sums())
+    found = lifted(plan, basis, chunk_of(ROWS))
+    (table,) = found.tables
+    assert table.select(["key0", "time", "value"]).to_pylist() == [
+        {"key0": "a", "time": 110, "value": 2},
+        {"key0": "b", "time": 115, "value": 4},
+    ]
+    assert aside(found) == [("no timestamp", 2), ("late", 0), ("value does not fit", 3)]
+    assert +found.counts == {"messages": 5, "late": 1, "no timestamp": 1, "value does not fit": 1}
+    assert found.spans == [("p", 0, 120)]
+
+
+def test_what_was_read_before_is_counted_and_no_more() -> None:
+    plan, basis = planned(Sums(), Position(next=2, accounted=((4, 112),)))
+    bad = (BadRecord(1, "broken"), BadRecord(5, "broken"))
+    rows = [(110, "a", 1), (111, "a", 2), (113, "b", 3), (114, "b", 4)]
+    found = lifted(plan, basis, chunk_of(rows, bad=bad))
+    # At 0 and 2 they are accounted for, at 3 one comes again that was cut back, and at 4 one is new.
+    assert [table["value"].to_pylist() for table in found.tables] == [[3, 4]]
+    assert +found.counts == {"messages": 2, "skipped": 2, "replayed": 1, "broken": 1}
+    assert aside(found) == [("broken", 5)]
+    assert found.spans == [("p", 2, 114)]
+
+
+def test_a_chunk_of_which_nothing_is_accepted_adds_no_update_and_no_span() -> None:
+    plan, basis = planned(Sums())
+    found = lifted(plan, basis, chunk_of([(90, "a", 1), (None, "a", 1)]))
+    assert (found.tables, found.spans) == ([], [])
+    assert found.ends == {"p": 2}
+
+
+def test_a_replay_starts_where_the_chunk_says_but_not_before_what_is_accounted_for() -> None:
+    plan, basis = planned(Sums(), Position(next=5))
+    some = [(110, "a", 1)]
+    nowhere = np.array([NO_POSITION])
+    chunks = [
+        chunk_of(some, 7),
+        chunk_of(some, 8, replay=6),
+        chunk_of(some, 9, replay=3),
+        chunk_of(some, NO_POSITION, at=nowhere),
+    ]
+    assert [span for chunk in chunks for span in lifted(plan, basis, chunk).spans] == [
+        ("p", 7, 110),
+        ("p", 6, 110),
+        ("p", 5, 110),
+        ("p", 5, 110),
+    ]
+
+
+def test_only_ends_that_nobody_planned_are_told() -> None:
+    plan, basis = planned(Sums())
+    chunks = [chunk_of([(110, "a", 1)] * 3, first) for first in (6, 2)]
+    assert lifted(plan, basis, *chunks).ends == {"p": 9}
+    assert lifted(plan, replace(basis, ends={"p": 9}), *chunks).ends == {}
+
+
+def test_messages_taken_late_are_at_the_clock() -> None:
+    plan, basis = planned(Sums())
+    found = lifted(replace(plan, delivery=AT_LEAST_ONCE), basis, chunk_of([(90, "a", 1), (110, "a", 2)]))
+    assert found.tables[0]["time"].to_pylist() == [CLOCK, 110]
+
+
+def test_a_task_that_reads_its_state_gets_its_rows_whole_and_in_order() -> None:
+    plan, basis = planned(Reads())
+    (table,) = lifted(plan, basis, chunk_of(ROWS)).tables
+    assert table["row"].to_pylist()[0] == {"ts": 110, "key": "a", "n": 2}
+    assert table["position"].to_pylist() == [1, 3, 4]
+    assert set(table["strand"].to_pylist()) == {"p"}
+
+
+def test_updates_of_an_ordered_monoid_keep_their_order() -> None:
+    plan, basis = planned(Lists())
+    (table,) = lifted(plan, basis, chunk_of([(110, "a", 2), (110, "a", 0), (105, "b", 1)], first=4)).tables
+    places = ["time", "channel", "position", "strand", "number"]
+    assert [tuple(row.values()) for row in table.select(places).to_pylist()] == [
+        (110, "p", 4, "p", 0),
+        (110, "p", 4, "p", 1),
+        (105, "p", 6, "p", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "bad", "reason"),
+    [
+        ((None, "a", 1), (), "no timestamp"),
+        ((110, "a", TOO_MUCH), (), "value does not fit"),
+        ((110, "a", 1), (1,), "broken"),
+    ],
+)
+def test_bad_rows_fail_where_that_is_wanted_and_late_ones_do_not(
+    row: tuple[Any, ...], bad: tuple[int, ...], reason: str
+) -> None:
+    plan, basis = planned(Sums())
+    plan = replace(plan, on_bad_row=FAIL)
+    lifted(plan, basis, chunk_of([(90, "a", 1)]))
+    records = tuple(BadRecord(position, "broken") for position in bad)
+    with pytest.raises(TaskFailedError, match=rf"met a bad row \({reason}\)"):
+        lifted(plan, basis, chunk_of([row], bad=records))
