@@ -13,7 +13,7 @@ from monoids import MonoidError
 from persistent_state.errors import TaskFailedError, raised
 from persistent_state.event_time import clocks
 from persistent_state.partials import sizes
-from persistent_state.partials.layout import CURRENT, ID, Layout, Levels, Once, Order, as_numpy, has_id, one_chunk
+from persistent_state.partials.layout import CURRENT, ID, Layout, Levels, Once, RowOrder, as_numpy, has_id, one_chunk
 from persistent_state.partials.sort import ranges, sort, taken
 
 SLICE = 1 << 20
@@ -69,7 +69,7 @@ def fold(
         first[1:] |= starts[1:] != starts[:-1]
         if apart_from is not None and layout.is_ordered:
             first |= starts >= apart_from
-    first = layout.kind.begins(table, order, first)
+    first = layout.kind.segments(table, order, first)
     if singles:
         is_single = (np.arange(len(first)) if order is None else order) >= len(first) - singles
         first |= is_single
@@ -92,7 +92,7 @@ def _forget_ids(table: pa.Table, once: Once, ids_from: int) -> tuple[pa.Table, i
     return pa.concat_tables([rest, singles]).combine_chunks(), len(singles)
 
 
-def _newest(current: pa.Array, order: Order, begins_key: NDArray[np.bool_], first: NDArray[np.bool_]) -> pa.Array:
+def _newest(current: pa.Array, order: RowOrder, begins_key: NDArray[np.bool_], first: NDArray[np.bool_]) -> pa.Array:
     """At the last of the rows that each key folds to, what the last of its rows in the newest table said; else null."""
     rows = np.arange(len(first)) if order is None else order
     newest = np.maximum.reduceat(rows, np.flatnonzero(begins_key))
@@ -108,10 +108,10 @@ def fold_keys(tables: Sequence[pa.Table], layout: Layout) -> pa.Table:
     if table.num_rows == 0:
         return table
     order, first = sort(table, layout)
-    return reduce(table, order, layout.kind.begins(table, order, first), layout)
+    return reduce(table, order, layout.kind.segments(table, order, first), layout)
 
 
-def reduce(table: pa.Table, order: Order, first: NDArray[np.bool_], layout: Layout) -> pa.Table:
+def reduce(table: pa.Table, order: RowOrder, first: NDArray[np.bool_], layout: Layout) -> pa.Table:
     """Return one row per segment of a table's rows in this order (None: their own); `first` marks where segments begin.
 
     Raises:
@@ -125,7 +125,7 @@ def reduce(table: pa.Table, order: Order, first: NDArray[np.bool_], layout: Layo
         values = sums(values, begins, layout)
     place = table.schema.get_field_index("value")
     heads = table.remove_column(place).take(pa.array(begins if order is None else order[begins]))
-    heads = layout.kind.spanning(heads, table, order, begins)
+    heads = layout.kind.with_span(heads, table, order, begins)
     return heads.add_column(place, layout.schema.field("value"), values)
 
 

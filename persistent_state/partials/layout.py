@@ -50,7 +50,7 @@ class Once:
 Levels: TypeAlias = Sequence[pa.Table]
 """Tables of partial sums of the same hashes, the oldest first."""
 
-Order: TypeAlias = NDArray[np.intp] | None
+RowOrder: TypeAlias = NDArray[np.intp] | None
 """The numbers of a table's rows in another order; None is their own."""
 
 
@@ -84,11 +84,11 @@ class Kind(ABC):
         """Return the starts of intervals that hold these times, moved so that none reaches over an edge of a window."""
         return starts
 
-    def begins(self, table: pa.Table, order: Order, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def segments(self, table: pa.Table, order: RowOrder, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which rows in this order begin a segment to fold; those at `first` do."""
         return first
 
-    def spanning(self, heads: pa.Table, table: pa.Table, order: Order, begins: NDArray[np.intp]) -> pa.Table:
+    def with_span(self, heads: pa.Table, table: pa.Table, order: RowOrder, begins: NDArray[np.intp]) -> pa.Table:
         """Return the first rows of the segments of a table in this order, with the time that the whole segment spans."""
         return heads
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from persistent_state.partials import fold, sort
 from persistent_state.partials.at_clock import Since
-from persistent_state.partials.layout import Kind, Layout, Levels, Order, as_numpy, one_chunk, where, with_values
+from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, one_chunk, where, with_values
 from persistent_state.windows import WINDOW
 
 Times = NDArray[np.int64]
@@ -32,7 +32,7 @@ class Sessions(Kind):
     window_columns: ClassVar[tuple[str, ...]] = WINDOW
     expires = expires_by_key = True
 
-    def begins(self, table: pa.Table, order: Order, first: Mask) -> Mask:
+    def segments(self, table: pa.Table, order: RowOrder, first: Mask) -> Mask:
         firsts, lasts = (as_numpy(table, name) for name in ("first", "last"))
         if order is not None:
             firsts, lasts = firsts[order], lasts[order]
@@ -40,7 +40,7 @@ class Sessions(Kind):
         begins[1:] |= firsts[1:] >= _running_max(lasts, first)[:-1] + self.gap
         return begins
 
-    def spanning(self, heads: pa.Table, table: pa.Table, order: Order, begins: NDArray[np.intp]) -> pa.Table:
+    def with_span(self, heads: pa.Table, table: pa.Table, order: RowOrder, begins: NDArray[np.intp]) -> pa.Table:
         lasts = as_numpy(table, "last")
         lasts = np.maximum.reduceat(lasts if order is None else lasts[order], begins)
         return heads.set_column(heads.schema.get_field_index("last"), "last", pa.array(lasts))
@@ -51,7 +51,7 @@ class Sessions(Kind):
             return ends
         # Messages with an id are rows of their own below every clock, and each is needed until its session ends.
         order, first = sort.sort(table, layout)
-        begins = np.flatnonzero(self.begins(table, order, first))
+        begins = np.flatnonzero(self.segments(table, order, first))
         order = np.arange(len(table)) if order is None else order
         of_sessions = np.empty(len(table), np.int64)
         lengths = np.diff(np.append(begins, len(table)))

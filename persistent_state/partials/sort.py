@@ -8,10 +8,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from persistent_state.partials import keys, sizes
-from persistent_state.partials.layout import ORDER, Layout, Order, as_numpy, one_chunk
+from persistent_state.partials.layout import ORDER, Layout, RowOrder, as_numpy, one_chunk
 
 
-def sort(table: pa.Table, layout: Layout) -> tuple[Order, NDArray[np.bool_]]:
+def sort(table: pa.Table, layout: Layout) -> tuple[RowOrder, NDArray[np.bool_]]:
     """Return the order of the rows, and which of them begin another key.
 
     The order is (hash, key, time), or for an ordered monoid (hash, key, order).
@@ -63,13 +63,13 @@ def _same_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return same
 
 
-def same_keys(table: pa.Table, layout: Layout, order: Order = None) -> NDArray[np.bool_]:
+def same_keys(table: pa.Table, layout: Layout, order: RowOrder = None) -> NDArray[np.bool_]:
     """Return which rows in this order have the key of the row before."""
     columns = [taken(one_chunk(table[name]), order) for name in layout.key_names]
     return keys.same_as_previous(columns, table.num_rows)
 
 
-def taken(column: pa.Array, order: Order) -> pa.Array:
+def taken(column: pa.Array, order: RowOrder) -> pa.Array:
     """Return a column in another order, None as it is."""
     if order is None:
         return column
