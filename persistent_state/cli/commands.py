@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # The reader has gone, so that Python can't flush at its end either.
+        # The reader has gone. Python would flush the output at its end, and fail again.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
@@ -134,8 +134,8 @@ def _storage_options(arguments: argparse.Namespace) -> dict[str, Any]:
 def _show(arguments: argparse.Namespace) -> int:
     files = open_files(arguments.store, _storage_options(arguments))
     if arguments.application is not None:
-        found = summary(files, arguments.application)
-        _print([to_json(found)] if arguments.json else application(found))
+        one = summary(files, arguments.application)
+        _print([to_json(one)] if arguments.json else application(one))
         return 0
     every = [summary(files, name) for name in find_applications(files)]
     if not every and not arguments.json:
@@ -184,21 +184,21 @@ def _monoid(name: str) -> Monoid[Any] | Aggregator[Any, Any, Any]:
     """Import the monoid or the Aggregator that the user names: an instance, or a class that takes no arguments."""
     module, _, attribute = name.partition(":")
     try:
-        # As with `python -m`, what is in the working folder can be imported.
+        # Let the working folder's modules be imported, as `python -m` does.
         sys.path.insert(0, os.getcwd())
-        found = getattr(importlib.import_module(module), attribute)
-        found = found() if isinstance(found, type) else found
+        monoid = getattr(importlib.import_module(module), attribute)
+        monoid = monoid() if isinstance(monoid, type) else monoid
     except Exception as error:
         raise InvalidInputError(
             f"monoid={name}: {error!r}; name it as module:name, of an instance or a class."
         ) from error
     finally:
         sys.path.remove(os.getcwd())
-    if not isinstance(found, (Monoid, Aggregator)):
+    if not isinstance(monoid, (Monoid, Aggregator)):
         raise InvalidInputError(
-            f"monoid={name} is {found!r}; name an instance of Monoid, or its class, or an Aggregator."
+            f"monoid={name} is {monoid!r}; name an instance of Monoid, or its class, or an Aggregator."
         )
-    return found
+    return monoid
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -210,11 +210,11 @@ def _verify(arguments: argparse.Namespace) -> int:
         tell(f"{count:,} files, {path}")
 
     with _progress() as tell:
-        found = verify(
+        result = verify(
             arguments.store, arguments.application, on_file=on_file, storage_options=_storage_options(arguments)
         )
-    _print([to_json(asdict(found))] if arguments.json else verified(found))
-    return 1 if found.problems else 0
+    _print([to_json(asdict(result))] if arguments.json else verified(result))
+    return 1 if result.problems else 0
 
 
 @contextmanager

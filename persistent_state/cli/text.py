@@ -14,7 +14,7 @@ MOST = 10
 """The most items of a list that are shown."""
 
 
-def applications(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def applications(summaries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines that list the applications of a store."""
     heads = ("application", "tasks", "clock", "epoch", "entry", "rows", "size", "written")
     rows = [
@@ -28,29 +28,29 @@ def applications(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             size(each["bytes"]),
             show_clock(each["written"]),
         )
-        for each in found
+        for each in summaries
     ]
     return table(heads, rows, right={1, 3, 4, 5, 6})
 
 
-def application(found: Mapping[str, Any]) -> Iterator[str]:
+def application(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that describe one application and its tasks."""
-    clocks = [f"{show_clock(clock)}  {clock}" for clock in found["retained"]]
+    clocks = [f"{show_clock(clock)}  {clock}" for clock in summary["retained"]]
     if len(clocks) > MOST:
         clocks = [*clocks[:2], f"... {len(clocks) - 4:,} more ...", *clocks[-2:]]
     yield from _pairs(
         {
-            "application": found["application"],
-            "clock": full_clock(found["clock"]),
+            "application": summary["application"],
+            "clock": full_clock(summary["clock"]),
             "retained": clocks or ["none yet"],
-            "interval": show_duration(found["interval"]),
-            "shards": f"{found['shards']:,}",
-            "epoch": f"{found['epoch']:,}",
-            "entry": f"{found['entry']:,}, written {show_clock(found['written'])}",
-            "size": size(found["bytes"]),
+            "interval": show_duration(summary["interval"]),
+            "shards": f"{summary['shards']:,}",
+            "epoch": f"{summary['epoch']:,}",
+            "entry": f"{summary['entry']:,}, written {show_clock(summary['written'])}",
+            "size": size(summary["bytes"]),
         }
     )
-    tasks = found["tasks"]
+    tasks = summary["tasks"]
     yield ""
     yield from table(
         ("task", "key", "state", "clock", "runs", "rows", "size"),
@@ -104,28 +104,29 @@ def application(found: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def verified(found: Verified) -> Iterator[str]:
+def verified(result: Verified) -> Iterator[str]:
     """Yield the lines that report what `verify` found."""
-    for path in sorted({problem.path for problem in found.problems}):
+    for path in sorted({problem.path for problem in result.problems}):
         yield path
-        yield from (f"  {problem.what}" for problem in found.problems if problem.path == path)
-    if found.problems:
+        yield from (f"  {problem.what}" for problem in result.problems if problem.path == path)
+    if result.problems:
         yield ""
-    if found.unreferenced:
-        yield f"{_count(len(found.unreferenced), 'file')} that no log entry names, as left by what was never committed:"
-        yield from (f"  {path}" for path in found.unreferenced[:MOST])
-        if len(found.unreferenced) > MOST:
-            yield f"  ... and {len(found.unreferenced) - MOST:,} more; --json has all"
+    if result.unreferenced:
+        files = _count(len(result.unreferenced), "file")
+        yield f"{files} that no log entry names, left from micro-batches that were never committed:"
+        yield from (f"  {path}" for path in result.unreferenced[:MOST])
+        if len(result.unreferenced) > MOST:
+            yield f"  ... and {len(result.unreferenced) - MOST:,} more; --json has all"
         yield ""
     what = ", ".join(
         (
-            _count(found.applications, "application"),
-            _count(found.entries, "log entry", "log entries"),
-            _count(found.files, "file"),
-            size(found.bytes),
+            _count(result.applications, "application"),
+            _count(result.entries, "log entry", "log entries"),
+            _count(result.files, "file"),
+            size(result.bytes),
         )
     )
-    yield f"{what}: {_count(len(found.problems), 'problem') if found.problems else 'all is as it was written'}"
+    yield f"{what}: {_count(len(result.problems), 'problem') if result.problems else 'all is as it was written'}"
 
 
 def size(count: int) -> str:

@@ -38,7 +38,7 @@ def load(
     session: SparkSession, plan: Plan, reader: DataSourceStreamReader, schema: StructType | str = SCHEMA
 ) -> DataFrame:
     """Return what a reader reads as a streaming DataFrame; by default its rows are (label of the shard, blob)."""
-    found = schema
+    reader_schema = schema
 
     class ArrowSource(DataSource):
         @classmethod
@@ -46,7 +46,7 @@ def load(
             return f"persistent-state {plan.application} {plan.name}"
 
         def schema(self) -> StructType | str:
-            return found
+            return reader_schema
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:
             return reader
@@ -78,8 +78,8 @@ def blob_batches(blobs: Iterable[tuple[int, Blob]], labels: Sequence[int], attem
 
 
 def _batch(blobs: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
-    found, data = zip(*blobs, strict=True)
-    return pa.record_batch({"label": pa.array(found, pa.int32()), "blob": pa.array(data, pa.binary())})
+    labels, data = zip(*blobs, strict=True)
+    return pa.record_batch({"label": pa.array(labels, pa.int32()), "blob": pa.array(data, pa.binary())})
 
 
 class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -120,7 +120,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"ends": self._tried(ends) or {}, "tick": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Not "all available": the source's own limits decide.
+        # Do not say "all available", because the source's own limits decide.
         return ReadMaxRows(2**31 - 1)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -152,7 +152,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A jump is measured from the message before it, so one part must read all of a channel.
         most = self._parts if self.plan.settings.jump is None else 1
         splits = self.source.splits(start["ends"], end["ends"], most) or [None]
-        # A channel can be idle only from the first time that it was asked.
+        # A channel can become idle only after its source was first asked for rows.
         self._moved = basis.now
         basis = replace(basis, is_silent=self._is_idle and splits == [None])
         return [InputPartition((basis, part, len(splits), split)) for part, split in enumerate(splits)]
@@ -208,7 +208,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def freeze_imports() -> None:
     """Keep the garbage collector from what the first task of a Python worker leaves in memory, which saves 30 ms a task.
 
-    Nearly all of it are imports. Only the first call in a process does something. Cycles that are garbage by then stay.
+    Nearly all of that are imports. Only the first call in a process does something. Cycles that are garbage by then stay.
     """
     global _has_frozen_imports
     if not _has_frozen_imports:

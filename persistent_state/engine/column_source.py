@@ -1,6 +1,6 @@
 """Read a source in the workers and let Spark compute the updates of its rows, as the Column of `process_column`.
 
-The rows cross Spark with columns of their own beside them, from which the chunks of the source are made again behind it.
+The rows cross Spark together with columns of this module. Behind Spark the source's chunks are made again from them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BESIDE = pa.schema(
 )
 """The columns beside the rows of a source: what the part starts from, and the place of each row.
 
-One more row before those of a chunk holds the original records of rows that are known to be set aside.
+A row before the rows of a chunk holds the original records of those rows that are set aside whatever their updates are.
 """
 
 DAY = 86_400_000_000
@@ -101,14 +101,12 @@ def _replaced(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Chunk]:
             partition, at = batch.column(_PARTITION)[begin].as_py(), positions[begin:end]
             is_bad, are_originals = kind[:, begin]
             if are_originals:
-                known = pa.ipc.open_stream(batch.column(_ORIGINALS)[end - 1].as_buffer()).read_all()
-                originals = {partition: partial(_looked_up, known)}
+                records = pa.ipc.open_stream(batch.column(_ORIGINALS)[end - 1].as_buffer()).read_all()
+                originals = {partition: partial(_looked_up, records)}
             elif is_bad:
                 reasons = batch.column(_REASON).slice(begin, end - begin).to_pylist()
-                records = tuple(BadRecord(*record) for record in zip(at.tolist(), reasons, strict=True))
-                yield Chunk(
-                    partition, int(at[0]), rows.slice(0, 0), records, at=at[:0], originals=originals.get(partition)
-                )
+                bad = tuple(BadRecord(*record) for record in zip(at.tolist(), reasons, strict=True))
+                yield Chunk(partition, int(at[0]), rows.slice(0, 0), bad, at=at[:0], originals=originals.get(partition))
             else:
                 some, replay = rows.slice(begin, end - begin), int(replays[begin])
                 came = originals.get(partition)
@@ -119,9 +117,9 @@ def _is_valid(batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
     return np.asarray(batch.column(column).is_valid())
 
 
-def _looked_up(known: pa.Table, positions: NDArray[np.int64]) -> pa.RecordBatch:
-    """Return the known records at these positions, and nulls for the others."""
-    return one_batch(known.take(pc.index_in(positions, value_set=known["position"])).to_batches(), known.schema)
+def _looked_up(records: pa.Table, positions: NDArray[np.int64]) -> pa.RecordBatch:
+    """Return the records at these positions, with nulls where there is none."""
+    return one_batch(records.take(pc.index_in(positions, value_set=records["position"])).to_batches(), records.schema)
 
 
 class RowReader(ArrowReader):
@@ -147,7 +145,7 @@ class RowReader(ArrowReader):
     def _sent(self, chunk: Chunk, basis: Basis, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         replay = chunk.first if chunk.replay is None else chunk.replay
         count, bad = chunk.rows.num_rows, chunk.bad
-        # Spark changes the values, so this must be found before.
+        # Spark changes the values, so find the unfit keys before.
         columns = [chunk.rows.column(name) for name in key_columns(self.plan)]
         unfit = unfit_keys(columns, count)
         if (originals := self._originals(chunk, basis, unfit)) is not None:

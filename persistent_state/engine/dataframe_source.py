@@ -69,7 +69,7 @@ def opened(spark: SparkSession, source: DataFrameSource, clock: int = BEGINNING)
         InvalidInputError: It is not a streaming DataFrame that can be replayed, or lacks a column that the source names.
         StateError: The function that makes the DataFrame raised.
     """
-    rows = _made(source.stream, spark, None if clock == BEGINNING else clock)
+    rows = _stream_of(source.stream, spark, None if clock == BEGINNING else clock)
     if not isinstance(rows, DataFrame) or not rows.isStreaming:
         raise InvalidInputError(
             f"DataFrameSource has {rows!r}, not a streaming DataFrame; make one with spark.readStream."
@@ -94,7 +94,7 @@ def opened(spark: SparkSession, source: DataFrameSource, clock: int = BEGINNING)
     return rows
 
 
-def _made(stream: DataFrame | Opener, spark: SparkSession, clock: int | None) -> object:
+def _stream_of(stream: DataFrame | Opener, spark: SparkSession, clock: int | None) -> object:
     if not callable(stream):
         return stream
     try:
@@ -106,7 +106,7 @@ def _made(stream: DataFrame | Opener, spark: SparkSession, clock: int | None) ->
 
 
 def _check_streams(rows: DataFrame) -> None:
-    """Let Spark check the DataFrame now, as it would when the query starts: by then another driver would be fenced."""
+    """Let Spark check the DataFrame now. When the query starts is too late: another driver would be fenced by then."""
     jvm = rows.sparkSession._jvm
     assert jvm is not None
     mode = jvm.org.apache.spark.sql.streaming.OutputMode.Update()
@@ -117,9 +117,9 @@ def _check_streams(rows: DataFrame) -> None:
 def _check_position(rows: DataFrame, position: str) -> None:
     types = {field.name: field.dataType for field in rows.schema}
     if not isinstance(types.get(position), IntegralType):
-        found = types[position].simpleString() if position in types else "not in it"
+        kind = types[position].simpleString() if position in types else "not in it"
         raise InvalidInputError(
-            f"DataFrameSource has position={position!r}, which is {found}; name a column of integers."
+            f"DataFrameSource has position={position!r}, which is {kind}; name a column of integers."
         )
 
 
@@ -153,7 +153,7 @@ def columns_of(
                     f"task={task.task_name}: process_column can't tell columns={source.schema.names} apart, as Spark takes no "
                     "notice of case; rename them by transform=."
                 )
-            # The Column is checked against any stream of such rows.
+            # To check the Column, any stream with these columns will do.
             nulls = [F.lit(None).cast(f.dataType).alias(f.name) for f in from_arrow_schema(source.schema)]
             rows = spark.readStream.format("rate").load().select(*nulls)
         # Every column may be null: the rows that column_source adds are.
@@ -229,7 +229,7 @@ def blobs_of_dataframe(
         first = replace(reach, journal=journal if entry.tasks[plan.name].progress.batch == 0 else ())
         return replace(commits.plan_batch(entry, plan.name, first, now=0), restored=restored)
 
-    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob]]:
+    def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob]]:
         basis = basis_of(commits.wake(_log(plan.files, plan.application), epoch, plan.name, now_us()))
         full = (batch for batch in batches if batch.num_rows)
         first = next(full, None)
@@ -241,11 +241,11 @@ def blobs_of_dataframe(
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
         pieces = combine_in_pieces(plan, at_time, context.partitionId(), None, chunks)
-        # Spark tells a part without rows no time, and all parts must agree: their shard adds it.
+        # A part without rows does not know the batch time, and all parts must agree. So the shard adds the time.
         yield from ((shard, replace(blob, basis=basis)) for shard, blob in pieces)
 
     def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from blob_batches(made(batches), labels, attempts)
+        yield from blob_batches(combined(batches), labels, attempts)
 
     blobs = map_batches(rows.select("*", *beside), step)
     if plan.settings.idle_after is None:
@@ -287,7 +287,7 @@ def _placed(
         for batch in batches:
             yield Chunk("", 0, source_rows(batch, plan), at=np.full(batch.num_rows, NO_POSITION))
         return
-    # A chunk has a fixed cost, and a batch has few rows of each of many channels.
+    # With many channels a batch has few rows of each. A chunk has a fixed cost, so gather batches first.
     for batch in batches if channel is None else _gathered(batches):
         rows, positions = source_rows(batch, plan), _positions(batch, plan, position)
         if channel is None:

@@ -284,12 +284,12 @@ class Delivery:
     def _as_own(self, error: BaseException) -> StateError:
         """Return the error as one of this package that names the task and the sink."""
         if isinstance(error, (PySparkException, Py4JError)):
-            found = as_own_error(error, "its query")
+            cause = as_own_error(error, "its query")
         elif isinstance(error, StateError):
-            found = error
+            cause = error
         else:
-            found = StateError(f"it raised {raised(error)}; nothing is lost. Fix the sink.")
-        own = type(found)(f"{self._of}: {found}")
+            cause = StateError(f"it raised {raised(error)}; nothing is lost. Fix the sink.")
+        own = type(cause)(f"{self._of}: {cause}")
         own.__cause__ = error
         return own
 

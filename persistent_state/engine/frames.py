@@ -115,8 +115,8 @@ def origin(plan: Plan, output: ValuesAtClock) -> Origin:
 def types_of(task: str, schema: pa.Schema, instead: str) -> tuple[StructType, pa.Schema]:
     """Return a schema in Spark's types, and in the Arrow types in which Spark takes it: its times have a finer unit."""
     try:
-        found = from_arrow_schema(schema)
-        return found, to_arrow_schema(found, timezone="UTC")
+        spark_types = from_arrow_schema(schema)
+        return spark_types, to_arrow_schema(spark_types, timezone="UTC")
     except Exception as error:
         raise InvalidInputError(
             f"task={task}: Spark has no type for one of {', '.join(map(str, schema.types))} ({error}); {instead}."

@@ -33,9 +33,9 @@ AGAIN = 5_000_000
 class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A source without rows beside a stream. Its offset moves when all channels of the stream are idle.
 
-    They are idle when none has delivered for `idle_after`. If the task holds the global clock then, a micro-batch is due that
-    makes it let go. A stream that is read to its end needs none, because it waits for no channel, and the run must end.
-    `basis` returns what the micro-batch starts from, as for the stream's own parts.
+    The channels are idle when none has delivered for `idle_after`. If the task then holds the global clock, a micro-batch is
+    due that lets the clock go on. A stream that is read to its end needs no such micro-batch: the run waits for no channel,
+    and must end. `basis` returns what the micro-batch starts from, as for the stream's own parts.
     """
 
     def __init__(self, plan: Plan, epoch: int, basis: Callable[[Entry], Basis], labels: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_due(self) -> bool:
         now, idle_after = now_us(), self.plan.settings.idle_after
-        # Nobody was asked before.
+        # The first call begins the time for which channels must be silent.
         self._opened = now if self._opened is None else self._opened
         self._next = max(self._next, self._opened + (idle_after or 0) + MARGIN)
         if idle_after is None or now < self._next:

@@ -29,14 +29,14 @@ def java_problem() -> str | None:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
     if java is None:
-        found = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on PATH"
+        what_is_there = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on PATH"
     else:
         version = java_version(java)
         if version is not None and version >= OLDEST:
             return None
-        found = f"{java} does not tell its version" if version is None else f"{java} is version {version}"
+        what_is_there = f"{java} does not tell its version" if version is None else f"{java} is version {version}"
     return (
-        f"Java {OLDEST} or newer is needed, and {found}: install one (for example apt-get install "
+        f"Java {OLDEST} or newer is needed, and {what_is_there}: install one (for example apt-get install "
         f"openjdk-{OLDEST}-jre-headless) and let JAVA_HOME, or PATH if that is not set, lead to it."
     )
 

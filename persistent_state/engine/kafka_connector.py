@@ -27,7 +27,7 @@ _logger = logging.getLogger("persistent_state")
 
 
 def frame_for_columns(source: KafkaConnectorSource) -> DataFrameSource:
-    """Return topics as a DataFrame whose columns can be looked at. No broker is asked."""
+    """Return topics as a DataFrame, to look at its columns. No broker is asked."""
     return _frame(source, {"startingOffsets": "earliest"}, (), {})
 
 
@@ -40,7 +40,7 @@ def frame_from(
         InvalidInputError: Offsets or topics that are to be read are not there any more.
         StoreUnavailableError: No broker answers.
     """
-    # A copy, as the source may be opened more than once.
+    # A copy, because a source is opened once, and this one may be opened again.
     subscription: KafkaConnectorSource = cloudpickle.loads(cloudpickle.dumps(source))
     subscription.open(journal, known)
     lines = subscription.reach(start, everything=False).journal
@@ -83,16 +83,17 @@ def _frame(
             {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET, "timestamp": TIME}
         ).drop("timestampType")
         try:
-            made = source.columns(records)
+            rows = source.columns(records)
         except PySparkException as error:
             why = without_secrets(error, java_options(source.bootstrap_servers, source.options))
             raise InvalidInputError(f"columns= of {source!r} raised {why}; correct the function.") from None
-        if not isinstance(made, DataFrame) or not {TOPIC, PARTITION, OFFSET} <= set(made.columns):
-            found = made.columns if isinstance(made, DataFrame) else made
+        if not isinstance(rows, DataFrame) or not {TOPIC, PARTITION, OFFSET} <= set(rows.columns):
+            returned = rows.columns if isinstance(rows, DataFrame) else rows
             raise InvalidInputError(
-                f"columns= of {source!r} returned {found!r}; return a DataFrame that keeps {TOPIC}, {PARTITION} and {OFFSET}."
+                f"columns= of {source!r} returned {returned!r}; return a DataFrame that keeps {TOPIC}, {PARTITION} and "
+                f"{OFFSET}."
             )
-        return made.withColumn(CHANNEL, _channel(names))
+        return rows.withColumn(CHANNEL, _channel(names))
 
     return DataFrameSource(stream, source.timestamp, CHANNEL, channels, OFFSET, source.timestamp_unit)
 

@@ -159,7 +159,7 @@ class Watch:
         self.finished.add(task)
 
     def stop(self) -> None:
-        """Take no commit that fails from now on for a failure: its query is being stopped."""
+        """Ignore commits that fail from now on: their queries are being stopped."""
         with self._lock:
             self.is_stopping = True
 
@@ -264,20 +264,20 @@ def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
 
 def running_values(rows: DataFrame, plan: Plan, descriptors: list[Descriptor]) -> DataFrame:
     """Return the values of the keys that a micro-batch changed, from its descriptors or the files that these name."""
-    said = [descriptor.values for descriptor in descriptors if descriptor.values]
+    values_by_shard = [descriptor.values for descriptor in descriptors if descriptor.values]
     schema, session = values_schema(plan), rows.sparkSession
-    if all(isinstance(values, bytes) for values in said):
-        tables = [shown(plan, read_values(plan.files, values)).cast(schema) for values in said]
+    if all(isinstance(values, bytes) for values in values_by_shard):
+        tables = [shown(plan, read_values(plan.files, values)).cast(schema) for values in values_by_shard]
         table = pa.concat_tables([schema.empty_table(), *tables])
-        return session.createDataFrame(table, from_arrow_schema(schema)).coalesce(max(1, len(said)))
+        return session.createDataFrame(table, from_arrow_schema(schema)).coalesce(max(1, len(values_by_shard)))
 
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from shown(plan, read_values(plan.files, said[number])).cast(schema).to_batches()
+                yield from shown(plan, read_values(plan.files, values_by_shard[number])).cast(schema).to_batches()
 
     # A partition for each shard, and nothing to shuffle.
-    numbers = session.range(0, len(said), 1, len(said))
+    numbers = session.range(0, len(values_by_shard), 1, len(values_by_shard))
     return numbers.mapInArrow(unpack, from_arrow_schema(schema))
 
 

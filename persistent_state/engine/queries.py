@@ -1,4 +1,4 @@
-"""The streaming queries of an application, one for each task: what they are made of, and their start and their stop."""
+"""Make, start and stop the streaming queries of an application, one for each task."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Setup:
-    """The needs of every start of an application, the first one and those after a failure.
+    """All that a start of an application needs, the first start and each start after a failure.
 
     `trigger` is Spark's processing time; None begins each micro-batch when the one before it ends. With `to_the_end` the run
     ends at the present end of the sources, and with `drains` it then checkpoints and delivers all messages. After
@@ -103,7 +103,10 @@ class Queries:
         self._commits = Watch()
 
     def start(self, entry: Entry, scratch: Scratch) -> None:
-        """Start a query for each task, from where the entry says. If one does not start, those before it run: call `stop`."""
+        """Start a query for each task, from where the entry says.
+
+        If a query does not start, the queries before it run, so call `stop`.
+        """
         setup = self._setup
         session = own_session(setup.spark)
         labels = shard_labels(session, setup.shards)
@@ -170,7 +173,7 @@ class Queries:
                 while any(query.isActive for query in queries):
                     time.sleep(POLL_SECONDS)
             finally:
-                # Only now: a commit that returned before would let its query go on to another micro-batch.
+                # Do this last: if a commit returned earlier, its query would go on to another micro-batch.
                 self._commits.end()
         for stop in stops:
             stop.result()

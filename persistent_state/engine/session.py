@@ -178,10 +178,10 @@ class Scratch:
 
 def collect_scratch(folder: str, now_us: int) -> None:
     """Delete the scratch space that killed drivers of this user left in a folder, if it is old."""
-    found: list[str] = []
+    names: list[str] = []
     with suppress(OSError):
-        found = [name for name in os.listdir(folder) if re.fullmatch("persistent-state-[0-9a-f]{32}", name)]
-    for name in found:
+        names = [name for name in os.listdir(folder) if re.fullmatch("persistent-state-[0-9a-f]{32}", name)]
+    for name in names:
         # Another start may collect at the same time.
         with suppress(OSError):
             _collect(os.path.join(folder, name), now_us)

@@ -45,15 +45,15 @@ def check_start(setup: Setup, newest: Entry | None, reset: Sequence[str], rebuil
     if newest is None:
         check_parts(setup.files, setup.parts, {}, BEGINNING)
         return
-    known = {name: task for name, task in newest.tasks.items() if name not in (*reset, *rebuild)}
-    check_parts(setup.files, setup.parts, known, newest.clock)
-    _check_dataframes(setup, known, newest.clock, rebuild)
+    continued = {name: task for name, task in newest.tasks.items() if name not in (*reset, *rebuild)}
+    check_parts(setup.files, setup.parts, continued, newest.clock)
+    _check_dataframes(setup, continued, newest.clock, rebuild)
 
 
-def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskState], clock: int) -> None:
+def check_parts(files: Files, parts: Sequence[Part], continued: Mapping[str, TaskState], clock: int) -> None:
     """Refuse a task that can't be sent to workers, and a source that can't be opened at its task's positions.
 
-    `known` holds the tasks that go on from the store, at the global `clock`; all others are new.
+    `continued` holds the tasks that go on from the store, at the global `clock`; all others are new.
 
     Raises:
         InvalidInputError: A task or a source is refused.
@@ -65,7 +65,7 @@ def check_parts(files: Files, parts: Sequence[Part], known: Mapping[str, TaskSta
         if isinstance(part.source, DataFrameSource):
             continue
         check_source(part.plan.name, part.source)
-        task = known.get(part.plan.name)
+        task = continued.get(part.plan.name)
         # A copy, because Spark opens the source itself, and a source is opened once.
         source = cloudpickle.loads(cloudpickle.dumps(part.source))
         if task is None:
@@ -97,11 +97,11 @@ def check_source(task: str, source: TimeReplayableSource | KafkaConnectorSource)
     _check_pickles(f"task={task}: the source {source!r}", source)
 
 
-def _check_dataframes(setup: Setup, known: Mapping[str, TaskState], clock: int, rebuild: Sequence[str]) -> None:
+def _check_dataframes(setup: Setup, continued: Mapping[str, TaskState], clock: int, rebuild: Sequence[str]) -> None:
     """Refuse a function of a DataFrameSource that makes no DataFrame to replay from the clock of its task."""
     for part in setup.parts:
         if isinstance(part.source, DataFrameSource):
-            task = known.get(part.plan.name)
+            task = continued.get(part.plan.name)
             begin = BEGINNING if part.plan.name in rebuild else clock
             begin = begin if task is None else min(clock, task.progress.clock)
             dataframe_source.opened(setup.spark, part.source, begin)

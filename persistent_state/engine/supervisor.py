@@ -8,10 +8,9 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from persistent_state.engine import deliveries
 from persistent_state.engine.arrow_source import now_us
 from persistent_state.engine.backoff import Backoff
-from persistent_state.engine.deliveries import Deliveries
+from persistent_state.engine.deliveries import STOP_SECONDS, Deliveries
 from persistent_state.engine.failures import FINAL, as_own_error, is_lost_jvm, naming_a_lost_jvm
 from persistent_state.engine.garbage import GarbageCollection
 from persistent_state.engine.queries import Queries, Setup
@@ -169,10 +168,10 @@ class Supervisor:
             return as_own_error(error, f"application={self._setup.application}")
         return None
 
-    def _global_clock(self, known: int) -> int:
-        """Return the global clock, or `known` if the store does not answer."""
+    def _global_clock(self, clock: int) -> int:
+        """Return the global clock, or `clock` if the store does not answer."""
         newest = self._newest()
-        return known if newest is None else newest.clock
+        return clock if newest is None else newest.clock
 
     def _newest(self) -> Entry | None:
         """Return the newest entry, or None if the store does not answer."""
@@ -200,7 +199,7 @@ class Supervisor:
 
     def _end(self) -> None:
         # Another driver now delivers to the sinks of a fenced one, which therefore waits for none of its own writes.
-        patience = 0.0 if isinstance(self.error, FencedError) else deliveries.STOP_SECONDS
+        patience = 0.0 if isinstance(self.error, FencedError) else STOP_SECONDS
         for end in (
             self.queries.stop,
             partial(self._deliveries.stop, patience),

@@ -30,7 +30,7 @@ ORIGIN = pa.struct(
 """The `origin` of a record: where it stood, and all that it holds beside its value."""
 
 PATIENCE = 60.0
-"""Seconds without a record until the reader gives up."""
+"""Seconds without a record after which the reader gives up."""
 
 _ROWS_PER_CALL = 10_000
 _WAIT = 0.01
@@ -66,7 +66,7 @@ def records(
     options: Mapping[str, Any],
     left: Mapping[tuple[str, int], OffsetRange],
 ) -> Iterator[tuple[OffsetRange, Sequence[Any]]]:
-    """Read ranges of offsets, and give their messages as they come, each partition's in order.
+    """Read ranges of offsets, and yield their messages as they come. Messages of one partition come in order.
 
     Args:
         what: The source, for messages.
@@ -138,7 +138,7 @@ def records(
 
 def originals(at: NDArray[np.int64], messages: Sequence[Any], positions: NDArray[np.int64]) -> pa.RecordBatch:
     """Return the messages at these positions as they came. `at` are the offsets of `messages`."""
-    found = [messages[place] for place in np.searchsorted(at, positions)]
+    some = [messages[place] for place in np.searchsorted(at, positions)]
     origins = [
         {
             "topic": message.topic(),
@@ -149,19 +149,19 @@ def originals(at: NDArray[np.int64], messages: Sequence[Any], positions: NDArray
             "key": message.key(),
             "headers": [{"name": name, "value": value} for name, value in message.headers() or ()],
         }
-        for message in found
+        for message in some
     ]
-    record = pa.array([message.value() for message in found], pa.large_binary())
+    record = pa.array([message.value() for message in some], pa.large_binary())
     return pa.record_batch({"record": record, "origin": pa.array(origins, ORIGIN)})
 
 
 def _runs(messages: Sequence[Any], only: tuple[str, int] | None) -> Iterator[tuple[tuple[str, int], Sequence[Any]]]:
-    """Give messages by partition, in their order. If only one partition is read, `only` is that one."""
+    """Yield messages by partition, in their order. If only one partition is read, `only` is that one."""
     if only is not None:
         if messages:
             yield only, messages
         return
-    found: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    by_partition: dict[tuple[str, int], list[Any]] = defaultdict(list)
     for message in messages:
-        found[message.topic(), message.partition()].append(message)
-    yield from found.items()
+        by_partition[message.topic(), message.partition()].append(message)
+    yield from by_partition.items()

@@ -186,12 +186,12 @@ class Avro(Decoder):
                 raise Unfit("a field does not fit its column") from None
 
         good = [value for i, value in enumerate(values) if i not in bad]
-        found = _sifted(good, read, schema)
+        piece = _sifted(good, read, schema)
         if not bad:
-            return found
+            return piece
         places = [i for i in range(len(values)) if i not in bad]
-        unfit = {places[record.position]: record.reason for record in found.bad}
-        return Piece(found.rows, len(values), bad_records({**bad, **unfit}))
+        unfit = {places[record.position]: record.reason for record in piece.bad}
+        return Piece(piece.rows, len(values), bad_records({**bad, **unfit}))
 
     def _parsed(self) -> Any:
         try:
@@ -228,15 +228,15 @@ _LOGICAL = {
 }
 
 
-def _arrow_type(avro: Any, named: dict[str, pa.DataType]) -> pa.DataType:
-    """Return the Arrow type of a parsed Avro schema. `named` holds the types that were defined before, by name."""
+def _arrow_type(avro: Any, defined: dict[str, pa.DataType]) -> pa.DataType:
+    """Return the Arrow type of a parsed Avro schema. `defined` holds the types that were defined before, by name."""
     if isinstance(avro, str):
-        if avro in _AVRO or avro in named:
-            return _AVRO.get(avro) or named[avro]
+        if avro in _AVRO or avro in defined:
+            return _AVRO.get(avro) or defined[avro]
     elif isinstance(avro, list):
         options = [option for option in avro if option != "null"]
         if len(options) == 1:
-            return _arrow_type(options[0], named)
+            return _arrow_type(options[0], defined)
     elif (logical := avro.get("logicalType")) in _LOGICAL:
         return _LOGICAL[logical]
     elif logical == "decimal":
@@ -244,16 +244,16 @@ def _arrow_type(avro: Any, named: dict[str, pa.DataType]) -> pa.DataType:
     elif logical is None:
         kind = avro["type"]
         if kind == "array":
-            return pa.list_(_arrow_type(avro["items"], named))
+            return pa.list_(_arrow_type(avro["items"], defined))
         if kind in ("record", "enum", "fixed"):
             if kind == "record":
-                found = pa.struct([(one["name"], _arrow_type(one["type"], named)) for one in avro["fields"]])
+                type = pa.struct([(one["name"], _arrow_type(one["type"], defined)) for one in avro["fields"]])
             else:
-                found = pa.string() if kind == "enum" else pa.binary(avro["size"])
-            named[avro["name"]] = found
-            return found
+                type = pa.string() if kind == "enum" else pa.binary(avro["size"])
+            defined[avro["name"]] = type
+            return type
         if kind != "map":
-            return _arrow_type(kind, named)
+            return _arrow_type(kind, defined)
     raise InvalidInputError(f"the Avro type {str(avro)[:100]!r} has no column of its own; read such values raw.")
 
 

@@ -169,7 +169,7 @@ def part_of(hashes: Hashes, parts: int) -> npt.NDArray[np.int64]:
 
 
 def as_json(keys: int, rows: pa.RecordBatch) -> tuple[list[str], list[str]]:
-    """Return rows as JSON: objects of the first so many columns, which are the key's, and objects of all columns."""
+    """Return rows as two lists of JSON objects: of the key's columns, which are the first `keys` ones, and of all columns."""
     columns = [_plain(column) for column in rows.columns]
     names = rows.schema.names
     objects = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -179,8 +179,8 @@ def as_json(keys: int, rows: pa.RecordBatch) -> tuple[list[str], list[str]]:
 def _plain(column: pa.Array) -> list[Any]:
     kind = column.type
     is_plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)
-    found: list[Any] = column.to_pylist() if is_plain else [plain(value) for value in column]
-    return found
+    values: list[Any] = column.to_pylist() if is_plain else [plain(value) for value in column]
+    return values
 
 
 def _hashes(origin: Origin, rows: pa.RecordBatch | pa.Table) -> Hashes:

@@ -1,4 +1,4 @@
-"""Check the topics that a Kafka sink needs, and make that of its bookkeeping."""
+"""Check the topics that a Kafka sink needs, and create the topic of its bookkeeping."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from persistent_state.kafka.client import answer, client_options, is_refusal, li
 def prepare(
     name: str, topic: str, bookkeeping: str, bootstrap_servers: str, options: Mapping[str, Any], patience: float
 ) -> None:
-    """Check that the topics of the sink `name` are there, and make that of its bookkeeping if it is missing.
+    """Check that the topics of the sink `name` exist, and create the topic of its bookkeeping if it is missing.
 
-    Answers that may be those of a failover are asked for again, for `patience` seconds.
+    While brokers may be in a failover, ask again, for `patience` seconds.
 
     Raises:
-        InvalidInputError: The topic of the values is missing, or that of the bookkeeping might lose records.
+        InvalidInputError: The topic of the values is missing, or the topic of the bookkeeping might lose records.
         KafkaException: The brokers refuse, or do not answer.
     """
     deadline = time.monotonic() + patience
@@ -61,7 +61,7 @@ def exists(name: str, admin: Any, topic: str, patience: float) -> bool:
 def create(name: str, admin: Any, topic: str, patience: float) -> None:
     """Make a compacted topic of one partition, and wait until it is there."""
     kafka = library()
-    # Each start reads all that is not compacted yet, so keep segments small.
+    # Each start reads all records that are not compacted yet, so keep segments small.
     config = {"cleanup.policy": "compact", "segment.bytes": str(1 << 24)}
     new = kafka.admin.NewTopic(topic, 1, -1, config=config)
     answers = admin.create_topics([new], operation_timeout=patience, request_timeout=patience)
@@ -82,6 +82,6 @@ def cleanup_policy(name: str, admin: Any, topic: str, patience: float) -> str:
     resource = kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, topic)
     answers = admin.describe_configs([resource], request_timeout=patience)
     with needing(name, "DESCRIBE_CONFIGS", f"topic={topic!r}"):
-        found = answer(answers[resource], 2 * patience)
-    policy: str = found["cleanup.policy"].value
+        config = answer(answers[resource], 2 * patience)
+    policy: str = config["cleanup.policy"].value
     return policy

@@ -181,9 +181,9 @@ class KafkaSource(Subscription, TimeReplayableSource):
         waiting: dict[str, list[Any]] = defaultdict(list)
         left = {(offsets.topic, offsets.partition): offsets for offsets in split}
         for offsets, messages in consumer.records(repr(self), self._asking, self._consumer_options(), left):
-            held = waiting[offsets.partition_name]
-            held += messages
-            if len(held) >= _ROWS_PER_CHUNK:
+            queue = waiting[offsets.partition_name]
+            queue += messages
+            if len(queue) >= _ROWS_PER_CHUNK:
                 yield self._chunk(offsets, waiting.pop(offsets.partition_name))
         for offsets in split:
             if offsets.partition_name in waiting:

@@ -13,9 +13,17 @@ from typing import Any, TypeVar
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.formatting import show_clock
-from persistent_state.kafka import topics
 from persistent_state.kafka.client import asking, client_options, library
-from persistent_state.kafka.topics import DoubtfulError, Partition, TopicRecord
+from persistent_state.kafka.topics import (
+    DoubtfulError,
+    Partition,
+    Topic,
+    TopicRecord,
+    ask_again,
+    look_up,
+    offsets,
+    time_at,
+)
 from persistent_state.sources.base import Reach
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -70,10 +78,10 @@ class Subscription:
         options: Mapping[str, Any] | None,
     ) -> None:
         library()
-        given = [topics] if isinstance(topics, str) else topics
-        if isinstance(given, re.Pattern) and given.flags != re.UNICODE:
-            raise InvalidInputError(f"topics={given!r} has flags, which not all clients know; write it without.")
-        if not isinstance(given, re.Pattern) and (not given or not all(isinstance(one, str) for one in given)):
+        names = [topics] if isinstance(topics, str) else topics
+        if isinstance(names, re.Pattern) and names.flags != re.UNICODE:
+            raise InvalidInputError(f"topics={names!r} has flags, which not all clients know; write it without.")
+        if not isinstance(names, re.Pattern) and (not names or not all(isinstance(one, str) for one in names)):
             raise InvalidInputError(f"topics={topics!r}; name a topic or several, or give a compiled pattern.")
         if starting_offsets not in (EARLIEST, LATEST) and not (
             isinstance(starting_offsets, datetime) and starting_offsets.tzinfo is not None
@@ -81,7 +89,7 @@ class Subscription:
             raise InvalidInputError(f"{starting_offsets=}; say 'earliest', 'latest', or give a time with a zone.")
         if max_offsets_per_batch < 1:
             raise InvalidInputError(f"{max_offsets_per_batch=}; give at least 1.")
-        self.topics: Sequence[str] | re.Pattern[str] = given if isinstance(given, re.Pattern) else sorted(set(given))
+        self.topics: Sequence[str] | re.Pattern[str] = names if isinstance(names, re.Pattern) else sorted(set(names))
         self.bootstrap_servers = bootstrap_servers
         self.timestamp = timestamp
         self.timestamp_unit = timestamp_unit
@@ -105,9 +113,9 @@ class Subscription:
         Args:
             application: The application's name.
         """
-        named = copy(self)
-        named.group = self.group or f"{application} {self._topic_names}"
-        return named
+        source = copy(self)
+        source.group = self.group or f"{application} {self._topic_names}"
+        return source
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
         """Begin a start with the topics that the journal records.
@@ -195,7 +203,7 @@ class Subscription:
 
     def _ask_again(self, ask: Callable[[], _T]) -> _T:
         """Return what `ask` returns. Ask again, by a new client, while an answer may be one of a failover."""
-        return topics.ask_again(ask, lambda: vars(self).pop("_admin", None))
+        return ask_again(ask, lambda: vars(self).pop("_admin", None))
 
     def _look_up(
         self, start: Mapping[str, int], is_whole: bool = False, is_needed: bool = True
@@ -203,9 +211,9 @@ class Subscription:
         """Return the partitions as they are now, by name, and update the records of their topics.
 
         Args:
-            start: By partition, the offset from which it is to be read.
-            is_whole: Partitions end behind all records, also those of open transactions.
-            is_needed: The offsets from `start` on must be there.
+            start: By partition: the offset at which to go on.
+            is_whole: True if partitions end behind all records, also the records of open transactions.
+            is_needed: True if all offsets from `start` on must exist.
 
         Raises:
             InvalidInputError: Offsets or topics that are to be read are not there any more.
@@ -214,17 +222,17 @@ class Subscription:
         # A reader of uncommitted records may have read beyond the last committed one.
         is_committed = not is_whole and self.options.get("isolation.level", COMMITTED) == COMMITTED
         with self._asking():
-            found = topics.look_up(self._admin, self.topics, is_committed, state.topics)
+            described = look_up(self._admin, self.topics, is_committed, state.topics)
         losses = []
         for name, record in state.topics.items():
-            if name not in found and isinstance(self.topics, re.Pattern) and self.topics.fullmatch(name):
+            if name not in described and isinstance(self.topics, re.Pattern) and self.topics.fullmatch(name):
                 if self.fail_on_data_loss:
                     raise DoubtfulError(
                         f"topic={name!r} of {self!r} is gone; bring it back, or say fail_on_data_loss=False."
                     )
                 losses.append(json.dumps({GAP: {"topic": name, "id": record.id}}))
         records, partitions = dict(state.topics), {}
-        for name, topic in found.items():
+        for name, topic in described.items():
             record = records[name] = self._record_of(topic, start)
             for number, (first, end) in topic.offsets.items():
                 partition_name = record.partition_name(number)
@@ -241,7 +249,7 @@ class Subscription:
         state.losses += [line for line in losses if line not in state.losses]
         return partitions
 
-    def _record_of(self, topic: topics.Topic, start: Mapping[str, int]) -> TopicRecord:
+    def _record_of(self, topic: Topic, start: Mapping[str, int]) -> TopicRecord:
         """Return the journal's record of a topic. Make one if the topic is new, or was made again."""
         state = self._state
         record = state.topics.get(topic.name)
@@ -265,14 +273,14 @@ class Subscription:
                 spec = library().admin.OffsetSpec.for_timestamp(round(self.starting_offsets.timestamp() * 1000))
                 request = {(topic.name, number): spec for number in topic.offsets}
                 with self._asking():
-                    timed = topics.offsets(self._admin, request, is_committed=False)
+                    timed = offsets(self._admin, request, is_committed=False)
                 begins = {
                     p: min(end, timed[topic.name, p]) if timed[topic.name, p] >= 0 else end for p, end in begins.items()
                 }
         new_begins = {str(number): begin for number, begin in begins.items()}
         if record is None:
             return TopicRecord(topic.name, topic.id, new_begins)
-        # The record has no partition that came later; what was read of one is in `start`.
+        # The record lacks partitions that appeared later. `start` says how far these were read.
         read = {str(p): start[name] for p in topic.offsets if (name := record.partition_name(p)) in start}
         return TopicRecord(topic.name, topic.id, new_begins, record.generation + 1, {**record.begins, **read})
 
@@ -304,7 +312,7 @@ class Subscription:
             consumer = library().Consumer(self._consumer_options())
             try:
                 for number, first in begins.items():
-                    if (time := topics.time_at(consumer, topic, number, first)) is not None:
+                    if (time := time_at(consumer, topic, number, first)) is not None:
                         return f"offset {first} of partition {number}, time={show_clock(time)}"
             finally:
                 consumer.close()

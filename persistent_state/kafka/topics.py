@@ -1,4 +1,4 @@
-"""Ask brokers about topics: which there are, their partitions, and the first and end offsets of these."""
+"""Ask brokers which topics exist, which partitions they have, and the first and end offset of each partition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class DoubtfulError(InvalidInputError):
-    """An answer that contradicts the journal, as a broker gives it that was cut off for a while. It is asked for again."""
+    """An answer that contradicts the journal. A broker that was cut off may give one, so the source asks again."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Partition:
     until: int | None
 
     def gap(self, begin: int, is_new: bool) -> Mapping[str, Any] | None:
-        """Describe what is lost for a reader that goes on at `begin`, if anything. `is_new`: nothing was read here before."""
+        """Describe the offsets that a reader at `begin` has lost, or return None. `is_new`: nothing was read here before."""
         if is_new and self.until is not None:
             return {"topic": self.topic, "partition": self.number, "of the old topic from": self.until}
         if begin < self.first:
@@ -80,7 +80,7 @@ class Partition:
 
 
 def ask_again(ask: Callable[[], _T], renew: Callable[[], None]) -> _T:
-    """Return what `ask` returns. While an answer may be one of a failover, ask again, after `renew` made a new client.
+    """Return what `ask` returns. If brokers may be in a failover, call `renew`, which makes a new client, and ask again.
 
     Raises:
         StoreUnavailableError: No broker answers.
@@ -120,17 +120,17 @@ def look_up(
     if not names:
         return {}
     described = admin.describe_topics(kafka.TopicCollection(list(names)), request_timeout=TIMEOUT)
-    found = {}
+    descriptions = {}
     for name, future in described.items():
         try:
-            found[name] = _result(future, name)
+            descriptions[name] = _result(future, name)
         except kafka.KafkaException as error:
             if error.args[0].code() != kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
             if not isinstance(wanted, re.Pattern):
                 kind = DoubtfulError if name in known else InvalidInputError
                 raise kind(f"topic={name!r} is not there; make it, or correct the name.") from None
-    places = [(name, one.id) for name, topic in found.items() for one in topic.partitions]
+    places = [(name, one.id) for name, topic in descriptions.items() for one in topic.partitions]
     spec = kafka.admin.OffsetSpec
     first = offsets(admin, dict.fromkeys(places, spec.earliest()), is_committed)
     end = offsets(admin, dict.fromkeys(places, spec.latest()), is_committed)
@@ -140,7 +140,7 @@ def look_up(
             None if str(topic.topic_id) == _NO_ID else str(topic.topic_id),
             {one.id: (first[name, one.id], end[name, one.id]) for one in topic.partitions},
         )
-        for name, topic in found.items()
+        for name, topic in descriptions.items()
     }
 
 
@@ -154,15 +154,15 @@ def offsets(admin: Any, specs: Mapping[tuple[str, int], Any], is_committed: bool
     level = kafka.IsolationLevel.READ_COMMITTED if is_committed else kafka.IsolationLevel.READ_UNCOMMITTED
     request = {kafka.TopicPartition(*place): spec for place, spec in specs.items()}
     futures = admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT) if request else {}
-    found = {}
+    offset_by_place = {}
     for place, future in futures.items():
         offset = int(_result(future, place.topic).offset)
         is_timed = isinstance(request[place], type(kafka.admin.OffsetSpec.for_timestamp(0)))
         # While a partition has no leader, the library returns -1001 and no error.
         if offset < (-1 if is_timed else 0):
             raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError.LEADER_NOT_AVAILABLE))
-        found[place.topic, place.partition] = offset
-    return found
+        offset_by_place[place.topic, place.partition] = offset
+    return offset_by_place
 
 
 def time_at(consumer: Any, topic: str, partition: int, offset: int) -> int | None:

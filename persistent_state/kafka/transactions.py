@@ -126,10 +126,10 @@ class ClockWriter:
         return f"{self.application}/{self.task}/{self.topic}/{self.bookkeeping}"
 
     def prepare(self) -> None:
-        """Check the topics, and make that of the bookkeeping if it is missing.
+        """Check the topics, and create the topic of the bookkeeping if it is missing.
 
         Raises:
-            InvalidInputError: The topic of the values is missing, or that of the bookkeeping might lose records.
+            InvalidInputError: The topic of the values is missing, or the topic of the bookkeeping might lose records.
             StoreUnavailableError: The brokers do not answer now.
         """
         with self._asking():
@@ -402,9 +402,9 @@ class ClockWriter:
 
     @contextmanager
     def _producer(self, owner: str) -> Iterator[Any]:
-        """Give the one producer of this transactional id. The last one is fenced, and its pending transaction settled."""
+        """Give this block the one producer of a transactional id. The last producer is fenced, and its transaction settled."""
         options = {
-            # As Java's clients choose partitions.
+            # Choose partitions as Java's clients do.
             "partitioner": "murmur2_random",
             # The producer asks for its coordinator when it next wakes up. This wakes it early, else it may sleep half a second.
             "topic.metadata.refresh.interval.ms": 100,
@@ -424,9 +424,9 @@ class ClockWriter:
 
     @contextmanager
     def _transaction(self, producer: Any, is_kept: bool = True) -> Iterator[Callable[[], bool]]:
-        """Commit what is produced inside as a whole, or abort it unless `is_kept`.
+        """Run a transaction around this block: commit it if `is_kept`, else abort it.
 
-        Gives a function that returns whether half of the transaction's time is over.
+        The block gets a function that returns whether half of the transaction's time is over.
         """
         exception = library().KafkaException
         began = time.monotonic()
@@ -447,7 +447,7 @@ class ClockWriter:
 
     @property
     def _seconds(self) -> float:
-        """Return how long a transaction may take."""
+        """The seconds that a transaction may take."""
         return float(self.options.get(TIMEOUT, 60_000)) / 1000
 
     def _consumer(self) -> Any:

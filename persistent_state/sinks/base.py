@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def shard_labels(session: SparkSession, shards: int) -> tuple[int, ...]:
     """Return a number for each shard, so that Spark's hash sends each shard to a partition of its own."""
     values = ", ".join(f"({i})" for i in range(shards * 20))
-    found = session.sql(f"SELECT id, pmod(hash(id), {shards}) AS part FROM VALUES {values} AS t(id)").collect()
-    labels = {row["part"]: row["id"] for row in found}
-    spare = (row["id"] for row in found if row["id"] not in labels.values())
+    rows = session.sql(f"SELECT id, pmod(hash(id), {shards}) AS part FROM VALUES {values} AS t(id)").collect()
+    labels = {row["part"]: row["id"] for row in rows}
+    spare = (row["id"] for row in rows if row["id"] not in labels.values())
     return tuple(labels[part] if part in labels else next(spare) for part in range(shards))
 
 
@@ -193,7 +193,7 @@ def folder_record(url: str, options: Mapping[str, Any]) -> Hashable:
     """Name the record of a table that is a folder, the same however its url is written."""
     path = url.removeprefix("file://")
     place = re.sub("^s3a:", "s3:", path) if "://" in path else os.path.realpath(path)
-    # Options may lead to another server, where a bucket of this name is another.
+    # Options may name another server, which has another bucket of this name.
     return ("folder", place.rstrip("/"), repr(sorted(options.items())))
 
 
@@ -221,7 +221,7 @@ def arrow_batches(values: DataFrame) -> Iterator[pa.RecordBatch]:
                 writer.write_batch(batch)
             yield pa.record_batch([pa.array([buffer.getvalue().to_pybytes()])], [_BATCH])
 
-    # Spark takes a dot in a column's name for a field of it.
+    # Name columns by number, since Spark takes a dot in a column's name for access to a field.
     unnamed = values.toDF(*map(str, range(len(values.columns))))
     for row in unnamed.mapInArrow(pack, f"{_BATCH} binary").toLocalIterator(prefetchPartitions=True):
         for batch in pa.ipc.open_stream(row[_BATCH]):

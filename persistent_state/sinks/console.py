@@ -47,13 +47,13 @@ class ConsoleSink(Sink):
     def write(self, values: DataFrame, clock: int) -> None:
         origin = self._origin
         assert origin is not None, "open comes first"
-        # By their places, since PySpark does not find a column that has a dot in its name.
+        # Name columns by number, since PySpark does not find a column whose name has a dot.
         places = [str(place) for place in range(len(origin.schema))]
         keys = places[: len(origin.key_columns)]
         ordered = values.toDF(*places).orderBy(*keys) if keys else values
-        found = ordered.limit(self.rows).toArrow().rename_columns(origin.schema.names).cast(origin.schema)
-        found = found.drop_columns([CLOCK])
-        rows = list(zip(*found.columns, strict=True))
-        *lines, _, keys_at_clock = formatting.state(found, rows, values.count(), clock)
-        # All at once, since tasks print at the same time.
+        first_rows = ordered.limit(self.rows).toArrow().rename_columns(origin.schema.names).cast(origin.schema)
+        first_rows = first_rows.drop_columns([CLOCK])
+        rows = list(zip(*first_rows.columns, strict=True))
+        *lines, _, keys_at_clock = formatting.state(first_rows, rows, values.count(), clock)
+        # Print all lines by one call, since several tasks print at the same time.
         print("\n".join((f"{origin.task}: {keys_at_clock}", *lines, "", "")), end="", flush=True)

@@ -29,7 +29,7 @@ class DeltaSink(RecordingSink):
     """A Delta Lake table to which each clock adds its values: the key columns, `clock` (a timestamp) and `value`.
 
     The table is created if it is missing. A table of your own, such as one with partitions, must have just these columns. A
-    table is of one task: from the first start on its property `persistent-state.task` names it.
+    table belongs to one task: from the first start on, its property `persistent-state.task` names the task.
 
     Args:
         url: A local path, or a URL that the package deltalake takes, such as "s3://bucket/table".
@@ -45,7 +45,7 @@ class DeltaSink(RecordingSink):
 
     def __init__(self, url: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> None:
         url = os.fspath(url)
-        # deltalake writes elsewhere than it reads, or panics.
+        # With these characters deltalake reads another place than it writes, or panics.
         if not url or set(url) & set(r"%[]\^|"):
             raise InvalidInputError(
                 f"url={shown(url)!r} can't be a Delta table's; give one without any of % [ ] \\ ^ |."
@@ -86,7 +86,7 @@ class DeltaSink(RecordingSink):
                 mode="ignore",
                 configuration=mark,
                 storage_options=self._options,
-                # Tried again, it would be done to a table that another start has made by then.
+                # A retry could meet a table that another start has created meanwhile.
                 commit_properties=CommitProperties(max_commit_retries=0),
                 raise_if_key_not_exists=False,
             )
@@ -107,7 +107,7 @@ class DeltaSink(RecordingSink):
         if clock <= last:
             return
         batches = arrow_batches(values)
-        # Spark is asked here: the threads in which deltalake reads on know nothing of this one's jobs.
+        # Start Spark's job in this thread. deltalake reads on in threads of its own, which lack this thread's Spark settings.
         first = list(islice(batches, 1))
         failed: list[Exception] = []
 
@@ -122,7 +122,7 @@ class DeltaSink(RecordingSink):
         commit = CommitProperties(app_transactions=[Transaction(_owner(origin), clock)])
         with self._asking():
             try:
-                # Of writers that saw the same version of the table, one for each owner is let in.
+                # If several writers of one owner saw the same version of the table, deltalake lets only one commit.
                 write_deltalake(table, rows, mode="append", commit_properties=commit)
             except Exception as error:
                 if failed:
@@ -143,10 +143,10 @@ class DeltaSink(RecordingSink):
         return table, BEGINNING if last is None else last
 
     def _check_table(self, table: deltalake.DeltaTable, origin: Origin) -> None:
-        found, wanted = pa.schema(table.schema()), origin.schema
-        if sorted(found.names) != sorted(wanted.names) or any(found.field(f.name).type != f.type for f in wanted):
+        columns, wanted = pa.schema(table.schema()), origin.schema
+        if sorted(columns.names) != sorted(wanted.names) or any(columns.field(f.name).type != f.type for f in wanted):
             raise InvalidInputError(
-                f"{self.name} has columns={_types(found)}, not {_types(wanted)}; change it, or name another table."
+                f"{self.name} has columns={_types(columns)}, not {_types(wanted)}; change it, or name another table."
             )
 
     def _asking(self) -> AbstractContextManager[None]:
@@ -155,7 +155,7 @@ class DeltaSink(RecordingSink):
         return translating((DeltaError, OSError), self._as_ours)
 
     def _as_ours(self, error: Exception) -> StoreUnavailableError:
-        # Some errors are trees of lines in colours.
+        # Some errors are trees of coloured lines.
         what = re.sub(r"( ?(\x1b\[\d*m|↳))+", "", without_secrets(error, self._options))
         return StoreUnavailableError(f"{self.name}: {what}. Put it right, then try again.")
 
@@ -174,7 +174,7 @@ def _types(schema: pa.Schema) -> dict[str, str]:
 
 
 def _check_columns(origin: Origin) -> None:
-    """Refuse what a Delta table would not give back as it was."""
+    """Refuse columns that a Delta table would return with another type."""
     from deltalake import Schema
 
     refusal = f"task={origin.task}: a Delta table can't hold columns={_types(origin.schema)}"
@@ -182,10 +182,10 @@ def _check_columns(origin: Origin) -> None:
         raise InvalidInputError(f"{refusal}, of which some differ only in case; rename the key's.")
     try:
         pq.write_table(origin.schema.empty_table(), pa.MockOutputStream())
-        held = pa.schema(Schema.from_arrow(origin.schema))
-    except Exception as error:  # deltalake raises this very class
+        returned = pa.schema(Schema.from_arrow(origin.schema))
+    except Exception as error:  # deltalake raises `Exception` itself
         # The lines below the first are a stack.
         why = str(error).splitlines()[0].rstrip(".")
         raise InvalidInputError(f"{refusal}: {why}; use another sink.") from None
-    if held.types != origin.schema.types:
-        raise InvalidInputError(f"{refusal}, only {_types(held)}; use another sink.")
+    if returned.types != origin.schema.types:
+        raise InvalidInputError(f"{refusal}, only {_types(returned)}; use another sink.")

@@ -5,8 +5,9 @@
     <clock>-<part>-<task>-<digest>.parquet   values at a clock
 
 A clock is written as 20 digits, which sort as clocks do: 1 and the microseconds, or 0 and the microseconds since -2**63. The
-digest is the first 16 hexadecimal digits of the file's SHA-256. So attempts at a clock that have the same rows make the same
-files, and one that has others, as after a change of the program, takes nothing for its own that a killed one has left.
+digest is the first 16 hexadecimal digits of the file's SHA-256. So two attempts at a clock with the same rows make the same
+files. An attempt with other rows, as after a change of the program, makes other files, and never names the files that a killed
+attempt has left.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ _AT_ONCE = 16  # markers read at the same time
 class ParquetSink(RecordingSink):
     """A folder of Parquet files to which each clock adds its values: the key columns, `clock` (a timestamp) and `value`.
 
-    A table is of one task. Read what `paths`, `dataset` or `latest` return, anywhere: they know the clocks that are whole,
-    while the folder may also have files of drivers that were killed.
+    A table belongs to one task. To read it, use `paths`, `dataset` or `latest`: they name only clocks that are whole. The
+    folder itself may also have files of drivers that were killed.
 
     Args:
         url: A folder, or a URL of fsspec, as a store's.
@@ -113,12 +114,12 @@ class ParquetSink(RecordingSink):
         try:
             self.place.create(_TABLE, _json({"format": FORMAT, **described, "schema": schema}))
         except ExistsError:
-            found = self._table()
-            origin = origin.with_whole([name for name, kind in found["columns"].items() if kind == "int64"])
+            table = self._table()
+            origin = origin.with_whole([name for name, kind in table["columns"].items() if kind == "int64"])
             for what, wanted in _described(origin).items():
-                if found[what] != wanted:
+                if table[what] != wanted:
                     raise InvalidInputError(
-                        f"table={self.place.url!r} has {what}={found[what]!r}, not {wanted!r}; write to a table of its own."
+                        f"table={self.place.url!r} has {what}={table[what]!r}, not {wanted!r}; write to a table of its own."
                     ) from None
         self._origin = origin
         self._collect()
@@ -132,20 +133,20 @@ class ParquetSink(RecordingSink):
         assert origin is not None, "open comes first"
 
         def store(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            if not (found := [batch for batch in batches if batch.num_rows]):
+            if not (filled := [batch for batch in batches if batch.num_rows]):
                 return
-            rows = pa.Table.from_batches(found)
+            rows = pa.Table.from_batches(filled)
             path, data = _data_file(origin, clock, rows[0][0].as_py(), rows.remove_column(0))
             error = None
             try:
                 with suppress(ExistsError):
                     place.create(path, data)
             except StateError as raised:
-                # Sent back, as Spark makes pages of text of what a worker raises.
+                # Return the error as a row, as Spark turns an error that a worker raises into pages of text.
                 error = pickle.dumps(raised)
             yield pa.record_batch([pa.array([path]), pa.array([error], pa.binary())], ["path", "error"])
 
-        # By their places, since PySpark hands no column to Python that has a dot in its name.
+        # Name columns by number, since PySpark hands no column to Python whose name has a dot.
         numbered = values.toDF(*map(str, range(len(origin.schema)))).coalesce(self.files)
         parts = numbered.selectExpr("spark_partition_id() AS part", "*")
         written = parts.mapInArrow(store, "path string, error binary").collect()
@@ -170,7 +171,7 @@ class ParquetSink(RecordingSink):
         names = self.place.list(_MARKERS)
         if not names:
             self._table()
-        return [_clock(found[1]) for name in names if (found := re.fullmatch(r"(\d{20})\.json", name))]
+        return [_clock(match[1]) for name in names if (match := re.fullmatch(r"(\d{20})\.json", name))]
 
     def paths(self, clocks: Sequence[Clock] | None = None) -> list[str]:
         """Return the paths of the files of these clocks, for `spark.read.parquet(*paths)` and DuckDB.
@@ -228,7 +229,7 @@ class ParquetSink(RecordingSink):
             InvalidInputError: There is no table.
         """
         newest = None if clock is None else read_clock(clock)
-        clocks = [known for known in self.clocks() if newest is None or known <= newest]
+        clocks = [each for each in self.clocks() if newest is None or each <= newest]
         rows = self.dataset(clocks).to_table()
         *keys, _, _ = rows.column_names
         order = np.asarray(pc.sort_indices(rows, [(name, "ascending") for name in (*keys, CLOCK)]))
@@ -262,26 +263,26 @@ class ParquetSink(RecordingSink):
 
     def _table(self) -> dict[str, Any]:
         try:
-            found = self._read(_TABLE)
+            table = self._read(_TABLE)
         except FileNotFoundError:
             raise InvalidInputError(f"there is no table in {self.place.url!r}; look at its address.") from None
-        if not found.keys() >= {"format", "application", "task", "key", "columns", "schema"}:
+        if not table.keys() >= {"format", "application", "task", "key", "columns", "schema"}:
             raise DamagedError(f"path={_TABLE!r} of {self.place.url!r} is not what was written; restore it.")
-        if found["format"] != FORMAT:
-            raise InvalidInputError(f"table={self.place.url!r} has format={found['format']}, not {FORMAT}; upgrade.")
-        return found
+        if table["format"] != FORMAT:
+            raise InvalidInputError(f"table={self.place.url!r} has format={table['format']}, not {FORMAT}; upgrade.")
+        return table
 
     def _read(self, path: str) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads(self.place.read(path).to_pybytes())
+            content: dict[str, Any] = json.loads(self.place.read(path).to_pybytes())
         except ValueError as error:
             raise DamagedError(
                 f"path={path!r} of table={self.place.url!r} is not what was written; restore it."
             ) from error
-        return found
+        return content
 
     def _check_here(self, paths: Sequence[str]) -> None:
-        """Mark nothing that other machines have written to disks of their own."""
+        """Refuse files that workers have written to disks of other machines."""
         if self.place.near:
             for path in paths:
                 try:
@@ -324,7 +325,7 @@ def _data_file(origin: Origin, clock: int, part: int, rows: pa.Table) -> tuple[s
     stream = pa.BufferOutputStream()
     pq.write_table(rows, stream, row_group_size=GROUP_ROWS, compression="zstd", write_page_checksum=True)
     data = stream.getvalue()
-    # It only tells a reader whose it is.
+    # The task's name in the path is for people only.
     task = re.sub(r"[^A-Za-z0-9_.-]", "_", origin.task)[:100]
     return f"{_digits(clock)}-{part:04d}-{task}-{hashlib.sha256(data).hexdigest()[:16]}.parquet", data
 

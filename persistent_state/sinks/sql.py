@@ -38,7 +38,7 @@ _PATIENCE: dict[str, dict[str, Any]] = {
 _PORTS = {"postgresql": "5432"}
 
 _AWAY = ("locked", "busy", "unable to open", "disk I/O error", "disk is full", "readonly")
-"""Words in errors of SQLite after which trying again may help; it has one class for nearly all errors."""
+"""Words in errors of SQLite after which trying again may help. SQLite has one class for nearly all its errors."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,14 @@ class SqlSink(RecordingSink):
         if not is_url or kind == "sqlite":
             path = rest.partition("?")[0].removeprefix("/") if is_url else self.url
             return frozenset({("sqlite", os.path.realpath(path), self.table.lower())})
-        found = re.fullmatch(r"(?:([^/:@]*)(?::.*)?@)?([^/:@?]*)(?::(\d+))?([/?].*)?", rest)
-        # The user too, whose own schema may come first.
-        user, host, port, database = found.groups() if found else (rest, "", "", "")
+        match = re.fullmatch(r"(?:([^/:@]*)(?::.*)?@)?([^/:@?]*)(?::(\d+))?([/?].*)?", rest)
+        # The user is part of the record's name: another user may have a schema of its own that comes first.
+        user, host, port, database = match.groups() if match else (rest, "", "", "")
         return frozenset({(kind, user, host.lower(), port or _PORTS.get(kind), database, self.table)})
 
     @property
     def _place(self) -> str:
-        # The user's part first: a password may hold what begins a query.
+        # Remove the user and the password first: a password may contain the "?" that begins a query.
         return shown(re.sub("://[^/:@]*:.*@", "://", self.url))
 
     def open(self, origin: Origin) -> int | None:
@@ -109,7 +109,7 @@ class SqlSink(RecordingSink):
             except DBAPIError as error:
                 if self._is_away(error):
                     raise
-                # Another start may have made the tables a moment before: now they are there.
+                # Another start may have created the tables a moment before, so try once more.
                 return known_clock(self._prepare(engine, origin))
 
     def write(self, values: DataFrame, clock: int) -> None:
@@ -121,7 +121,7 @@ class SqlSink(RecordingSink):
                         self._put(connection, self._with_whole(batch))
 
     def _engine(self) -> Engine:
-        """Make an engine whose connections live for one transaction: one kept for the next could be dead by then."""
+        """Make an engine whose connections live for one transaction, because a connection that is kept could be dead later."""
         try:
             from sqlalchemy import URL, create_engine, make_url
             from sqlalchemy.exc import ArgumentError
@@ -161,20 +161,20 @@ class SqlSink(RecordingSink):
         clocks, columns = _clocks(), _columns(origin, engine.dialect.name)
         with engine.begin() as connection:
             if engine.dialect.name == "sqlite":
-                # Its driver begins by itself before rows are changed, and not before tables are made.
+                # SQLite's driver begins a transaction before it changes rows, but not before it creates tables.
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             inspector = inspect(connection)
-            found = inspector.get_columns(self.table) if inspector.has_table(self.table) else None
-            if found is not None:
-                whole = {column["name"] for column in found if _kind(column["type"])[0] is int}
+            columns_there = inspector.get_columns(self.table) if inspector.has_table(self.table) else None
+            if columns_there is not None:
+                whole = {column["name"] for column in columns_there if _kind(column["type"])[0] is int}
                 columns = _columns(origin.with_whole(whole), engine.dialect.name)
-                self._check_columns(found, columns)
+                self._check_columns(columns_there, columns)
                 object.__setattr__(self, "_whole", frozenset(whole.intersection(origin.times)))
             clocks.create(connection, checkfirst=True)
             record = connection.execute(select(clocks).where(self._is_ours(clocks))).one_or_none()
             if record is not None:
-                self._check_record(record, origin, found is not None)
-            if found is None:
+                self._check_record(record, origin, columns_there is not None)
+            if columns_there is None:
                 unique = [CLOCK, *origin.key_columns] if self.history else origin.key_columns
                 Table(self.table, MetaData(), *columns, UniqueConstraint(*unique)).create(connection)
             if record is not None:
@@ -183,14 +183,14 @@ class SqlSink(RecordingSink):
             connection.execute(insert(clocks).values(table_name=self.table, clock=BEGINNING, **whose))
             return BEGINNING
 
-    def _check_columns(self, found: Sequence[ReflectedColumn], columns: Sequence[Column[Any]]) -> None:
-        there = {column["name"]: column["type"] for column in found}
+    def _check_columns(self, columns_there: Sequence[ReflectedColumn], columns: Sequence[Column[Any]]) -> None:
+        types = {column["name"]: column["type"] for column in columns_there}
         for column in columns:
-            if column.name not in there:
+            if column.name not in types:
                 raise InvalidInputError(f"{self.name} has no column={column.name!r}; add it, or name another table.")
-            if _kind(there[column.name]) != _kind(column.type):
+            if _kind(types[column.name]) != _kind(column.type):
                 raise InvalidInputError(
-                    f"column={column.name!r} of {self.name} is {there[column.name]!r} and should be {column.type!r};"
+                    f"column={column.name!r} of {self.name} is {types[column.name]!r} and should be {column.type!r};"
                     " change it, or name another table."
                 )
 
@@ -210,7 +210,10 @@ class SqlSink(RecordingSink):
             )
 
     def _record(self, connection: Connection, clock: int) -> bool:
-        """Record the clock, unless it is or a later one: others who would write here wait from now on."""
+        """Record the clock and return True, or return False if this clock or a later one is recorded.
+
+        From now on other writers of the table wait for this transaction.
+        """
         from sqlalchemy import select, update
 
         clocks = _clocks()
@@ -222,13 +225,13 @@ class SqlSink(RecordingSink):
         return False
 
     def _with_whole(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows with whole numbers for the times that the table has as such."""
+        """Return the rows with int64 for the times that the table has as whole numbers."""
         for name in self._whole:
             batch = batch.set_column(batch.schema.get_field_index(name), name, batch[name].cast(pa.int64()))
         return batch
 
     def _put(self, connection: Connection, batch: pa.RecordBatch) -> None:
-        """Write rows, in the place of those of the same keys."""
+        """Write rows. Without `history` they replace the rows of the same keys."""
         from sqlalchemy import bindparam, column, delete, insert, table
 
         dialect = connection.dialect.name
@@ -236,7 +239,7 @@ class SqlSink(RecordingSink):
         place, rows = table(self.table, *columns.values()), self._rows(batch, dialect)
         if not self.history:
             keys = [name for name in columns if name not in (CLOCK, VALUE)]
-            # No database finds null by `=`, and few use an index for what finds both.
+            # `=` never finds null, and few databases use an index for an expression that finds null and values.
             alike: dict[tuple[bool, ...], Rows] = defaultdict(list)
             for row in rows:
                 alike[tuple(row[key] is None for key in keys)].append(row)
@@ -251,7 +254,7 @@ class SqlSink(RecordingSink):
     def _is_ours(self, clocks: Table) -> ColumnElement[bool]:
         from sqlalchemy import func
 
-        # To SQLite names that differ in case alone are one.
+        # SQLite takes names that differ only in case for one name.
         is_file = "://" not in self.url or self.url.startswith("sqlite")
         name = clocks.c.table_name
         return func.lower(name) == self.table.lower() if is_file else name == self.table
@@ -315,13 +318,13 @@ def _columns(origin: Origin, dialect: str) -> list[Column[Any]]:
     """Return the columns of a table for the values of a task.
 
     Raises:
-        InvalidInputError: SQL has no exact type for one, or it is a key by whose type no row can be found for sure.
+        InvalidInputError: SQL has no exact type for a column, or a database can't find rows for sure by the type of a key.
     """
     from sqlalchemy import Column
 
     columns: list[Column[Any]] = []
     for item in origin.schema:
-        if (found := _sql_type(item.type, dialect)) is None:
+        if (sql_type := _sql_type(item.type, dialect)) is None:
             raise InvalidInputError(
                 f"column={item.name!r} is {item.type}, which SQL has no type for; present it as another."
             )
@@ -330,7 +333,7 @@ def _columns(origin: Origin, dialect: str) -> list[Column[Any]]:
                 f"key={item.name!r} is {item.type}, by which databases don't find a row for sure; use text, a whole number,"
                 " a decimal or a time."
             )
-        columns.append(Column(item.name, found, nullable=item.name != CLOCK))
+        columns.append(Column(item.name, sql_type, nullable=item.name != CLOCK))
     return columns
 
 
@@ -360,10 +363,10 @@ def _sql_type(kind: pa.DataType, dialect: str) -> TypeEngine[Any] | None:
     return None
 
 
-def _kind(found: TypeEngine[Any]) -> tuple[type | None, bool]:
+def _kind(sql_type: TypeEngine[Any]) -> tuple[type | None, bool]:
     """Return what is equal for two SQL types that hold the same values."""
     try:
-        return found.python_type, getattr(found, "timezone", False)
+        return sql_type.python_type, getattr(sql_type, "timezone", False)
     except NotImplementedError:
         return None, False
 
@@ -377,7 +380,7 @@ def _python_values(column: pa.Array, dialect: str) -> list[Any]:
         column = column.cast(pa.timestamp("us", kind.tz and "UTC"))
         if dialect == "sqlite":
             column = column.cast(pa.timestamp("us"))
-    found: list[Any] = column.to_pylist()
+    values: list[Any] = column.to_pylist()
     if pa.types.is_decimal(kind) and dialect == "sqlite":
-        return [None if value is None else f"{value:f}" for value in found]
-    return found
+        return [None if value is None else f"{value:f}" for value in values]
+    return values

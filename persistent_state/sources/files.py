@@ -126,7 +126,7 @@ class FileSource(TimeReplayableSource):
 
     @property
     def schema(self) -> pa.Schema:
-        """The Arrow schema of the rows that `read` delivers. It is read once; copies have it."""
+        """The Arrow schema of the rows that `read` delivers. It is read once, and copies of the source keep it."""
         if self._made is None:
             nothing = formats.one_batch([], self._record_schema())
             try:
@@ -224,7 +224,7 @@ class FileSource(TimeReplayableSource):
     def _check_replayed(self, file: _File) -> None:
         size = self._state.present.get(file.path)
         if size is None:
-            # A listing leaves out what it could not look at: ask for the file itself.
+            # A listing leaves out files that it could not look at, so ask for this one.
             system, root = self._system()
             with self._asking(file.path):
                 size = int(system.info(f"{root}/{file.path}")["size"])
@@ -263,7 +263,7 @@ class FileSource(TimeReplayableSource):
                 f"transform of {self!r} made columns ({_columns(rows.schema)}) of file={path!r}, "
                 f"and ({_columns(self.schema)}) of a batch without rows; make them alike."
             )
-        # Nobody knows which rows a transform made of which record, so the bad records stand behind all rows.
+        # Nobody knows which rows a transform made of which record, so the bad records come after all rows.
         bad = tuple(replace(record, position=rows.num_rows + i) for i, record in enumerate(piece.bad))
 
         def original(place: int) -> formats.Original:
@@ -292,9 +292,9 @@ class FileSource(TimeReplayableSource):
                 if kind == "file" or any(mark in self.path for mark in "*?["):
                     instead = "give one: all files in it and below are read, and a transform can leave out rows"
                 raise InvalidInputError(f"{self!r} is not a folder; {instead}.")
-            found = system.find(root, detail=True)
+            infos = system.find(root, detail=True)
         files = (
-            _File(name[len(root) + 1 :], int(info.get("size") or 0), _modified(info)) for name, info in found.items()
+            _File(name[len(root) + 1 :], int(info.get("size") or 0), _modified(info)) for name, info in infos.items()
         )
         return [file for file in files if not _is_ignored(file.path)]
 
@@ -339,7 +339,7 @@ class _File:
 
 @dataclass
 class _Opened:
-    """The driver's view of the folder: files by ordinal, how many the journal has, and the sizes in the newest listing."""
+    """The driver's view of the folder: files by ordinal, the number of them in the journal, and the newest sizes."""
 
     files: list[_File]
     journalled: int
@@ -352,9 +352,9 @@ def _originals(
     path: str, first: int, original: Callable[[int], formats.Original], positions: NDArray[np.int64]
 ) -> pa.RecordBatch:
     """Return the records of a file at these positions; `original` counts from the position `first`."""
-    found = [original(place) for place in (positions - first).tolist()]
-    origins = [{"file": path, "line": each.line} for each in found]
-    record = pa.array([each.record for each in found], pa.large_binary())
+    originals = [original(place) for place in (positions - first).tolist()]
+    origins = [{"file": path, "line": each.line} for each in originals]
+    record = pa.array([each.record for each in originals], pa.large_binary())
     return pa.record_batch({"record": record, "origin": pa.array(origins, ORIGIN)})
 
 
@@ -405,18 +405,18 @@ def _file_of_line(line: str, ordinal: int) -> _File:
 
 
 def _is_ignored(path: str) -> bool:
-    # What has no name is the mark that an object store keeps for a folder.
+    # An object store marks a folder by a file with an empty name.
     return any(name[:1] in ("", ".", "_") or name == "tmp" or name.endswith(".tmp") for name in path.split("/"))
 
 
 def _modified(info: Mapping[str, Any]) -> int | None:
-    """Return the modification time in microseconds UTC, under whatever name and in whatever form a file system has it."""
-    found = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
-    if isinstance(found, str):
-        found = datetime.fromisoformat(found.replace("Z", "+00:00"))
-    if isinstance(found, datetime):
-        found = found.timestamp()
-    return None if found is None else int(found * 1_000_000)
+    """Return the modification time in microseconds UTC, by any name and in any form that a file system gives it."""
+    time = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
+    if isinstance(time, str):
+        time = datetime.fromisoformat(time.replace("Z", "+00:00"))
+    if isinstance(time, datetime):
+        time = time.timestamp()
+    return None if time is None else int(time * 1_000_000)
 
 
 def _columns(schema: pa.Schema) -> str:

@@ -41,7 +41,7 @@ _ZONE = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 
 
 class Unfit(pa.ArrowInvalid):  # type: ignore[misc]
-    """A record can't be decoded. Equal reasons have equal words, as they are counted."""
+    """A record can't be decoded. Equal reasons have equal words, because they are counted."""
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,13 @@ def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """
     columns = []
     for field in schema:
-        found = rows.schema.get_field_index(field.name)
+        place = rows.schema.get_field_index(field.name)
         try:
-            columns.append(_cast(rows.column(found), field.type) if found >= 0 else pa.nulls(rows.num_rows, field.type))
+            columns.append(_cast(rows.column(place), field.type) if place >= 0 else pa.nulls(rows.num_rows, field.type))
         except pa.ArrowInvalid as error:
             raise Unfit(f"column {field.name} is not {field.type}") from error
         try:
-            # Parquet does not promise that text is UTF-8; what is not would fail much later, in the user's code.
+            # Parquet does not promise that text is UTF-8. Other bytes would fail much later, in the user's code.
             columns[-1].validate(full=True)
         except pa.ArrowInvalid as error:
             raise Unfit(f"column {field.name} is not UTF-8") from error
@@ -160,7 +160,7 @@ def _parse(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
 
 
 def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int, str]) -> list[pa.RecordBatch]:
-    """Decode records from place to place. Where `decode` raises, try the halves, down to one bad record.
+    """Decode records by ranges. If `decode` raises, try each half of the range, down to one bad record.
 
     The reason in `bad` is the text of the error, mostly `Unfit`.
     """
@@ -211,7 +211,7 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
         try:
             _cast(pa.nulls(0, field.type), schema.field(field.name).type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            # The fault of the file, not of each of its rows.
+            # The file is at fault, not each of its rows.
             raise Unfit(f"column {field.name} is {field.type}, not {schema.field(field.name).type}") from error
     meta = parquet.metadata
     total_bytes = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
@@ -280,7 +280,7 @@ def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
         values = [value.removeprefix(codecs.BOM_UTF8) for value in values]
         lines = b"\n".join(values) + b"\n"
     if lines.count(b"\n") > len(values) or lines.startswith(b"{") + lines.count(b"\n{") < len(values):
-        # Between the parts of an object a line end is a space, and within a text there can't be one.
+        # A line end in an object is white space, because a JSON text can't contain one.
         values = [value.replace(b"\n", b" ").strip() for value in values]
         lines = b"\n".join(values) + b"\n"
     ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)) + 1)
@@ -307,7 +307,7 @@ def _parsed_piece(
         except UnicodeDecodeError:
             raise Unfit("not UTF-8") from None
         table, odd = parse(text, starts[first:end] - offset, ends[first:end] - offset)
-        # As many as there are lines is one of each: no CSV line makes two rows, no JSON line less than one.
+        # No CSV line makes two rows, and no JSON line less than one. So as many rows as lines is one row from each line.
         if len(table) + len(odd) != end - first:
             raise Unfit("not one record in one line")
         bad.update({first + i: "not as many fields as in the header" for i in odd})
@@ -326,7 +326,7 @@ def _csv_parser(header: bytes, schema: pa.Schema) -> Parser:
     names = pa_csv.read_csv(io.BytesIO(header + b"\n")).column_names
     wanted = [name for name in names if name in schema.names]
     _check_once(wanted)
-    # All as text: it is parsed later, as fast, and by values instead of lines where some are bad.
+    # Read all columns as text. Parsing them later is as fast, and finds bad values instead of bad lines.
     convert = pa_csv.ConvertOptions(
         column_types={name: pa.string() for name in wanted},
         include_columns=wanted or names[:1],
@@ -334,11 +334,11 @@ def _csv_parser(header: bytes, schema: pa.Schema) -> Parser:
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
-    # With one field too many it is met as a line of its own, unless a quote before it was not closed.
+    # A line with one field too many. The parser reports it, unless a quote before it is not closed.
     sentinel = b"," * len(names) + b"\n"
 
     def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, list[int]]:
-        # Elsewhere a carriage return ends a line too, so that one line might make two rows.
+        # To the parser a carriage return within a line ends a line, so one line might make two rows.
         if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
             raise Unfit("a carriage return within a line")
         odd: list[int] = []
@@ -364,7 +364,7 @@ def _csv_parser(header: bytes, schema: pa.Schema) -> Parser:
 
 def _json_parser(schema: pa.Schema) -> Parser:
     """Return a parser of lines that hold one JSON object each."""
-    # Dates would be numbers; timestamps as text are parsed by values instead of lines where some are bad.
+    # The parser would take dates for numbers. Timestamps are text here, and parsed later, to find bad values instead of lines.
     is_text = [pa.types.is_date(field.type) or pa.types.is_timestamp(field.type) for field in schema]
     fields = [field.with_type(pa.string()) if text else field for field, text in zip(schema, is_text, strict=True)]
     rules = pa_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
@@ -397,14 +397,14 @@ def _unfit_json(text: bytes, fields: Iterable[pa.Field], schema: pa.Schema) -> s
         return dict(pairs)
 
     try:
-        found = json.loads(text, object_pairs_hook=members)
+        record = json.loads(text, object_pairs_hook=members)
     except (ValueError, RecursionError):
         return "not a JSON object"
     if is_twice:
         return "a member stands twice"
     for field in fields:
         try:
-            pa.array([found.get(field.name)], field.type)
+            pa.array([record.get(field.name)], field.type)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
             return f"column {field.name} is not {schema.field(field.name).type}"
     return "not a record of the schema"
