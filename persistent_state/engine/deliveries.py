@@ -181,7 +181,8 @@ class Delivery:
             if is_draining and drain_began is None:
                 backoff, drain_began = Backoff(), time.monotonic()
             if is_opening:
-                # Giver would open the sink a second time. A stop does not wait for it, and a drain not for ever.
+                # Give no clock now, because the Giver would open the sink a second time. A stop does not wait for the first
+                # opening, and a drain waits `END_SECONDS`.
                 seconds = None if drain_began is None else drain_began + END_SECONDS - time.monotonic()
                 if not self._wait(state, seconds, lambda: not self._is_opening):
                     text = f"the sink did not open within {END_SECONDS:g} s. Make it answer, then run again."
@@ -250,7 +251,7 @@ class Delivery:
             self._changed.notify_all()
 
     def _take_refusal(self) -> BaseException | None:
-        """Return once what kept the sink from opening, if something did."""
+        """Return the error of `open`, if there was one, and forget it."""
         with self._changed:
             error, self._refusal = self._refusal, None
         return error

@@ -35,7 +35,7 @@ from persistent_state.store.log import Log
 
 _logger = logging.getLogger("persistent_state")
 _progress = logging.getLogger("persistent_state.progress")
-_telling = threading.Lock()
+_progress_lock = threading.Lock()
 _here = threading.local()
 _INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
 """Spark takes an error with this text for its own interrupt. It logs pages of text about any other."""
@@ -196,7 +196,7 @@ class Commit:
         self._log = Log(plan.files, plan.application)
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        # Spark's own plan never leaves this method: run twice or partly, it would fork the state.
+        # Spark's plan must not leave this method: if it ran twice, or in part, the state would fork.
         _here.is_committing = True
         try:
             self._run(rows, batch)
@@ -226,7 +226,7 @@ class Commit:
         _progress.info("%s", json.dumps(asdict(committed)))
         if self._on_progress is not None:
             # Tasks commit in threads of their own; the function of progress is called by one at a time.
-            with _telling:
+            with _progress_lock:
                 self._on_progress(committed)
         if self._running:
             values = running_values(rows, self._plan, descriptors)

@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Setup:
-    """All that a start of an application needs, the first start and each start after a failure.
+    """The set-up of an application, which its first start and each start after a failure use.
 
     `trigger` is Spark's processing time; None begins each micro-batch when the one before it ends. With `to_the_end` the run
     ends at the present end of the sources, and with `drains` it then checkpoints and delivers all messages. After

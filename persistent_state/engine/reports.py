@@ -102,7 +102,7 @@ class TaskReport:
         self._before = Counter(task.late_rows.counts())
         self._aside: Counter[str] = Counter()
         self._messages = 0
-        self._told = 0
+        self._reported = 0
         self._due = first
         self._born = task.born if task.born != BEGINNING and not task.source.positions else None
         left = [name for name, other in entry.tasks.items() if not other.active and other.identity == task.identity]
@@ -115,7 +115,7 @@ class TaskReport:
         """
         self._messages += messages
         self._aside = Counter(reasons) - self._before
-        if now < self._due or self._aside.total() <= self._told:
+        if now < self._due or self._aside.total() <= self._reported:
             return None
         self._due = now + EVERY
         return f"task={self._plan.name}: {self._of_aside()}"
@@ -128,7 +128,7 @@ class TaskReport:
         task = entry.tasks[self._plan.name]
         newest = positions.newest_read(task.source.positions.values())
         is_above = is_whole and newest is not None and newest >= entry.clock
-        is_news = bool(self._aside) and (is_whole or self._aside.total() > self._told)
+        is_news = bool(self._aside) and (is_whole or self._aside.total() > self._reported)
         is_empty = is_whole and not self._messages and entry.clock == BEGINNING
         at = "There is no checkpoint yet"
         if entry.clock != BEGINNING:
@@ -145,16 +145,16 @@ class TaskReport:
 
     def _of_aside(self) -> str:
         """Return how many rows did not count, why, and where they are."""
-        self._told = self._aside.total()
-        bad = self._told - self._aside[LATE]
+        self._reported = self._aside.total()
+        bad = self._reported - self._aside[LATE]
         rows = self._messages + sum(n for reason, n in self._aside.items() if reason not in _OF_ROWS)
         reasons = [f"{n:,} {reason!r}{self._hint(reason)}" for reason, n in self._aside.most_common(MOST_REASONS)]
         if more := len(self._aside) - len(reasons):
             reasons.append(f"and {_count(more, 'more reason')}")
         stop = ", or stop at the first with on_bad_row='fail'" if bad and self._plan.on_bad_row != FAIL else ""
-        of = f" of {rows:,}" if rows >= self._told else ""
+        of = f" of {rows:,}" if rows >= self._reported else ""
         return (
-            f"{self._told:,}{of} rows did not count: {', '.join(reasons)}. See read_late_rows(store, "
+            f"{self._reported:,}{of} rows did not count: {', '.join(reasons)}. See read_late_rows(store, "
             f"{self._plan.application!r}, {self._plan.name!r}){stop}."
         )
 
@@ -178,8 +178,8 @@ class TaskReport:
             hint = "give the source format="
         else:
             return ""
-        is_unsaid = pa.types.is_int64(plan.schema.field(plan.timestamp).type) and plan.timestamp_unit is None
-        if reason in (LATE, AHEAD) and is_unsaid and self._aside[reason] >= self._messages:
+        has_no_unit = pa.types.is_int64(plan.schema.field(plan.timestamp).type) and plan.timestamp_unit is None
+        if reason in (LATE, AHEAD) and has_no_unit and self._aside[reason] >= self._messages:
             hint += "; an int64 is microseconds, unless timestamp_unit says another unit"
         return f" ({hint})"
 

@@ -117,7 +117,7 @@ class Supervisor:
         while failure is not None:
             if isinstance(failure, FINAL):
                 raise failure
-            # A new global clock is one since the failure before. A start alone is no success: it may be the store that fails.
+            # Only a new global clock since the last failure is a success. A start alone is none, as the store may fail again.
             before, clock = clock, self._global_clock(clock)
             if clock > before and self._had_committed:
                 backoff.succeed()
@@ -184,7 +184,7 @@ class Supervisor:
         self._had_committed = self.queries.has_committed(task)
         own = error if isinstance(error, StateError) else as_own_error(error, f"task={task}")
         if type(own) is StateError and own is not error:
-            # Of an error that has a class of this package, Spark's own error only tells where it passed through.
+            # If the error has a class of its own, Spark's error would only add the way that it took through Spark.
             own.__cause__ = error
         return own if isinstance(own, FencedError) else self._fenced() or own
 
@@ -198,7 +198,7 @@ class Supervisor:
         )
 
     def _end(self) -> None:
-        # Another driver now delivers to the sinks of a fenced one, which therefore waits for none of its own writes.
+        # A fenced driver does not wait for its sinks: the newer driver delivers to them now.
         patience = 0.0 if isinstance(self.error, FencedError) else STOP_SECONDS
         for end in (
             self.queries.stop,
@@ -207,6 +207,6 @@ class Supervisor:
             self._scratch.remove,
             self.reports.close,
         ):
-            # An end that fails, as all do that need a lost JVM, must not prevent the others.
+            # If one of these fails, as without a JVM, do the others all the same.
             with suppress(Exception):
                 end()

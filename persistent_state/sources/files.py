@@ -209,7 +209,7 @@ class FileSource(TimeReplayableSource):
         return self._opened
 
     def _take(self) -> None:
-        """List the folder, and give the files that were never seen their ordinals."""
+        """List the folder, and number the files that are new."""
         state, listed = self._state, self._list()
         new = self._in_order([file for file in listed if file.path not in state.paths])
         state.files += new
