@@ -113,6 +113,11 @@ def test_a_row_gets_the_first_verdict_that_applies() -> None:
     assert dict(zip(rows, judged(plan, basis, [*rows]), strict=True)) == rows
 
 
+def test_a_timestamp_may_be_a_little_ahead_of_the_batch_time() -> None:
+    plan, basis = planned(ahead=1000)
+    assert judged(plan, basis, [(NOW + 1000, 0), (NOW + 1001, 1)]) == [ACCEPTED, AHEAD]
+
+
 def test_what_the_source_calls_unfit_is() -> None:
     plan, basis = planned()
     found = judged(plan, basis, [(CLOCK, 0), (CLOCK, 1), (CLOCK - 1, 2)], unfit=np.array([False, True, True]))

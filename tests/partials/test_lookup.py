@@ -56,10 +56,3 @@ def test_the_current_value_of_a_key_is_the_fold_of_its_rows(monoid: Monoid, seed
             # As a start does it: the run that it cuts, and those after it, don't know what is current any more.
             first = chance.randrange(len(levels))
             levels[first:] = [below(level.select(layout.schema.names), batch + 2) for level in levels[first:]]
-
-
-@given(st.lists(st.integers(0, 40), max_size=60), st.lists(st.integers(0, 40), min_size=1, max_size=40))
-def test_touched_rows_are_those_of_the_same_hashes(stored: list[int], fresh: list[int]) -> None:
-    table, other = (pa.table({"hash": pa.array(sorted(hashes), pa.uint64())}) for hashes in (stored, fresh))
-    found = fold.touched(table, other)["hash"].to_pylist()
-    assert found == [hash for hash in sorted(stored) if hash in fresh]

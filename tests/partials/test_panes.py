@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monoids import List, Max, Monoid, Set, Struct, Sum
+from monoids import Affine, List, Max, Monoid, Set, Struct, Sum
 from persistent_state import SlidingWindow
 from persistent_state.partials.layout import HEAD, TAIL
 from persistent_state.partials.panes import WIDE, Panes
@@ -58,10 +58,13 @@ def test_a_row_expires_when_its_last_window_closes(window: SlidingWindow, time: 
         (Sum(pa.decimal128(38, 0)), 1, WIDE + 1, False),
         (Set(pa.int64()), [1], WIDE + 1, False),
         (List(pa.int64()), [1], WIDE + 1, False),
+        (Affine(), {"slope": 1.0, "intercept": 0.0}, WIDE + 1, False),
     ],
     ids=repr,
 )
-def test_wide_windows_of_numbers_keep_sums(monoid: Monoid[Any], value: Any, slides: int, has_sums: bool) -> None:
+def test_wide_windows_of_numbers_in_any_order_keep_sums(
+    monoid: Monoid[Any], value: Any, slides: int, has_sums: bool
+) -> None:
     layout = layout_of(SlidingWindow(us(5 * slides), us(5)), monoid)
     row = {"hash": 1, "key0": 1, "start": 0, "value": value}
     found = layout.kind.with_sums(pa.Table.from_pylist([row], layout.schema), layout)
