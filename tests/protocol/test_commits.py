@@ -64,7 +64,9 @@ class World:
             self.log, self.plans[task], rows(stamps, devices), parts=parts, keeping=KEEPING, channels=channels
         )
         after = self.entry.tasks[self.plans[task].name]
-        low = before if before != BEGINNING else min(min(read) for read in self.read if read)
+        # Before there is a global clock, cuts begin where messages do, or at a task's clock that is below its messages.
+        lows = [min(read) for read in self.read if read] + ([clock] if clock != BEGINNING else [])
+        low = before if before != BEGINNING else min(lows)
         high = max([after.progress.clock, *stamps])
         if high > low:
             self.coarsest = max(self.coarsest, clocks.grid_step(low, high, self.interval))
