@@ -21,7 +21,7 @@ from tests.soak import soak_or
 
 numbers = itertools.count()
 
-LEADERS = soak_or(ci=2, soak=20)
+LEADERS = soak_or(ci=1, soak=20)
 """Leaders of the bookkeeping that are killed, one after the other."""
 
 

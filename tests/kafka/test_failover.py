@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from persistent_state import Json, KafkaSource
 from tests.kafka.cluster import BROKERS, Cluster
 from tests.kafka.test_source import SCHEMA, Reader, numbers
 from tests.kafka.topics import produce
+from tests.soak import soak_or
 
 RECORDS = 999
 TOPIC = "killed"
+KILLED = soak_or(ci=BROKERS[:1], soak=BROKERS * 3)
 
 
 def source(cluster: Cluster, start: str = "earliest") -> KafkaSource:
     return KafkaSource(TOPIC, cluster.address, value=Json(SCHEMA), starting_offsets=start)
 
 
+@pytest.mark.soak
 def test_every_look_is_right_while_leaders_are_killed(
     cluster: Cluster, record_property: Callable[[str, object], None]
 ) -> None:
@@ -27,7 +32,7 @@ def test_every_look_is_right_while_leaders_are_killed(
     assert sorted(numbers(running.all())) == list(range(RECORDS))
     assert running.opened is not None
     looks = 0
-    for id in BROKERS[:2]:
+    for id in KILLED:
         cluster.lead(TOPIC, id - 1)
         cluster.brokers[id].kill()
         for _ in range(2):

@@ -38,9 +38,15 @@ from tests.kafka.deliverer import (
     writer_of,
 )
 from tests.sentences import problem
+from tests.soak import soak_or
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["tests.kafka.deliverer"])
+
+STRIDE = soak_or(ci=3, soak=1)
+"""How many steps lie between two kills. Many steps are of a kind that the others have."""
+
+BROKER_KILLS = soak_or(ci=2, soak=5)
 
 
 def start(function: Callable[..., None], *arguments: Any) -> Any:
@@ -52,10 +58,11 @@ def start(function: Callable[..., None], *arguments: Any) -> Any:
 # Kills
 
 
+@pytest.mark.soak
 def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(broker: Broker, topic: str) -> None:
     wanted, kills = range(10, 10_000, 10), 0
     parts = itertools.cycle((1, 2, 4, 3))
-    for step in itertools.count(1):
+    for step in itertools.count(1, STRIDE):
         last = max(0, writer_of(broker.address, topic).last_clock(1)) if step > 1 else 0
         # Two clocks, one of which may be begun: beyond their steps there is nothing to be killed at.
         process = start(run_until, broker.address, topic, next(parts), [last + 10, last + 20], step)
@@ -64,7 +71,7 @@ def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(broker: B
             break
         assert process.exitcode == -signal.SIGKILL
         kills += 1
-    assert kills > 40
+    assert kills > 40 // STRIDE
     last = writer_of(broker.address, topic).last_clock(1)
     deliver(writer_of(broker.address, topic), 2, [last + 10])
     check(seen(broker, topic), [clock for clock in wanted if clock <= last + 10])
@@ -83,10 +90,11 @@ def test_each_value_is_seen_once_whenever_its_drivers_are_killed(broker: Broker,
     check(seen(broker, topic), [clock for clock in wanted if clock <= end])
 
 
+@pytest.mark.soak
 def test_each_value_is_seen_once_although_the_broker_is_killed(broker: Broker, topic: str) -> None:
     dice, wanted = random.Random(2), range(10, 150, 10)
     process = start(run_on, broker.address, topic, 2, wanted)
-    for _ in range(3):
+    for _ in range(BROKER_KILLS):
         process.join(dice.uniform(0.5, 1.5))
         broker.kill()
         time.sleep(0.2)
