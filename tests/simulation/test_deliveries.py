@@ -129,6 +129,7 @@ BUGS = (
         "one of two grids",
         task_state.StoredState._coarse_on,
         ("math.lcm(segment.step, interval)", "segment.step"),
+        at=38,
     ),
     bug(
         AT_LEAST_ONCE,
@@ -170,7 +171,7 @@ BUGS = (
         "accounted above the cut",
         positions.rewind_position,
         ("(before, min(below, clock))", "(before, below)"),
-        at=8,
+        at=4,
     ),
     bug(
         MIXED,
@@ -186,14 +187,14 @@ BUGS = (
         ("(position.next, END)", "(position.next, clock)"),
         at=1,
     ),
-    bug(MIXED, "again for ever", task_state.SourceState.cut_back, (", again=END", ""), at=13),
+    bug(MIXED, "again for ever", task_state.SourceState.cut_back, (", again=END", ""), at=4),
     bug(
         MIXED,
         "given what is void",
         deliveries.due,
         ("outputs.voided.get(output, outputs.delivered[output])", "outputs.delivered[output]"),
         ("output not in outputs.voided and", ""),
-        at=25,
+        at=37,
     ),
 )
 
