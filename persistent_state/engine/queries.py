@@ -27,7 +27,7 @@ from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import Outputs
 from persistent_state.protocol import takeover
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sinks.base import shard_labels
+from persistent_state.sinks.labels import shard_labels
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store import lists
@@ -109,7 +109,7 @@ class Queries:
         """
         setup = self._setup
         session = own_session(setup.spark)
-        labels = shard_labels(session, setup.shards)
+        labels = shard_labels(setup.shards)
         attempts = failures.attempts(setup.spark)
         for part in setup.parts:
             plan = part.plan

@@ -14,16 +14,7 @@ import pyarrow as pa
 from persistent_state.event_time.clocks import BEGINNING
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-
-def shard_labels(session: SparkSession, shards: int) -> tuple[int, ...]:
-    """Return a number for each shard, so that Spark's hash sends each shard to a partition of its own."""
-    values = ", ".join(f"({i})" for i in range(shards * 20))
-    rows = session.sql(f"SELECT id, pmod(hash(id), {shards}) AS part FROM VALUES {values} AS t(id)").collect()
-    labels = {row["part"]: row["id"] for row in rows}
-    spare = (row["id"] for row in rows if row["id"] not in labels.values())
-    return tuple(labels[part] if part in labels else next(spare) for part in range(shards))
+    from pyspark.sql import DataFrame
 
 
 CLOCK, VALUE = "clock", "value"
