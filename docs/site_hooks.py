@@ -23,6 +23,9 @@ OUTSIDE = {
 INSIDE = {page: path for path, page in OUTSIDE.items()}
 
 LOADS = re.compile(r"""<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)[^>]*>""")
+PROSE_EXAMPLE = re.compile(r"<blockquote>\s*<blockquote>|<p>&gt;&gt;&gt;")
+"""The prompt of an example, if Markdown takes it for a quotation."""
+
 STYLE_LOADS = re.compile(r"""(?:url\(|@import\s+)["']?((?:https?:)?//[^"')\s]+)""")
 
 
@@ -53,13 +56,18 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_post_build(config: Any) -> None:
-    """Raise PluginError if a built page would load something from another host."""
+    """Raise PluginError if a built page would load something from another host, or shows an example as prose."""
     site = Path(config["site_dir"])
     found = [
         f"{file.relative_to(site)} loads {url}"
         for suffix, loads in ((".html", LOADS), (".css", STYLE_LOADS))
         for file in sorted(site.rglob(f"*{suffix}"))
         for url in loads.findall(file.read_text(encoding="utf-8"))
+    ]
+    found += [
+        f"{file.relative_to(site)} shows an example of a docstring as prose"
+        for file in sorted(site.rglob("*.html"))
+        if PROSE_EXAMPLE.search(file.read_text(encoding="utf-8"))
     ]
     if found:
         raise PluginError("; ".join(found))

@@ -1,0 +1,272 @@
+"""What a micro-batch costs beside its data, by parts, shards and channels: bytes and seconds of each step.
+
+    python -m benchmarks.scale [--size N ...] [--channels N] [--tasks N] [--levels N] [--json FILE]
+
+No Spark is used: the functions are those that planner, parts, shards and driver call. An application has so many tasks, each
+with as many shards, and in each shard so many levels of runs. A micro-batch of one task is planned and read in as many parts.
+Each part has channels of its own and a row for about each shard. One part is read and one shard is merged; the other shards are
+told to say what that one says. "Cluster" is what all parts and shards together send and take: the header of a blob times
+parts times shards, and so on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.contenders import Sum
+from benchmarks.measure import write_json
+from benchmarks.streams import SCHEMA, START
+from persistent_state import Chunk, Reach
+from persistent_state.batch.combine import combine
+from persistent_state.batch.messages import Blob, Descriptor, runs_by_shard
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.shard import merge_shard
+from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.positions import Position
+from persistent_state.partials import keys
+from persistent_state.protocol import commits, takeover
+from persistent_state.store import codec
+from persistent_state.store.entry import Entry
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
+from persistent_state.store.named_files import Run, Stored
+from persistent_state.store.task_state import TaskState
+
+SECOND = 1_000_000
+LEVEL_ROWS = 100_000
+"""Rows of a run that is there before: so many that few new ones do not make a shard rewrite it."""
+
+ids = count()
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of an application: its parts, shards and channels, the levels of runs in a shard, and its tasks."""
+
+    parts: int
+    shards: int
+    channels: int
+    levels: int
+    tasks: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a micro-batch of one task costs. Bytes of one of each kind, seconds of one processor."""
+
+    partition_bytes: int
+    blob_header_bytes: int
+    descriptor_bytes: int
+    entry_bytes: int
+    plan_seconds: float
+    part_seconds: float
+    shard_seconds: float
+    commit_seconds: float
+    start_seconds: float
+
+
+def new_id() -> str:
+    return f"{next(ids):016x}"
+
+
+class Clock:
+    """The seconds that blocks took."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - began
+
+
+def taken(work: Callable[[], object]) -> float:
+    """The seconds that a call takes."""
+    clock = Clock()
+    with clock.running():
+        work()
+    return clock.seconds
+
+
+def channel(number: int) -> str:
+    return f"events-{number}"
+
+
+def plans(size: Size) -> list[Plan]:
+    """The plans of the tasks: equal tasks by other names, on one source."""
+    files = open_files(f"memory://scale-{new_id()}")
+
+    def task(number: int) -> Sum:
+        made = Sum()
+        made.name = f"task-{number:04d}"
+        return made
+
+    settings = Settings(SECOND)
+    return [Plan("scale", files, task(i), SCHEMA, "ts", None, settings, size.shards) for i in range(size.tasks)]
+
+
+def filled(state: TaskState, size: Size) -> TaskState:
+    """A task's record with all levels of runs in each shard, and all channels at one second."""
+    runs = []
+    for shard in range(size.shards):
+        low, high = keys.shard_range(shard, size.shards)
+        for level in range(size.levels):
+            path = f"scale/runs/{new_id()}/000001-{level + 1:09d}-{shard:04d}-{new_id()}.arrow"
+            file = Stored(path, LEVEL_ROWS * 16, f"{shard * size.levels + level:064x}")
+            runs.append(Run(file, LEVEL_ROWS, low, high, START - SECOND, START - SECOND))
+    names = [channel(number) for number in range(size.channels)]
+    known = next(iter(state.source.channels.values()))
+    source = replace(
+        state.source,
+        channels=dict.fromkeys(names, known),
+        positions={name: Position(1000, (), ((900, START),)) for name in names},
+    )
+    return replace(state, source=source, stored=replace(state.stored, runs=tuple(runs)))
+
+
+def started(size: Size) -> tuple[Log, list[Plan], Entry]:
+    """An application whose tasks have read every channel once, and whose log says what `filled` makes of that."""
+    made = plans(size)
+    log = Log(made[0].files, "scale")
+    entry = takeover.take_over(log, made, interval=SECOND, shards=size.shards, writer="benchmark", now=START)
+    for plan in made:
+        # One row in one channel, so that there is a channel to copy.
+        basis = commits.plan_batch(entry, plan.name, Reach({channel(0): 1}), START)
+        blobs = combine(plan, basis, 0, 1, [Chunk(channel(0), 0, rows(np.array([0]), START))])
+        said = [merge_shard(plan, shard, [blob], None, new_id) for shard, blob in enumerate(blobs)]
+        entry = commits.commit(log, entry.epoch, said, now=START, new_id=new_id, keeping=commits.Keeping())
+    full = entry.follower(START, tasks={name: filled(task, size) for name, task in entry.tasks.items()})
+    log.append(full)
+    newest = log.newest()
+    assert newest is not None
+    return log, made, newest
+
+
+def rows(some: np.ndarray, at: int) -> pa.RecordBatch:
+    """A message at this time for each of these keys."""
+    stamps = pa.array(np.full(len(some), at), SCHEMA.field("ts").type)
+    return pa.record_batch([stamps, some, np.ones(len(some), np.int64)], schema=SCHEMA)
+
+
+def chunks(size: Size, part: int) -> list[Chunk]:
+    """The rows of a part: a row for about each shard, spread over the part's own channels."""
+    own = [channel(number) for number in range(part % size.channels, size.channels, size.parts)] or [channel(0)]
+    shares = np.array_split(np.arange(size.shards, dtype=np.int64), len(own))
+    return [Chunk(name, 1000, rows(some, START + SECOND)) for name, some in zip(own, shares, strict=True)]
+
+
+def costs(size: Size) -> Costs:
+    """Play one micro-batch of the first task."""
+    log, made, _ = started(size)
+    plan, store = made[0], made[0].files
+    ends = {channel(number): 1000 + size.shards for number in range(size.channels)}
+    planning = Clock()
+    with planning.running():
+        entry = commits.wake(log, 1, plan.name, START)
+        basis = commits.plan_batch(entry, plan.name, Reach(ends), START)
+        partition = len(pickle.dumps((basis, 0, size.parts, None)))
+
+    reading = Clock()
+    with reading.running():
+        own = combine(plan, basis, 0, size.parts, chunks(size, 0))
+        for blob in own:
+            blob.to_bytes()
+    header = len(replace(own[-1], tables=(), sides=()).to_bytes())
+
+    arrived = [combine(plan, basis, part, size.parts, chunks(size, part))[0].to_bytes() for part in range(size.parts)]
+    held = runs_by_shard(entry.tasks[plan.name].stored.runs, size.shards)
+    merging = Clock()
+    with merging.running():
+        first = merge_shard(plan, 0, [Blob.from_bytes(data) for data in arrived], held[0], new_id)
+        described = pickle.dumps(first)
+    descriptors = [
+        pickle.dumps(replace(first, shard=shard, base=basis.digests[shard], runs=held[shard]))
+        for shard in range(1, size.shards)
+    ]
+    committing = Clock()
+    with committing.running():
+        said: list[Descriptor] = list(map(pickle.loads, [described, *descriptors]))
+        committed = commits.commit(log, 1, said, now=START, new_id=new_id, keeping=commits.Keeping())
+    return Costs(
+        partition_bytes=partition,
+        blob_header_bytes=header,
+        descriptor_bytes=len(described),
+        entry_bytes=len(codec.to_bytes(committed)),
+        plan_seconds=planning.seconds,
+        part_seconds=reading.seconds,
+        shard_seconds=merging.seconds,
+        commit_seconds=committing.seconds,
+        start_seconds=taken(lambda: Log(store, "scale").newest()),
+    )
+
+
+def cluster(size: Size, cost: Costs) -> dict[str, float]:
+    """What the whole cluster sends, and how many seconds of processors it spends, in one micro-batch."""
+    return {
+        "bytes": size.parts * (cost.partition_bytes + size.shards * cost.blob_header_bytes)
+        + size.shards * cost.descriptor_bytes
+        + cost.entry_bytes,
+        "seconds": cost.plan_seconds
+        + size.parts * cost.part_seconds
+        + size.shards * cost.shard_seconds
+        + cost.commit_seconds,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, nargs="+", default=[64, 200], help="parts, shards and channels, each")
+    parser.add_argument("--channels", type=int, help="as many instead")
+    parser.add_argument("--tasks", type=int, default=1)
+    parser.add_argument("--levels", type=int, default=12, help="of runs in each shard")
+    parser.add_argument("--repetitions", type=int, default=3, help="medians of so many")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    results = []
+    for number in arguments.size:
+        size = Size(number, number, arguments.channels or number, arguments.levels, arguments.tasks)
+        runs = []
+        for repetition in range(arguments.repetitions):
+            print(f"\r{number}: {repetition + 1} of {arguments.repetitions}", end="\r", flush=True)
+            runs.append(asdict(costs(size)))
+        cost = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        whole = cluster(size, Costs(**cost))
+        results.append({**asdict(size), **cost, **{f"cluster_{name}": value for name, value in whole.items()}})
+        show(size, Costs(**cost), whole)
+    write_json(arguments.json, results)
+    return 0
+
+
+def show(size: Size, cost: Costs, whole: dict[str, float]) -> None:
+    """Print a table of one size."""
+    print(
+        f"{size.parts:,} parts, {size.shards:,} shards, {size.channels:,} channels, {size.levels} levels, {size.tasks} tasks"
+    )
+    lines = [
+        ("plan", cost.partition_bytes, "a part's assignment", cost.plan_seconds),
+        ("part", cost.blob_header_bytes, "the header of a blob", cost.part_seconds),
+        ("shard", cost.descriptor_bytes, "a descriptor", cost.shard_seconds),
+        ("commit", cost.entry_bytes, "an entry", cost.commit_seconds),
+        ("start", cost.entry_bytes, "an entry", cost.start_seconds),
+    ]
+    for name, size_of, what, seconds in lines:
+        print(f"  {name:<8}{size_of:>14,} bytes, {what:<22}{seconds * 1000:>12,.1f} ms")
+    print(f"  {'cluster':<8}{whole['bytes']:>14,.0f} bytes a micro-batch    {whole['seconds']:>12,.2f} s of processors")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
