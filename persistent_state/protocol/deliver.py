@@ -121,6 +121,7 @@ class Giver:
     delivery: str = EXACTLY_ONCE
     _is_open: bool = False
     _applied: int | None = None
+    _believed_in: int | None = None
     _given: int = BEGINNING
 
     def open(self) -> None:
@@ -156,19 +157,22 @@ class Giver:
         if not self._is_open:
             self.open()
         entry = own(self.log, epoch)
-        if self._applied is not None:
+        if self._applied is not None and epoch != self._believed_in:
+            # Once in each start: the log then knows that the sink has nothing above the clock to which it cut the task back.
             entry = believe(self.log, epoch, self.task, self.output, self._applied, self.now())
-            self._applied = None
+            self._believed_in = epoch
         found = due(entry, self.task, self.output, self.delivery == AT_LEAST_ONCE)
         if found is None:
             return False
         if self.delivery == AT_MOST_ONCE:
+            self._applied = None
             record(self.log, epoch, self.task, self.output, found.clock, self.now())
             self.write(entry, found)
             return True
         if found.clock != self._given:
             self.write(entry, found)
             self._given = found.clock
+            self._applied = None if self._applied is None else found.clock
         # If this fails, what is given is known here, and only this is done again.
         record(self.log, epoch, self.task, self.output, found.clock, self.now())
         return True

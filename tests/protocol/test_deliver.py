@@ -91,3 +91,37 @@ def test_a_sink_with_a_record_of_its_own_is_believed() -> None:
     assert newest.tasks == {"t": replace(entry.tasks["t"], outputs=OutputState(delivered={"out": 30}))}
     with pytest.raises(InvalidInputError, match=r"holds clock=.*Z \(40\), to which application=app has never come"):
         Giver(log, "t", "out", lambda: 40, lambda entry, due: None, lambda: 0).open()
+
+
+def test_a_kill_before_the_record_after_a_restart_in_the_process_voids_nothing() -> None:
+    log, given, holds = log_with(entry_of((10, 20), 10)), list[Due](), [10]
+
+    def change(clock: int, epoch: int, *, starts: bool) -> None:
+        entry = log.newest()
+        assert entry is not None
+        task = entry.tasks["t"]
+        task = replace(
+            task,
+            progress=replace(task.progress, clock=clock),
+            outputs=task.outputs.cut_back(clock, task.progress.clock) if starts else task.outputs,
+        )
+        retained = entry.retained if starts else (*entry.retained, clock)
+        changes = {"number": entry.number + 1, "epoch": epoch, "clock": clock, "retained": retained}
+        log.append(replace(entry, **changes, tasks={"t": task}))
+
+    def write(entry: Entry, due: Due) -> None:
+        given.append(due)
+        holds[0] = due.clock
+        if due.clock == 30:
+            raise InvalidInputError("killed")
+
+    giver = Giver(log, "t", "out", lambda: holds[0], write, lambda: 0)
+    assert giver.give_next(1)
+    change(20, 2, starts=True)
+    change(30, 2, starts=False)
+    change(40, 2, starts=False)
+    with pytest.raises(InvalidInputError, match="killed"):
+        giver.give_next(2)
+    change(40, 3, starts=True)
+    assert Giver(log, "t", "out", lambda: holds[0], write, lambda: 0).give_next(3)
+    assert given == [Due(20, since=10, recent=10), Due(30, since=20, recent=20), Due(40, since=30, recent=30)]
