@@ -170,9 +170,11 @@ class Giver:
             self.write(entry, found)
             return True
         if found.clock != self._given:
+            # If the sink's answer is lost, nobody knows what the sink has.
+            applied, self._applied = self._applied, None
             self.write(entry, found)
             self._given = found.clock
-            self._applied = None if self._applied is None else found.clock
+            self._applied = None if applied is None else found.clock
         # If this fails, what is given is known here, and only this is done again.
         record(self.log, epoch, self.task, self.output, found.clock, self.now())
         return True
