@@ -32,8 +32,8 @@ from persistent_state import (
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import positive
+from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import takeover
-from persistent_state.sinks.labels import shard_labels
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 
@@ -284,7 +284,7 @@ def blobs_of(setting: Setting) -> DataFrame:
         Log(files, "benchmark"), [plan], interval=interval, shards=shards, writer="benchmark", now=1
     )
     session = session_of(setting)
-    labels = shard_labels(shards)
+    labels = numbers_of_partitions(shards)
     return arrow_source.load(session, plan, arrow_source.ArrowReader(plan, source, entry.epoch, shards, labels, 1))
 
 

@@ -22,7 +22,7 @@ from benchmarks.cost import checkpoints, plan_of
 from benchmarks.measure import write_json
 from benchmarks.throughput import session
 from persistent_state import ParquetSink, SqlSink, ValuesAtClock
-from persistent_state.partials.at_clock import Since
+from persistent_state.partials.since import Since
 from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import state_at

@@ -1,12 +1,15 @@
-"""Errors that users see, and the places in user code that raised."""
+"""Errors that users see, the places in user code that raised, and the errors of other libraries as ours."""
 
 from __future__ import annotations
 
 import sys
 import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
 from types import CodeType
+from typing import Any
 
 import monoids
 
@@ -78,3 +81,24 @@ class DamagedError(StateError):
 
 class TaskFailedError(StateError):
     """User code raised, or a row was bad under `on_bad_row="fail"`. Channel, position and key are named. Fix the task."""
+
+
+@contextmanager
+def translating(
+    foreign: type[Exception] | tuple[type[Exception], ...], as_ours: Callable[[Any], Exception]
+) -> Iterator[None]:
+    """Raise the errors of another library that come out of the block as errors of this package.
+
+    The library's error is not chained to ours, unless `as_ours` does so: it may show options, urls and passwords.
+
+    Args:
+        foreign: The classes of errors to translate. Errors of this package pass as they are.
+        as_ours: Makes the error to raise of the library's.
+    """
+    try:
+        yield
+    except StateError:
+        raise
+    except foreign as error:
+        ours = as_ours(error)
+        raise ours from ours.__cause__

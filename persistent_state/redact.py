@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
-
-from persistent_state.errors import StateError
 
 _LONGEST = 500
 """The most characters of another library's message that a message of ours repeats."""
@@ -41,27 +38,6 @@ def without_secrets(error: Exception, options: Any) -> str:
         text = text.replace(secret, "***") if len(secret) >= 4 else re.sub(rf"\b{re.escape(secret)}\b", "***", text)
     text = re.sub(r"(?<=//)[^\s/@]*(?::[^\s@]*)?@", "***@", text)
     return re.sub(r"(?<=[\w/*])\?[^\s'\"<>()]*", "?***", text)[:_LONGEST].rstrip(". ")
-
-
-@contextmanager
-def translating(
-    foreign: type[Exception] | tuple[type[Exception], ...], as_ours: Callable[[Any], Exception]
-) -> Iterator[None]:
-    """Raise the errors of another library that come out of the block as errors of this package.
-
-    The library's error is not chained to ours, unless `as_ours` does so: it may show options, urls and passwords.
-
-    Args:
-        foreign: The classes of errors to translate. Errors of this package pass as they are.
-        as_ours: Makes the error to raise of the library's.
-    """
-    try:
-        yield
-    except StateError:
-        raise
-    except foreign as error:
-        ours = as_ours(error)
-        raise ours from ours.__cause__
 
 
 def shown(url: str) -> str:

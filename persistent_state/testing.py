@@ -18,7 +18,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.durations import Duration, duration, positive
 from persistent_state.partials import layout
-from persistent_state.partials.at_clock import Since
+from persistent_state.partials.since import Since
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource

@@ -14,9 +14,8 @@ from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Blob, Descriptor
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
-from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.clocks import END, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
-from persistent_state.partials.at_clock import LAST
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
@@ -171,7 +170,7 @@ def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
 
 def state_at(entry: Entry, plan: Plan, clock: int | None) -> dict[Any, Any]:
     """The state of a task below a clock (None: of everything); keys are tuples of Python values."""
-    table = seen_below(plan.files, entry.tasks[plan.name].stored.runs, plan.layout, LAST if clock is None else clock)
+    table = seen_below(plan.files, entry.tasks[plan.name].stored.runs, plan.layout, END if clock is None else clock)
     names = plan.layout.key_names
     keys = zip(*(table[name].to_pylist() for name in names), strict=True) if names else [()] * table.num_rows
     values = plan.layout.monoid.from_arrow(table["value"].combine_chunks())

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import pkgutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import persistent_state
 
 ROOT = Path(persistent_state.__file__).parent.parent
+
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(persistent_state.__path__, "persistent_state.")
+    # Its import runs the command line.
+    if not module.name.endswith("__main__")
+]
 
 
 def examples_of(module: str) -> list[doctest.DocTest]:
@@ -22,7 +30,8 @@ def examples_of(module: str) -> list[doctest.DocTest]:
 
 def needs_spark(test: doctest.DocTest) -> bool:
     """Return whether an example calls something with the session `spark`."""
-    return any("(spark, " in example.source or "spark.sql(" in example.source for example in test.examples)
+    statements = [example.source for example in test.examples if not example.source.startswith("def ")]
+    return any("(spark, " in statement or "spark.sql(" in statement for statement in statements)
 
 
 def failures_of(tests: Iterable[doctest.DocTest], **names: object) -> int:

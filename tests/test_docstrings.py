@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import persistent_state
-from tests.docstrings import ROOT, examples_of, failures_of, needs_spark
-
-MODULES = [
-    module.name
-    for module in pkgutil.walk_packages(persistent_state.__path__, "persistent_state.")
-    # Its import runs the command line.
-    if not module.name.endswith("__main__")
-]
-
+from tests.docstrings import MODULES, ROOT, examples_of, failures_of, needs_spark
 
 MADE_BY_THE_LIBRARY = ("Running",)
 """Classes that users get and never make, so that their docstrings have no arguments."""

@@ -126,7 +126,7 @@ PUBLIC_MONOIDS = [
 
 HOUSE = (
     "__main__ > cli > __init__ > application reading testing > engine > protocol > batch > kafka outputs > sources sinks"
-    " > store > partials > task > state > formatting windows > event_time > redact > errors > monoids"
+    " > store > partials > task > state > formatting windows > event_time > errors redact > monoids"
 )
 """Folders and modules of the root: each imports only what is to its right, beyond a `>`."""
 

@@ -33,7 +33,7 @@ from persistent_state.batch import compaction
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.partials import keys
-from persistent_state.partials.at_clock import Since
+from persistent_state.partials.since import Since
 from persistent_state.protocol.commits import Keeping, close
 from persistent_state.reading import read_state
 from persistent_state.state import KeptState

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from monoids import Monoid, Sum
 from persistent_state import SessionWindow, SlidingWindow
 from persistent_state.partials import keys
-from persistent_state.partials.at_clock import Since
 from persistent_state.partials.fold import fold
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
+from persistent_state.partials.since import Since
 from persistent_state.windows import TimeToLive, Windowing
 from tests.core import us
 

@@ -22,7 +22,7 @@ from persistent_state.engine.failures import FINAL, as_own_error
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
-from persistent_state.partials.at_clock import Since
+from persistent_state.partials.since import Since
 from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.sinks.base import RecordingSink
 from persistent_state.store.entry import Entry

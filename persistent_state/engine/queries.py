@@ -25,9 +25,9 @@ from persistent_state.engine.session import Scratch, for_queries, for_sinks, own
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import Outputs
+from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import takeover
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sinks.labels import shard_labels
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store import lists
@@ -109,7 +109,7 @@ class Queries:
         """
         setup = self._setup
         session = own_session(setup.spark)
-        labels = shard_labels(setup.shards)
+        labels = numbers_of_partitions(setup.shards)
         attempts = failures.attempts(setup.spark)
         for part in setup.parts:
             plan = part.plan

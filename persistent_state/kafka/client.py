@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
-from persistent_state.redact import translating, without_secrets
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, translating
+from persistent_state.redact import without_secrets
 
 
 def library() -> Any:

@@ -17,8 +17,8 @@ from persistent_state.errors import DisagreementError, InvalidInputError, StateE
 from persistent_state.formatting import plain, to_json
 from persistent_state.kafka.transactions import NOTHING_READ, TIMEOUT, ClockWriter, Encode
 from persistent_state.partials.keys import Hashes, hash_keys, normalise, shard_range
+from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.sinks.base import Origin, RecordingSink, known_clock
-from persistent_state.sinks.labels import shard_labels
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -117,7 +117,7 @@ class KafkaSink(RecordingSink):
         self._known = open_clock.bookkeeping
         encode = self._encode or partial(as_json, len(origin.key_columns))
         session = values.sparkSession
-        labels = shard_labels(open_clock.parts)
+        labels = numbers_of_partitions(open_clock.parts)
 
         def label(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:

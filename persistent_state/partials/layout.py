@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from monoids import Monoid
 from persistent_state.partials import sizes
-from persistent_state.partials.at_clock import Since
+from persistent_state.partials.since import Since
 from persistent_state.windows import TIME
 
 CURRENT = "current"

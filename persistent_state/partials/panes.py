@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.partials import fold, sliding
-from persistent_state.partials.at_clock import LAST, Since
 from persistent_state.partials.layout import HEAD, Kind, Layout, Levels, as_numpy, one_chunk, where
+from persistent_state.partials.since import Since
 from persistent_state.partials.sort import same_keys
 from persistent_state.partials.unbounded import Unbounded
 from persistent_state.windows import FINAL, WINDOW, SlidingWindow
@@ -82,7 +82,7 @@ class Panes(Kind):
                 where(level, is_met if upto is None else is_met & (windows.first(starts) + windows.size <= upto))
             )
         if upto is None or layout.is_ordered:
-            rows = fold.fold(some, layout, (recent,), LAST)
+            rows = fold.fold(some, layout, (recent,), END)
             found, is_recent = _windows_of(rows, layout, windows, after, upto, recent)
         else:
             parts = [_windows_of(rows, layout, windows, after, upto, recent)[0] for rows in some]

@@ -13,8 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.partials import fold, sort
-from persistent_state.partials.at_clock import Since
 from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, one_chunk, where, with_values
+from persistent_state.partials.since import Since
 from persistent_state.windows import WINDOW
 
 Times = NDArray[np.int64]

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import fold
-from persistent_state.partials.at_clock import Since
 from persistent_state.partials.layout import Kind, Layout, Levels, from_clock, with_values
 from persistent_state.partials.lookup import folded
+from persistent_state.partials.since import Since
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persistent_state.errors import InvalidInputError, StoreUnavailableError
+from persistent_state.errors import InvalidInputError, StoreUnavailableError, translating
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.redact import shown, translating, without_secrets
+from persistent_state.redact import shown, without_secrets
 from persistent_state.sinks.base import Origin, RecordingSink, arrow_batches, folder_record, known_clock
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, translating
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain, show_clock, to_json
-from persistent_state.redact import shown, translating, without_secrets
+from persistent_state.redact import shown, without_secrets
 from persistent_state.sinks.base import CLOCK, VALUE, Origin, RecordingSink, arrow_batches, known_clock
 
 if TYPE_CHECKING:

@@ -20,8 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, TaskFailedError, raised
-from persistent_state.redact import shown, translating, without_secrets
+from persistent_state.errors import (
+    InvalidInputError,
+    StateError,
+    StoreUnavailableError,
+    TaskFailedError,
+    raised,
+    translating,
+)
+from persistent_state.redact import shown, without_secrets
 from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.schemas import AnySchema, arrow_schema

@@ -15,9 +15,9 @@ from persistent_state.errors import InvalidInputError, StoreUnavailableError, Ta
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, show_identity
 from persistent_state.partials import fold, keys
-from persistent_state.partials.at_clock import Since
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, below, between, one_chunk
+from persistent_state.partials.since import Since
 from persistent_state.state import KeptState, NonWindowState
 from persistent_state.store import late_rows
 from persistent_state.store import runs as runs_io

@@ -65,9 +65,8 @@ from persistent_state.batch.combine import combine
 from persistent_state.batch.plan import COLUMN
 from persistent_state.batch.shard import merge_shard
 from persistent_state.engine.column_source import RowReader, _replaced
-from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.event_time.clocks import BEGINNING, END, Settings
 from persistent_state.partials import keys
-from persistent_state.partials.at_clock import LAST
 from persistent_state.partials.fold import fold_keys
 from persistent_state.protocol.commits import Keeping, close, plan_batch
 from persistent_state.sources.base import Chunk, Reach
@@ -374,7 +373,7 @@ def ended(task: PerMessage, rows: pa.RecordBatch) -> tuple[dict[Any, Any], list[
     bad = [
         (row["reason"], row["position"]) for table in aside for row in table.select(["reason", "position"]).to_pylist()
     ]
-    table = seen_below(plan.files, entry.tasks[plan.name].stored.runs, plan.layout, LAST)
+    table = seen_below(plan.files, entry.tasks[plan.name].stored.runs, plan.layout, END)
     # Python has no value for some of these times.
     keys = table["key0"].cast(pa.int64()).to_pylist()
     return dict(zip(keys, table["value"].to_pylist(), strict=True)), sorted(bad)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from persistent_state import SessionWindow, SlidingWindow, TumblingWindow
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.partials.at_clock import Since
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Kind, below
 from persistent_state.partials.panes import Panes
 from persistent_state.partials.sessions import Living, Sessions
+from persistent_state.partials.since import Since
 from persistent_state.partials.unbounded import Unbounded
 from persistent_state.windows import TimeToLive, Windowing
 from tests.core import us

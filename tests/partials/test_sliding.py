@@ -15,7 +15,7 @@ from monoids import List, Sum
 from persistent_state import SlidingWindow, TaskFailedError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import sliding
-from persistent_state.partials.at_clock import Since
+from persistent_state.partials.since import Since
 from tests.core import us
 from tests.windows import Counting, layout_of, shown, table
 

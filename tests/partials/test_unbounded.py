@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.partials.at_clock import Since
 from persistent_state.partials.layout import below
+from persistent_state.partials.since import Since
 from tests.windows import CLOCKS, SENT, Sent, layout_of, shown, table
 
 LAYOUT = layout_of(None)

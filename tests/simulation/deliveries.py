@@ -18,11 +18,11 @@ from persistent_state.batch.messages import Blob
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time import positions
-from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.event_time.clocks import BEGINNING, END, Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import fold
-from persistent_state.partials.at_clock import LAST, Since
 from persistent_state.partials.sessions import Living
+from persistent_state.partials.since import Since
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
@@ -426,7 +426,7 @@ class DeliveryWorld:
                 read = was.source.positions.get(partition, Position()).next
                 self.given_up[name] |= {(partition, position) for position in range(read, end)}
         elif self.playing != AT_LEAST_ONCE and job.kind == "list" and was.stored.runs != now.stored.runs:
-            had, has = (self._state(name, each, LAST) for each in (before, entry))
+            had, has = (self._state(name, each, END) for each in (before, entry))
             known = Counter(value for values in had.values() for value in values)
             added = Counter(value for values in has.values() for value in values) - known
             twice = {value for value in added if value in known or added[value] > 1}

@@ -15,8 +15,7 @@ from typing import Any
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import read_values
-from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.partials.at_clock import LAST
+from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, one_chunk
 from persistent_state.partials.sessions import Living
@@ -771,7 +770,7 @@ class Oracle:
         judge, task = self.judges[name], entry.tasks[name]
         job, layout, at = judge.job, self.layouts[name], clock
         if clock is None:
-            at = LAST
+            at = END
             if job.windowing is not None:
                 # All that may not be gone yet.
                 levels, at = [runs_io.read_run(self.files, run) for run in task.stored.runs], task.stored.floor

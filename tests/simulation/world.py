@@ -32,7 +32,7 @@ from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import fold, keys, panes
-from persistent_state.partials.at_clock import Since
+from persistent_state.partials.since import Since
 from persistent_state.protocol import collect, commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver

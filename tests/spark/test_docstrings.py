@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.docstrings import ROOT, examples_of, failures_of, needs_spark
+from tests.docstrings import MODULES, ROOT, examples_of, failures_of, needs_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("module", ["persistent_state.reading", "persistent_state.sinks.base"])
-def test_examples_with_a_session_are_true(module: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_with_a_session_are_true(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    examples = [example for example in examples_of(module) if needs_spark(example)]
-    assert examples
+    examples = [example for module in MODULES for example in examples_of(module) if needs_spark(example)]
+    assert len(examples) >= 3
     assert failures_of(examples, spark=spark) == 0

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from persistent_state.errors import ExistsError, InvalidInputError, StoreUnavailableError
-from persistent_state.redact import translating
+from persistent_state.errors import ExistsError, InvalidInputError, StoreUnavailableError, translating
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 Names: TypeAlias = list[str]

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from persistent_state.event_time.clocks import BEGINNING
 
-LAST = 2**63 - 1
-"""After every message."""
-
 
 @dataclass(frozen=True)
 class Since:

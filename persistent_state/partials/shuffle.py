@@ -1,4 +1,4 @@
-"""Number shards so that the hash of Spark's shuffle sends each shard to a partition of its own."""
+"""Choose the numbers that Spark's shuffle sends to each of its partitions, by Spark's hash."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _SEED = 42
 """The seed of Spark's hash."""
 
 
-def shard_labels(shards: int) -> tuple[int, ...]:
-    """Return a number for each shard: Spark's shuffle into so many partitions sends shard i to partition i."""
-    candidates = 16 * shards
+def numbers_of_partitions(count: int) -> tuple[int, ...]:
+    """Return a number for each of so many partitions: a shuffle by a column of type int sends the i-th to partition i."""
+    candidates = 16 * count
     while True:
         numbers = np.arange(candidates, dtype=np.int32)
-        partitions, first = np.unique(spark_hash(numbers) % shards, return_index=True)
-        if len(partitions) == shards:
+        partitions, first = np.unique(spark_hash(numbers) % count, return_index=True)
+        if len(partitions) == count:
             return tuple(numbers[first].tolist())
         candidates *= 2
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from persistent_state.sinks.labels import shard_labels, spark_hash
+from persistent_state.partials.shuffle import numbers_of_partitions, spark_hash
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +23,7 @@ def test_numbers_are_hashed_as_spark_hashes_them(spark: SparkSession) -> None:
 
 
 def test_spark_sends_each_label_to_a_partition_of_its_own(spark: SparkSession) -> None:
-    labels = shard_labels(7)
+    labels = numbers_of_partitions(7)
     rows = spark.createDataFrame([(label,) for label in labels], "label int").repartition(7, "label")
     parts = rows.selectExpr("label", "spark_partition_id() AS part").collect()
     assert {row["part"]: row["label"] for row in parts} == dict(enumerate(labels))

@@ -1,0 +1,20 @@
+"""The numbers that Spark's shuffle sends to each partition. `tests/spark/test_shuffle.py` asks Spark itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from persistent_state.partials.shuffle import numbers_of_partitions, spark_hash
+
+
+def test_numbers_are_hashed_as_spark_hashes_them() -> None:
+    """What `SELECT hash(number)` gives in Spark."""
+    numbers = np.array([0, 1, -1, 2**31 - 1], np.int32)
+    assert spark_hash(numbers).tolist() == [933211791, -559580957, -1604776387, 133916647]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64, 200, 1000, 2001])
+def test_each_number_goes_to_its_partition(count: int) -> None:
+    numbers = np.array(numbers_of_partitions(count), np.int32)
+    assert (spark_hash(numbers) % count).tolist() == list(range(count))
