@@ -19,8 +19,7 @@ test: $(VENV)/ready
 # What CI leaves out for its time: more worlds, longer chains of kills, larger clusters, each version of Spark. For hours.
 # SIMULATION_WORLDS= says how many worlds.
 soak: $(VENV)/ready
-	@SOAK=1 $(BIN)/python -m pytest -n 2 -m soak $(ARGS)
-	@$(BIN)/python -m tests.versions
+	@SOAK=1 $(BIN)/python -m pytest -n 2 -m soak $(ARGS); failed=$$?; $(BIN)/python -m tests.versions && exit $$failed
 
 bench-quick: $(VENV)/ready
 	@$(BIN)/python -m benchmarks.throughput --quick

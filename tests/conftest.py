@@ -54,7 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         scope = scope_of(item.nodeid)
-        return groups.index(scope) if scope in groups else len(groups) + ("/spark/" not in scope)
+        if scope in groups:
+            return groups.index(scope)
+        return len(groups) if "/spark/" in scope else len(groups) + 1
 
     items.sort(key=place)
 

@@ -208,7 +208,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def freeze_imports() -> None:
     """Keep the garbage collector from what the first task of a Python worker leaves in memory, which saves 30 ms a task.
 
-    Nearly all of that are imports. Only the first call in a process does something. Cycles that are garbage by then stay.
+    Nearly all of that is imports. Only the first call in a process does something. Cycles that are garbage by then stay.
     """
     global _has_frozen_imports
     if not _has_frozen_imports:

@@ -74,7 +74,7 @@ def check_parts(files: Files, parts: Sequence[Part], continued: Mapping[str, Tas
             with named_by_newest():
                 journal = lists.read(files, task.source.journal)
             source.open(journal, task.source.known_positions)
-            # The source must still have the messages that it is to replay.
+            # The source must still have the messages that it is to replay. Only the positions count here, so any time does.
             replayed = restore.restored_source(task, part.plan, clock, now=0)
             source.reach(replayed.next_positions, everything=False)
 

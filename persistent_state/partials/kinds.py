@@ -1,6 +1,7 @@
 """The ways in which a state lies in time, a class for each: without bounds, in windows, in sessions, with a time to live.
 
-What depends on that is asked of the class (see `Kind`); everything else is the same for all states.
+What depends on that is asked of the class (see `Kind`). Whether updates have an order, and whether messages with an id count
+once, does not depend on it: those are two properties of `Layout` that every kind combines with.
 """
 
 from __future__ import annotations

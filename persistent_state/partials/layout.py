@@ -57,8 +57,9 @@ RowOrder: TypeAlias = NDArray[np.intp] | None
 class Kind(ABC):
     """The way in which a state lies in time. `persistent_state.partials.kinds` lists them all.
 
-    What is not abstract here is as it is of a state without bounds. The tables that `state`, `values` and `running` return have
-    the columns `hash`, `key0`…, `window_start` and `window_end` (int64, microseconds UTC) where there are windows, and `value`.
+    The methods here that are not abstract do what a state without bounds needs. The tables that `state`, `values` and `running`
+    return have the columns `hash`, `key0`…, `window_start` and `window_end` (int64, microseconds UTC) where there are windows,
+    and `value`.
 
     Attributes:
         columns: The columns beside `start` that say where a row lies in time. In an update they all hold the message's time.
@@ -101,7 +102,10 @@ class Kind(ABC):
         return table
 
     def windows_per_row(self, clock: int, since: Since | None, floor: int) -> int:
-        """Return the greatest number of windows asked for that one row may be in; without `since` those open at the clock."""
+        """Return the greatest number of windows that one row may be in, of those asked for.
+
+        Without `since` the windows that are open at the clock are asked for.
+        """
         return 1
 
     @abstractmethod

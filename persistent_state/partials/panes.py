@@ -6,6 +6,7 @@ A pane is a stretch of time in which no window begins or ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +30,9 @@ class Panes(Kind):
 
     windows: SlidingWindow
 
-    window_columns = WINDOW
-    expires = gives_early = True
+    window_columns: ClassVar[tuple[str, ...]] = WINDOW
+    expires: ClassVar[bool] = True
+    gives_early: ClassVar[bool] = True
 
     def in_state(self, updates: pa.Table) -> pa.Table:
         if self.windows.slide <= self.windows.size:
@@ -44,7 +46,7 @@ class Panes(Kind):
         return self.windows.last(as_numpy(table, "start")) + self.windows.size
 
     def with_sums(self, table: pa.Table, layout: Layout) -> pa.Table:
-        """Return the rows, where windows are wide with sums from which a window is put together, however many panes it has."""
+        """Return the rows. If windows are wide, add the sums from which a window is put together, however many panes it has."""
         # Only numbers are summed up in advance: what grows, as sets do, would take room for each pane's sum again.
         if self.windows.size <= WIDE * self.windows.slide or layout.is_ordered or not _is_number(layout.monoid.type):
             return table

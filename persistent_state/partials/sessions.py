@@ -27,10 +27,11 @@ class Sessions(Kind):
 
     gap: int
 
-    columns = ("first", "last")
-    in_time = "first"
+    columns: ClassVar[tuple[str, ...]] = ("first", "last")
+    in_time: ClassVar[str] = "first"
     window_columns: ClassVar[tuple[str, ...]] = WINDOW
-    expires = expires_by_key = True
+    expires: ClassVar[bool] = True
+    expires_by_key: ClassVar[bool] = True
 
     def segments(self, table: pa.Table, order: RowOrder, first: Mask) -> Mask:
         firsts, lasts = (as_numpy(table, name) for name in ("first", "last"))
@@ -92,7 +93,7 @@ class Sessions(Kind):
 class Living(Sessions):
     """A state with a time to live. At a clock a key has at most one session that goes on: that is its state."""
 
-    window_columns = ()
+    window_columns: ClassVar[tuple[str, ...]] = ()
 
     def values(self, levels: Levels, layout: Layout, since: Since, clock: int, floor: int) -> pa.Table:
         rows = self._sessions(levels, layout, since, clock)

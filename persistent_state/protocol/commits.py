@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -26,7 +26,7 @@ from persistent_state.store.entry import Entry, global_clock
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import SideFile
-from persistent_state.store.task_state import LateRows, TaskState
+from persistent_state.store.task_state import LateRows, SourceState, TaskState
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def wake(log: Log, epoch: int, name: str, now: int) -> Entry:
     Raises:
         FencedError: a newer driver owns the application.
     """
-    return amend(log, epoch, name, lambda task: replace(task, progress=task.progress.holding()), now)
+    return amend(log, epoch, name, lambda task: replace(task, progress=task.progress.hold()), now)
 
 
 def announce(log: Log, epoch: int, name: str, reach: Reach, now: int, new_id: Callable[[], str]) -> Entry:
@@ -59,7 +59,7 @@ def announce(log: Log, epoch: int, name: str, reach: Reach, now: int, new_id: Ca
     def plan(task: TaskState) -> TaskState:
         path = partial(_path, log, name, epoch, task.progress.batch + 1, "pages", new_id)
         journal = lists.append(log.files, task.source.journal, reach.journal, path)
-        return replace(task, progress=task.progress.holding(), source=task.source.announced(reach.ends, journal))
+        return replace(task, progress=task.progress.hold(), source=task.source.announce(reach.ends, journal))
 
     return amend(log, epoch, name, plan, now)
 
@@ -229,7 +229,7 @@ def _with_batch(
     # What a start may have to read again must never grow, as it would where spans on both sides of its clock are joined.
     source = moved.source.without_old_spans(restart)
     joined = partial(_path, log, first.task, newest.epoch, first.batch, "sides", new_id)
-    rows = _with_few_sides(log.files, moved.late_rows, entry.epoch, restart, source.replays_from(restart), page, joined)
+    rows = _with_few_sides(log.files, moved.late_rows, source, entry.epoch, restart, page, joined)
     return entry.with_task(first.task, replace(moved, source=source, late_rows=rows))
 
 
@@ -248,7 +248,7 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
             cuts = {*clocks.thin_cuts(stored.cuts, clock, own, entry.interval)}
             # Under at-least-once delivery, a sink has values above the global clock. It is to be told what changed since.
             cuts.update(c for c in stored.cuts if c > clock and c in outputs.delivered.values())
-            task = replace(task, progress=task.progress.moved_to(own), stored=stored.with_cuts(cuts))
+            task = replace(task, progress=task.progress.move_to(own), stored=stored.with_cuts(cuts))
         tasks[name] = task
     retained = newest.retained if clock == newest.clock else _retained(entry, clock, keeping)
     for name, task in tasks.items():
@@ -273,19 +273,20 @@ def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
 def _with_few_sides(
     files: Files,
     rows: LateRows,
+    source: SourceState,
     epoch: int,
     clock: int,
-    replays: Mapping[str, int],
     page: Callable[[], str],
     path: Callable[[], str],
 ) -> LateRows:
     """Return late and bad rows with few files in the entry, if they were many.
 
     Files of this epoch become fewer. An older file, or a large one, leaves the entry once nothing can take back any of it: no
-    start goes back below the clock, nor reads before the positions `replays`.
+    start goes back below the clock.
     """
     if len(rows.sides) <= late_rows.MANY:
         return rows
+    replays = source.replays_from(clock)
 
     def epoch_of(side: SideFile) -> int:
         return written(side.file.path)[0]
@@ -336,4 +337,4 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
 
 def _closed(task: TaskState, clock: int) -> TaskState:
     """Return a task that is given its last clock."""
-    return replace(task, progress=task.progress.moved_to(clock), stored=task.stored.closed(clock))
+    return replace(task, progress=task.progress.move_to(clock), stored=task.stored.close(clock))

@@ -86,7 +86,7 @@ def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -
     """
 
     def change(known: TaskState) -> TaskState:
-        return replace(known, outputs=known.outputs.given(output, clock))
+        return replace(known, outputs=known.outputs.record_given(output, clock))
 
     return amend(log, epoch, task, change, now)
 
@@ -99,7 +99,7 @@ def believe(log: Log, epoch: int, task: str, output: str, clock: int, now: int) 
     """
 
     def change(known: TaskState) -> TaskState:
-        return replace(known, outputs=known.outputs.corrected(output, clock, known.progress.clock))
+        return replace(known, outputs=known.outputs.believe_sink(output, clock, known.progress.clock))
 
     return amend(log, epoch, task, change, now)
 
@@ -181,10 +181,10 @@ class Giver:
 
     def _furthest(self, newest: Entry | None) -> int:
         """Return the last clock that the sink can have. Under at-least-once delivery it may be above the global clock."""
-        task = newest.tasks.get(self.task) if newest else None
-        known = (
-            (task.progress.clock, task.outputs.furthest, task.outputs.delivered.get(self.output, BEGINNING))
-            if task
-            else ()
-        )
-        return max(newest.clock if newest else BEGINNING, *known, BEGINNING)
+        if newest is None:
+            return BEGINNING
+        if self.task not in newest.tasks:
+            return newest.clock
+        task = newest.tasks[self.task]
+        delivered = task.outputs.delivered.get(self.output, BEGINNING)
+        return max(newest.clock, task.progress.clock, task.outputs.furthest, delivered)

@@ -44,13 +44,13 @@ def restored(
     own = task.progress.clock
     source, rows = restored_source(task, plan, clock, now), task.late_rows
     if plan.delivery == AT_LEAST_ONCE:
-        rows = late_rows.taken_back(files, rows, _counted_below(task, plan, clock), source.next_positions)
+        rows = late_rows.take_back(files, rows, _counted_below(task, plan, clock), source.next_positions)
     return replace(
         task,
-        progress=task.progress.kept(),
+        progress=task.progress.keep_all(),
         source=source,
         late_rows=rows,
-        stored=task.stored.kept(own, intervals, shards),
+        stored=task.stored.keep_all(own, intervals, shards),
     )
 
 
@@ -60,7 +60,7 @@ def restored_source(task: TaskState, plan: Plan, clock: int, now: int) -> Source
     if not keeps_all(plan):
         return task.source.cut_back(replay, now)
     if plan.delivery == AT_MOST_ONCE:
-        return task.source.behind_plan()
+        return task.source.skip_planned()
     # What a task that was away had taken in late was cut away with the clock that it was taken for.
     again = _counted_below(task, plan, clock) if task.active or not plan.takes_late else BEGINNING
     return task.source.read_again(replay, again, now)
@@ -68,7 +68,7 @@ def restored_source(task: TaskState, plan: Plan, clock: int, now: int) -> Source
 
 def _counted_below(task: TaskState, plan: Plan, clock: int) -> int:
     """Return the clock below which a start under at-least-once delivery counts nothing again that was read."""
-    # A task that takes nothing in below its own clock would hold it for late.
+    # A task that takes no late messages would count a message below its own clock as late.
     return min(clock, task.progress.clock) if plan.takes_late else task.progress.clock
 
 
@@ -84,7 +84,7 @@ def cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) -
         task,
         progress=task.progress.cut_back(clock),
         source=source,
-        late_rows=late_rows.taken_back(files, task.late_rows, clock, source.next_positions),
+        late_rows=late_rows.take_back(files, task.late_rows, clock, source.next_positions),
         stored=task.stored.cut_back(clock, shards),
         outputs=task.outputs.cut_back(clock, own),
     )

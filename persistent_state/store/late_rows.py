@@ -63,13 +63,13 @@ def settled(files: Files, rows: LateRows) -> list[SideFile]:
     return [side_from_json(line) for line in lists.read(files, rows.settled)]
 
 
-def taken_back(files: Files, rows: LateRows, clock: int, positions: Mapping[str, int]) -> LateRows:
+def take_back(files: Files, rows: LateRows, clock: int, positions: Mapping[str, int]) -> LateRows:
     """Return the late and bad rows of a task after a start at this clock that replays from these positions."""
-    sides = (take_back(files, side, clock, positions) for side in rows.sides)
+    sides = (take_back_of_file(files, side, clock, positions) for side in rows.sides)
     return replace(rows, sides=tuple(side for side in sides if side is not None))
 
 
-def take_back(files: Files, side: SideFile, clock: int, positions: Mapping[str, int]) -> SideFile | None:
+def take_back_of_file(files: Files, side: SideFile, clock: int, positions: Mapping[str, int]) -> SideFile | None:
     """Return the file after a start at this clock that replays from these positions, or None if no row is left.
 
     A row goes if it will be delivered again and judged again: it is not below the clock, nor before the replay.

@@ -47,17 +47,17 @@ class TaskProgress:
 
     def cut_back(self, clock: int) -> TaskProgress:
         """Return the progress for a start that takes back what is at or above the clock: its epoch has no micro-batch yet."""
-        return TaskProgress(min(clock, self.clock))
+        return TaskProgress(clock)
 
-    def kept(self) -> TaskProgress:
+    def keep_all(self) -> TaskProgress:
         """Return the progress for a start that takes nothing back: its epoch has no micro-batch yet."""
         return TaskProgress(self.clock)
 
-    def moved_to(self, clock: int) -> TaskProgress:
+    def move_to(self, clock: int) -> TaskProgress:
         """Return the progress of a task that follows the global clock, or that is given its last clock."""
         return replace(self, clock=clock)
 
-    def holding(self) -> TaskProgress:
+    def hold(self) -> TaskProgress:
         """Return the progress of a task for which the global clock waits."""
         return replace(self, holds=True)
 
@@ -91,7 +91,7 @@ class SourceState:
         """By partition: the first position that no start of the application has ever committed."""
         return {partition: position.known for partition, position in self.positions.items()}
 
-    def announced(self, ends: Mapping[str, int], journal: Pages) -> SourceState:
+    def announce(self, ends: Mapping[str, int], journal: Pages) -> SourceState:
         """Return the record when the next micro-batch is known to read up to these ends."""
         read = self.next_positions
         ahead = {partition: end for partition, end in ends.items() if end > read.get(partition, 0)}
@@ -125,20 +125,20 @@ class SourceState:
         positions = {partition: reread_position(position, clock) for partition, position in self.positions.items()}
         return replace(self, channels=self._channels_cut_back(clock, now), positions=positions, planned={}, again=again)
 
-    def behind_plan(self) -> SourceState:
+    def skip_planned(self) -> SourceState:
         """Return the record for a start that reads nothing again: neither what was read, nor what was about to be."""
         positions = {
             partition: move_position(known, max(known.taken, self.planned.get(partition, 0)), ())
             for partition in {**self.positions, **self.planned}
             for known in [self.positions.get(partition, Position())]
         }
-        return replace(self, channels=self._heard(), positions=positions, planned={}, again=END)
+        return replace(self, channels=self._channels_with_messages(), positions=positions, planned={}, again=END)
 
     def _channels_cut_back(self, clock: int, now: int) -> dict[str, Channel]:
         """Return the channels as a start leaves them that reads again from the clock on."""
-        return {name: channel.cut_back(clock, now) for name, channel in self._heard().items()}
+        return {name: channel.cut_back(clock, now) for name, channel in self._channels_with_messages().items()}
 
-    def _heard(self) -> dict[str, Channel]:
+    def _channels_with_messages(self) -> dict[str, Channel]:
         """Return the channels that are more than a name: one that was named, perhaps wrongly, is there if it is named again."""
         return {n: c for n, c in self.channels.items() if (c.newest, c.before) != (None, None)}
 
@@ -196,7 +196,7 @@ class StoredState:
         """Return the record when what has expired by this clock may go. A floor never falls."""
         return replace(self, floor=max(self.floor, floor))
 
-    def closed(self, clock: int) -> StoredState:
+    def close(self, clock: int) -> StoredState:
         """Return the record of a task that is given its last clock, which is above all that is stored."""
         return replace(self, cuts=(*self.cuts, clock), coarse=())
 
@@ -204,7 +204,7 @@ class StoredState:
         """Return the record for a start that takes back what is at or above the clock, with the runs of so many shards."""
         return replace(self, cuts=(clock,), runs=cut_runs(self.runs, clock, shards), coarse=())
 
-    def kept(self, clock: int, intervals: tuple[int, int], shards: int) -> StoredState:
+    def keep_all(self, clock: int, intervals: tuple[int, int], shards: int) -> StoredState:
         """Return the record for a start that takes nothing back, with the runs of so many shards.
 
         `clock` is the task's own. `intervals` are the checkpoint intervals before the start and from it on.
@@ -250,7 +250,7 @@ class OutputState:
     retired: tuple[str, ...] = ()
     """The outputs that the task had before it was built again: their names stay taken."""
 
-    def given(self, output: str, clock: int) -> OutputState:
+    def record_given(self, output: str, clock: int) -> OutputState:
         """Return the record when the output's sink has every checkpoint up to this clock, and none above."""
         return replace(
             self,
@@ -259,7 +259,7 @@ class OutputState:
             cut_at=_without(self.cut_at, output),
         )
 
-    def corrected(self, output: str, clock: int, own: int) -> OutputState:
+    def believe_sink(self, output: str, clock: int, own: int) -> OutputState:
         """Return the record by the sink's own: it has come to this clock. `own` is the task's clock."""
         voided = dict(self.voided)
         # A start of an older version did not say where it cut the task back.

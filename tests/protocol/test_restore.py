@@ -305,7 +305,7 @@ def test_a_sink_is_believed_to_have_what_a_start_has_cut_away(recorded: bool) ->
     if not recorded:
         # The driver died after the sink had it.
         found = newest(log).tasks["ids"]
-        commits.amend(log, 1, "ids", lambda task: replace(task, outputs=task.outputs.given("out", 10)), 0)
+        commits.amend(log, 1, "ids", lambda task: replace(task, outputs=task.outputs.record_given("out", 10)), 0)
         assert found != newest(log).tasks["ids"]
     core.start(log, [slow])
     entry = core.start(log, [plan, slow])
@@ -325,7 +325,7 @@ def test_a_sink_that_answers_after_its_task_has_passed_what_a_start_cut_away_is_
     log, plans, _ = given_above_the_global_clock()
     plan, slow = (replace(plan, delivery=EXACTLY_ONCE) for plan in plans)
     # The driver died after the sink had clock 50, before the log said so.
-    commits.amend(log, 1, "ids", lambda task: replace(task, outputs=task.outputs.given("out", 20)), 0)
+    commits.amend(log, 1, "ids", lambda task: replace(task, outputs=task.outputs.record_given("out", 20)), 0)
     if left_out:
         core.start(log, [replace(plan, outputs=()), slow])
     core.start(log, [plan, slow])

@@ -206,7 +206,7 @@ BUGS = (
     bug(
         "mistaken channel for ever",
         "A channel that was only named holds the clock though nobody names it any more.",
-        task_state.SourceState._heard,
+        task_state.SourceState._channels_with_messages,
         (" if (c.newest, c.before) != (None, None)", ""),
     ),
     bug(
@@ -220,7 +220,7 @@ BUGS = (
         "not woken",
         "A task that does not hold the clock is moved by others while its batch is under way.",
         commits.wake,
-        ("replace(task, progress=task.progress.holding())", "task"),
+        ("replace(task, progress=task.progress.hold())", "task"),
         theme="restless",
     ),
     bug(
@@ -424,7 +424,7 @@ BUGS = (
         "side rows kept at a start",
         "What is read again stays aside, and is set aside again.",
         restore.cut_back,
-        ("late_rows.taken_back(files, task.late_rows, clock, source.next_positions)", "task.late_rows"),
+        ("late_rows.take_back(files, task.late_rows, clock, source.next_positions)", "task.late_rows"),
     ),
     bug(
         "side rows in every shard",

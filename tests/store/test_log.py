@@ -560,7 +560,7 @@ class TestSides:
             stay = [row for row in rows if row[3] < positions[row[2]] or (row[1] is not None and row[1] < clock)]
             if side.is_settled(clock, positions):
                 assert stay == rows
-            rows, side = stay, late_rows.take_back(files, side, clock, positions)
+            rows, side = stay, late_rows.take_back_of_file(files, side, clock, positions)
             if not rows:
                 assert side is None
                 return
