@@ -44,7 +44,7 @@ def restored(
     own = task.progress.clock
     source, rows = restored_source(task, plan, clock, now), task.late_rows
     if plan.delivery == AT_LEAST_ONCE:
-        rows = late_rows.take_back(files, rows, _counted_below(task, plan, clock), source.next_positions)
+        rows = late_rows.take_back(files, rows, _counts_again_from(task, plan, clock), source.next_positions)
     return replace(
         task,
         progress=task.progress.keep_all(),
@@ -55,19 +55,19 @@ def restored(
 
 
 def restored_source(task: TaskState, plan: Plan, clock: int, now: int) -> SourceState:
-    """Return from where in its source a start at the global `clock` lets the task read on."""
+    """Return the record of the source by which a start at the global `clock` reads on."""
     replay = min(clock, task.progress.clock)
     if not keeps_all(plan):
         return task.source.cut_back(replay, now)
     if plan.delivery == AT_MOST_ONCE:
         return task.source.skip_planned()
     # What a task that was away had taken in late was cut away with the clock that it was taken for.
-    again = _counted_below(task, plan, clock) if task.active or not plan.takes_late else BEGINNING
+    again = _counts_again_from(task, plan, clock) if task.active or not plan.takes_late else BEGINNING
     return task.source.read_again(replay, again, now)
 
 
-def _counted_below(task: TaskState, plan: Plan, clock: int) -> int:
-    """Return the clock below which a start under at-least-once delivery counts nothing again that was read."""
+def _counts_again_from(task: TaskState, plan: Plan, clock: int) -> int:
+    """Return the clock from which a start under at-least-once delivery counts again what was read."""
     # A task that takes no late messages would count a message below its own clock as late.
     return min(clock, task.progress.clock) if plan.takes_late else task.progress.clock
 

@@ -190,7 +190,7 @@ class Cluster(Topics):
         self.address = ",".join(node.address for node in self.brokers.values())
 
     def start(self) -> Cluster:
-        """Start what does not run, mend the link, and wait until all know each broker and all replicas are in sync."""
+        """Start what does not run, restore the link, and wait until all know each broker and all replicas are in sync."""
         self.link.heal(*BROKERS)
         nodes = [node for node in (self.controller, *self.brokers.values()) if not node.is_running]
         with ThreadPoolExecutor(CONTROLLER) as pool:

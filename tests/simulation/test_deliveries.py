@@ -102,14 +102,14 @@ BUGS = (
     bug(
         AT_LEAST_ONCE,
         "windows hold for late what they have",
-        restore._counted_below,
+        restore._counts_again_from,
         ("if plan.takes_late else task.progress.clock", ""),
     ),
     bug(
         AT_LEAST_ONCE,
         "bad rows again",
         restore.restored,
-        ("late_rows.take_back(files, rows, _counted_below(task, plan, clock), source.next_positions)", "rows"),
+        ("late_rows.take_back(files, rows, _counts_again_from(task, plan, clock), source.next_positions)", "rows"),
     ),
     bug(
         AT_LEAST_ONCE,
