@@ -43,9 +43,6 @@ from tests.soak import soak_or
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["tests.kafka.deliverer"])
 
-STRIDE = soak_or(ci=3, soak=1)
-"""How many steps lie between two kills. Many steps are of a kind that the others have."""
-
 BROKER_KILLS = soak_or(ci=2, soak=5)
 
 
@@ -58,11 +55,10 @@ def start(function: Callable[..., None], *arguments: Any) -> Any:
 # Kills
 
 
-@pytest.mark.soak
 def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(broker: Broker, topic: str) -> None:
     wanted, kills = range(10, 10_000, 10), 0
     parts = itertools.cycle((1, 2, 4, 3))
-    for step in itertools.count(1, STRIDE):
+    for step in itertools.count(1):
         last = max(0, writer_of(broker.address, topic).last_clock(1)) if step > 1 else 0
         # Two clocks, one of which may be begun: beyond their steps there is nothing to be killed at.
         process = start(run_until, broker.address, topic, next(parts), [last + 10, last + 20], step)
@@ -71,7 +67,7 @@ def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(broker: B
             break
         assert process.exitcode == -signal.SIGKILL
         kills += 1
-    assert kills > 40 // STRIDE
+    assert kills > 40
     last = writer_of(broker.address, topic).last_clock(1)
     deliver(writer_of(broker.address, topic), 2, [last + 10])
     check(seen(broker, topic), [clock for clock in wanted if clock <= last + 10])

@@ -34,8 +34,8 @@ PHASES = ("start", "commit", "collect", "close")
 WRITES = ("create", "delete")
 GROUP, JVM = "group", "jvm:"
 KILLED = "the JVM is killed"
-OF_JVM = soak_or(ci=(), soak=("start", "commit"))
-"""Of these phases the JVM is killed before each step too; of the others before the first that changes the store for good."""
+OF_JVM = ("start", "commit")
+"""The JVM is killed before each write of these phases, in a soak before each step; of the others before the first write."""
 
 AT_RANDOM = soak_or(ci=2, soak=40)
 """Drivers that are killed at any step."""
@@ -172,8 +172,9 @@ def test_a_store_is_exact_whatever_step_its_drivers_are_killed_at(
     chance = random.Random(2013)
     at_random = [str(chance.randrange(10, 50)) for _ in range(AT_RANDOM)]
     for phase, found in points.items():
-        first = next(point for point in found if point.split()[1] in WRITES)
-        found += [f"{JVM} {point}" for point in (list(found) if phase in OF_JVM else [first])]
+        writes = [point for point in found if point.split()[1] in WRITES]
+        of_jvm = soak_or(ci=writes, soak=[*found]) if phase in OF_JVM else writes[:1]
+        found += [f"{JVM} {point}" for point in of_jvm]
     # What collects need not die in mid-stream: it also comes at the end of a run, and before the first commit.
     anywhere = [*points["commit"], *points["collect"], *at_random, GROUP]
     plans = [
