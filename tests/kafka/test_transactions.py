@@ -24,7 +24,7 @@ from persistent_state.errors import StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka import transactions
 from persistent_state.kafka.sink import as_json
-from persistent_state.kafka.transactions import NOTHING_READ, Bookkeeping, ClockWriter
+from persistent_state.kafka.transactions import NOTHING_READ, Bookkeeping, ClockWriter, OpenClock
 from tests.kafka.deliverer import (
     check,
     consume,
@@ -50,6 +50,14 @@ def start(function: Callable[..., None], *arguments: Any) -> Any:
     process = processes.Process(target=function, args=arguments, daemon=True)
     process.start()
     return process
+
+
+def begin_first(writer: ClockWriter) -> OpenClock:
+    """Begin the first clock of a new topic, 10, in one part."""
+    writer.prepare()
+    begun = writer.begin(10, 1, NOTHING_READ)
+    assert begun is not None
+    return begun
 
 
 # Kills
@@ -148,9 +156,7 @@ def test_a_writer_that_is_fenced_between_two_batches_is_told_to_ask_again(
 ) -> None:
     monkeypatch.setattr(transactions, "ROWS_PER_LOOK", 1)
     writer = writer_of(broker.address, topic, rows=100)
-    writer.prepare()
-    begun = writer.begin(10, 1, NOTHING_READ)
-    assert begun is not None
+    begun = begin_first(writer)
     count = itertools.count()
 
     def encode(rows: pa.RecordBatch) -> Any:
@@ -194,9 +200,7 @@ def test_a_clock_half_delivered_is_finished_in_the_parts_that_it_was_begun_in(br
 
 def test_a_part_goes_on_behind_the_last_key_that_was_written(broker: Broker, topic: str) -> None:
     writer = writer_of(broker.address, topic, rows=1)
-    writer.prepare()
-    begun = writer.begin(10, 1, NOTHING_READ)
-    assert begun is not None
+    begun = begin_first(writer)
     count = itertools.count()
 
     def stumble(rows: pa.RecordBatch) -> Any:
@@ -217,9 +221,7 @@ def test_a_part_goes_on_behind_the_last_key_that_was_written(broker: Broker, top
 
 def test_a_key_whose_value_is_encoded_as_none_gets_a_tombstone(broker: Broker, topic: str) -> None:
     writer, rows = writer_of(broker.address, topic), rows_of(10, range(4))
-    writer.prepare()
-    begun = writer.begin(10, 1, NOTHING_READ)
-    assert begun is not None
+    begun = begin_first(writer)
 
     def encode(rows: pa.RecordBatch) -> Any:
         keys, values = as_json(1, rows)
@@ -233,9 +235,7 @@ def test_a_key_whose_value_is_encoded_as_none_gets_a_tombstone(broker: Broker, t
 
 def test_the_rows_of_one_hash_are_in_one_transaction(broker: Broker, topic: str) -> None:
     writer, rows = writer_of(broker.address, topic, rows=2), rows_of(10)
-    writer.prepare()
-    begun = writer.begin(10, 1, NOTHING_READ)
-    assert begun is not None
+    begun = begin_first(writer)
     sizes = []
 
     def encode(batch: pa.RecordBatch) -> Any:
@@ -358,9 +358,7 @@ def test_a_transaction_is_cut_when_half_of_its_time_is_over(
 ) -> None:
     monkeypatch.setattr(transactions, "ROWS_PER_LOOK", 1)
     writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1500})
-    writer.prepare()
-    begun = writer.begin(10, 1, NOTHING_READ)
-    assert begun is not None
+    begun = begin_first(writer)
 
     def encode(rows: pa.RecordBatch) -> Any:
         time.sleep(0.3)
@@ -375,9 +373,7 @@ def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
 ) -> None:
     monkeypatch.setattr(transactions, "ROWS_PER_LOOK", 4)
     writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1000})
-    writer.prepare()
-    begun = writer.begin(10, 1, NOTHING_READ)
-    assert begun is not None
+    begun = begin_first(writer)
     waits = iter((0, 3))
 
     def encode(rows: pa.RecordBatch) -> Any:
@@ -396,9 +392,7 @@ def test_a_record_behind_a_pending_transaction_is_waited_for(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = writer_of(broker.address, topic, 100)
-    writer.prepare()
-    begun = writer.begin(10, 1, NOTHING_READ)
-    assert begun is not None
+    begun = begin_first(writer)
     other = confluent_kafka.Producer({"bootstrap.servers": broker.address, "transactional.id": "other", "log_level": 0})
     other.init_transactions(20)
 
