@@ -221,7 +221,16 @@ class TestLateAndBadRows:
         assert run.state == {"a": 2}
         (row,) = run.late
         assert (row["reason"], row["timestamp"], row["position"], row["channel"]) == ("late", 3, 1, "")
-        assert row["row"]["word"] == "b"
+        assert row["partition"] == ""
+        assert row["row"] == {"word": "b"}
+
+    def test_a_run_warns_once_of_all_rows_that_did_not_count(self, caplog: pytest.LogCaptureFixture) -> None:
+        run_local(Words(), said((1, "a"), (2, "b")))
+        assert caplog.messages == []
+        run_local(Words(), said((MINUTE, "a"), (3, "b"), (4, "b"), (2**63 - 1, "c")), batch_size=1)
+        assert caplog.messages == [
+            "task=Words: 3 rows did not count: 2 'late', 1 'no timestamp'. See `late` of the run."
+        ]
 
     def test_a_message_within_the_allowed_delay_is_not_late(self) -> None:
         messages = said((2 * MINUTE, "a"), (MINUTE, "b"), (MINUTE - 1, "c"))
