@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monoids import Aggregator, List, Max, Min, Monoid, Sum
+from monoids import Aggregator, Average, Count, List, Max, Min, Monoid, Set, Struct, Sum, TopK
 from persistent_state import (
     LocalRun,
     Message,
@@ -213,6 +213,47 @@ class TestStates:
             assert {clock: by_clock[clock] for clock in run.clocks if clock > 0} == {
                 clock: state["a"] for clock, state in run.states.items() if clock > 0
             }
+
+
+class TestUpdates:
+    """The table of docs/choosing-a-state.md: a message gives a value of the monoid, a column may give its items."""
+
+    @pytest.mark.parametrize(
+        ("monoid", "value", "column", "shown"),
+        [
+            (Count(), 3, 3, 3),
+            (Average(), Average().of(4.0), 4.0, 4.0),
+            (Struct(n=Count(), mean=Average()), {"n": 1, "mean": Average().of(4.0)}, {"n": 1, "mean": 4.0}, None),
+            (Set(pa.string()), {"x"}, "x", 1),
+            (TopK(2, pa.int64()), [7], 7, [7]),
+            (List(pa.int64()), [7], [7], [7]),
+            (Aggregator(len, Max(), str, type=pa.string()), "four", "four", "4"),
+        ],
+    )
+    def test_a_message_updates_with_a_value_and_a_column_with_items(
+        self, monoid: Any, value: object, column: object, shown: object
+    ) -> None:
+        def process(state: PersistentState[Any], message: Message) -> None:
+            state.update(message.timestamp, value)
+
+        class Column(Words):
+            process_message = PersistentTask.process_message
+            value = "n"
+
+            def persistent_state(self) -> NonWindowState[Any]:
+                return NonWindowState(monoid)
+
+        messages = [Message(1, {"word": "a", "n": column})]
+        by_message, by_column = run_local(Kept(monoid, process), messages), run_local(Column(), messages)
+        assert by_message == by_column
+        assert by_message.late == []
+        assert shown in (None, by_column.outputs[MINUTE]["a"])
+
+    def test_an_item_of_a_summary_is_no_value_of_it(self) -> None:
+        def process(state: PersistentState[Any], message: Message) -> None:
+            state.update(message.timestamp, 4.0)
+
+        assert reasons(run_local(Kept(Average(), process), said((1, "a")))) == {"value does not fit": 1}
 
 
 class TestLateAndBadRows:
