@@ -48,6 +48,11 @@ def left(table: pa.Table, side: SideFile) -> pa.Table:
     return table
 
 
+def read_all(files: Files, rows: LateRows) -> list[pa.Table]:
+    """Return all late and bad rows of a task, oldest file first. Files may have different columns."""
+    return [read(files, side) for side in all_of(files, rows)]
+
+
 def all_of(files: Files, rows: LateRows) -> list[SideFile]:
     """Return all files of late and bad rows of a task, oldest first."""
     return [*settled(files, rows), *rows.sides]
