@@ -4,7 +4,7 @@
 
     test_laws = monoid_laws(MyMonoid(), st.integers())
 
-Needs hypothesis and pytest: `pip install 'persistent-state[laws]'`.
+Needs hypothesis and pytest, which the extra `laws` brings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Summaries of bounded size and known error: distinct counts, quantiles, frequent items and samples, by Apache DataSketches.
 
 Values are the bytes that DataSketches writes, which its other libraries read. It comes with
-`pip install 'persistent-state[sketches]'`.
+the extra `sketches`.
 """
 
 from __future__ import annotations

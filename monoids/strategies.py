@@ -1,6 +1,6 @@
 """Values of every monoid of this package, as hypothesis strategies.
 
-Needs hypothesis: `pip install 'persistent-state[laws]'`.
+Needs hypothesis, which the extra `laws` brings.
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ class Application:
             rebuild: Tasks that are built again from the beginning of their sources. The global clock waits until they have
                 caught up. Their outputs need names that the store does not know.
             trigger: The least time between the beginnings of two micro-batches: a text such as "10 seconds", or a `timedelta`.
-            on_progress: Called after each commit. The logger `persistent_state.progress` writes the same as one line of JSON,
-                at level INFO.
+            on_progress: Called after each commit of a micro-batch. The logger `persistent_state.progress` writes the same as a
+                line of JSON, at level INFO.
 
         Returns:
             A handle of the running application. It raises what failed the application after `max_restarts` restarts without a

@@ -88,14 +88,14 @@ def read_state(
 
 
 def read_late_rows(
-    store: str, application: str, task: str, *, storage_options: Mapping[str, Any] | None = None
+    store: str, application: str, task: PersistentTask | str, *, storage_options: Mapping[str, Any] | None = None
 ) -> list[pa.Table]:
     """Return the late and bad rows of a task, each once.
 
     Args:
         store: The store's folder or URL.
         application: The application's name.
-        task: The task's name.
+        task: The task, or its name.
         storage_options: What fsspec needs to open the store.
 
     Returns:
@@ -165,7 +165,7 @@ def late_rows_frame(
     spark: SparkSession,
     store: str,
     application: str,
-    task: str,
+    task: PersistentTask | str,
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DataFrame:
@@ -175,7 +175,7 @@ def late_rows_frame(
         spark: The session.
         store: The store's folder or URL, as the executors reach it too.
         application: The application's name.
-        task: The task's name.
+        task: The task, or its name.
         storage_options: What fsspec needs to open the store.
 
     Returns:

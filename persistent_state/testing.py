@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,8 +29,11 @@ from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
-from persistent_state.store.state_at import seen_below
+from persistent_state.store.state_at import read_side, seen_below
+from persistent_state.store.task_state import TaskState
 from persistent_state.task import Message, PersistentTask
+
+_logger = logging.getLogger("persistent_state")
 
 TIMESTAMP = "_timestamp"
 
@@ -44,7 +49,8 @@ class LocalRun:
         states: By checkpoint clock (microseconds UTC) and key: the state. Of a `WindowState` it has the open windows.
         outputs: By checkpoint clock and key: what outputs show of the keys that changed since the clock before. Of a
             `WindowState` it has the windows that have closed since then.
-        late: The late and bad rows, each with its `reason`, `timestamp` and `row`.
+        late: The late and bad rows, each with its `reason`, `timestamp`, `partition`, `channel`, `position` and `row`: the
+            columns of the message.
 
     Example:
         >>> ran = LocalRun(states={10: {"ann": 3}, 20: {"ann": 7}}, outputs={10: {"ann": 3}, 20: {"ann": 7}}, late=[])
@@ -81,6 +87,9 @@ def run_local(
     timestamp_unit: str | None = None,
 ) -> LocalRun:
     """Run a task over messages without Spark, drain it, and return its states, outputs and late rows.
+
+    If rows did not count, the logger `persistent_state` has one warning that says how many and why. There is no wall clock, so
+    no timestamp is too far ahead of it, and channels are never idle.
 
     Args:
         task: The task.
@@ -177,8 +186,20 @@ def _result(plan: Plan, entry: Entry) -> LocalRun:
         except Exception as error:
             raise plan.failed_to_present(error) from error
         before = clock
-    late = [row for table in late_rows.read_all(plan.files, task.late_rows) for row in table.to_pylist()]
-    return LocalRun(states, outputs, late)
+    if reasons := Counter(task.late_rows.counts()):
+        counts = ", ".join(f"{count:,} {reason!r}" for reason, count in reasons.most_common())
+        _logger.warning(
+            "task=%s: %s rows did not count: %s. See `late` of the run.", plan.name, reasons.total(), counts
+        )
+    return LocalRun(states, outputs, list(_late(plan, task)))
+
+
+def _late(plan: Plan, task: TaskState) -> Iterator[dict[str, Any]]:
+    """Yield the late and bad rows as `read_late_rows` returns them, without the column that stands for the timestamp."""
+    for side in late_rows.all_of(plan.files, task.late_rows):
+        for row in read_side(plan.files, side).to_pylist():
+            columns = {name: value for name, value in row["row"].items() if name != TIMESTAMP}
+            yield {**row, "row": columns}
 
 
 def _as_dict(table: pa.Table, plan: Plan) -> dict[Any, Any]:

@@ -438,11 +438,12 @@ class TestStores:
             ran.play(stamp)
         assert clocks(store, "app") == [40, 50]
         assert read_state(store, "app", Task(), clock=40).to_pylist() == [{"word": "a", "value": 2}]
-        for clock in (10, 45, 60):
+        low, high = f"clock={full_clock(40)}", f"clock={full_clock(50)}"
+        for clock, nearest in ((10, low), (45, f"{low} or {high}"), (60, high)):
             refused(
                 partial(read_state, store, "app", Task(), clock=clock),
-                f"clock={full_clock(clock)} of task=totals is not retained; the retained clocks go from "
-                f"{full_clock(40)} to {full_clock(50)}, use one of them.",
+                f"clock={full_clock(clock)} of task=totals is not retained; read {nearest}. clocks(store, application) and "
+                "`persistent-state show STORE APP` list all.",
             )
 
     def test_a_clock_before_a_task_was_there(self, store: str) -> None:
@@ -451,8 +452,8 @@ class TestStores:
         ran.play(45)
         refused(
             lambda: read_state(store, "app", Task(name="other"), clock=10),
-            f"clock={full_clock(10)} of task=other is not retained; the retained clocks go from "
-            f"{full_clock(40)} to {full_clock(50)}, use one of them.",
+            f"clock={full_clock(10)} of task=other is not retained; read clock={full_clock(40)}. clocks(store, application) "
+            "and `persistent-state show STORE APP` list all.",
         )
         assert read_state(store, "app", Task(name="other"), clock=40).num_rows == 0
 

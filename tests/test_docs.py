@@ -102,6 +102,24 @@ def test_the_code_of_a_page_names_what_is_there(page: Path) -> None:
         assert wrong_names(block) == []
 
 
+def test_the_tables_of_options_have_every_option_and_its_default() -> None:
+    text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    row = r"^\| (`\w+`(?:, `\w+`)*) \| (?:(`\w+`(?:, `\w+`)*) \| )?`([^`]*)` \| "
+    said = {
+        (owner, name, default)
+        for names, of, default in re.findall(row, text, re.MULTILINE)
+        for owner in re.findall(r"\w+", of or "Application")
+        for name in re.findall(r"\w+", names)
+    }
+    taken = {"Application": Application, "add": Application.add, "run": Application.run, "start": Application.start}
+    assert said - {("Application", "storage_options", "{}")} == {
+        (owner, name, repr(option.default).replace("'", '"'))
+        for owner, function in taken.items()
+        for name, option in inspect.signature(function).parameters.items()
+        if option.default is not option.empty and name != "storage_options"
+    }
+
+
 def test_a_wrong_name_is_found() -> None:
     code = "from monoids import Sum, Summe\napp.add(Task(), sinks=[])\nmonoids.Maximum()\nSqlSink('url', table=1, at=2)"
     assert sorted(wrong_names(code)) == ["Maximum", "SqlSink(at=)", "Summe", "app.add(sinks=)"]

@@ -78,6 +78,10 @@ def test_the_object_of_another_task_is_refused_and_another_monoid_changes_nothin
     assert read_state(STORE, APPLICATION, "Notes", monoids=others).equals(read_state(STORE, APPLICATION, Notes()))
 
 
+def test_late_rows_are_read_of_a_task_or_its_name() -> None:
+    assert read_late_rows(STORE, APPLICATION, Totals()) == read_late_rows(STORE, APPLICATION, "Totals")
+
+
 def test_files_that_were_collected_are_said_to_be_gone(tmp_path: Path) -> None:
     store = Path(shutil.copytree(STORE, tmp_path / "store"))
     state = find_state(open_files(str(store)), APPLICATION, "Totals")

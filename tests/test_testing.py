@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monoids import Aggregator, List, Max, Min, Monoid, Sum
+from monoids import Aggregator, Average, Count, List, Max, Min, Monoid, Set, Struct, Sum, TopK
 from persistent_state import (
     LocalRun,
     Message,
@@ -215,13 +215,63 @@ class TestStates:
             }
 
 
+class TestUpdates:
+    """The table of docs/choosing-a-state.md: a message gives a value of the monoid, a column may give its items."""
+
+    @pytest.mark.parametrize(
+        ("monoid", "value", "column", "shown"),
+        [
+            (Count(), 3, 3, 3),
+            (Average(), Average().of(4.0), 4.0, 4.0),
+            (Struct(n=Count(), mean=Average()), {"n": 1, "mean": Average().of(4.0)}, {"n": 1, "mean": 4.0}, None),
+            (Set(pa.string()), {"x"}, "x", 1),
+            (TopK(2, pa.int64()), [7], 7, [7]),
+            (List(pa.int64()), [7], [7], [7]),
+            (Aggregator(len, Max(), str, type=pa.string()), "four", "four", "4"),
+        ],
+    )
+    def test_a_message_updates_with_a_value_and_a_column_with_items(
+        self, monoid: Any, value: object, column: object, shown: object
+    ) -> None:
+        def process(state: PersistentState[Any], message: Message) -> None:
+            state.update(message.timestamp, value)
+
+        class Column(Words):
+            process_message = PersistentTask.process_message
+            value = "n"
+
+            def persistent_state(self) -> NonWindowState[Any]:
+                return NonWindowState(monoid)
+
+        messages = [Message(1, {"word": "a", "n": column})]
+        by_message, by_column = run_local(Kept(monoid, process), messages), run_local(Column(), messages)
+        assert by_message == by_column
+        assert by_message.late == []
+        assert shown in (None, by_column.outputs[MINUTE]["a"])
+
+    def test_an_item_of_a_summary_is_no_value_of_it(self) -> None:
+        def process(state: PersistentState[Any], message: Message) -> None:
+            state.update(message.timestamp, 4.0)
+
+        assert reasons(run_local(Kept(Average(), process), said((1, "a")))) == {"value does not fit": 1}
+
+
 class TestLateAndBadRows:
     def test_a_late_message_is_kept_as_it_came_and_counted_in_no_state(self) -> None:
         run = run_local(Words(), said((MINUTE, "a"), (3, "b"), (MINUTE + 1, "a")), batch_size=1)
         assert run.state == {"a": 2}
         (row,) = run.late
         assert (row["reason"], row["timestamp"], row["position"], row["channel"]) == ("late", 3, 1, "")
-        assert row["row"]["word"] == "b"
+        assert row["partition"] == ""
+        assert row["row"] == {"word": "b"}
+
+    def test_a_run_warns_once_of_all_rows_that_did_not_count(self, caplog: pytest.LogCaptureFixture) -> None:
+        run_local(Words(), said((1, "a"), (2, "b")))
+        assert caplog.messages == []
+        run_local(Words(), said((MINUTE, "a"), (3, "b"), (4, "b"), (2**63 - 1, "c")), batch_size=1)
+        assert caplog.messages == [
+            "task=Words: 3 rows did not count: 2 'late', 1 'no timestamp'. See `late` of the run."
+        ]
 
     def test_a_message_within_the_allowed_delay_is_not_late(self) -> None:
         messages = said((2 * MINUTE, "a"), (MINUTE, "b"), (MINUTE - 1, "c"))

@@ -76,7 +76,10 @@ def judge(plan: Plan, basis: Basis, chunk: Chunk, place: Place, position: Positi
         new = [name for name in heard if name not in basis.channels and name not in sightings.newest]
         sightings.newest.update(dict.fromkeys(new))
     _mark(codes, AHEAD, place.timestamps > basis.now + plan.settings.ahead)
-    _judge_jumps(plan, basis, place, codes, sightings)
+    if plan.settings.jump is not None:
+        _judge_jumps(plan, basis, place, codes, sightings, plan.settings.jump)
+    else:
+        _note_newest(plan, basis, place, codes, sightings)
     _judge_keys(plan, chunk, codes)
     return codes
 
@@ -87,26 +90,48 @@ def _mark(codes: Codes, verdict: int, applies: Mask) -> None:
         codes[applies & (codes == ACCEPTED)] = verdict
 
 
-def _judge_jumps(plan: Plan, basis: Basis, place: Place, codes: Codes, sightings: Sightings) -> None:
+def _note_newest(plan: Plan, basis: Basis, place: Place, codes: Codes, sightings: Sightings) -> None:
+    """Note each channel's newest timestamp."""
+    accepted = codes == ACCEPTED
+    if not accepted.any():
+        return
+    stamps = place.timestamps if accepted.all() else place.timestamps[accepted]
+    if plan.channel is None:
+        tops = {place.partition: int(stamps.max())}
+    else:
+        channels = place.channels if accepted.all() else place.channels.filter(pa.array(accepted))
+        rows = pa.table({"channel": channels, "time": pa.array(stamps)})
+        newest = rows.group_by("channel", use_threads=False).aggregate([("time", "max")])
+        tops = dict(zip(newest["channel"].to_pylist(), newest["time_max"].to_pylist(), strict=True))
+    for name, top in tops.items():
+        known = _newest_known(basis, sightings, name)
+        sightings.newest[name] = top if known is None or top > known else known
+
+
+def _newest_known(basis: Basis, sightings: Sightings, name: str) -> int | None:
+    """Return the newest timestamp of a channel before the rows in hand; None if it has none since the start."""
+    newest = sightings.newest.get(name)
+    if newest is None and name in basis.channels:
+        return basis.channels[name].newest
+    return newest
+
+
+def _judge_jumps(plan: Plan, basis: Basis, place: Place, codes: Codes, sightings: Sightings, jump: int) -> None:
     """Note each channel's newest timestamp. One beyond the jump limit is broken: its row steps aside and moves no clock."""
     accepted = codes == ACCEPTED
     if not accepted.any():
         return
     for name, of_channel in _by_channel(plan, place, accepted):
-        known = basis.channels.get(name)
-        newest = sightings.newest.get(name)
-        if newest is None and known is not None:
-            newest = known.newest
+        known, newest = basis.channels.get(name), _newest_known(basis, sightings, name)
         stamps = place.timestamps if len(of_channel) == len(accepted) else place.timestamps[of_channel]
-        if plan.settings.jump is not None:
-            streak = sightings.beyond.get(name, known.beyond if known else 0)
-            reached = known.before if newest is None and known is not None else newest
-            reached = None if reached == clocks.BEGINNING else reached
-            jumps, streak = beyond_limit(stamps, reached, streak, plan.settings.jump, plan.settings.believe)
-            sightings.beyond[name] = streak
-            if jumps.any():
-                codes[of_channel[jumps]] = JUMP
-                stamps = stamps[~jumps]
+        streak = sightings.beyond.get(name, known.beyond if known else 0)
+        reached = known.before if newest is None and known is not None else newest
+        reached = None if reached == clocks.BEGINNING else reached
+        jumps, streak = beyond_limit(stamps, reached, streak, jump, plan.settings.believe)
+        sightings.beyond[name] = streak
+        if jumps.any():
+            codes[of_channel[jumps]] = JUMP
+            stamps = stamps[~jumps]
         if len(stamps):
             top = int(stamps.max())
             sightings.newest[name] = top if newest is None else max(newest, top)

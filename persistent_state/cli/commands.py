@@ -172,7 +172,8 @@ def _state(arguments: argparse.Namespace) -> int:
         writer.writerow(table.column_names)
         writer.writerows([formatting.cell(value) for value in row] for row in _rows(table))
     else:
-        _print(formatting.state(table, list(_rows(table)), keys, state.clock))
+        of_windows = bool(state.layout.window_fields)
+        _print(formatting.state(table, list(_rows(table)), keys, state.clock, of_windows))
     return 0
 
 

@@ -24,6 +24,7 @@ from persistent_state.engine.failures import naming
 from persistent_state.engine.frames import NO_SINK, shown, types_of, values_schema
 from persistent_state.engine.session import settings
 from persistent_state.errors import StateError
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import RunningValues
 from persistent_state.protocol import commits, deliver
 from persistent_state.protocol.commits import Keeping
@@ -59,8 +60,8 @@ class Progress:
         bad: All bad rows of the task so far.
         reasons: By reason: the number of all late and bad rows so far.
         upstream_min: The upstream min clock; None if no channel is live.
-        clock: The task's checkpoint clock.
-        global_clock: The global clock.
+        clock: The task's checkpoint clock, -2**63 while there is none.
+        global_clock: The global clock, -2**63 while there is none.
         outputs: By output at clocks: the last clock that its sink has, and how many clocks it is behind.
         unread: How many positions, such as Kafka's offsets, the source had beyond the micro-batch when it was planned; None if
             the source does not know.
@@ -223,7 +224,7 @@ class Commit:
             return
         entry = commits.commit(self._log, self._epoch, descriptors, now=now_us(), new_id=new_id, keeping=self._keeping)
         committed = progress(entry, descriptors)
-        _progress.info("%s", json.dumps(asdict(committed)))
+        _progress.info("%s", line_of(committed))
         if self._on_progress is not None:
             # Tasks commit in threads of their own; the function of progress is called by one at a time.
             with _progress_lock:
@@ -260,6 +261,13 @@ def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
         outputs=deliver.delivered(entry, first.task),
         unread=first.advance.unread,
     )
+
+
+def line_of(progress: Progress) -> str:
+    """Return the progress as a line of JSON, in which a clock that is not there yet is null."""
+    fields = asdict(progress)
+    absent = [name for name in ("clock", "global_clock") if fields[name] == BEGINNING]
+    return json.dumps(fields | dict.fromkeys(absent))
 
 
 def running_values(rows: DataFrame, plan: Plan, descriptors: list[Descriptor]) -> DataFrame:

@@ -45,6 +45,9 @@ class Running:
         self.was_asked_to_stop = False
         self._supervisor = supervisor
 
+    def __repr__(self) -> str:
+        return f"Running(is_active={self.is_active}, clock={self.clock})"
+
     @property
     def is_active(self) -> bool:
         """Return whether the run has not ended."""

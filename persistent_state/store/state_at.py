@@ -165,7 +165,7 @@ def find_state(
 ) -> StateAt:
     """Find what `read_state` reads."""
     entry = newest_entry(files, application)
-    name = task if isinstance(task, str) else task.task_name
+    name = _name_of(task)
     found = find_task(entry, application, name)
     at = check_clock(entry, found, name, clock)
     try:
@@ -220,9 +220,14 @@ def _checked(task: PersistentTask, identity: Mapping[str, Any]) -> KeptState[Any
     return kept
 
 
-def find_sides(files: Files, application: str, task: str) -> list[SideFile]:
+def find_sides(files: Files, application: str, task: PersistentTask | str) -> list[SideFile]:
     """Return the files that `read_late_rows` reads, oldest first."""
-    return late_rows.all_of(files, find_task(newest_entry(files, application), application, task).late_rows)
+    found = find_task(newest_entry(files, application), application, _name_of(task))
+    return late_rows.all_of(files, found.late_rows)
+
+
+def _name_of(task: PersistentTask | str) -> str:
+    return task if isinstance(task, str) else task.task_name
 
 
 def read_side(files: Files, side: SideFile) -> pa.Table:
@@ -292,9 +297,11 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
                 f"task={name} is built again and has reached clock={full_clock(newest)}; read clock={full_clock(at)} once it "
                 "has caught up."
             )
-        oldest = readable[0] if readable else newest
+        kept = {*readable, newest}
+        below, above = max((c for c in kept if c < at), default=None), min((c for c in kept if c > at), default=None)
+        nearest = [f"clock={full_clock(c)}" for c in (below, above) if c is not None]
         raise InvalidInputError(
-            f"clock={full_clock(at)} of task={name} is not retained; the retained clocks go from {full_clock(oldest)} to "
-            f"{full_clock(newest)}, use one of them."
+            f"clock={full_clock(at)} of task={name} is not retained; read {' or '.join(nearest)}. clocks(store, application) "
+            "and `persistent-state show STORE APP` list all."
         )
     return at

@@ -360,9 +360,9 @@ def test_windows_are_shown_by_their_times(tmp_path: Path, capsys: pytest.Capture
     assert main(["show", str(tmp_path / "store"), "app"]) == 0
     assert "Max<int64>, windows of 20 microseconds each 10 microseconds" in capsys.readouterr().out
     assert main(["state", str(tmp_path / "store"), "app", "Windowed"]) == 0
-    assert capsys.readouterr().out.splitlines()[2].split() == [
-        "a", "1970-01-01T00:00:00.000080Z", "1970-01-01T00:00:00.000100Z", "85",
-    ]  # fmt: skip
+    _, _, row, _, end = capsys.readouterr().out.splitlines()
+    assert row.split() == ["a", "1970-01-01T00:00:00.000080Z", "1970-01-01T00:00:00.000100Z", "85"]
+    assert end == "1 open window at 1970-01-01T00:00:00.000090Z (90); closed ones are in the sinks"
     assert main(["state", str(tmp_path / "store"), "app", "Windowed", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "k": "a",

@@ -1,12 +1,16 @@
-"""What a failed commit tells the driver, and that it waits for its query to end."""
+"""What a failed commit tells the driver, that it waits for its query to end, and the line of a progress."""
 
 from __future__ import annotations
 
+import json
 import pickle
 import threading
+from dataclasses import asdict, replace
 
-from persistent_state import StateError, TaskFailedError
-from persistent_state.engine.micro_batch import Watch
+from persistent_state import Progress, StateError, TaskFailedError
+from persistent_state.engine.micro_batch import Watch, line_of
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol.deliver import Delivered
 
 
 def failing(watch: Watch, task: str, error: Exception) -> threading.Thread:
@@ -29,6 +33,16 @@ def test_the_first_commit_that_fails_is_told_and_all_wait_for_the_end() -> None:
     for thread in threads:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_the_line_of_a_progress_has_null_for_a_clock_that_is_not_there_yet() -> None:
+    first = Progress(
+        task="A", epoch=1, batch=1, messages=2, replayed=0, skipped=0, replayed_or_late=0, copies=0, late=0, bad=0,
+        reasons={}, upstream_min=None, clock=BEGINNING, global_clock=BEGINNING, outputs={"sink": Delivered(None, 0)},
+    )  # fmt: skip
+    assert json.loads(line_of(first)) == {**asdict(first), "clock": None, "global_clock": None}
+    ahead = replace(first, upstream_min=25, clock=20)
+    assert json.loads(line_of(ahead)) == {**asdict(ahead), "global_clock": None}
 
 
 def test_a_commit_that_a_stop_interrupts_is_no_failure() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persistent_state import StateError
+from persistent_state import Running, StateError
 from persistent_state.engine import backoff, supervisor
 from persistent_state.engine.deliveries import Deliveries
 from persistent_state.engine.queries import Part, Setup
@@ -155,6 +155,15 @@ def test_a_run_that_drains_commits_a_clock_above_all_messages_at_its_end() -> No
 
     script = play(commits_and_ends, drains=True)
     assert script.run().entry.clock == script.newest().clock == 10
+
+
+def test_the_handle_of_a_run_shows_its_clock() -> None:
+    def commits_and_ends(script: Script) -> None:
+        script.commit(5)
+        script.queries.stop()
+
+    assert repr(Running(play(ends).run())) == "Running(is_active=False, clock=None)"
+    assert repr(Running(play(commits_and_ends, drains=True).run())) == "Running(is_active=False, clock=10)"
 
 
 def test_after_a_failure_all_queries_start_again_as_a_newer_driver(caplog: pytest.LogCaptureFixture) -> None:

@@ -160,7 +160,8 @@ def test_nothing_of_a_list_is_lost_or_written_again_often(streams: Streams) -> N
 def test_files_of_late_rows_are_few_and_hold_each_row_once(streams: Streams) -> None:
     stream, *_ = streams
     task = stream.entry.tasks["Total"]
-    rows = [row for table in late_rows.read_all(stream.files, task.late_rows) for row in table["position"].to_pylist()]
+    sides = late_rows.all_of(stream.files, task.late_rows)
+    rows = [position for side in sides for position in late_rows.read(stream.files, side)["position"].to_pylist()]
     assert sorted(rows) == [NEW_FILES * batch + shard for batch in range(BATCHES) for shard in range(SHARDS)]
     assert task.late_rows.counts() == {"late": len(rows)}
     assert len(late_rows.all_of(stream.files, task.late_rows)) <= late_rows.MANY

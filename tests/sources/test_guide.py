@@ -34,17 +34,17 @@ class Words(PersistentTask):
         state.update(message.timestamp, 1)
 
 
-def code_of_guide() -> tuple[str, str, str]:
-    """Return the guide's source, its use with Spark, and its test."""
-    source, use, test = re.findall(
+def code_of_guide() -> list[str]:
+    """Return the guide's smallest source, its complete source, the use of that with Spark, and its test."""
+    blocks: list[str] = re.findall(
         r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )
-    return source, use, test
+    return blocks
 
 
 def guide_source(folder: Path) -> Any:
     names: dict[str, Any] = {}
-    exec(code_of_guide()[0], names)
+    exec(code_of_guide()[1], names)
     names["LogFiles"].bytes_per_batch = 100
     return names["LogFiles"](str(folder))
 
@@ -56,11 +56,25 @@ def write(file: Path, seconds: range, end: str = "\n") -> None:
 
 def test_the_test_of_the_guide_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    source, use, test = code_of_guide()
+    _, source, use, test = code_of_guide()
     names: dict[str, Any] = {}
     exec(source, names)
     exec(use[use.index("Path(") : use.index("class ")], names)
     exec(test, names)
+
+
+def test_the_smallest_source_of_the_guide_reads_every_number_once() -> None:
+    names: dict[str, Any] = {}
+    exec(code_of_guide()[0], names)
+    source, read = names["Numbers"](), []
+    start: dict[str, int] = {}
+    while (ends := source.reach(start, everything=False).ends) != start:
+        chunks = [chunk for split in source.splits(start, ends, 2) for chunk in source.read(split)]
+        read += [
+            (at, row["at"]) for chunk in chunks for at, row in zip(chunk.positions, chunk.rows.to_pylist(), strict=True)
+        ]
+        start = ends
+    assert read == [(number, number) for number in range(100)]
 
 
 def test_the_source_of_the_guide_counts_every_line_once_through_restarts(tmp_path: Path) -> None:

@@ -374,9 +374,11 @@ def test_outputs_that_can_not_work_are_refused(spark: SparkSession, tmp_path: Pa
 
 def test_the_sink_of_the_guide_works(spark: SparkSession, tmp_path: Path) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "write-a-sink.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    code, test = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
+    exec(test, names)
+    names["test_a_clock_that_comes_again_changes_nothing"](spark, tmp_path / "test")
     grow(tmp_path, 0, 2)
     for _ in range(2):
         application(tmp_path, names["JsonLines"](tmp_path / "out")).run(spark, drain=True)
