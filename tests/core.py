@@ -20,7 +20,7 @@ from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sinks.base import CLOCK
-from persistent_state.sources.base import Chunk, Reach
+from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
@@ -161,6 +161,24 @@ def play(
     """One micro-batch of the task from its planning to its commit."""
     made = descriptors(log, plan, rows, parts=parts, now=now, channels=channels, placed=placed)
     return commit(log, made, now=now, keeping=keeping)
+
+
+def play_source(
+    log: Log, plan: Plan, source: TimeReplayableSource, *, parts: int = 1, keeping: Keeping | None = None
+) -> Entry | None:
+    """One micro-batch of what an opened source has next; None if the task has read it to its end."""
+    newest = log.newest()
+    assert newest is not None
+    start = newest.tasks[plan.name].source.next_positions
+    reach = source.reach(start, everything=False)
+    if reach.ends == start:
+        return None
+    entry = commits.wake(log, newest.epoch, plan.name, 0)
+    basis = commits.plan_batch(entry, plan.name, reach, 0)
+    splits = source.splits(start, reach.ends, parts)
+    blobs = [combine(plan, basis, part, len(splits), source.read(split)) for part, split in enumerate(splits)]
+    made = [merge_shard(plan, shard, [part[shard] for part in blobs], None, new_id) for shard in range(plan.shards)]
+    return commit(log, made, keeping=keeping)
 
 
 def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:

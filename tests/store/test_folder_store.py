@@ -1,0 +1,126 @@
+"""A store of two tasks that read one folder in different orders is sound for this version, which goes on from it.
+
+`fixtures/write_folder_store.py` says what is in the store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persistent_state import clocks, read_late_rows, read_state
+from persistent_state.store import lists
+from persistent_state.store.files.base import Files
+from persistent_state.store.log import Log
+from persistent_state.store.verify import verify
+from tests import core
+from tests.fixtures.write_folder_store import (
+    APPLICATION,
+    KEEPING,
+    LATE,
+    WINDOW,
+    Totals,
+    Windows,
+    add_files,
+    read_all,
+    rows,
+    start,
+)
+from tests.store.test_upgrades import FIXTURES, Killed, Mortal, unpacked
+
+STORES = sorted(path.name for path in FIXTURES.glob("folder-*"))
+BORN = 160
+"""The clock at which the second task started from zero."""
+
+
+def go_on(files: Files, events: Path) -> None:
+    """Start the application with another number of shards, and read new files too."""
+    add_files(events, 15)
+    log, sources = start(files, events, [Totals(), Windows()], 2, 20, ["sink"])
+    add_files(events, 20)
+    read_all(log, sources)
+    newest = log.newest()
+    assert newest is not None
+    core.collect(log, newest.epoch, now=0, keeping=KEEPING)
+
+
+def is_late(task: str, number: int) -> bool:
+    return number == LATE or (task == "Windows" and rows()[number]["ts"] < BORN)
+
+
+def expected_totals(clock: int) -> dict[Any, dict[str, int]]:
+    wanted: dict[Any, dict[str, int]] = defaultdict(lambda: {"sales": 0, "total": 0})
+    for i, row in enumerate(rows()):
+        if row["ts"] < clock and not is_late("Totals", i):
+            wanted[row["shop"]]["sales"] += 1
+            wanted[row["shop"]]["total"] += row["price"]
+    return wanted
+
+
+def expected_windows(clock: int) -> dict[Any, int]:
+    wanted: dict[Any, int] = defaultdict(int)
+    for i, row in enumerate(rows()):
+        begin = row["ts"] // WINDOW * WINDOW
+        if row["ts"] < clock < begin + WINDOW and not is_late("Windows", i):
+            wanted[row["shop"], begin] += row["price"]
+    return wanted
+
+
+def check(files: Files, read: int) -> None:
+    """The store is sound, and each of the rows that were read is in it once."""
+    assert verify(files.url).problems == ()
+    for clock in clocks(files.url, APPLICATION):
+        totals = read_state(files.url, APPLICATION, Totals(), clock).to_pylist()
+        assert {row["shop"]: row["value"] for row in totals} == expected_totals(clock)
+        windows = core.whole_times(read_state(files.url, APPLICATION, Windows(), clock)).to_pylist()
+        assert {(row["shop"], row["window_start"]): row["value"] for row in windows} == expected_windows(clock)
+    for task in ("Totals", "Windows"):
+        late = [row["row"] for table in read_late_rows(files.url, APPLICATION, task) for row in table.to_pylist()]
+        assert sorted(row["price"] for row in late) == [i for i in range(read) if is_late(task, i)]
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_store_of_two_tasks_that_read_a_folder_in_different_orders_is_gone_on_from(name: str, tmp_path: Path) -> None:
+    files = unpacked(name)
+    check(files, 75)
+    for _ in range(2):
+        go_on(files, tmp_path)
+        check(files, 100)
+    assert clocks(files.url, APPLICATION)[-1] > 800
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("name", STORES)
+def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(name: str, after: bool, tmp_path: Path) -> None:
+    files, lives = unpacked(name), 0
+    while True:
+        lives += 1
+        try:
+            go_on(Mortal(files.url, lives, after), tmp_path)
+        except Killed:
+            assert verify(files.url).problems == ()
+        else:
+            break
+    assert lives > 4
+    check(files, 100)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_the_store_holds_what_it_is_about(name: str) -> None:
+    files = unpacked(name)
+    entry = Log(files, APPLICATION).newest()
+    assert entry is not None
+    totals, windows = entry.tasks["Totals"], entry.tasks["Windows"]
+    orders = [
+        [json.loads(line)["path"] for line in lists.read(files, task.source.journal)] for task in (totals, windows)
+    ]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+    assert windows.born == BORN
+    assert totals.outputs.delivered["sink"] in entry.retained[:-1]
+    assert any(run.below is not None for task in (totals, windows) for run in task.stored.runs)
+    assert max(run.last for run in totals.stored.runs) >= entry.clock
