@@ -24,6 +24,7 @@ from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
 from persistent_state import Chunk, Reach
 from persistent_state.batch.combine import combine
+from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import Settings
@@ -65,13 +66,20 @@ def checkpoints(folder: str, keys: int, changed: int, emits: bool) -> Iterator[l
         stamps = pa.array(START + batch * SECOND + np.arange(len(some)) * SECOND // len(some), SCHEMA.field("ts").type)
         rows = pa.record_batch([stamps, some, np.ones(len(some), np.int64)], schema=SCHEMA)
         reach = Reach({"": position + len(some)}, {"": False})
-        basis = commits.plan_batch(entry, plan.name, reach, START + batch * SECOND)
-        blobs = combine(plan, basis, 0, 1, [Chunk("", position, rows)])
+        basis = commits.plan_batch(entry, plan, reach, START + batch * SECOND)
+        blobs, report = combine(plan, basis, 0, 1, [Chunk("", position, rows)])
         described = [
             merge_shard(plan, shard, [blob], None, lambda: f"{next(ids):016x}") for shard, blob in enumerate(blobs)
         ]
-        entry = commits.commit(
-            log, entry.epoch, described, now=START, new_id=lambda: f"{next(ids):016x}", keeping=commits.Keeping()
+        answers = Answers([report], described)
+        entry, _ = commits.commit(
+            log,
+            entry.epoch,
+            plan.settings,
+            answers,
+            now=START,
+            new_id=lambda: f"{next(ids):016x}",
+            keeping=commits.Keeping(),
         )
         position += len(some)
         yield list(files.sizes)

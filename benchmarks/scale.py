@@ -30,7 +30,7 @@ from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
 from persistent_state import Chunk, Reach
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Blob, Descriptor, runs_by_shard
+from persistent_state.batch.messages import Advance, Answers, Blob, Descriptor, Report, runs_by_shard
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import Settings
@@ -68,6 +68,7 @@ class Costs:
 
     partition_bytes: int
     blob_header_bytes: int
+    report_bytes: int
     descriptor_bytes: int
     entry_bytes: int
     plan_seconds: float
@@ -145,10 +146,10 @@ def started(size: Size) -> tuple[Log, list[Plan], Entry]:
     entry = takeover.take_over(log, made, interval=SECOND, shards=size.shards, writer="benchmark", now=START)
     for plan in made:
         # One row in one channel, so that there is a channel to copy.
-        basis = commits.plan_batch(entry, plan.name, Reach({channel(0): 1}), START)
-        blobs = combine(plan, basis, 0, 1, [Chunk(channel(0), 0, rows(np.array([0]), START))])
+        basis = commits.plan_batch(entry, plan, Reach({channel(0): 1}), START)
+        blobs, report = combine(plan, basis, 0, 1, [Chunk(channel(0), 0, rows(np.array([0]), START))])
         said = [merge_shard(plan, shard, [blob], None, new_id) for shard, blob in enumerate(blobs)]
-        entry = commits.commit(log, entry.epoch, said, now=START, new_id=new_id, keeping=commits.Keeping())
+        entry, _ = committed(log, plan, Answers([report], said))
     full = entry.follower(START, tasks={name: filled(task, size) for name, task in entry.tasks.items()})
     log.append(full)
     newest = log.newest()
@@ -162,9 +163,18 @@ def rows(some: np.ndarray, at: int) -> pa.RecordBatch:
     return pa.record_batch([stamps, some, np.ones(len(some), np.int64)], schema=SCHEMA)
 
 
+def names(size: Size, part: int) -> list[str]:
+    """The channels of a part."""
+    return [channel(number) for number in range(part % size.channels, size.channels, size.parts)] or [channel(0)]
+
+
+def committed(log: Log, plan: Plan, answers: Answers) -> tuple[Entry, Advance]:
+    return commits.commit(log, 1, plan.settings, answers, now=START, new_id=new_id, keeping=commits.Keeping())
+
+
 def chunks(size: Size, part: int) -> list[Chunk]:
     """The rows of a part: a row for about each shard, spread over the part's own channels."""
-    own = [channel(number) for number in range(part % size.channels, size.channels, size.parts)] or [channel(0)]
+    own = names(size, part)
     shares = np.array_split(np.arange(size.shards, dtype=np.int64), len(own))
     return [Chunk(name, 1000, rows(some, START + SECOND)) for name, some in zip(own, shares, strict=True)]
 
@@ -177,17 +187,20 @@ def costs(size: Size) -> Costs:
     planning = Clock()
     with planning.running():
         entry = commits.wake(log, 1, plan.name, START)
-        basis = commits.plan_batch(entry, plan.name, Reach(ends), START)
-        partition = len(pickle.dumps((basis, 0, size.parts, None)))
+        basis = commits.plan_batch(entry, plan, Reach(ends), START)
+        told = [basis.of_part(part, names(size, part)) for part in range(size.parts)]
+        partitions = [len(pickle.dumps((basis, part, size.parts, None))) for part, basis in enumerate(told)]
 
     reading = Clock()
     with reading.running():
-        own = combine(plan, basis, 0, size.parts, chunks(size, 0))
+        own, _ = combine(plan, told[-1], size.parts - 1, size.parts, chunks(size, size.parts - 1))
         for blob in own:
             blob.to_bytes()
     header = len(replace(own[-1], tables=(), sides=()).to_bytes())
 
-    arrived = [combine(plan, basis, part, size.parts, chunks(size, part))[0].to_bytes() for part in range(size.parts)]
+    sent = [combine(plan, basis, part, size.parts, chunks(size, part)) for part, basis in enumerate(told)]
+    arrived = [blobs[0].to_bytes() for blobs, _ in sent]
+    reports = [report.to_bytes() for _, report in sent]
     held = runs_by_shard(entry.tasks[plan.name].stored.runs, size.shards)
     merging = Clock()
     with merging.running():
@@ -200,12 +213,13 @@ def costs(size: Size) -> Costs:
     committing = Clock()
     with committing.running():
         said: list[Descriptor] = list(map(pickle.loads, [described, *descriptors]))
-        committed = commits.commit(log, 1, said, now=START, new_id=new_id, keeping=commits.Keeping())
+        entry, _ = committed(log, plan, Answers(list(map(Report.from_bytes, reports)), said))
     return Costs(
-        partition_bytes=partition,
+        partition_bytes=sum(partitions) // size.parts,
         blob_header_bytes=header,
+        report_bytes=sum(map(len, reports)) // size.parts,
         descriptor_bytes=len(described),
-        entry_bytes=len(codec.to_bytes(committed)),
+        entry_bytes=len(codec.to_bytes(entry)),
         plan_seconds=planning.seconds,
         part_seconds=reading.seconds,
         shard_seconds=merging.seconds,
@@ -217,7 +231,7 @@ def costs(size: Size) -> Costs:
 def cluster(size: Size, cost: Costs) -> dict[str, float]:
     """What the whole cluster sends, and how many seconds of processors it spends, in one micro-batch."""
     return {
-        "bytes": size.parts * (cost.partition_bytes + size.shards * cost.blob_header_bytes)
+        "bytes": size.parts * (cost.partition_bytes + cost.report_bytes + size.shards * cost.blob_header_bytes)
         + size.shards * cost.descriptor_bytes
         + cost.entry_bytes,
         "seconds": cost.plan_seconds
@@ -259,6 +273,7 @@ def show(size: Size, cost: Costs, whole: dict[str, float]) -> None:
     lines = [
         ("plan", cost.partition_bytes, "a part's assignment", cost.plan_seconds),
         ("part", cost.blob_header_bytes, "the header of a blob", cost.part_seconds),
+        ("", cost.report_bytes, "a part's report", 0.0),
         ("shard", cost.descriptor_bytes, "a descriptor", cost.shard_seconds),
         ("commit", cost.entry_bytes, "an entry", cost.commit_seconds),
         ("start", cost.entry_bytes, "an entry", cost.start_seconds),

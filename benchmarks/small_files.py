@@ -24,6 +24,7 @@ from benchmarks.measure import write_json
 from monoids import Sum
 from persistent_state import Chunk, NonWindowState, PersistentTask, Reach
 from persistent_state.batch.combine import combine
+from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import Settings
@@ -98,8 +99,8 @@ class Driver:
             )
             first = entry.tasks[plan.name].source.positions[""].next if batch else 0
             reach = Reach({"": first + FILES}, {"": False}, lines)
-            basis = commits.plan_batch(entry, plan.name, reach, self.now)
-            blobs = []
+            basis = commits.plan_batch(entry, plan, reach, self.now)
+            sent = []
             for part in range(PARTS):
                 low, high = (FILES * p // PARTS for p in (part, part + 1))
                 stamps = [self.now + i for i in range(low, high)]
@@ -113,9 +114,12 @@ class Driver:
                     ],
                     schema=SCHEMA,
                 )
-                blobs.append(combine(plan, basis, part, PARTS, [Chunk("", first + low, rows)]))
-            made = [merge_shard(plan, i, [each[i] for each in blobs], None, self.new_id) for i in range(SHARDS)]
-            self.entry = commits.commit(log, 1, made, now=self.now, new_id=self.new_id, keeping=self.keeping)
+                sent.append(combine(plan, basis.of_part(part, None), part, PARTS, [Chunk("", first + low, rows)]))
+            made = [merge_shard(plan, i, [blobs[i] for blobs, _ in sent], None, self.new_id) for i in range(SHARDS)]
+            answers = Answers([report for _, report in sent], made)
+            self.entry, _ = commits.commit(
+                log, 1, plan.settings, answers, now=self.now, new_id=self.new_id, keeping=self.keeping
+            )
         for giver in self.givers:
             giver.give_next(1)
         return self.entry

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from persistent_state.batch.combine import combine
+from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import KEEP, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import InvalidInputError
@@ -163,12 +164,15 @@ def _run(plan: Plan, source: _Messages, interval: int) -> LocalRun:
         reach = source.reach(start, everything=False)
         if reach.ends == start:
             break
-        basis = commits.plan_batch(entry, plan.name, reach, now=0)
+        basis = commits.plan_batch(entry, plan, reach, now=0)
         chunks = (chunk for split in source.splits(start, reach.ends, parts=1) for chunk in source.read(split))
-        blobs = combine(plan, basis, 0, 1, chunks)
+        blobs, report = combine(plan, basis, 0, 1, chunks)
         descriptor = merge_shard(plan, 0, blobs, cached, lambda: next(ids))
         cached = descriptor.runs
-        entry = commits.commit(log, entry.epoch, [descriptor], now=0, new_id=lambda: next(ids), keeping=keeping)
+        answers = Answers([report], [descriptor])
+        entry, _ = commits.commit(
+            log, entry.epoch, plan.settings, answers, now=0, new_id=lambda: next(ids), keeping=keeping
+        )
     return _result(plan, commits.close(log, entry.epoch, now=0, keeping=keeping))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Blob, Descriptor
+from persistent_state.batch.messages import Answers, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import END, Settings
@@ -107,7 +107,7 @@ def ways(task: str) -> str:
     )
 
 
-def descriptors(
+def answers(
     log: Log,
     plan: Plan,
     rows: pa.RecordBatch,
@@ -116,23 +116,30 @@ def descriptors(
     now: int = 0,
     channels: Mapping[str, bool] | None = None,
     placed: bool = True,
-) -> list[Descriptor]:
-    """What the shards make of the next rows of the task's only partition, read in so many parts, perhaps without positions."""
+) -> Answers:
+    """What parts and shards make of the next rows of the only partition, read in so many parts, perhaps without positions."""
     newest = log.newest()
     assert newest is not None
     entry = commits.wake(log, newest.epoch, plan.name, now)
     first = entry.tasks[plan.name].source.positions.get("", Position()).next
     reach = Reach({"": first + rows.num_rows} if placed else {}, channels)
-    basis = commits.plan_batch(entry, plan.name, reach, now)
+    basis = commits.plan_batch(entry, plan, reach, now)
     bounds = [rows.num_rows * part // parts for part in range(parts + 1)]
-    blobs = [
-        combine(plan, basis, part, parts if placed else None, [chunk(first + low, rows.slice(low, high - low), placed)])
+    count = parts if placed else None
+    sent = [
+        combine(plan, basis.of_part(part, None), part, count, [chunk(first + low, rows.slice(low, high - low), placed)])
         for part, (low, high) in enumerate(itertools.pairwise(bounds))
     ]
-    return [
-        merge_shard(plan, shard, [Blob.from_bytes(part[shard].to_bytes()) for part in blobs], None, new_id)
+    return merged(plan, sent)
+
+
+def merged(plan: Plan, sent: Sequence[tuple[list[Blob], Report]], ids: Callable[[], str] = new_id) -> Answers:
+    """What the shards make of what the parts sent, and the parts' reports."""
+    made = [
+        merge_shard(plan, shard, [Blob.from_bytes(blobs[shard].to_bytes()) for blobs, _ in sent], None, ids)
         for shard in range(plan.shards)
     ]
+    return Answers([Report.from_bytes(report.to_bytes()) for _, report in sent], made)
 
 
 def chunk(first: int, rows: pa.RecordBatch, placed: bool) -> Chunk:
@@ -140,11 +147,11 @@ def chunk(first: int, rows: pa.RecordBatch, placed: bool) -> Chunk:
 
 
 def commit(
-    log: Log, made: Sequence[Descriptor], *, epoch: int | None = None, now: int = 0, keeping: Keeping | None = None
+    log: Log, plan: Plan, made: Answers, *, epoch: int | None = None, now: int = 0, keeping: Keeping | None = None
 ) -> Entry:
-    return commits.commit(
-        log, made[0].epoch if epoch is None else epoch, made, now=now, new_id=new_id, keeping=keeping or Keeping()
-    )
+    epoch = made.descriptors[0].epoch if epoch is None else epoch
+    entry, _ = commits.commit(log, epoch, plan.settings, made, now=now, new_id=new_id, keeping=keeping or Keeping())
+    return entry
 
 
 def play(
@@ -159,8 +166,8 @@ def play(
     placed: bool = True,
 ) -> Entry:
     """One micro-batch of the task from its planning to its commit."""
-    made = descriptors(log, plan, rows, parts=parts, now=now, channels=channels, placed=placed)
-    return commit(log, made, now=now, keeping=keeping)
+    made = answers(log, plan, rows, parts=parts, now=now, channels=channels, placed=placed)
+    return commit(log, plan, made, now=now, keeping=keeping)
 
 
 def play_source(

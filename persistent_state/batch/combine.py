@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.batch.lift import Lifted, lift_chunk
-from persistent_state.batch.messages import Basis, Blob, Report
+from persistent_state.batch.messages import DRIVER, Basis, Blob, Report, Sender
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time import clocks
 from persistent_state.partials import fold, keys, layout, sort
@@ -20,39 +20,50 @@ PIECE_BYTES = 32 << 20
 """About how many bytes of tables a blob has at the most: each is a value in a row of Spark's."""
 
 
-def combine(plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iterable[Chunk]) -> list[Blob]:
-    """Lift a part's rows and fold them as far as no clock can come between: one blob per shard, empty ones too.
+def combine(
+    plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iterable[Chunk]
+) -> tuple[list[Blob], Report]:
+    """Lift a part's rows and fold them as far as no clock can come between.
+
+    Returns:
+        One blob per shard, empty ones too, and the report to the driver.
 
     Raises:
         TaskFailedError: user code raised, or a row is bad and bad rows are to fail.
     """
     pieces: list[list[Blob]] = [[] for _ in range(plan.shards)]
-    for shard, blob in combine_in_pieces(plan, basis, part, parts, chunks):
-        pieces[shard].append(blob)
-    return [
+    report = Report(_sender(basis, part, parts))
+    for shard, sent in combine_in_pieces(plan, basis, part, parts, chunks):
+        if isinstance(sent, Report):
+            report = sent
+        else:
+            pieces[shard].append(sent)
+    blobs = [
         replace(
             some[-1],
             tables=tuple(table for blob in some for table in blob.tables),
             sides=tuple(side for blob in some for side in blob.sides),
             number=0,
+            ground=some[0].ground,
         )
         for some in pieces
     ]
+    return blobs, report
 
 
 def combine_in_pieces(
     plan: Plan, basis: Basis, part: int, parts: int | None, chunks: Iterable[Chunk]
-) -> Iterator[tuple[int, Blob]]:
+) -> Iterator[tuple[int, Blob | Report]]:
     """Yield (shard, blob), as `combine` returns them, but several blobs of a shard where they are large.
 
-    Memory does not grow with the part.
+    Memory does not grow with the part. At last comes (`DRIVER`, report).
 
     Raises:
         TaskFailedError: user code raised, or a row is bad and bad rows are to fail.
     """
     lifted, kept, size = Lifted(), list[pa.Table](), 0
     lows, coarse = list[int](), list[clocks.Coarse]()
-    numbers, empty = [0] * plan.shards, Report(part, parts)
+    numbers, sender = [0] * plan.shards, _sender(basis, part, parts)
 
     def sums(tables: Sequence[pa.Table]) -> list[pa.Table]:
         # No clock comes between the rows of what was folded: the beginning of their interval tells as much as their times.
@@ -62,16 +73,16 @@ def combine_in_pieces(
         coarse.extend([] if step is None else [step])
         return [] if table is None else [table]
 
-    def sent(tables: Sequence[pa.Table], report: Report | None = None) -> Iterator[tuple[int, Blob]]:
+    def sent(tables: Sequence[pa.Table], is_end: bool = False) -> Iterator[tuple[int, Blob]]:
         sides, lifted.sides = lifted.sides, []
         for shard, of_shard in enumerate(_by_shard(plan, tables)):
             # Late and bad rows go to one shard, so that they are written and counted once.
             lots = _lots(of_shard, sides if shard == part % plan.shards else ())
             for i, (some, aside) in enumerate(lots):
-                is_last = report is not None and i == len(lots) - 1
+                is_last = is_end and i == len(lots) - 1
                 if some or aside or is_last:
-                    own_report = report if report is not None and is_last else empty
-                    yield shard, Blob(basis, own_report, tuple(some), tuple(aside), numbers[shard], is_last)
+                    ground = basis.grounds[shard] if basis.grounds and not numbers[shard] else None
+                    yield shard, Blob(sender, tuple(some), tuple(aside), numbers[shard], is_last, ground)
                     numbers[shard] += 1
 
     for chunk in chunks:
@@ -91,9 +102,10 @@ def combine_in_pieces(
             yield from sent(kept)
             kept = []
     kept = sums([*kept, *lifted.tables])
+    yield from sent(kept, is_end=True)
     report = Report(
-        part=part,
-        parts=parts,
+        sender=sender,
+        now=basis.now,
         seen=tuple(
             (name, newest, lifted.sightings.beyond.get(name, 0)) for name, newest in lifted.sightings.newest.items()
         ),
@@ -104,8 +116,13 @@ def combine_in_pieces(
         coarse=_joined(coarse),
         counts=dict(lifted.counts),
         is_silent=basis.is_silent,
+        reach=basis.reach,
     )
-    yield from sent(kept, report)
+    yield DRIVER, report
+
+
+def _sender(basis: Basis, part: int, parts: int | None) -> Sender:
+    return Sender(basis.task, basis.epoch, basis.batch, basis.plan, part, parts)
 
 
 def _bytes(tables: Sequence[pa.Table]) -> int:

@@ -7,8 +7,8 @@ import json
 import pickle
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 
 import pyarrow as pa
 
@@ -18,61 +18,116 @@ from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import Coarse
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import keys, layout
+from persistent_state.sources.base import Reach
 from persistent_state.store.codec import run_to_json
 from persistent_state.store.named_files import Run, SideFile, Stored
+
+DRIVER = -1
+"""Where a report goes: the driver's place among the numbers of the shards, and its label among theirs."""
+
+FIRST = 0
+"""The number of the first part, which has a word for all others. One that no rows can be in may have a lower number."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a shard folds by: all of it is fixed before the micro-batch. The first part takes it along from the planner.
+
+    Rows below `clock`, the task's own, are folded, but the clocks of `cuts` stay apart. What has expired by `floor` may go.
+    `runs` is the digest of the runs that the shard starts from.
+    """
+
+    clock: int
+    cuts: tuple[int, ...]
+    floor: int
+    runs: str
 
 
 @dataclass(frozen=True)
 class Basis:
-    """The ground of one micro-batch of one task, read from the newest log entry when the micro-batch is planned.
+    """What the parts of a task's micro-batch start from: read from the newest log entry when the micro-batch is planned.
 
-    `now` is the batch time. `clock` is fixed: a message below it is late. `low` is where the first stored interval starts,
-    `is_listed` whether the source says which channels there are, `is_behind` whether the task has yet to catch up with
-    the global clock. `ends` says where each partition will have been read to (one that is not named, as far as its rows
-    go), `journal` what the source wants remembered with that, `digests` what runs each shard starts from. Below `restored`,
-    the clock that a start restored, rows without a position may be replayed or late: nobody can tell. From `again` on rows that
-    earlier starts have accounted for count once more. `unread` positions were there beyond the ends, if that is known.
-
-    `apart` are the clocks that folding must keep apart. Parts may be planned from different entries, as other tasks
-    commit meanwhile; nothing else of a task can differ between those but the `floor`, the clock by which what has expired may
-    go. One part may be told that the source `is_silent`: none of its channels has delivered for as long as makes it idle.
+    The first part has a word for all others, too: the grounds of the shards, and for the driver how far the source goes.
     """
 
     task: str
     epoch: int
     batch: int
+
+    plan: str
+    """The digest of what was planned: all that belongs to one micro-batch has the same."""
+
     now: int
+    """The batch time in microseconds UTC; 0 in a part that does not know it."""
+
     clock: int
-    low: int | None
-    coarse: tuple[Coarse, ...]
-    channels: Mapping[str, Channel]
-    is_listed: bool
+    """The task's clock, which is fixed: a message below it is late."""
+
+    has_begun: bool
+    """True if a message has ever moved a channel."""
+
     is_behind: bool
+    """True if the task has yet to catch up with the global clock."""
+
     positions: Mapping[str, Position]
+    """How far each partition that the part reads was read before."""
+
     ends: Mapping[str, int]
-    journal: tuple[str, ...]
-    digests: tuple[str, ...]
-    apart: tuple[int, ...] = field(compare=False)
+    """Where each will have been read to. One that is not named goes as far as its rows do."""
+
+    channels: Mapping[str, Channel] = field(default_factory=dict)
+    """The channels, where jumps are measured from them."""
+
+    apart: tuple[int, ...] = ()
+    """The clocks that a task which is behind must not fold over."""
+
     restored: int = clocks.BEGINNING
-    floor: int = field(default=clocks.BEGINNING, compare=False)
+    """The clock that a start restored. Below it rows without a position may be replayed or late: nobody can tell."""
+
     again: int = clocks.END
-    is_silent: bool = field(default=False, compare=False)
-    unread: int | None = None
+    """The clock from which on rows that earlier starts have accounted for count once more."""
+
+    is_silent: bool = False
+    """True if none of the source's channels has delivered for as long as makes it idle."""
+
+    grounds: tuple[Ground, ...] = ()
+    reach: Reach | None = None
+
+    def of_part(self, part: int, partitions: Collection[str] | None) -> Basis:
+        """Return what this part is told, which reads these partitions; None if it may read any."""
+        basis = self if part <= FIRST else replace(self, grounds=(), reach=None)
+        if partitions is None:
+            return basis
+        positions = {name: self.positions[name] for name in partitions if name in self.positions}
+        return replace(
+            basis, positions=positions, ends={name: self.ends[name] for name in partitions if name in self.ends}
+        )
+
+
+@dataclass(frozen=True)
+class Sender:
+    """The part that sends something: of which micro-batch, by which plan, one of how many (None: only Spark knows)."""
+
+    task: str
+    epoch: int
+    batch: int
+    plan: str
+    part: int
+    parts: int | None
 
 
 @dataclass(frozen=True)
 class Report:
-    """The report of one part of a micro-batch. Every part reports to every shard.
+    """The report of one part to the driver, which works out from all reports how far the task comes.
 
-    `parts` is how many there are; None where only Spark knows. `seen` holds (channel, newest timestamp or None, jumps in
-    a row), `spans` (partition, first position, newest timestamp), `ends` (partition, position after the last row), `replaying`
-    the channels of which rows came again.
-    `low` is the lowest start of an interval, `is_silent` what it was told of its source. `counts` has "messages", "replayed"
-    and "late", and the bad rows by reason.
+    `seen` holds (channel, newest timestamp or None, jumps in a row), `spans` (partition, first position, newest timestamp),
+    `ends` (partition, position after the last row), `replaying` the channels of which rows came again. `low` is the lowest
+    start of an interval. `counts` has "messages", "replayed" and "late", and the bad rows by reason. `now`, `is_silent` and
+    `reach` are what the part was told.
     """
 
-    part: int
-    parts: int | None
+    sender: Sender
+    now: int = 0
     seen: tuple[tuple[str, int | None, int], ...] = ()
     spans: tuple[tuple[str, int, int], ...] = ()
     ends: tuple[tuple[str, int], ...] = ()
@@ -81,17 +136,25 @@ class Report:
     coarse: Coarse | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     is_silent: bool = False
+    reach: Reach | None = None
+
+    def to_bytes(self) -> bytes:
+        return pickle.dumps(self, protocol=5)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Report:
+        report: Report = pickle.loads(data)
+        return report
 
 
 @dataclass(frozen=True)
 class Advance:
-    """The clock, channels and positions of a task after a micro-batch. All shards must say the same.
+    """The clock, channels and positions of a task after a micro-batch.
 
-    `parts` says which parts there were. `cuts` are the clocks that its runs keep apart from now on. `holds` is False when
-    no channel is live: the task does not hold back the global clock.
+    `cuts` are the clocks that its runs keep apart from now on. `holds` is False when no channel is live: the task does not hold
+    back the global clock.
     """
 
-    parts: tuple[int, ...]
     clock: int
     cuts: tuple[int, ...]
     coarse: tuple[Coarse, ...]
@@ -100,6 +163,7 @@ class Advance:
     holds: bool
     upstream_min: int | None
     counts: Mapping[str, int]
+    journal: tuple[str, ...] = ()
     unread: int | None = None
 
 
@@ -107,41 +171,64 @@ class Advance:
 class Blob:
     """The rows of a part for one shard, or a piece of it: `tables` of partial sums, or of messages if a task reads its state.
 
-    Pieces are numbered. Only the last one's report tells what the part saw.
+    Pieces are numbered, and each part sends each shard one that is the last. The first part's first piece has the `ground`.
     """
 
-    basis: Basis
-    report: Report
+    sender: Sender
     tables: tuple[pa.Table, ...] = ()
     sides: tuple[pa.Table, ...] = ()
     number: int = 0
     is_last: bool = True
+    ground: Ground | None = None
 
     def to_bytes(self) -> bytes:
+        """Return the blob as bytes. There are parts times shards of them, so they begin with few."""
         tables, sides = [to_ipc(_slim(table)) for table in self.tables], [to_ipc(side) for side in self.sides]
-        return pickle.dumps((self.basis, self.report, tables, sides, self.number, self.is_last), protocol=5)
+        sender, ground = astuple(self.sender), None if self.ground is None else astuple(self.ground)
+        return pickle.dumps((sender, tables, sides, self.number, self.is_last, ground), protocol=5)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Blob:
-        basis, report, tables, sides, number, is_last = pickle.loads(data)
+        sender, tables, sides, number, is_last, ground = pickle.loads(data)
         tables, sides = ([pa.ipc.open_stream(stream).read_all() for stream in some] for some in (tables, sides))
-        return cls(basis, report, tuple(map(_whole, tables)), tuple(sides), number, is_last)
+        told = None if ground is None else Ground(*ground)
+        return cls(Sender(*sender), tuple(map(_whole, tables)), tuple(sides), number, is_last, told)
 
 
-def reports(basis: Basis, blobs: Sequence[Blob]) -> list[Report]:
-    """Return the report of each part, once all pieces of its blob are at a shard.
+def check_parts(blobs: Sequence[Blob]) -> str:
+    """Return the digest of the parts whose blobs are at a shard, once all pieces of all parts are there.
 
     Raises:
-        DisagreementError: a piece is missing or came twice.
+        DisagreementError: Something is missing, came twice, or is of another micro-batch or plan.
     """
+    first = blobs[0].sender
+    if any(replace(blob.sender, part=first.part) != first for blob in blobs):
+        raise DisagreementError(f"task={first.task} batch={first.batch}: parts have different plans; start again.")
     lasts = [blob for blob in blobs if blob.is_last]
-    wanted = Counter((last.report.part, number) for last in lasts for number in range(last.number + 1))
-    if wanted != Counter((blob.report.part, blob.number) for blob in blobs):
+    wanted = Counter((last.sender.part, number) for last in lasts for number in range(last.number + 1))
+    if wanted != Counter((blob.sender.part, blob.number) for blob in blobs):
         raise DisagreementError(
-            f"task={basis.task} batch={basis.batch}: not all of what a part sent came to a shard, or some came twice; "
+            f"task={first.task} batch={first.batch}: not all of what a part sent came to a shard, or some came twice; "
             "start it again."
         )
-    return [last.report for last in lasts]
+    return digest_of_parts([last.sender for last in lasts])
+
+
+def digest_of_parts(senders: Sequence[Sender]) -> str:
+    """Return a digest that says which parts there were, if each was there once.
+
+    Raises:
+        DisagreementError: A part is missing or came twice.
+    """
+    first, parts = senders[0], sorted(sender.part for sender in senders)
+    if parts != (sorted({*parts}) if first.parts is None else [*range(first.parts)]):
+        raise DisagreementError(f"task={first.task} batch={first.batch} was delivered in {parts=}; start it again.")
+    return short_digest(parts)
+
+
+def short_digest(value: object) -> str:
+    """Return a digest of what a value shows of itself: enough to tell plans apart."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:32]
 
 
 def _slim(table: pa.Table) -> pa.Table:
@@ -173,22 +260,30 @@ def to_ipc(table: pa.Table) -> bytes:
 class Descriptor:
     """A shard's account of a micro-batch. Its files are durable; the driver commits it, or it never happened.
 
-    `base` is the digest of the runs and the clock that the shard started from, `runs` what it should have afterwards.
-    `values` are the running values for a sink, in a file or, where they are few, as they are; `copies` counts the messages that
-    had come before.
+    `plan` and `parts` are digests of the plan and of the parts that the shard has heard from. `base` is the digest of the runs
+    and the clock that it started from, `runs` what it should have afterwards. `values` are the running values for a sink, in a
+    file or, where they are few, as they are; `copies` counts the messages that had come before.
     """
 
     task: str
     epoch: int
     batch: int
+    plan: str
+    parts: str
     shard: int
     base: str
-    advance: Advance
-    journal: tuple[str, ...]
     runs: tuple[Run, ...]
     side: SideFile | None = None
     values: Stored | bytes | None = None
     copies: int = 0
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the driver gets of a micro-batch: a report from each part and a descriptor from each shard, in any order."""
+
+    reports: Sequence[Report]
+    descriptors: Sequence[Descriptor]
 
 
 def digest(runs: Sequence[Run], clock: int) -> str:

@@ -8,21 +8,30 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persistent_state.batch import compaction
-from persistent_state.batch.advance import advance, cuts_to_keep
-from persistent_state.batch.messages import Advance, Basis, Blob, Descriptor, digest, reports, runs_by_shard, to_ipc
+from persistent_state.batch.messages import (
+    Blob,
+    Descriptor,
+    Ground,
+    Sender,
+    check_parts,
+    digest,
+    runs_by_shard,
+    to_ipc,
+)
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.update import updates_by_key
 from persistent_state.errors import DisagreementError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import expiry, fold, keys
 from persistent_state.partials.dedup import without_copies
-from persistent_state.partials.layout import between
+from persistent_state.partials.layout import Layout, as_numpy, between, where
 from persistent_state.partials.lookup import add_current
 from persistent_state.store import runs as runs_io
 from persistent_state.store.files import Files
 from persistent_state.store.late_rows import joined, side_file
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run, SideFile, Stored
+from persistent_state.windows import WINDOW
 
 INLINE = 8 << 20
 """The most bytes of running values that a micro-batch sends to the driver; more are written to files."""
@@ -32,19 +41,18 @@ INLINE = 8 << 20
 class Work:
     """The work of a shard: the tables and the late and bad rows that came, and the runs that it holds.
 
-    `cuts` are the clocks that folding must keep apart. What expired by `floor` may go, and ids of messages below `ids_from`
-    are forgotten (None: ids do not count).
+    `parts` is the digest of the parts that it has heard from. Ids of messages below `ids_from` are forgotten (None: ids do not
+    count).
     """
 
     plan: Plan
     shard: int
-    basis: Basis
-    after: Advance
+    sender: Sender
+    parts: str
+    ground: Ground
     tables: Sequence[pa.Table]
     sides: Sequence[pa.Table]
     held: tuple[Run, ...]
-    cuts: tuple[int, ...]
-    floor: int
     ids_from: int | None
 
     @property
@@ -87,44 +95,41 @@ def merge_shard(
     """
     work = _work(plan, shard, blobs, cached)
     fresh = _fold_fresh(work)
-    keep = compaction.choose(work.held, fresh.table.num_rows, fresh.table.nbytes, work.floor)
+    keep = compaction.choose(work.held, fresh.table.num_rows, fresh.table.nbytes, work.ground.floor)
     runs, values = _rewrite(work, fresh, keep, new_id)
     return _descriptor(work, fresh, (*work.held[:keep], *runs), values, new_id)
 
 
 def _work(plan: Plan, shard: int, blobs: Sequence[Blob], cached: Sequence[Run] | None) -> Work:
-    basis = blobs[0].basis
-    if any(blob.basis != basis for blob in blobs):
-        raise DisagreementError(
-            f"task={plan.name} batch={basis.batch}: parts were planned from different entries; start again."
-        )
-    after = advance(basis, reports(basis, blobs), plan.settings)
-    floor, once = min(blob.basis.floor for blob in blobs), plan.layout.once
+    sender, parts = blobs[0].sender, check_parts(blobs)
+    ground = next((blob.ground for blob in blobs if blob.ground is not None), None)
+    if ground is None:
+        raise DisagreementError(f"task={plan.name} batch={sender.batch}: its first part did not come; start it again.")
+    once = plan.layout.once
     return Work(
         plan=plan,
         shard=shard,
-        basis=basis,
-        after=after,
+        sender=sender,
+        parts=parts,
+        ground=ground,
         tables=[table for blob in blobs for table in blob.tables],
         sides=[side for blob in blobs for side in blob.sides],
-        held=_held_runs(plan, basis, shard, cached),
-        cuts=cuts_to_keep([blob.basis for blob in blobs], after),
-        floor=floor,
+        held=_held_runs(plan, sender, ground, shard, cached),
         # No later message is below the floor, so none has a copy that is further below.
-        ids_from=None if once is None else max(BEGINNING, floor - once.horizon),
+        ids_from=None if once is None else max(BEGINNING, ground.floor - once.horizon),
     )
 
 
-def _held_runs(plan: Plan, basis: Basis, shard: int, cached: Sequence[Run] | None) -> tuple[Run, ...]:
+def _held_runs(plan: Plan, sender: Sender, ground: Ground, shard: int, cached: Sequence[Run] | None) -> tuple[Run, ...]:
     """Return the runs that the shard holds: the cached ones, or those of the log."""
-    if cached is not None and digest(cached, basis.clock) == basis.digests[shard]:
+    if cached is not None and digest(cached, ground.clock) == ground.runs:
         return tuple(cached)
     entry = Log(plan.files, plan.application).newest()
     runs = entry.tasks[plan.name].stored.runs if entry and plan.name in entry.tasks else ()
     held = runs_by_shard(runs, plan.shards)[shard]
-    if digest(held, basis.clock) != basis.digests[shard]:
+    if digest(held, ground.clock) != ground.runs:
         raise DisagreementError(
-            f"task={plan.name} batch={basis.batch}: the log has moved on since it was planned; start again."
+            f"task={plan.name} batch={sender.batch}: the log has moved on since it was planned; start again."
         )
     return held
 
@@ -144,7 +149,7 @@ def _fold_fresh(work: Work) -> Fresh:
         if plan.task.reads_state and some:
             table, unfit = updates_by_key(plan, some, levels)
             some, sides = [table], [*sides, *unfit]
-        parts.append(fold.fold(some, plan.layout, work.cuts, work.after.clock, apart, ids_from=work.ids_from))
+        parts.append(fold.fold(some, plan.layout, work.ground.cuts, work.ground.clock, apart, ids_from=work.ids_from))
     return Fresh(pa.concat_tables(parts), sides, copies, older)
 
 
@@ -162,12 +167,14 @@ def _rewrite(work: Work, fresh: Fresh, keep: int, new_id: Callable[[], str]) -> 
             values.append(now)
         elif plan.emits and new.num_rows:
             touched = [*(fold.touched(level, new) for level in levels), new]
-            values.append(layout.kind.running(touched, layout, work.after.clock))
+            values.append(layout.kind.running(touched, layout, work.ground.clock))
         if rewritten := levels[kept:]:
-            apart = _apart_from(plan, work.after, is_all=keep == 0)
+            apart = _apart_from(plan, work.ground.clock, is_all=keep == 0)
             tables = [*rewritten, new]
-            new = fold.fold(tables, layout, work.cuts, work.after.clock, apart, plan.keeps_current, work.ids_from)
-            new = expiry.without_expired(new, layout, work.floor, is_all=keep == 0)
+            new = fold.fold(
+                tables, layout, work.ground.cuts, work.ground.clock, apart, plan.keeps_current, work.ids_from
+            )
+            new = expiry.without_expired(new, layout, work.ground.floor, is_all=keep == 0)
         if new.num_rows:
             path = _path(work, new_id)
             runs.append(runs_io.write_run(plan.files, path, layout.kind.with_sums(new, layout), layout, low, high))
@@ -178,15 +185,15 @@ def _descriptor(
     work: Work, fresh: Fresh, runs: tuple[Run, ...], values: Sequence[pa.Table], new_id: Callable[[], str]
 ) -> Descriptor:
     """Write the late and bad rows and the running values, and describe all that the shard has made."""
-    plan, basis = work.plan, work.basis
+    plan, sender = work.plan, work.sender
     return Descriptor(
         task=plan.name,
-        epoch=basis.epoch,
-        batch=basis.batch,
+        epoch=sender.epoch,
+        batch=sender.batch,
+        plan=sender.plan,
+        parts=work.parts,
         shard=work.shard,
-        base=digest(work.held, basis.clock),
-        advance=work.after,
-        journal=basis.journal,
+        base=digest(work.held, work.ground.clock),
         runs=runs,
         side=_write_side(plan, _path(work, new_id, ".side"), fresh.sides),
         values=_write_values(plan, _path(work, new_id, ".values"), values) if plan.emits else None,
@@ -200,7 +207,7 @@ def _bounds(work: Work) -> tuple[int, int]:
 
 def _path(work: Work, new_id: Callable[[], str], what: str = "") -> str:
     """Return a name for a file of this shard and micro-batch that nobody else has."""
-    name = f"{work.basis.epoch:06d}-{work.basis.batch:09d}-{work.shard:04d}-{new_id()}{what}.arrow"
+    name = f"{work.sender.epoch:06d}-{work.sender.batch:09d}-{work.shard:04d}-{new_id()}{what}.arrow"
     return f"{work.plan.application}/runs/{work.plan.name}/{name}"
 
 
@@ -210,11 +217,11 @@ def _open(plan: Plan, runs: Sequence[Run]) -> list[pa.Table]:
         return [read(plan.files, run) for run in runs]
 
 
-def _apart_from(plan: Plan, after: Advance, is_all: bool) -> int | None:
+def _apart_from(plan: Plan, clock: int, is_all: bool) -> int | None:
     """Return the clock from which on rows stay single messages: all do where an older run may hold one between them."""
     if not plan.layout.is_ordered:
         return None
-    return after.clock if is_all else BEGINNING
+    return clock if is_all else BEGINNING
 
 
 def _write_values(plan: Plan, path: str, folded: Sequence[pa.Table]) -> Stored | bytes | None:
@@ -226,9 +233,10 @@ def _write_values(plan: Plan, path: str, folded: Sequence[pa.Table]) -> Stored |
     return to_ipc(table) if table.nbytes <= INLINE // plan.shards else runs_io.write_table(plan.files, path, table)
 
 
-def read_values(files: Files, values: Stored | bytes) -> pa.Table:
-    """Return the running values of a descriptor: the key columns and `value`."""
-    return pa.ipc.open_stream(values).read_all() if isinstance(values, bytes) else runs_io.read_table(files, values)
+def read_values(files: Files, values: Stored | bytes, layout: Layout, clock: int) -> pa.Table:
+    """Return the running values of a descriptor: the key columns and `value`, without windows that have ended by the clock."""
+    table = pa.ipc.open_stream(values).read_all() if isinstance(values, bytes) else runs_io.read_table(files, values)
+    return where(table, as_numpy(table, WINDOW[1]) > clock) if WINDOW[1] in layout.kind.window_columns else table
 
 
 def _write_side(plan: Plan, path: str, sides: Sequence[pa.Table]) -> SideFile | None:

@@ -29,11 +29,9 @@ def check_unit(plan: Plan, basis: Basis, believed: Collection[str], timestamps: 
     Raises:
         InvalidInputError: they are, and nobody has said their unit.
     """
-    if plan.timestamp_unit is not None or basis.clock != BEGINNING or believed:
+    if plan.timestamp_unit is not None or basis.clock != BEGINNING or basis.has_begun or believed:
         return
     if not pa.types.is_int64(plan.schema.field(plan.timestamp).type):
-        return
-    if any(channel.newest is not None or channel.before is not None for channel in basis.channels.values()):
         return
     for unit, (name, per_second) in _OTHERS.items():
         low, high = (bound * per_second for bound in _USUAL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from persistent_state.batch.combine import combine_in_pieces
-from persistent_state.batch.messages import Blob
+from persistent_state.batch.messages import DRIVER, Blob, Report
 from persistent_state.batch.plan import AT_MOST_ONCE, Plan
 from persistent_state.engine import failures
 from persistent_state.errors import StateError
@@ -55,23 +55,25 @@ def load(
     return session.readStream.format(ArrowSource.name()).load()
 
 
-def blob_batches(blobs: Iterable[tuple[int, Blob]], labels: Sequence[int], attempts: int) -> Iterator[pa.RecordBatch]:
-    """Yield blobs as the rows that Spark shuffles, in batches of about `BATCH_BYTES`.
+def blob_batches(
+    sent: Iterable[tuple[int, Blob | Report]], labels: Sequence[int], attempts: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield blobs and a report as the rows that Spark shuffles, in batches of about `BATCH_BYTES`.
 
-    If making a blob fails, the error goes to each shard in place of the blobs that were still to come.
+    If making a blob fails, the error goes to each shard and the driver in place of what was still to come.
     """
     some, size = list[tuple[int, bytes]](), 0
     try:
-        for shard, blob in blobs:
-            data = blob.to_bytes()
+        for shard, message in sent:
+            data = message.to_bytes()
             if some and size + len(data) > BATCH_BYTES:
                 yield _batch(some)
                 some, size = [], 0
-            some.append((labels[shard], data))
+            some.append((DRIVER if shard == DRIVER else labels[shard], data))
             size += len(data)
     except StateError as error:
         row = failures.as_row(error, attempts)
-        some = [(label, row) for label in labels]
+        some = [(label, row) for label in (*labels, DRIVER)]
     freeze_imports()
     if some:
         yield _batch(some)
@@ -147,7 +149,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reach = replace(self._reach, journal=())
         else:
             entry = commits.wake(self._log, self._epoch, self.plan.name, now_us())
-        basis = commits.plan_batch(entry, self.plan.name, self._reach, now_us())
+        basis = commits.plan_batch(entry, self.plan, self._reach, now_us())
         # A micro-batch without rows has one part all the same: it may move the clock.
         # A jump is measured from the message before it, so one part must read all of a channel.
         most = self._parts if self.plan.settings.jump is None else 1
@@ -155,13 +157,17 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A channel can become idle only after its source was first asked for rows.
         self._moved = basis.now
         basis = replace(basis, is_silent=self._is_idle and splits == [None])
-        return [InputPartition((basis, part, len(splits), split)) for part, split in enumerate(splits)]
+        bases = [basis.of_part(part, self._partitions_in(split)) for part, split in enumerate(splits)]
+        return [InputPartition((basis, part, len(splits), splits[part])) for part, basis in enumerate(bases)]
+
+    def _partitions_in(self, split: Any | None) -> Collection[str] | None:
+        return () if split is None else self.source.partitions_in(split)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         attempts = 1 if isinstance(partition.value, StateError) else self.attempts
         yield from blob_batches(self._blobs(partition), self.labels, attempts)
 
-    def _blobs(self, partition: InputPartition) -> Iterator[tuple[int, Blob]]:
+    def _blobs(self, partition: InputPartition) -> Iterator[tuple[int, Blob | Report]]:
         if isinstance(partition.value, StateError):
             raise partition.value
         basis, part, parts, split = partition.value

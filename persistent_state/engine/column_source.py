@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.judge import key_columns, unfit_keys
-from persistent_state.batch.messages import Basis, Blob, to_ipc
+from persistent_state.batch.messages import Basis, Blob, Report, to_ipc
 from persistent_state.batch.plan import COLUMN, Plan
 from persistent_state.batch.rows import microseconds
 from persistent_state.engine import failures
@@ -64,7 +64,7 @@ def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
     is_row = F.coalesce(*(F.col(name) for name in (_HEADER, _REASON, _ORIGINALS))).isNull()
     update = F.when(is_row, column)
 
-    def blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob]]:
+    def blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob | Report]]:
         full = (batch for batch in batches if batch.num_rows)
         first = next(full)
         header = first.column(_HEADER)[0].as_py()

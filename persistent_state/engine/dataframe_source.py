@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegralType
 
 from persistent_state.batch.combine import combine_in_pieces
-from persistent_state.batch.messages import Basis, Blob
+from persistent_state.batch.messages import FIRST, Basis, Blob, Report
 from persistent_state.batch.plan import COLUMN, Plan
 from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load, now_us
 from persistent_state.engine.idle_source import IdleReader
@@ -225,24 +225,24 @@ def blobs_of_dataframe(
     reach = Reach({}, {"": False} if source.channel is None else None, known=tuple(source.channels))
     place = source.channel, source.position
 
-    def basis_of(entry: Entry) -> Basis:
+    def basis_of(entry: Entry, part: int) -> Basis:
         first = replace(reach, journal=journal if entry.tasks[plan.name].progress.batch == 0 else ())
-        return replace(commits.plan_batch(entry, plan.name, first, now=0), restored=restored)
+        planned = commits.plan_batch if part <= FIRST else commits.plan_part
+        return replace(planned(entry, plan, first, now=0), restored=restored)
 
-    def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob]]:
-        basis = basis_of(commits.wake(_log(plan.files, plan.application), epoch, plan.name, now_us()))
+    def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob | Report]]:
+        context = TaskContext.get()
+        assert context is not None, "Spark runs this in a task"
+        part = context.partitionId()
+        basis = basis_of(commits.wake(_log(plan.files, plan.application), epoch, plan.name, now_us()), part)
         full = (batch for batch in batches if batch.num_rows)
         first = next(full, None)
         chunks: Iterator[Chunk] = iter(())
-        at_time = basis
         if first is not None:
-            at_time = replace(basis, now=first.column(_NOW)[0].value)
+            # Of a part without rows the driver learns the batch time from Spark.
+            basis = replace(basis, now=first.column(_NOW)[0].value)
             chunks = _placed(chain([first], full), plan, *place)
-        context = TaskContext.get()
-        assert context is not None, "Spark runs this in a task"
-        pieces = combine_in_pieces(plan, at_time, context.partitionId(), None, chunks)
-        # A part without rows does not know the batch time, and all parts must agree. So the shard adds the time.
-        yield from ((shard, replace(blob, basis=basis)) for shard, blob in pieces)
+        yield from combine_in_pieces(plan, basis, part, None, chunks)
 
     def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from blob_batches(combined(batches), labels, attempts)

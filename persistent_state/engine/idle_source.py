@@ -38,7 +38,7 @@ class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     and must end. `basis` returns what the micro-batch starts from, as for the stream's own parts.
     """
 
-    def __init__(self, plan: Plan, epoch: int, basis: Callable[[Entry], Basis], labels: Sequence[int]) -> None:
+    def __init__(self, plan: Plan, epoch: int, basis: Callable[[Entry, int], Basis], labels: Sequence[int]) -> None:
         self.plan = plan
         self._epoch = epoch
         self._basis = basis
@@ -62,7 +62,7 @@ class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         entry = commits.wake(self._log, self._epoch, self.plan.name, now_us())
-        return [InputPartition(replace(self._basis(entry), is_silent=True))]
+        return [InputPartition(replace(self._basis(entry, PART), is_silent=True))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         yield from blob_batches(combine_in_pieces(self.plan, partition.value, PART, None, ()), self._labels, 1)

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from persistent_state.batch.messages import Blob, Descriptor
+from persistent_state.batch.messages import DRIVER, Advance, Answers, Blob, Descriptor, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard, read_values
 from persistent_state.engine import failures
@@ -33,6 +33,7 @@ from persistent_state.store.codec import run_from_json, run_to_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import LATE, REPLAYED_OR_LATE
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import Stored
 
 _logger = logging.getLogger("persistent_state")
 _progress = logging.getLogger("persistent_state.progress")
@@ -98,37 +99,55 @@ def is_committing() -> bool:
 
 
 def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int], attempts: int) -> DataFrame:
-    """Return one row per shard and micro-batch: (shard, descriptor). Running it writes the runs that the descriptors name.
+    """Return the rows (shard, answer) of each micro-batch: a descriptor from each shard, and one row of all parts' reports.
 
-    If a part or a shard fails, its row holds the error instead of a descriptor.
+    Running it writes the runs that the descriptors name. If a part or a shard fails, an error stands in place of an answer.
     """
     shards = {label: shard for shard, label in enumerate(labels)}
 
     def step(key: tuple[int], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        shard, now = shards[int(key[0])], state.getCurrentProcessingTimeMs() * 1000
+        shard = shards.get(int(key[0]), DRIVER)
         sent = [blob for frame in frames for blob in frame["blob"]]
         answer = next((blob for blob in sent if failures.error_of(blob)), None)
-        if answer is None:
-            received = [_timed(Blob.from_bytes(blob), now) for blob in sent]
+        if answer is None and shard == DRIVER:
+            answer = pickle.dumps((state.getCurrentProcessingTimeMs() * 1000, sent))
+        elif answer is None:
             # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
             cached = list(map(run_from_json, json.loads(state.get[0]))) if state.exists else None
             try:
-                merged = merge_shard(plan, shard, received, cached, new_id)
+                merged = merge_shard(plan, shard, list(map(Blob.from_bytes, sent)), cached, new_id)
                 answer = pickle.dumps(merged)
                 state.update((json.dumps(list(map(run_to_json, merged.runs))),))
             except StateError as error:
                 answer = failures.as_row(error, attempts)
         freeze_imports()
-        yield pd.DataFrame({"shard": [shard], "descriptor": [answer]})
+        yield pd.DataFrame({"shard": [shard], "answer": [answer]})
 
     return blobs.groupBy("label").applyInPandasWithState(
-        step, "shard int, descriptor binary", "runs string", "update", GroupStateTimeout.NoTimeout
+        step, "shard int, answer binary", "runs string", "update", GroupStateTimeout.NoTimeout
     )
 
 
-def _timed(blob: Blob, now: int) -> Blob:
-    """Return the blob with a batch time in its basis. Parts that Spark plans do not know that time, but shards do."""
-    return blob if blob.basis.now else replace(blob, basis=replace(blob.basis, now=now))
+def answers_of(rows: Sequence[Row], is_planned_by_spark: bool) -> Answers:
+    """Return the reports of the parts and the descriptors of the shards that the rows of a micro-batch hold.
+
+    Raises:
+        StateError: A part or a shard failed.
+    """
+    reports: list[Report] = []
+    descriptors: list[Descriptor] = []
+    for row in rows:
+        if error := failures.error_of(row["answer"]):
+            raise error
+        if row["shard"] == DRIVER:
+            now, sent = pickle.loads(row["answer"])
+            reports = list(map(Report.from_bytes, sent))
+            if is_planned_by_spark:
+                # Parts without rows do not know the batch time.
+                reports = [replace(report, now=now) for report in reports]
+        else:
+            descriptors.append(pickle.loads(row["answer"]))
+    return Answers(reports, descriptors)
 
 
 class Watch:
@@ -215,31 +234,36 @@ class Commit:
             _here.is_committing = False
 
     def _run(self, rows: DataFrame, batch: int) -> None:
-        answers = [row["descriptor"] for row in rows.collect()]
-        for error in filter(None, map(failures.error_of, answers)):
-            raise error
-        descriptors: list[Descriptor] = list(map(pickle.loads, answers))
-        if not descriptors and self._is_planned_by_spark:
+        answers = answers_of(rows.collect(), self._is_planned_by_spark)
+        if not answers.descriptors and self._is_planned_by_spark:
             # Spark found nothing to read, and ran no part.
             return
-        entry = commits.commit(self._log, self._epoch, descriptors, now=now_us(), new_id=new_id, keeping=self._keeping)
-        committed = progress(entry, descriptors)
+        entry, after = commits.commit(
+            self._log,
+            self._epoch,
+            self._plan.settings,
+            answers,
+            now=now_us(),
+            new_id=new_id,
+            keeping=self._keeping,
+        )
+        committed = progress(entry, after, answers.descriptors)
         _progress.info("%s", line_of(committed))
         if self._on_progress is not None:
             # Tasks commit in threads of their own; the function of progress is called by one at a time.
             with _progress_lock:
                 self._on_progress(committed)
         if self._running:
-            values = running_values(rows, self._plan, descriptors)
+            values = running_values(rows, self._plan, after.clock, answers.descriptors)
             with settings(values.sparkSession, self._for_sinks):
                 for output in self._running:
                     with naming(f"task={self._plan.name}: a function of RunningValues", StateError):
                         output.function(values, batch)
 
 
-def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
+def progress(entry: Entry, after: Advance, descriptors: Sequence[Descriptor]) -> Progress:
     """Return the progress of the micro-batch of these descriptors, which the entry commits."""
-    first = descriptors[0]
+    first, counts = descriptors[0], after.counts
     task = entry.tasks[first.task]
     reasons = task.late_rows.counts()
     late = reasons.get(LATE, 0)
@@ -247,19 +271,19 @@ def progress(entry: Entry, descriptors: list[Descriptor]) -> Progress:
         task=first.task,
         epoch=first.epoch,
         batch=first.batch,
-        messages=first.advance.counts.get("messages", 0),
-        replayed=first.advance.counts.get("replayed", 0),
-        skipped=first.advance.counts.get("skipped", 0),
-        replayed_or_late=first.advance.counts.get(REPLAYED_OR_LATE, 0),
+        messages=counts.get("messages", 0),
+        replayed=counts.get("replayed", 0),
+        skipped=counts.get("skipped", 0),
+        replayed_or_late=counts.get(REPLAYED_OR_LATE, 0),
         copies=sum(descriptor.copies for descriptor in descriptors),
         late=late,
         bad=sum(reasons.values()) - late,
         reasons=reasons,
-        upstream_min=first.advance.upstream_min,
+        upstream_min=after.upstream_min,
         clock=task.progress.clock,
         global_clock=entry.clock,
         outputs=deliver.delivered(entry, first.task),
-        unread=first.advance.unread,
+        unread=after.unread,
     )
 
 
@@ -270,19 +294,26 @@ def line_of(progress: Progress) -> str:
     return json.dumps(fields | dict.fromkeys(absent))
 
 
-def running_values(rows: DataFrame, plan: Plan, descriptors: list[Descriptor]) -> DataFrame:
-    """Return the values of the keys that a micro-batch changed, from its descriptors or the files that these name."""
+def running_values(rows: DataFrame, plan: Plan, clock: int, descriptors: Sequence[Descriptor]) -> DataFrame:
+    """Return the values of the keys that a micro-batch changed, from its descriptors or the files that these name.
+
+    Of windows those that are open at the clock.
+    """
     values_by_shard = [descriptor.values for descriptor in descriptors if descriptor.values]
     schema, session = values_schema(plan), rows.sparkSession
+
+    def read(values: Stored | bytes) -> pa.Table:
+        return read_values(plan.files, values, plan.layout, clock)
+
     if all(isinstance(values, bytes) for values in values_by_shard):
-        tables = [shown(plan, read_values(plan.files, values)).cast(schema) for values in values_by_shard]
+        tables = [shown(plan, table).cast(schema) for table in map(read, values_by_shard)]
         table = pa.concat_tables([schema.empty_table(), *tables])
         return session.createDataFrame(table, from_arrow_schema(schema)).coalesce(max(1, len(values_by_shard)))
 
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from shown(plan, read_values(plan.files, values_by_shard[number])).cast(schema).to_batches()
+                yield from shown(plan, read(values_by_shard[number])).cast(schema).to_batches()
 
     # A partition for each shard, and nothing to shuffle.
     numbers = session.range(0, len(values_by_shard), 1, len(values_by_shard))

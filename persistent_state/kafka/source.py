@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -166,6 +166,9 @@ class KafkaSource(Subscription, TimeReplayableSource):
                     )
             before += offsets.end - first
         return [tuple(piece) for piece in pieces if piece]
+
+    def partitions_in(self, split: Sequence[OffsetRange]) -> Collection[str]:
+        return {offsets.partition_name for offsets in split}
 
     def read(self, split: Sequence[OffsetRange]) -> Iterator[Chunk]:
         for offsets in split:

@@ -15,9 +15,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
-from persistent_state.batch.messages import Basis, Descriptor, digest, runs_by_shard
+from persistent_state.batch.advance import advance
+from persistent_state.batch.messages import (
+    Advance,
+    Answers,
+    Basis,
+    Descriptor,
+    Ground,
+    digest,
+    digest_of_parts,
+    runs_by_shard,
+    short_digest,
+)
+from persistent_state.batch.plan import Plan
 from persistent_state.errors import DisagreementError, ExistsError, FencedError, StoreUnavailableError
-from persistent_state.event_time import channels, clocks
+from persistent_state.event_time import clocks
+from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import newest_read
 from persistent_state.sources.base import Reach
 from persistent_state.store import late_rows, lists
@@ -111,29 +124,41 @@ def own(log: Log, epoch: int) -> Entry:
     return newest
 
 
-def plan_batch(entry: Entry, name: str, reach: Reach, now: int) -> Basis:
-    """Return the basis of a task's next micro-batch, by the newest entry; `now` is its batch time."""
-    task = entry.tasks[name]
+def plan_batch(entry: Entry, plan: Plan, reach: Reach, now: int) -> Basis:
+    """Return the basis of a task's next micro-batch by the newest entry, with a word for the shards and the driver.
+
+    `now` is the batch time; 0 if the planner does not know it.
+    """
+    task = entry.tasks[plan.name]
+    basis, cuts = plan_part(entry, plan, reach, now), _apart(entry, task)
+    grounds = [Ground(basis.clock, cuts, task.stored.floor, runs) for runs in shard_digests(entry, task)]
+    return replace(basis, grounds=tuple(grounds), reach=reach)
+
+
+def plan_part(entry: Entry, plan: Plan, reach: Reach, now: int) -> Basis:
+    """Return what `plan_batch` does for a part that is not the first."""
+    task = entry.tasks[plan.name]
+    batch, is_behind = task.progress.batch + 1, task.progress.clock < entry.clock
     return Basis(
-        task=name,
+        task=plan.name,
         epoch=entry.epoch,
-        batch=task.progress.batch + 1,
+        batch=batch,
+        plan=short_digest((plan.name, entry.epoch, batch, now, task.progress.clock, task.source.again, reach)),
         now=now,
         clock=task.progress.clock,
-        low=min((run.first for run in task.stored.runs), default=None),
-        coarse=task.stored.coarse,
-        channels=channels.listed_channels(task.source.channels, reach.channels, reach.known, now),
-        is_listed=reach.channels is not None,
-        is_behind=task.progress.clock < entry.clock,
+        has_begun=any((channel.newest, channel.before) != (None, None) for channel in task.source.channels.values()),
+        is_behind=is_behind,
         positions=task.source.positions,
         ends=reach.ends,
-        journal=reach.journal,
-        digests=shard_digests(entry, task),
-        apart=(*entry.retained, *task.stored.cuts),
-        floor=task.stored.floor,
+        channels=task.source.channels if plan.settings.jump is not None else {},
+        apart=_apart(entry, task) if is_behind else (),
         again=task.source.again,
-        unread=reach.unread,
     )
+
+
+def _apart(entry: Entry, task: TaskState) -> tuple[int, ...]:
+    """Return the clocks that folding must keep apart."""
+    return tuple(sorted({*entry.retained, *task.stored.cuts}))
 
 
 def shard_digests(entry: Entry, task: TaskState) -> tuple[str, ...]:
@@ -144,58 +169,72 @@ def shard_digests(entry: Entry, task: TaskState) -> tuple[str, ...]:
 def commit(
     log: Log,
     epoch: int,
-    descriptors: Sequence[Descriptor],
+    settings: Settings,
+    answers: Answers,
     *,
     now: int,
     new_id: Callable[[], str],
     keeping: Keeping,
-) -> Entry:
+) -> tuple[Entry, Advance]:
     """Make a micro-batch part of the state: one new entry, or nothing.
 
+    Returns:
+        The entry, and where the micro-batch has moved its task.
+
     Raises:
-        DisagreementError: the shards did not each answer once and alike, or not from what the log says.
+        DisagreementError: the parts and the shards did not each answer once and by one plan, or not from what the log says.
         FencedError: a newer driver owns the application.
         CommitUnknownError: the store did not answer.
     """
-    first = _agreed(descriptors)
+    first = _agreed(answers)
     while True:
         newest = own(log, epoch)
         if first.epoch != epoch:
             raise DisagreementError(
                 f"task={first.task} batch={first.batch} is of epoch {first.epoch}, not {epoch}; start again."
             )
-        entry = _with_batch(log, newest, descriptors, now, new_id, keeping)
+        _check_shards(newest, answers.descriptors)
+        after = advance(newest.tasks[first.task], answers.reports, settings)
+        entry = _with_batch(log, newest, answers.descriptors, after, now, new_id, keeping)
         try:
             log.append(entry)
         except ExistsError:
             # Another task of this application, or a newer driver, was first: look again.
             continue
-        return entry
+        return entry, after
 
 
-def _agreed(descriptors: Sequence[Descriptor]) -> Descriptor:
-    """Return the first descriptor, if all say the same of the micro-batch."""
-    if not descriptors:
-        raise DisagreementError("no shard answered; nothing was committed, start again.")
-    first = descriptors[0]
-    for other in descriptors:
-        if (other.task, other.epoch, other.batch, other.advance, other.journal) != (
-            first.task, first.epoch, first.batch, first.advance, first.journal,
-        ):  # fmt: skip
+def _agreed(answers: Answers) -> Descriptor:
+    """Return the first descriptor, if all parts and shards speak of one plan, and every shard has heard from each part.
+
+    Raises:
+        DisagreementError: They do not, or nobody answered.
+    """
+    if not answers.descriptors or not answers.reports:
+        raise DisagreementError("no shard or no part answered; nothing was committed, start again.")
+    first, senders = answers.descriptors[0], [report.sender for report in answers.reports]
+    parts, batch = digest_of_parts(senders), (first.task, first.epoch, first.batch, first.plan)
+    for sender in senders:
+        if (sender.task, sender.epoch, sender.batch, sender.plan) != batch:
             raise DisagreementError(
-                f"task={first.task} batch={first.batch}: shards {first.shard} and {other.shard} differ; start again."
+                f"task={first.task} batch={first.batch}: part {sender.part} has another plan than shard {first.shard}; "
+                "start again."
+            )
+    for other in answers.descriptors:
+        if (other.task, other.epoch, other.batch, other.plan, other.parts) != (*batch, parts):
+            raise DisagreementError(
+                f"task={first.task} batch={first.batch}: shard {other.shard} has another plan than shard {first.shard}, or "
+                "has heard from other parts than the driver; start again."
             )
     return first
 
 
-def _with_batch(
-    log: Log,
-    newest: Entry,
-    descriptors: Sequence[Descriptor],
-    now: int,
-    new_id: Callable[[], str],
-    keeping: Keeping,
-) -> Entry:
+def _check_shards(newest: Entry, descriptors: Sequence[Descriptor]) -> None:
+    """Refuse a micro-batch that does not follow the newest entry.
+
+    Raises:
+        DisagreementError: A shard is missing or answered twice, or one started from other runs than the entry's.
+    """
     first = descriptors[0]
     task = newest.tasks[first.task]
     answered = sorted(descriptor.shard for descriptor in descriptors)
@@ -205,16 +244,29 @@ def _with_batch(
         )
     if first.batch != task.progress.batch + 1:
         raise DisagreementError(f"task={first.task}: batch {first.batch} follows {task.progress.batch}; start again.")
-    ordered = sorted(descriptors, key=lambda d: d.shard)
-    for descriptor, base in zip(ordered, shard_digests(newest, task), strict=True):
-        if descriptor.base != base:
+    bases = shard_digests(newest, task)
+    for descriptor in descriptors:
+        if descriptor.base != bases[descriptor.shard]:
             raise DisagreementError(
                 f"task={first.task} batch={first.batch}: shard {descriptor.shard} started from other runs than the log's; "
                 "start again."
             )
-    after = first.advance
+
+
+def _with_batch(
+    log: Log,
+    newest: Entry,
+    descriptors: Sequence[Descriptor],
+    after: Advance,
+    now: int,
+    new_id: Callable[[], str],
+    keeping: Keeping,
+) -> Entry:
+    first = descriptors[0]
+    task = newest.tasks[first.task]
+    ordered = sorted(descriptors, key=lambda d: d.shard)
     page = partial(_path, log, first.task, newest.epoch, first.batch, "pages", new_id)
-    journal = lists.append(log.files, task.source.journal, first.journal, page)
+    journal = lists.append(log.files, task.source.journal, after.journal, page)
     runs = [run for descriptor in ordered for run in descriptor.runs]
     moved = replace(
         task,

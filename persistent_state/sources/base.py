@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -191,6 +191,17 @@ class TimeReplayableSource(ABC):
         Returns:
             Picklable pieces of about equal size.
         """
+
+    def partitions_in(self, split: Any) -> Collection[str] | None:
+        """Return the partitions of which a piece may have rows, so that whoever reads it is told no others' positions.
+
+        Args:
+            split: One of the pieces that `splits` returned.
+
+        Returns:
+            Their names. None, by default: any partition.
+        """
+        return None
 
     @abstractmethod
     def read(self, split: Any) -> Iterator[Chunk]:

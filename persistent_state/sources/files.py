@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -194,6 +194,9 @@ class FileSource(TimeReplayableSource):
             middle = ends[i] - (file.size + _OPENING_BYTES) // 2
             groups.setdefault(middle * parts // ends[-1], []).append((first + i, file.path, file.size))
         return [tuple(group) for group in groups.values()]
+
+    def partitions_in(self, split: Split) -> Collection[str]:
+        return (PARTITION,)
 
     def read(self, split: Split) -> Iterator[Chunk]:
         for ordinal, path, size in split:

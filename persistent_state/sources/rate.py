@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -107,6 +107,9 @@ class RateSource(TimeReplayableSource):
         bounds = [begin + rows * part // parts for part in range(parts + 1)]
         # A worker has a copy of the source as it was before `open`.
         return [(self._start, *bound) for bound in pairwise(bounds) if bound[0] < bound[1]]
+
+    def partitions_in(self, split: Any) -> Collection[str]:
+        return (PARTITION,)
 
     def read(self, split: Any) -> Iterator[Chunk]:
         start, begin, end = split

@@ -13,7 +13,7 @@ from monoids import List, Monoid, Sum
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
 from persistent_state.batch import combine as combining
 from persistent_state.batch.combine import combine_in_pieces
-from persistent_state.batch.messages import Basis, Blob
+from persistent_state.batch.messages import Answers, Basis, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import DisagreementError
@@ -70,22 +70,25 @@ def chunks(keys: int) -> list[Chunk]:
 def planned(task: PersistentTask) -> tuple[Log, Plan, Basis]:
     plan = core.plan_of(task, SCHEMA, settings=Settings(10, ahead=2**62), shards=3)
     log = Log(plan.files, "app")
-    return log, plan, plan_batch(core.start(log, [plan]), plan.name, Reach({"": ROWS}), 0)
+    entry, reach = core.start(log, [plan]), Reach({"": ROWS})
+    return log, plan, plan_batch(entry, plan, reach, 0)
 
 
 def committed(task: PersistentTask, keys: int) -> tuple[Any, int]:
     """The state at every clock that is kept and the bad rows of a micro-batch, and in how many blobs it came."""
     log, plan, basis = planned(task)
-    blobs = [(shard, blob.to_bytes()) for shard, blob in combine_in_pieces(plan, basis, 0, 1, chunks(keys))]
+    *sent, (_, report) = combine_in_pieces(plan, basis, 0, 1, chunks(keys))
+    assert isinstance(report, Report)
+    blobs = [(shard, blob.to_bytes()) for shard, blob in sent]
     some = [[Blob.from_bytes(data) for number, data in blobs if number == shard] for shard in range(plan.shards)]
     made = [merge_shard(plan, shard, of_shard[::-1], None, core.new_id) for shard, of_shard in enumerate(some)]
-    entry = core.commit(log, made)
+    entry = core.commit(log, plan, Answers([report], made))
     aside = [
         row
         for table in late_rows.read_all(plan.files, entry.tasks[plan.name].late_rows)
         for row in table["position"].to_pylist()
     ]
-    assert made[0].advance.counts["messages"] == ROWS
+    assert report.counts["messages"] == ROWS
     return ([core.state_at(entry, plan, clock) for clock in (*entry.retained, None)], sorted(aside)), len(blobs)
 
 
@@ -115,7 +118,7 @@ def test_no_more_than_a_few_rows_wait_for_the_end_of_a_part() -> None:
         sent = 0
         for _, blob in combine_in_pieces(plan, basis, 0, 1, told()):
             waiting = max(waiting, read - sent)
-            sent += sum(len(table) for table in blob.tables)
+            sent += 0 if isinstance(blob, Report) else sum(len(table) for table in blob.tables)
     assert waiting < ROWS / 4
 
 

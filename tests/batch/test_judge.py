@@ -57,7 +57,7 @@ def planned(task: PersistentTask | None = None, **settings: Any) -> tuple[Plan, 
     times = Settings(10, **{"ahead": 1000, **settings})
     plan = core.plan_of(task or Kept(), SCHEMA, settings=times, channel="channel")
     entry = core.start(Log(plan.files, "app"), [plan])
-    return plan, replace(plan_batch(entry, plan.name, Reach({}), NOW), clock=CLOCK)
+    return plan, replace(plan_batch(entry, plan, Reach({}), NOW), clock=CLOCK)
 
 
 def judged(

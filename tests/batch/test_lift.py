@@ -55,7 +55,7 @@ class Lists(Sums):
 
 def planned(task: PersistentTask, position: Position | None = None) -> tuple[Plan, Basis]:
     plan = core.plan_of(task, SCHEMA, settings=Settings(10, ahead=2**62))
-    basis = plan_batch(core.start(Log(plan.files, "app"), [plan]), plan.name, Reach({}), 0)
+    basis = plan_batch(core.start(Log(plan.files, "app"), [plan]), plan, Reach({}), 0)
     return plan, replace(basis, clock=CLOCK, positions={"p": position or Position()})
 
 

@@ -78,11 +78,11 @@ def aside(source: TimeReplayableSource, task: PersistentTask) -> pa.Table:
     entry = start(log, [plan])
     source.open([], {})
     reach = source.reach({}, everything=True)
-    basis = replace(commits.plan_batch(entry, plan.name, reach, 0), clock=CLOCK, now=2 * CLOCK)
+    basis = replace(commits.plan_batch(entry, plan, reach, 0), clock=CLOCK, now=2 * CLOCK)
     tables: list[pa.Table] = []
     for split in source.splits({}, reach.ends, 2):
         chunks = source.read(split) if isinstance(task, Total) else through_spark(plan, source, basis, split)
-        tables += combine(plan, basis, 0, 1, chunks)[0].sides
+        tables += combine(plan, basis, 0, 1, chunks)[0][0].sides
     return late_rows.joined(tables)
 
 

@@ -156,13 +156,13 @@ def test_what_follows_in_the_first_micro_batch_stops_nobody() -> None:
     schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
     plan = core.plan_of(Rows(), schema, timestamp_unit=None)
     log = Log(plan.files, plan.application)
-    basis = commits.plan_batch(core.start(log, [plan]), plan.name, Reach({"": 2}), 0)
+    basis = commits.plan_batch(core.start(log, [plan]), plan, Reach({"": 2}), 0)
     chunks = [
         Chunk("", place, pa.RecordBatch.from_pylist([{"ts": stamps(unit, 0)[0], "k": "a", "n": 1}], schema))
         for place, unit in enumerate(("us", "ms"))
     ]
-    (blob,) = combine(plan, basis, 0, 1, chunks)
-    assert blob.report.counts["messages"] == 2
+    _, report = combine(plan, basis, 0, 1, chunks)
+    assert report.counts["messages"] == 2
     with pytest.raises(InvalidInputError, match="timestamp_unit='ms'"):
         combine(plan, basis, 0, 1, chunks[::-1])
 

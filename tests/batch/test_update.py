@@ -62,6 +62,7 @@ from persistent_state import (
 )
 from persistent_state.batch import compaction
 from persistent_state.batch.combine import combine
+from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import COLUMN
 from persistent_state.batch.shard import merge_shard
 from persistent_state.engine.column_source import RowReader, _replaced
@@ -360,15 +361,14 @@ def ended(task: PerMessage, rows: pa.RecordBatch) -> tuple[dict[Any, Any], list[
     plan = core.plan_of(task, schema)
     log = Log(plan.files, "app")
     entry = core.start(log, [plan])
-    basis = plan_batch(entry, plan.name, Reach({"": len(rows)}), 0)
+    basis = plan_batch(entry, plan, Reach({"": len(rows)}), 0)
     chunks = [Chunk("", 0, rows)]
     if by_spark:
         source: Any = SimpleNamespace(read=lambda split: chunks)
         reader = RowReader(plan, source, entry.epoch, 1, [0], 1)
         _, *sent = reader.read(InputPartition((basis, 0, 1, "all")))
         chunks = list(_replaced(map(said_by_spark, sent), plan))
-    (blob,) = combine(plan, basis, 0, 1, chunks)
-    entry = core.commit(log, [merge_shard(plan, 0, [blob], None, core.new_id)])
+    entry = core.commit(log, plan, core.merged(plan, [combine(plan, basis, 0, 1, chunks)]))
     aside = late_rows.read_all(plan.files, entry.tasks[plan.name].late_rows)
     bad = [
         (row["reason"], row["position"]) for table in aside for row in table.select(["reason", "position"]).to_pylist()
@@ -454,14 +454,15 @@ class TestOrder:
         ]
         for parts in ([[chunks[i]] for i in order], [[chunks[i] for i in order]]):
             entry = core.start(log, [plan], reset=[plan.name])
-            basis = plan_batch(entry, plan.name, Reach(dict.fromkeys(partitions, 1)), 0)
-            blobs = [combine(plan, basis, i, len(parts), part)[0] for i, part in enumerate(parts)]
+            basis = plan_batch(entry, plan, Reach(dict.fromkeys(partitions, 1)), 0)
+            sent = [combine(plan, basis, i, len(parts), part) for i, part in enumerate(parts)]
+            blobs = [blob for (blob,), _ in sent]
             for arrived in (blobs, blobs[::-1]):
                 made = merge_shard(plan, 0, arrived, None, core.new_id)
                 rows = [runs_io.read_run(plan.files, run) for run in made.runs]
                 state = fold_keys(rows, plan.layout)
                 assert state["value"].to_pylist() == [partitions]
-            entry = core.commit(log, [made])
+            entry = core.commit(log, plan, Answers([report for _, report in sent], [made]))
             assert core.state_at(entry, plan, None) == {(): partitions}
 
 

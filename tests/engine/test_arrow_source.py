@@ -14,7 +14,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from monoids import Count
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
-from persistent_state.batch.messages import Blob
+from persistent_state.batch.messages import DRIVER, Answers, Blob, Report
+from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.engine import arrow_source, idle_source
 from persistent_state.engine.arrow_source import ArrowReader
@@ -25,6 +26,14 @@ from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
+
+
+def answered(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Answers:
+    """What the only shard makes of the rows that Spark shuffles, and the parts' reports among them."""
+    blobs = [Blob.from_bytes(row["blob"]) for row in rows if row["label"] != DRIVER]
+    reports = [Report.from_bytes(row["blob"]) for row in rows if row["label"] == DRIVER]
+    return Answers(reports, [merge_shard(plan, 0, blobs, None, core.new_id)])
+
 
 SECOND = 1_000_000
 SCHEMA = pa.schema([("ts", pa.int64())])
@@ -91,9 +100,9 @@ class Query:
             self.now += planning
             self.parts = self.reader.partitions(self.offset, new)
             rows = [rows for part in self.parts for rows in self.reader.read(part)]
-        blobs = [Blob.from_bytes(row["blob"]) for batch in rows for row in batch.to_pylist()]
         self.offset = new
-        return core.commit(self.log, [merge_shard(self.plan, 0, blobs, None, core.new_id)], now=self.now)
+        made = answered(self.plan, [row for batch in rows for row in batch.to_pylist()])
+        return core.commit(self.log, self.plan, made, now=self.now)
 
 
 @pytest.mark.parametrize("planning", [0, 1_500_000, 30 * SECOND])
@@ -179,7 +188,7 @@ class Silent:
 
     def start(self) -> None:
         entry = core.start(self.log, [self.plan], now=self.now)
-        self.reader = IdleReader(self.plan, entry.epoch, lambda e: plan_batch(e, "Counts", self.reach, 0), (0,))
+        self.reader = IdleReader(self.plan, entry.epoch, lambda e, _: plan_batch(e, self.plan, self.reach, 0), (0,))
         self.offset = self.reader.initialOffset()
 
     def poll(self) -> Entry | None:
@@ -191,9 +200,9 @@ class Silent:
             (part,) = self.reader.partitions(self.offset, new)
             rows = [row for batch in self.reader.read(part) for row in batch.to_pylist()]
         self.offset = new
-        blobs = [Blob.from_bytes(row["blob"]) for row in rows]
-        blobs = [replace(blob, basis=replace(blob.basis, now=self.now // 1000 * 1000)) for blob in blobs]
-        return core.commit(self.log, [merge_shard(self.plan, 0, blobs, None, core.new_id)], now=self.now)
+        made = answered(self.plan, rows)
+        reports = [replace(report, now=self.now // 1000 * 1000) for report in made.reports]
+        return core.commit(self.log, self.plan, replace(made, reports=reports), now=self.now)
 
     def wait(self, seconds: float) -> list[bool]:
         """Whether the task holds the global clock after each micro-batch of so many seconds."""

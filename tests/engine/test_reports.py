@@ -12,7 +12,6 @@ import pytest
 
 from persistent_state import FileSource
 from persistent_state.batch.combine import combine
-from persistent_state.batch.shard import merge_shard
 from persistent_state.engine.reports import EVERY, TaskReport
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits
@@ -48,13 +47,12 @@ class Run:
         known = self.entry.tasks[self.plan.name].source.positions
         start = {partition: position.next for partition, position in known.items()}
         reach = self.source.reach(start, everything=True)
-        basis = commits.plan_batch(
-            commits.wake(self.log, self.entry.epoch, self.plan.name, 0), self.plan.name, reach, 0
-        )
+        entry = commits.wake(self.log, self.entry.epoch, self.plan.name, 0)
+        basis = commits.plan_batch(entry, self.plan, reach, 0)
         chunks = (chunk for split in self.source.splits(start, reach.ends, 1) for chunk in self.source.read(split))
-        descriptor = merge_shard(self.plan, 0, combine(self.plan, basis, 0, 1, chunks), None, core.new_id)
-        self.entry = core.commit(self.log, [descriptor])
-        messages = descriptor.advance.counts.get("messages", 0)
+        sent = combine(self.plan, basis, 0, 1, chunks)
+        self.entry = core.commit(self.log, self.plan, core.merged(self.plan, [sent]))
+        messages = sent[1].counts.get("messages", 0)
         return self.report.note(messages, self.entry.tasks[self.plan.name].late_rows.counts(), now)
 
     def close(self) -> Entry:

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persistent_state.batch.combine import combine
-from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.positions import NO_POSITION, Position
@@ -144,7 +143,7 @@ class TestPositions:
         # All comes again, in one chunk with what is new.
         newest = log.newest()
         assert newest is not None
-        basis = commits.plan_batch(newest, plan.name, Reach({}), now=0)
-        blobs = combine(plan, basis, 0, None, [Chunk("", min(at), rows([5, 25, 45]), at=array(at))])
-        core.commit(log, [merge_shard(plan, 0, blobs, None, core.new_id)])
+        basis = commits.plan_batch(newest, plan, Reach({}), now=0)
+        sent = combine(plan, basis, 0, None, [Chunk("", min(at), rows([5, 25, 45]), at=array(at))])
+        core.commit(log, plan, core.merged(plan, [sent]))
         assert core.start(log, [plan]).tasks["Counts"].source.positions[""].next == 2

@@ -36,8 +36,8 @@ from persistent_state import (
     PersistentTask,
     StoreUnavailableError,
 )
+from persistent_state.batch.advance import advance
 from persistent_state.batch.combine import combine
-from persistent_state.batch.shard import merge_shard
 from persistent_state.engine import run
 from persistent_state.engine.micro_batch import progress
 from persistent_state.kafka import topics
@@ -383,10 +383,11 @@ def test_progress_tells_how_many_offsets_there_were_beyond_the_micro_batch(world
     entry = core.start(log, [plan])
     for unread in (None, 7):
         reach = Reach({"": 1}, unread=unread)
-        basis = commits.plan_batch(entry, "a", reach, 0)
-        made = [merge_shard(plan, 0, combine(plan, basis, 0, 1, []), None, core.new_id)]
-        entry = core.commit(log, made)
-        assert progress(entry, made).unread == unread
+        basis = commits.plan_batch(entry, plan, reach, 0)
+        made = core.merged(plan, [combine(plan, basis, 0, 1, [])])
+        after = advance(entry.tasks[plan.name], made.reports, plan.settings)
+        entry = core.commit(log, plan, made)
+        assert progress(entry, after, made.descriptors).unread == unread
 
 
 def test_what_a_group_is_refused_keeps_no_record_back_and_what_a_topic_is_names_the_right(

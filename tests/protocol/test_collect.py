@@ -11,14 +11,13 @@ import pytest
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state.batch.messages import Advance, Descriptor
-from persistent_state.event_time import clocks, positions
-from persistent_state.event_time.channels import Channel
-from persistent_state.event_time.positions import Position
+from persistent_state.batch.messages import Answers, Descriptor, Report, Sender, digest_of_parts
+from persistent_state.event_time import clocks
 from persistent_state.protocol import commits
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping, shard_digests
 from persistent_state.protocol.deliver import Giver
+from persistent_state.sources.base import Reach
 from persistent_state.store import late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import to_bytes
@@ -105,21 +104,29 @@ class Stream:
         task = newest.tasks["Total"]
         end = NEW_FILES * (self.batches + 1)
         now = 10**15 + HALF_A_SECOND * self.batches
-        at = clocks.checkpoint_clock(now, newest.interval)
-        position = positions.move_position(task.source.positions.get("", Position()), end, [(end - NEW_FILES, now)])
-        after = Advance((0,), at, (at,), (), {"": Channel(now, now)}, {"": position}, True, now, {})
+        batch = task.progress.batch + 1
+        report = Report(
+            Sender("Total", 1, batch, "plan", 0, 1),
+            now,
+            seen=(("", now, 0),),
+            spans=(("", end - NEW_FILES, now),),
+            reach=Reach({"": end}, {"": False}, self.lines(self.batches)),
+        )
         runs = [*self.runs]
         for shard in range(SHARDS):
             runs[shard * LEVELS + LEVELS - 1] = self.run(shard, LEVELS - 1, self.new_id())
         self.runs = tuple(runs)
         made = [
             Descriptor(
-                "Total", 1, task.progress.batch + 1, shard, base, after, self.lines(self.batches),
+                "Total", 1, batch, "plan", digest_of_parts([report.sender]), shard, base,
                 self.runs[shard * LEVELS : (shard + 1) * LEVELS], self.side(shard),
             )
             for shard, base in enumerate(shard_digests(newest, task))
         ]  # fmt: skip
-        self.entry = commits.commit(self.log, 1, made, now=now, new_id=self.new_id, keeping=KEEPING)
+        answers = Answers([report], made)
+        self.entry, _ = commits.commit(
+            self.log, 1, self.plan.settings, answers, now=now, new_id=self.new_id, keeping=KEEPING
+        )
         self.batches += 1
         return self.entry
 

@@ -184,8 +184,8 @@ def test_a_task_without_live_channels_does_not_hold_the_clock(ended: bool) -> No
     world = World(2, interval=10, delay=0)
     world.play(0, [5, 25])
     world.play(1, [5, 25])
-    made = core.descriptors(world.log, world.plans[1], rows([31]), channels={"0": ended})
-    assert core.commit(world.log, made).tasks["b"].progress.holds is not ended
+    made = core.answers(world.log, world.plans[1], rows([31]), channels={"0": ended})
+    assert core.commit(world.log, world.plans[1], made).tasks["b"].progress.holds is not ended
     world.read[1].append(31)
     world.play(0, [95])
     assert world.entry.clock == (90 if ended else 30)

@@ -14,9 +14,7 @@ from unittest import mock
 
 from persistent_state.batch import compaction
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Blob
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE, Plan
-from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING, END, Settings
 from persistent_state.event_time.positions import Position
@@ -35,6 +33,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below, state_at
 from persistent_state.store.task_state import TaskState
 from persistent_state.windows import SessionWindow, TimeToLive, TumblingWindow
+from tests import core
 from tests.core import us
 from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
@@ -317,14 +316,13 @@ class DeliveryWorld:
             reach = replace(reach, journal=())
         else:
             entry = commits.wake(log, epoch, plan.name, self.now)
-        basis = commits.plan_batch(entry, plan.name, reach, self.now)
+        basis = commits.plan_batch(entry, plan, reach, self.now)
         splits = source.splits(start, reach.ends, self.parts) or [[]]
-        blobs = [combine(plan, basis, i, len(splits), source.read(split)) for i, split in enumerate(splits)]
-        made = [
-            merge_shard(plan, shard, [Blob.from_bytes(part[shard].to_bytes()) for part in blobs], None, self.new_id)
-            for shard in range(plan.shards)
+        sent = [
+            combine(plan, basis.of_part(i, None), i, len(splits), source.read(split)) for i, split in enumerate(splits)
         ]
-        commits.commit(log, epoch, made, now=self.now, new_id=self.new_id, keeping=self.keeping)
+        made = core.merged(plan, sent, self.new_id)
+        commits.commit(log, epoch, plan.settings, made, now=self.now, new_id=self.new_id, keeping=self.keeping)
 
     def _giver(self, log: Log, plan: Plan, life: Life) -> Giver:
         place = self.places[plan.name]

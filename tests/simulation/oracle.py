@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import read_values
+from persistent_state.event_time.channels import Channel, listed_channels
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, one_chunk
 from persistent_state.partials.sessions import Living
 from persistent_state.protocol import commits
 from persistent_state.protocol.deliver import Due
+from persistent_state.sources.base import Reach
 from persistent_state.store import late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import checksum, from_bytes, side_from_json, to_bytes
@@ -54,6 +55,19 @@ class Violation(AssertionError):
 def must(truth: bool, promise: str, **facts: Any) -> None:
     if not truth:
         raise Violation(f"{promise}: " + ", ".join(f"{name}={value!r}" for name, value in facts.items()))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch as it is planned: what its task was before, how far the source goes, and the batch time."""
+
+    task: TaskState
+    reach: Reach
+    now: int
+
+    @property
+    def channels(self) -> dict[str, Channel]:
+        return listed_channels(self.task.source.channels, self.reach.channels, self.reach.known, self.now)
 
 
 @dataclass(frozen=True)
@@ -151,7 +165,7 @@ class Oracle:
         self.delays: dict[str, int] = {}
         self.starting: dict[str, tuple[Terms, dict[str, Plan], set[str], dict[str, dict[str, WorldSink]]]] = {}
         """By writer, what a driver that is starting says."""
-        self.batches: dict[tuple[str, int, int], Basis] = {}
+        self.batches: dict[tuple[str, int, int], Batch] = {}
         self.delivered: dict[tuple[str, int, int], list[Sent]] = {}
         """What Spark delivered in a micro-batch that it has planned."""
         self.readings: dict[tuple[str, str], dict[Place, Any]] = {}
@@ -292,7 +306,7 @@ class Oracle:
         judge, layout = self.judges[name], self.layouts[name]
         found: dict[Any, Any] = {}
         for stored in values:
-            found.update(as_dict(read_values(self.files, stored), layout))
+            found.update(as_dict(read_values(self.files, stored, layout, clock), layout))
         touched = windows.running(judge.job, judge.in_state(None), judge.touched, clock)
         # A key that has the hash of a touched one may be given too.
         current = windows.running(judge.job, judge.in_state(None), None, clock)
@@ -326,8 +340,8 @@ class Oracle:
 
     def _now(self, name: str, entry: Entry) -> int:
         """The batch time of a task's last micro-batch; long ago if there was none since the start."""
-        basis = self.batches.get((name, entry.epoch, entry.tasks[name].progress.batch))
-        return basis.now if basis else 0
+        batch = self.batches.get((name, entry.epoch, entry.tasks[name].progress.batch))
+        return batch.now if batch else 0
 
     # What must be true
 
@@ -434,18 +448,18 @@ class Oracle:
             task=name,
             batch=new.progress.batch,
         )
-        basis = self.batches[name, entry.epoch, new.progress.batch]
-        now = basis.now
-        judge.journal += basis.journal
+        batch = self.batches[name, entry.epoch, new.progress.batch]
+        now, channels = batch.now, batch.channels
+        judge.journal += batch.reach.journal
         limit = now + self.terms.ahead
         if new.progress.batch == 1:
             judge.active = dict.fromkeys(judge.active, now)
         jumped = {place for place, reason in self._rows_aside(judge, new) if reason == JUMP}
         high = dict(judge.newest)
         if judge.listed:
-            for partition in basis.channels:
+            for partition in channels:
                 self._learn(judge, partition, old.progress.clock, now)
-            judge.gone = judge.newest.keys() - basis.channels.keys()
+            judge.gone = judge.newest.keys() - channels.keys()
         for channel in judge.partitions.said_to_come:
             self._learn(judge, channel, old.progress.clock, now)
         read: list[Sent] = []
@@ -453,7 +467,7 @@ class Oracle:
         for sent in self._delivered(judge, new, (name, entry.epoch, new.progress.batch)):
             is_unknown = not sent.placed and sent.timestamp is not None and sent.timestamp < judge.restored
             again = is_unknown or sent.place in judge.verdicts
-            if again and sent.broken is None and judge.job.channel_of(sent) in basis.channels:
+            if again and sent.broken is None and judge.job.channel_of(sent) in channels:
                 # A channel that comes back to where it was is not silent.
                 judge.active[judge.job.channel_of(sent)] = now
             if is_unknown:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -16,7 +16,7 @@ from greenlet import getcurrent, greenlet
 from persistent_state.batch import compaction
 from persistent_state.batch import shard as shards
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Blob, Descriptor
+from persistent_state.batch.messages import Answers, Blob, Descriptor, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import (
@@ -48,7 +48,7 @@ from tests.core import us
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.files import Disk, StagedFiles
 from tests.simulation.messages import SCHEMA, UNFIT_VALUE, Job, Sent
-from tests.simulation.oracle import Oracle, Terms, Violation, as_dict, must
+from tests.simulation.oracle import Batch, Oracle, Terms, Violation, as_dict, must
 from tests.simulation.sinks import WorldSink
 from tests.simulation.source import Partitions, Stream, WorldSource
 
@@ -725,68 +725,83 @@ class World:
         start: dict[str, int],
         reach: Reach,
     ) -> None:
-        sabotage = None if actor.is_last else self.rng.choice([None] * 40 + ["shards", "parts"])
+        sabotage = None if actor.is_last else self.rng.choice([None] * 40 + ["shards", "parts", "reports"])
         actor.sabotaged |= sabotage is not None
         now = self.now
         if isinstance(source, Stream):
             split = source.split(reach.ends, self.parts)
 
-            def plan_and_combine() -> list[list[Blob]]:
+            def plan_and_combine() -> list[tuple[list[Blob], Report]]:
                 return self._by_spark(actor, plan, source, split, started.tasks[job.name], now)
 
         else:
             entry = commits.wake(log, actor.epoch, job.name, now)
-            basis = commits.plan_batch(entry, job.name, reach, now)
-            self.oracle.batches[job.name, basis.epoch, basis.batch] = basis
+            basis = commits.plan_batch(entry, plan, reach, now)
+            self.oracle.batches[job.name, basis.epoch, basis.batch] = Batch(entry.tasks[job.name], reach, now)
             splits = source.splits(start, reach.ends, self.parts) or [[]]
 
-            def plan_and_combine() -> list[list[Blob]]:
-                return [combine(plan, basis, i, len(splits), source.read(s)) for i, s in enumerate(splits)]
+            def plan_and_combine() -> list[tuple[list[Blob], Report]]:
+                told = [basis.of_part(i, self._partitions_in(split)) for i, split in enumerate(splits)]
+                return [combine(plan, told[i], i, len(splits), source.read(s)) for i, s in enumerate(splits)]
 
         worker = self._spawn(actor, lambda: self._work(actor, plan, plan_and_combine, sabotage == "parts"), True)
         self._join(worker)
         if worker.error is not None:
             raise worker.error
-        descriptors: list[Descriptor] = worker.result
-        self.rng.shuffle(descriptors)
-        if sabotage == "shards":
-            descriptors = descriptors[1:] if self.rng.random() < 0.5 else [*descriptors, self.rng.choice(descriptors)]
-        entry = commits.commit(
-            log, actor.epoch, descriptors, now=self.now, new_id=self.new_id, keeping=actor.terms.keeping
+        descriptors, reports = worker.result
+        for answers in (descriptors, reports):
+            self.rng.shuffle(answers)
+        if sabotage in ("shards", "reports"):
+            answers = descriptors if sabotage == "shards" else reports
+            answers[:] = answers[1:] if self.rng.random() < 0.5 else [*answers, self.rng.choice(answers)]
+        entry, after = commits.commit(
+            log,
+            actor.epoch,
+            plan.settings,
+            Answers(reports, descriptors),
+            now=self.now,
+            new_id=self.new_id,
+            keeping=actor.terms.keeping,
         )
         must(sabotage is None, "a shard or a part too few or too many is refused", descriptors=descriptors)
         self.oracle.claim(entry)
-        self.oracle.counted(job.name, entry, descriptors[0].advance.counts)
+        self.oracle.counted(job.name, entry, after.counts)
         values = [d.values for d in descriptors if d.values]
-        self.oracle.emitted(job.name, entry, descriptors[0].advance.clock, values)
+        self.oracle.emitted(job.name, entry, after.clock, values)
 
     def _by_spark(
         self, actor: Actor, plan: Plan, stream: Stream, splits: list[list[Sent]], restored: TaskState, now: int
-    ) -> list[list[Blob]]:
-        """The blobs of each part, by shard. A part is planned when it is run, from the newest entry, maybe twice."""
+    ) -> list[tuple[list[Blob], Report]]:
+        """What each part sends. A part is planned when it is run, from the newest entry, maybe twice."""
         log = actor.workers_log if self.rng.random() < 0.5 else Log(plan.files, APPLICATION)
         of_parts = []
         for part, split in enumerate(splits):
             attempts = []
             for _ in range(2 if self.rng.random() < 0.2 else 1):
                 entry = commits.wake(log, actor.epoch, plan.name, self.now)
-                basis = commits.plan_batch(entry, plan.name, stream.reach, 0)
+                planned = commits.plan_batch if part == 0 else commits.plan_part
+                basis = planned(entry, plan, stream.reach, 0)
                 basis = replace(basis, restored=restored.progress.clock if restored.source.positions else BEGINNING)
-                # Who has rows has the batch time from them; the shards know it.
-                told = replace(basis, now=now)
-                blobs = combine(plan, told if split else basis, part, None, stream.read(split))
-                attempts.append([replace(blob, basis=told) for blob in blobs])
-                self.oracle.batches[plan.name, basis.epoch, basis.batch] = told
-            of_parts.append([self.rng.choice(of_shard) for of_shard in zip(*attempts, strict=True)])
-        self.oracle.delivered[plan.name, told.epoch, told.batch] = [m for split in splits for m in split]
+                # Who has rows has the batch time from them; the driver knows it.
+                told = replace(basis, now=now) if split else basis
+                blobs, report = combine(plan, told, part, None, stream.read(split))
+                attempts.append((blobs, replace(report, now=now)))
+                known = Batch(entry.tasks[plan.name], stream.reach, now)
+                self.oracle.batches[plan.name, basis.epoch, basis.batch] = known
+            every = [blobs for blobs, _ in attempts]
+            chosen = [self.rng.choice(of_shard) for of_shard in zip(*every, strict=True)]
+            of_parts.append((chosen, self.rng.choice(attempts)[1]))
+        self.oracle.delivered[plan.name, basis.epoch, basis.batch] = [m for split in splits for m in split]
         return of_parts
 
     def _work(
-        self, actor: Actor, plan: Plan, plan_and_combine: Callable[[], list[list[Blob]]], sabotage: bool
-    ) -> list[Descriptor]:
+        self, actor: Actor, plan: Plan, plan_and_combine: Callable[[], list[tuple[list[Blob], Report]]], sabotage: bool
+    ) -> tuple[list[Descriptor], list[Report]]:
         """What the workers do: combine each part, merge each shard, some of them twice."""
         rng = self.rng
-        blobs = [list(of_shard) for of_shard in zip(*plan_and_combine(), strict=True)]
+        sent = plan_and_combine()
+        blobs = [list(of_shard) for of_shard in zip(*(blobs for blobs, _ in sent), strict=True)]
+        reports = [Report.from_bytes(report.to_bytes()) for _, report in sent]
         blobs = [[Blob.from_bytes(b.to_bytes()) if rng.random() < 0.3 else b for b in parts] for parts in blobs]
         if sabotage:
             # One that misses in every shard would be missed by nobody, where only Spark knows how many there are.
@@ -801,7 +816,11 @@ class World:
             descriptors.append(rng.choice(attempts))
             if rng.random() < 0.8:
                 actor.cache[plan.name, shard] = rng.choice(attempts).runs
-        return descriptors
+        return descriptors, reports
+
+    def _partitions_in(self, split: Iterable[tuple[str, int, int]]) -> set[str] | None:
+        """What a source may say of a split, or not."""
+        return {partition for partition, _, _ in split} if self.seed % 2 else None
 
     def _attempt(self, actor: Actor, plan: Plan, shard: int, parts: list[Blob]) -> Descriptor:
         for _ in range(3):

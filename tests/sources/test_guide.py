@@ -12,7 +12,6 @@ import pytest
 from monoids import Sum
 from persistent_state import InvalidInputError, NonWindowState, PersistentTask
 from persistent_state.batch.combine import combine
-from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits
 from persistent_state.protocol.commits import Keeping
@@ -80,7 +79,6 @@ def test_the_smallest_source_of_the_guide_reads_every_number_once() -> None:
 def test_the_source_of_the_guide_counts_every_line_once_through_restarts(tmp_path: Path) -> None:
     write(tmp_path / "a.log", range(0, 60))
     write(tmp_path / "b.log", range(0, 60, 2))
-    ids = map(str, itertools.count())
     settings = Settings(interval=10 * SECOND, ahead=2**62)
     plan = core.plan_of(Words(), guide_source(tmp_path).schema, timestamp="at", settings=settings)
     log, entry = Log(plan.files, plan.application), None
@@ -93,15 +91,13 @@ def test_the_source_of_the_guide_counts_every_line_once_through_restarts(tmp_pat
             reach = source.reach(start, everything=False)
             if dict(reach.ends) == start or (restart < 3 and batch == 5):
                 break
-            basis = commits.plan_batch(entry, plan.name, reach, now=0)
+            basis = commits.plan_batch(entry, plan, reach, now=0)
             splits = source.splits(start, reach.ends, 3)
-            blobs = [
-                blob
+            sent = [
+                combine(plan, basis.of_part(part, source.partitions_in(split)), part, len(splits), source.read(split))
                 for part, split in enumerate(splits)
-                for blob in combine(plan, basis, part, len(splits), source.read(split))
             ]
-            descriptor = merge_shard(plan, 0, blobs, None, lambda: next(ids))
-            entry = commits.commit(log, entry.epoch, [descriptor], now=0, new_id=lambda: next(ids), keeping=Keeping())
+            entry = core.commit(log, plan, core.merged(plan, sent))
         write(tmp_path / "a.log", range(60 + restart, 61 + restart))
     assert entry is not None
     closed = commits.close(log, entry.epoch, now=0, keeping=Keeping())

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import InvalidInputError, read_state
+from persistent_state.batch.messages import DRIVER
 from persistent_state.engine.micro_batch import Commit
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store.files import Files, open_files
@@ -168,7 +169,9 @@ def test_what_runs_in_foreach_batch_can_be_pickled_and_commits_through_the_store
     delivered = str(tmp_path / "delivered")
     given = Commit(plan, entry.epoch, Keeping(), None, lambda progress: Path(delivered).touch(), False, {})
     rows = pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 3}], SCHEMA)
-    controls = [{"descriptor": cloudpickle.dumps(descriptor)} for descriptor in core.descriptors(log, plan, rows)]
+    made = core.answers(log, plan, rows)
+    told = {"shard": DRIVER, "answer": cloudpickle.dumps((0, [report.to_bytes() for report in made.reports]))}
+    controls = [told, *({"shard": d.shard, "answer": cloudpickle.dumps(d)} for d in made.descriptors)]
     # As in a process of its own, which has nothing but this.
     program = "import sys, cloudpickle; call, rows = cloudpickle.load(sys.stdin.buffer); call(rows, 0)"
     data = cloudpickle.dumps((given, SimpleNamespace(collect=partial(list, controls))))

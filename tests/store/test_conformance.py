@@ -440,10 +440,10 @@ class TestTheCore:
         core.start(first, [plan])
         for stamp in (5, 25, 45):
             core.play(first, plan, rows(stamp, stamp + 1))
-        late = core.descriptors(first, plan, rows(65))
+        late = core.answers(first, plan, rows(65))
         core.start(second, [plan])
         with pytest.raises(FencedError):
-            core.commit(first, late)
+            core.commit(first, plan, late)
         keeping = Keeping(clocks=1, grace=0)
         for now, stamp in enumerate((45, 65, 85), 1):
             core.play(second, plan, rows(stamp), now=now, keeping=keeping)
@@ -515,9 +515,9 @@ class TestAShakyNetwork:
         steady, files, proxy = shaky
         plan, log = plan_on(files), Log(files, "app")
         core.start(log, [plan])
-        made = core.descriptors(log, plan, rows(5, 25))
+        made = core.answers(log, plan, rows(5, 25))
         proxy.decide = once("lost answer", gives_a_name)
-        entry = core.commit(log, made)
+        entry = core.commit(log, plan, made)
         assert proxy.faults() == ["lost answer"]
         assert chain(steady) == [1, 2] == [1, entry.number]
         assert Log(steady, "app").newest() == entry
@@ -536,18 +536,18 @@ class TestAShakyNetwork:
         plan, log = plan_on(files), Log(files, "app")
         core.start(log, [plan])
         proxy.decide = once("lost answer", gives_a_name)
-        made = core.descriptors(log, plan, rows(5, 25))
+        made = core.answers(log, plan, rows(5, 25))
         assert proxy.faults() == ["lost answer"]
-        assert core.state_at(core.commit(log, made), plan_on(steady), None) == {(): 2}
+        assert core.state_at(core.commit(log, plan, made), plan_on(steady), None) == {(): 2}
 
     @pytest.mark.parametrize("fault", ["lost request", "reset", "unavailable", "slow"])
     def test_a_commit_outlives_a_request_that_fails_once(self, shaky: tuple[Files, Files, Proxy], fault: Fault) -> None:
         steady, files, proxy = shaky
         plan, log = plan_on(files), Log(files, "app")
         core.start(log, [plan])
-        made = core.descriptors(log, plan, rows(5, 25))
+        made = core.answers(log, plan, rows(5, 25))
         proxy.decide = once(fault, gives_a_name)
-        entry = core.commit(log, made)
+        entry = core.commit(log, plan, made)
         assert proxy.faults() == [fault]
         assert chain(steady) == [1, entry.number]
 
@@ -558,10 +558,10 @@ class TestAShakyNetwork:
         steady, files, proxy = shaky
         plan, log = plan_on(files), Log(files, "app")
         core.start(log, [plan])
-        made = core.descriptors(log, plan, rows(5, 25))
+        made = core.answers(log, plan, rows(5, 25))
         proxy.decide = lambda asked: fault if gives_a_name(asked) else "none"
         with pytest.raises(CommitUnknownError):
-            core.commit(log, made)
+            core.commit(log, plan, made)
         assert chain(steady) == ([1, 2] if fault == "lost answer" else [1])
 
     def test_whatever_fails_is_the_store_and_every_file_is_whole_or_absent(
@@ -615,12 +615,12 @@ class TestAShakyNetwork:
         entry = first.newest()
         assert entry is not None
         core.collect(first, entry.epoch, now=100, keeping=Keeping(clocks=1, grace=0))
-        late = core.descriptors(first, plan, rows(65))
+        late = core.answers(first, plan, rows(65))
         second = Log(files, "app")
         core.start(second, [plan], now=200)
         assert core.state_at(core.play(second, plan, rows(45, 65)), plan, None) == {(): 4}
         with pytest.raises(FencedError):
-            core.commit(first, late)
+            core.commit(first, plan, late)
         assert "yesterday" in proxy.faults()
         assert chain(steady) == [1, 2, 3, 4, 5, 6]
 

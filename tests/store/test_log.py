@@ -742,10 +742,10 @@ class TestCollection:
         log, (plan,) = started(core.memory())
         for i in range(4):
             core.play(log, plan, rows_of(10 * i), now=0, keeping=self.KEEPING)
-        made = core.descriptors(log, plan, rows_of(41, 42))
-        lost = core.descriptors(log, plan, rows_of(41, 42))
+        made = core.answers(log, plan, rows_of(41, 42))
+        lost = core.answers(log, plan, rows_of(41, 42))
         core.collect(log, 1, now=10**9, keeping=self.KEEPING)
-        entry = core.commit(log, made, keeping=self.KEEPING)
+        entry = core.commit(log, plan, made, keeping=self.KEEPING)
         assert core.state_at(entry, plan, None) == {(0,): 3, (1,): 1, (2,): 2}
         core.play(log, plan, rows_of(50), now=0, keeping=self.KEEPING)
         core.play(log, plan, rows_of(60), now=0, keeping=self.KEEPING)
@@ -759,7 +759,7 @@ class TestCollection:
     def test_runs_of_an_earlier_start_that_were_never_committed_go(self) -> None:
         log, (plan,) = started(core.memory())
         core.play(log, plan, rows_of(5))
-        made = core.descriptors(log, plan, rows_of(25))
+        made = core.answers(log, plan, rows_of(25))
         named = log.newest()
         assert named is not None
         started(log.files)
