@@ -207,7 +207,7 @@ def costs(size: Size) -> Costs:
         first = merge_shard(plan, 0, [Blob.from_bytes(data) for data in arrived], held[0], new_id)
         described = pickle.dumps(first)
     descriptors = [
-        pickle.dumps(replace(first, shard=shard, base=basis.digests[shard], runs=held[shard]))
+        pickle.dumps(replace(first, shard=shard, base=basis.grounds[shard].runs, runs=held[shard]))
         for shard in range(1, size.shards)
     ]
     committing = Clock()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from persistent_state.batch import advance, combine, judge, lift, shard, update
+from persistent_state.batch import advance, combine, judge, lift, messages, shard, update
 from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import dedup, fold, layout, lookup, panes, sessions, sliding, sort, unbounded
 from persistent_state.protocol import commits, deliver, restore, takeover
@@ -98,8 +98,8 @@ BUGS = (
     bug(
         "retained clocks folded over",
         "Folding keeps only the cuts apart, not the retained clocks.",
-        advance.cuts_to_keep,
-        ("(*(clock for basis in bases for clock in basis.apart), *after.cuts)", "after.cuts[-1:]"),
+        commits._apart,
+        ("{*entry.retained, *task.stored.cuts}", "{*task.stored.cuts}"),
     ),
     bug(
         "coarse intervals forgotten",
@@ -130,14 +130,14 @@ BUGS = (
         "ordered monoid folded above the clock",
         "Rewriting runs folds updates that others may still go between.",
         shard._apart_from,
-        ("return after.clock if is_all else BEGINNING", "return None"),
+        ("return clock if is_all else BEGINNING", "return None"),
         theme="ordered",
     ),
     bug(
         "ordered monoid folded in part",
         "Only some runs are folded, though others hold what goes between.",
         shard._apart_from,
-        ("return after.clock if is_all else BEGINNING", "return after.clock"),
+        ("return clock if is_all else BEGINNING", "return clock"),
         theme="ordered",
     ),
     bug(
@@ -194,7 +194,7 @@ BUGS = (
         "first cuts forgotten",
         "Before its first clock a task keeps no clocks apart.",
         advance.advance,
-        ("else min(lows, default=clock)", "else clock"),
+        ("else _lowest(task, reports, clock)", "else clock"),
         theme="restless",
     ),
     bug(
@@ -464,40 +464,51 @@ BUGS = (
     bug(
         "shard missing",
         "A commit does not need all shards.",
-        commits._with_batch,
+        commits._check_shards,
         ("answered != list(range(newest.shards))", "False"),
-        ("zip(ordered, shard_digests(newest, task), strict=True)", "()"),
     ),
     bug(
         "shard twice",
         "A shard may answer twice.",
-        commits._with_batch,
+        commits._check_shards,
         ("answered != list(range(newest.shards))", "set(answered) != set(range(newest.shards))"),
-        ("zip(ordered, shard_digests(newest, task), strict=True)", "()"),
     ),
     bug(
         "parts not counted",
         "A part may miss in a shard, or come twice.",
-        advance.advance,
-        ("if any(whole.get(report.parts) != parts for report in reports):", "if False:"),
+        messages.digest_of_parts,
+        ("if parts != (sorted({*parts}) if first.parts is None else [*range(first.parts)]):", "if False:"),
+        ("return short_digest(parts)", 'return ""'),
     ),
     bug(
         "shards may differ",
-        "A commit does not look whether its shards say the same.",
+        "A commit does not look whether its shards have heard from the same parts.",
         commits._agreed,
-        ("if (other.task, other.epoch, other.batch, other.advance, other.journal) != (", "if False and () != ("),
+        ("if (other.task, other.epoch, other.batch, other.plan, other.parts) != (*batch, parts):", "if False:"),
     ),
     bug(
-        "shards in any order",
-        "What shards say depends on the order in which parts arrive.",
-        advance.advance,
-        ("reports = sorted(reports, key=lambda report: report.part)", "reports = list(reports)"),
+        "reports not counted",
+        "A commit does not look whether every part has reported.",
+        commits._agreed,
+        ("digest_of_parts(senders)", "first.parts"),
+    ),
+    bug(
+        "positions of others",
+        "A part is not told how far its partitions were read.",
+        messages.Basis.of_part,
+        ("for name in partitions if name in self.positions}", "for name in ()}"),
+    ),
+    bug(
+        "folded above the clock",
+        "A shard folds what is above the clock of the plan, as if no other clock could come between.",
+        shard._fold_fresh,
+        ("work.ground.clock, apart", "2**63 - 1, apart"),
     ),
     bug(
         "stale cache",
         "A shard goes on from what it remembers, whatever the log says.",
         shard._held_runs,
-        ("cached is not None and digest(cached, basis.clock) == basis.digests[shard]", "cached is not None"),
+        ("cached is not None and digest(cached, ground.clock) == ground.runs", "cached is not None"),
     ),
     bug(
         "runs cut wrongly",

@@ -725,7 +725,7 @@ class World:
         start: dict[str, int],
         reach: Reach,
     ) -> None:
-        sabotage = None if actor.is_last else self.rng.choice([None] * 40 + ["shards", "parts", "reports"])
+        sabotage = None if actor.is_last else self.rng.choice([None] * 40 + ["shards", "parts"])
         actor.sabotaged |= sabotage is not None
         now = self.now
         if isinstance(source, Stream):
@@ -749,10 +749,11 @@ class World:
         if worker.error is not None:
             raise worker.error
         descriptors, reports = worker.result
-        for answers in (descriptors, reports):
-            self.rng.shuffle(answers)
-        if sabotage in ("shards", "reports"):
-            answers = descriptors if sabotage == "shards" else reports
+        self.rng.shuffle(descriptors)
+        Random(self.step).shuffle(reports)
+        if sabotage == "shards":
+            # Or the reports of the parts, which the driver gets as well.
+            answers = descriptors if self.step % 2 else reports
             answers[:] = answers[1:] if self.rng.random() < 0.5 else [*answers, self.rng.choice(answers)]
         entry, after = commits.commit(
             log,
