@@ -181,11 +181,11 @@ def play_source(
     if reach.ends == start:
         return None
     entry = commits.wake(log, newest.epoch, plan.name, 0)
-    basis = commits.plan_batch(entry, plan.name, reach, 0)
+    basis = commits.plan_batch(entry, plan, reach, 0)
     splits = source.splits(start, reach.ends, parts)
-    blobs = [combine(plan, basis, part, len(splits), source.read(split)) for part, split in enumerate(splits)]
-    made = [merge_shard(plan, shard, [part[shard] for part in blobs], None, new_id) for shard in range(plan.shards)]
-    return commit(log, made, keeping=keeping)
+    told = [basis.of_part(part, source.partitions_in(split)) for part, split in enumerate(splits)]
+    sent = [combine(plan, told[part], part, len(splits), source.read(split)) for part, split in enumerate(splits)]
+    return commit(log, plan, merged(plan, sent), keeping=keeping)
 
 
 def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
