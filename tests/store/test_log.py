@@ -752,7 +752,7 @@ class TestCollection:
         entries_after = {path for number in log.numbers() for path in log.read(number).files()}
         gone = core.collect(log, 1, now=10**9, keeping=self.KEEPING)
         # Its batch was committed by the other attempt: these can go.
-        written = {run.file.path for descriptor in lost for run in descriptor.runs} - entries_after
+        written = {run.file.path for descriptor in lost.descriptors for run in descriptor.runs} - entries_after
         assert written
         assert written <= set(gone)
 
@@ -764,7 +764,7 @@ class TestCollection:
         assert named is not None
         started(log.files)
         gone = core.collect(Log(log.files, "app"), 2, now=0, keeping=self.KEEPING)
-        orphans = {run.file.path for descriptor in made for run in descriptor.runs} - named.files()
+        orphans = {run.file.path for descriptor in made.descriptors for run in descriptor.runs} - named.files()
         assert orphans
         assert orphans <= set(gone)
 
