@@ -75,7 +75,7 @@ BUGS = (
         "What a run calls current is believed when messages in an older run have been taken back.",
         task_state.cut_runs,
         ("for one in losing)", "for one in losing[-1:] if one is run)"),
-        theme="restless",
+        theme="reading",
     ),
     bug(
         "current no more",

@@ -60,6 +60,9 @@ LEFTOVER_AGE = 0.0005
 REBUILT = "rebuilt"
 """The theme of worlds in which tasks are built again from the beginning of their sources, as in no others."""
 
+READING = "reading"
+"""The theme of worlds in which every task reads its state, and partitions are far apart, as in no others."""
+
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
 """What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter,
 windows and what expires."""
@@ -133,6 +136,8 @@ class World:
             )
         elif self.theme == REBUILT:
             self.lag, self.starts, self.keeping = 0, rng.choice([3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0)
+        elif self.theme == READING:
+            self.starts, self.interval, self.delay, self.tick = 5, 20, rng.choice([100, 300]), 20
         self.sources = {f"s{i}": self._partitions() for i in range(rng.choice([1, 1, 2]))}
         self.jobs = [
             self._job(i)
@@ -259,6 +264,8 @@ class World:
         horizon = (
             rng.choice([1, 50, 10_000]) if placed and rng.random() < (0.5 if self.theme == "timely" else 0.3) else None
         )
+        if self.theme == READING:
+            kind, way, columns, windowing, horizon = "sum", "reads", ("k1",), None, None
         return Job(f"t{number}", source, kind, way, columns, not self.sources[source].by_column, windowing, horizon)
 
     def _windowing(self) -> Windowing:
