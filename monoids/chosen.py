@@ -34,8 +34,8 @@ class First(_End):
     >>> First(pa.string()).sum(["a", "b"])
     'a'
 
-    Values are of any primitive, list, struct or map type; none at all (None) is the zero. It does not commute, so that a
-    task keeps single messages until its clock has passed them: `MinBy` a time that the message says is cheaper.
+    Values are of any primitive, list, struct or map type; none at all (None) is the zero. It does not commute. A task keeps
+    beside each value its message's place in the order, which a `MinBy` does without.
     """
 
     def plus(self, a: Any, b: Any) -> Any:
@@ -51,7 +51,7 @@ class Last(_End):
     >>> Last(pa.string()).sum(["a", "b"])
     'b'
 
-    Otherwise as First; `MaxBy` is the cheaper one.
+    Otherwise as First. In sessions, and with a time to live, a task keeps single messages until its clock has passed them.
     """
 
     def plus(self, a: Any, b: Any) -> Any:

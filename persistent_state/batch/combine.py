@@ -67,8 +67,8 @@ def combine_in_pieces(
 
     def sums(tables: Sequence[pa.Table]) -> list[pa.Table]:
         # No clock comes between the rows of what was folded: the beginning of their interval tells as much as their times.
-        timed = [table if "time" in table.column_names else table.rename_columns({"start": "time"}) for table in tables]
-        table, low, step = _partial_sums(plan, basis, timed, _horizon(plan, basis, lifted))
+        begun = [t if "start" in t.column_names else t.append_column("start", t["time"]) for t in tables]
+        table, low, step = _partial_sums(plan, basis, begun, _horizon(plan, basis, lifted))
         lows.extend([] if low is None else [low])
         coarse.extend([] if step is None else [step])
         return [] if table is None else [table]
@@ -138,7 +138,7 @@ def _joined(coarse: Sequence[clocks.Coarse]) -> clocks.Coarse | None:
 
 def _may_fold(plan: Plan) -> bool:
     """Return whether rows of a part may be folded before the rows of other parts are there."""
-    return not (plan.task.reads_state or plan.layout.is_ordered or plan.layout.once is not None)
+    return not plan.task.reads_state and plan.layout.folds_early and plan.layout.once is None
 
 
 def _by_shard(plan: Plan, tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
@@ -175,35 +175,30 @@ def _partial_sums(
 ) -> tuple[pa.Table | None, int | None, clocks.Coarse | None]:
     """Tables of updates or messages as one, sorted by hash and folded where that may be, if the clock can move to `horizon`.
 
-    With it come the lowest start of an interval, and how coarse intervals below the horizon had to be.
+    Each row of `tables` has its time, or the beginning of its interval, as `start`. With the table come the lowest start of an
+    interval, and how coarse intervals below the horizon had to be.
     """
     if not any(table.num_rows for table in tables):
         return None, None, None
-    columns = tables[0].column_names if plan.task.reads_state else _columns(plan)
+    columns = tables[0].column_names if plan.task.reads_state else plan.layout.schema.names
     kind = plan.layout.kind
     table = kind.in_state(pa.concat_tables([table.select(columns) for table in tables]).combine_chunks())
     if table.num_rows == 0:
         return None, None, None
-    times = layout.as_numpy(table, "time")
+    times = layout.as_numpy(table, "start")
     starts, coarse = clocks.split_intervals(times, basis.clock, horizon, plan.settings.interval)
     if basis.is_behind:
         # The clocks that it passes while it catches up are retained, and need not be on today's grid.
         starts = clocks.begin_apart(starts, times, basis.apart)
     starts = kind.begin_apart(starts, times)
-    table = table.add_column(0, "start", pa.array(starts))
+    table = table.set_column(table.schema.get_field_index("start"), "start", pa.array(starts))
     low = int(starts.min())
     if plan.task.reads_state:
         return table.take(pa.array(np.argsort(layout.as_numpy(table, "hash"), kind="stable"))), low, coarse
-    table = table.select(plan.layout.schema.names)
     if not _may_fold(plan):
         order, _ = sort.sort(table, plan.layout)
         return (table if order is None else table.take(pa.array(order))), low, coarse
     return fold.fold([table], plan.layout), low, coarse
-
-
-def _columns(plan: Plan) -> list[str]:
-    """Return the columns of updates."""
-    return [name for name in plan.layout.schema.names if name not in ("start", "time")] + ["time"]
 
 
 def _horizon(plan: Plan, basis: Basis, lifted: Lifted) -> int:

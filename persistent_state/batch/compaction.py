@@ -9,7 +9,8 @@ from persistent_state.store.named_files import Run
 LAZY, EAGER = (1.25, 4), (2.5, 2)
 """(growth, least): levels are merged with newer ones that hold 1 / growth of their rows, and at least so many at a time.
 
-The levels of a monoid that does not commute too, without being folded; all are folded when the oldest is among them.
+So are the levels of a monoid that does not commute, but their rows stay single messages unless the oldest level is among
+them. (`First` and `Last` are folded as a monoid that commutes is.)
 
 Either way a row is rewritten log times, or less. Levels tend to be one or two times as large as what is newer, and a
 micro-batch waits for its slowest shard: the quarter more lets all shards rewrite in the same one.

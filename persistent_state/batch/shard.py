@@ -138,7 +138,7 @@ def _fold_fresh(work: Work) -> Fresh:
     """Fold the tables that came, without messages that came before. A task that reads its state makes its updates here."""
     plan, tables = work.plan, work.tables
     older = _open(plan, work.held) if tables and (work.looks_up or plan.layout.once) else None
-    apart = BEGINNING if plan.layout.is_ordered else None
+    apart = None if plan.layout.folds_early else BEGINNING
     parts, sides, copies = [], [*work.sides], 0
     for low, high in fold.slices(tables, *_bounds(work), asked=tables, levels=older or ()):
         some = [part for table in tables if len(part := between(table, low, high))]
@@ -219,7 +219,7 @@ def _open(plan: Plan, runs: Sequence[Run]) -> list[pa.Table]:
 
 def _apart_from(plan: Plan, clock: int, is_all: bool) -> int | None:
     """Return the clock from which on rows stay single messages: all do where an older run may hold one between them."""
-    if not plan.layout.is_ordered:
+    if plan.layout.folds_early:
         return None
     return clock if is_all else BEGINNING
 

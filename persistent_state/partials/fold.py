@@ -13,7 +13,18 @@ from monoids import MonoidError
 from persistent_state.errors import TaskFailedError, raised
 from persistent_state.event_time import clocks
 from persistent_state.partials import sizes
-from persistent_state.partials.layout import CURRENT, ID, Layout, Levels, Once, RowOrder, as_numpy, has_id, one_chunk
+from persistent_state.partials.layout import (
+    CURRENT,
+    ID,
+    ORDER,
+    Layout,
+    Levels,
+    Once,
+    RowOrder,
+    as_numpy,
+    has_id,
+    one_chunk,
+)
 from persistent_state.partials.sort import ranges, sort, taken
 
 SLICE = 1 << 20
@@ -45,8 +56,8 @@ def fold(
 ) -> pa.Table:
     """Return one table of the partial sums of all: one row per key and interval, or per part of a session in it.
 
-    Below `clock` only the intervals between `cuts` stay apart. Rows of an ordered monoid that start at or after `apart_from`
-    stay single messages: others may still have to go between them. So do messages with an id from the time `ids_from` on; what
+    Below `clock` only the intervals between `cuts` stay apart. Rows that start at or after `apart_from` stay single messages
+    (None: none do): others may still have to go between them. So do messages with an id from the time `ids_from` on; what
     is before it loses its id.
 
     With the column `current` a key's is that of the newest table which has the key; the oldest comes first.
@@ -67,7 +78,7 @@ def fold(
     if folded.min() < folded.max() or apart_from is not None:
         starts = folded if order is None else folded[order]
         first[1:] |= starts[1:] != starts[:-1]
-        if apart_from is not None and layout.is_ordered:
+        if apart_from is not None:
             first |= starts >= apart_from
     first = layout.kind.segments(table, order, first)
     if singles:
@@ -124,9 +135,17 @@ def reduce(table: pa.Table, order: RowOrder, first: NDArray[np.bool_], layout: L
     if len(begins) < table.num_rows:
         values = sums(values, begins, layout)
     place = table.schema.get_field_index("value")
-    heads = table.remove_column(place).take(pa.array(begins if order is None else order[begins]))
-    heads = layout.kind.with_span(heads, table, order, begins)
+    heads = layout.kind.with_span(_heads(table.remove_column(place), order, begins, layout), table, order, begins)
     return heads.add_column(place, layout.schema.field("value"), values)
+
+
+def _heads(table: pa.Table, order: RowOrder, begins: NDArray[np.intp], layout: Layout) -> pa.Table:
+    """Return the first row of each segment, with the place in the order of messages that the whole segment has."""
+    if not layout.places_last:
+        return table.take(pa.array(begins if order is None else order[begins]))
+    lasts = np.append(begins[1:], table.num_rows) - 1
+    first, last = (pa.array(rows if order is None else order[rows]) for rows in (begins, lasts))
+    return pa.table({name: table[name].take(last if name in ORDER else first) for name in table.column_names})
 
 
 def sums(values: pa.Array, begins: NDArray[np.intp], layout: Layout) -> pa.Array:

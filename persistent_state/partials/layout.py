@@ -7,7 +7,8 @@ the start of the interval) and `value` (the monoid's type). It is sorted by the 
 - With sessions, a row is a part of one, and `first` and `last` (int64) are its first and last timestamps.
 - Where messages count once, a row with an `id` is one message at its `time` (int64).
 - A monoid that does not commute adds the order of its updates: `time` (int64), `channel` (string), `position` (int64), `strand`
-  (string, the partition of the source) and `number` (int32).
+  (string, the partition of the source) and `number` (int32). A row of several messages has the place of the first of them; if
+  `Layout.places_last`, that of the last.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from monoids import Monoid
+from monoids import First, Last, Monoid
 from persistent_state.partials import sizes
 from persistent_state.partials.since import Since
 from persistent_state.windows import TIME
@@ -78,7 +79,7 @@ class Kind(ABC):
     gives_early: ClassVar[bool] = False
 
     def in_state(self, updates: pa.Table) -> pa.Table:
-        """Return the updates whose `time` is in the state."""
+        """Return the updates whose `start` is in the state."""
         return updates
 
     def begin_apart(self, starts: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -133,6 +134,21 @@ class Layout:
     @property
     def is_ordered(self) -> bool:
         return not self.monoid.commutative
+
+    @property
+    def folds_early(self) -> bool:
+        """Return whether rows may be folded before all messages that go between them have come.
+
+        `First` and `Last` commute where rows have places: their sum is the value of one message, and keeps that message's
+        place. A subclass may add otherwise. The parts of a session are in the order of their first messages, so there a `Last`
+        could not keep the place of its last.
+        """
+        return not self.is_ordered or (type(self.monoid) in (First, Last) and not self.kind.expires_by_key)
+
+    @property
+    def places_last(self) -> bool:
+        """Return whether a row has the place of its last message, and not of its first."""
+        return type(self.monoid) is Last and self.folds_early
 
     @property
     def window_fields(self) -> list[pa.Field]:

@@ -37,7 +37,7 @@ class Panes(Kind):
     def in_state(self, updates: pa.Table) -> pa.Table:
         if self.windows.slide <= self.windows.size:
             return updates
-        return where(updates, self.windows.is_met(as_numpy(updates, "time")))
+        return where(updates, self.windows.is_met(as_numpy(updates, "start")))
 
     def begin_apart(self, starts: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.maximum(starts, self.windows.pane(times))

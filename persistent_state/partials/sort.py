@@ -18,21 +18,60 @@ def sort(table: pa.Table, layout: Layout) -> tuple[RowOrder, NDArray[np.bool_]]:
 
     The order is None where the rows stand in it.
     """
-    if not layout.is_ordered:
-        hashes, times = as_numpy(table, "hash"), as_numpy(table, layout.kind.in_time)
-        order = None if _is_in_order(hashes, times) else _order(hashes, times, layout)
-        same_hash = _same_hashes(hashes if order is None else hashes[order])
-        same_key = same_hash & same_keys(table, layout, order)
-        # Equal hashes are not equal keys. They almost never differ, so the keys themselves are sorted only where they do.
-        if np.array_equal(same_key, same_hash):
-            return order, ~same_key
+    hashes, times = as_numpy(table, "hash"), as_numpy(table, ORDER[0] if layout.is_ordered else layout.kind.in_time)
+    order = None if _is_in_order(hashes, times) else _order(hashes, times, layout)
+    same_hash = _same_hashes(hashes if order is None else hashes[order])
+    same_key = same_hash & same_keys(table, layout, order)
+    # Equal hashes are not equal keys. They almost never differ, so the keys themselves are sorted only where they do.
+    if np.array_equal(same_key, same_hash):
+        return (_by_place(table, order, same_key, times) if layout.is_ordered else order), ~same_key
     by = ["hash", *layout.key_names, *(ORDER if layout.is_ordered else [layout.kind.in_time])]
     order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in by]).to_numpy().astype(np.intp)
     return order, ~(_same_hashes(as_numpy(table, "hash")[order]) & same_keys(table, layout, order))
 
 
+def _by_place(table: pa.Table, order: RowOrder, same_key: NDArray[np.bool_], times: NDArray[np.int64]) -> RowOrder:
+    """Return rows in order of their keys and times so that those of one key and time stand by the rest of their places.
+
+    Most often few messages of a key have the same time, or they came in their order.
+    """
+    rows = np.arange(len(times)) if order is None else order
+    tied = same_key.copy()
+    tied[1:] &= times[rows[1:]] == times[rows[:-1]]
+    some = np.flatnonzero(tied | np.append(tied[1:], False))
+    if len(some) == 0:
+        return order
+    of = rows[some]
+    begins = ~tied[some]
+    places = [_ranks(taken(one_chunk(table[name]), of)) for name in ORDER[1:]]
+    places = [place for place in places if place.min() < place.max()]
+    is_before = begins[1:].copy()
+    is_equal = ~is_before
+    for place in places:
+        is_before |= is_equal & (place[:-1] < place[1:])
+        is_equal &= place[:-1] == place[1:]
+    if (is_before | is_equal).all():
+        return order
+    rows = rows.copy()
+    rows[some] = of[np.lexsort([*reversed(places), np.cumsum(begins)])]
+    return rows
+
+
+def _ranks(column: pa.Array) -> NDArray[np.int64]:
+    """Return numbers that are in order as the values of a column are."""
+    if not pa.types.is_string(column.type):
+        numbers: NDArray[np.int64] = column.to_numpy()
+        return numbers
+    encoded = pc.dictionary_encode(column)
+    order = pc.sort_indices(encoded.dictionary).to_numpy()
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    of_rows: NDArray[np.int64] = ranks[encoded.indices.to_numpy()]
+    return of_rows
+
+
 def _order(hashes: NDArray[np.uint64], times: NDArray[np.int64], layout: Layout) -> NDArray[np.intp]:
-    if layout.kind.in_time == "start":
+    if layout.kind.in_time == "start" and not layout.is_ordered:
         return order_by_hash(hashes, times)
     # Starts of intervals are few; times of messages nearly all differ, and it is several times faster to sort by them first.
     by_time = order_by_time(times)

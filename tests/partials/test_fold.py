@@ -7,12 +7,13 @@ from unittest import mock
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monoids import List, Sum
+from monoids import First, Last, List, Monoid, Sum
 from persistent_state.partials import fold
-from persistent_state.partials.layout import Layout, between
+from persistent_state.partials.layout import ORDER, Layout, below, between
 from persistent_state.partials.unbounded import Unbounded
 
 LAYOUT = Layout((pa.int64(),), Sum(), Unbounded())
@@ -42,6 +43,41 @@ def test_a_fold_is_the_sum_by_key_and_interval(
     assert [hash for hash, _ in order] == sorted(hash for hash, _ in order)
     keys = [key for i, key in enumerate(order) if i == 0 or key != order[i - 1]]
     assert len(keys) == len(set(keys)), "the rows of a key stand together"
+
+
+@pytest.mark.parametrize("monoid", [First(pa.int64()), Last(pa.int64())], ids=["first", "last"])
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.sampled_from("ab")), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, 40)), st.integers(2, 4)), max_size=6),
+    st.integers(0, 40),
+)
+def test_first_and_last_are_folded_in_any_order_and_are_right_at_each_clock_that_was_kept_apart(
+    monoid: Monoid[int], rows: list[tuple[int, int, str]], steps: list[tuple[int, list[int], int]], clock: int
+) -> None:
+    layout = Layout((pa.int64(),), monoid, Unbounded())
+    assert layout.folds_early
+    # Messages lie in tables one by one, then some of these are folded together, again and again.
+    tables = [
+        pa.Table.from_pylist(
+            [{"hash": key, "key0": key, "start": time, "value": i, "strand": "", "number": 0}
+             | dict(zip(ORDER, (time, channel, i), strict=False))],
+            layout.schema,
+        )
+        for i, (key, time, channel) in enumerate(rows)
+    ]  # fmt: skip
+    for below_clock, cuts, every in steps:
+        picked, rest = tables[::every], [table for i, table in enumerate(tables) if i % every]
+        tables = [fold.fold(picked, layout, (*cuts, clock), max(below_clock, clock)), *rest]
+    found = fold.fold_keys([below(table, clock) for table in tables], layout).to_pylist()
+    expected: dict[int, int] = {}
+    for i in sorted(range(len(rows)), key=lambda i: (*rows[i][1:], i)):
+        key, time, _ = rows[i]
+        if time < clock and (monoid.name == "Last" or key not in expected):
+            expected[key] = i
+    assert {row["key0"]: row["value"] for row in found} == expected
+    # A sum stands in the order of messages where the message stands that it is of.
+    for row in (row for table in tables for row in table.to_pylist()):
+        assert (row["key0"], row["time"], row["channel"]) == rows[row["value"]]
 
 
 @given(

@@ -23,8 +23,8 @@ TIMES = st.lists(st.integers(-40, 60), min_size=1, max_size=20)
 
 @given(WINDOWS, TIMES)
 def test_only_updates_in_a_window_are_in_the_state(window: SlidingWindow, times: list[int]) -> None:
-    updates = pa.table({"time": times})
-    found = Panes(window).in_state(updates)["time"].to_pylist()
+    updates = pa.table({"start": times})
+    found = Panes(window).in_state(updates)["start"].to_pylist()
     assert found == [time for time in times if time % window.slide < window.size]
 
 

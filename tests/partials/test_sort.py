@@ -45,6 +45,28 @@ def test_rows_are_in_the_order_of_hash_key_and_time(
     assert first.tolist() == [i == 0 or found[i][:2] != found[i - 1][:2] for i in range(len(found))]
 
 
+@given(
+    st.lists(
+        st.tuples(HASHES, st.integers(0, 1), st.integers(0, 3), *[st.sampled_from(["a", "b"]), st.integers(0, 2)] * 2),
+        min_size=1,
+        max_size=60,
+    ),
+    st.booleans(),
+)
+def test_rows_of_an_ordered_monoid_are_in_the_order_of_their_places(
+    rows: list[tuple[int, int, int, str, int, str, int]], has_few_keys: bool
+) -> None:
+    # With one key for each hash only places are to be sorted; else keys too.
+    rows = [(row[0], 0, *row[2:]) for row in rows] if has_few_keys else rows
+    layout = layout_of(None, List(pa.int64()))
+    names = ["hash", "key0", *ORDER]
+    made = [{**dict(zip(names, row, strict=True)), "start": -i, "value": [i]} for i, row in enumerate(rows)]
+    order, first = sort.sort(pa.Table.from_pylist(made, layout.schema), layout)
+    found = rows if order is None else [rows[i] for i in order]
+    assert found == sorted(rows)
+    assert first.tolist() == [i == 0 or found[i][:2] != found[i - 1][:2] for i in range(len(found))]
+
+
 def test_rows_of_an_ordered_monoid_are_in_the_order_of_its_updates() -> None:
     layout = layout_of(None, List(pa.int64()))
     places = [(1, "a", 0, "p", 0), (1, "a", 0, "p", 1), (1, "a", 2, "p", 0), (1, "b", 1, "p", 0), (2, "a", 0, "p", 0)]

@@ -36,7 +36,12 @@ MONOIDS: dict[str, monoids.Monoid[Any]] = {
     "struct": monoids.Struct(count=monoids.Count(), sum=monoids.Sum(), min=monoids.Min(), max=monoids.Max()),
     "map": monoids.Map(pa.string(), monoids.Sum()),
     "list": monoids.List(pa.int64()),
+    "first": monoids.First(pa.int64()),
+    "last": monoids.Last(pa.int64()),
 }
+
+ORDERED = ("list", "last", "first")
+"""The monoids of which the order of messages matters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class Job:
     def fold(self, messages: Iterable[Sent]) -> dict[tuple[Any, ...], Any]:
         """By key, the values of all messages, put together in the order of the contract."""
         result: dict[tuple[Any, ...], Any] = {}
-        if self.kind == "list":
+        if self.kind in ORDERED:
             messages = sorted(messages, key=lambda m: (m.timestamp, self.channel_of(m), m.position))
         for sent in messages:
             key = self.key_of(sent)
@@ -129,7 +134,9 @@ def updates(kind: str, way: str, k1: str | None, value: int) -> list[Any]:
         return [{"count": 1, "sum": value, "min": value, "max": value}]
     if kind == "map":
         return [{k1 or "none": value}]
-    return [[value]] if way == "batch" or value % 3 else [[value], [-value, 0]]
+    if kind == "list":
+        return [[value]] if way == "batch" or value % 3 else [[value], [-value, 0]]
+    return [value] if way == "batch" or value % 3 else [value, -value]
 
 
 def plus(kind: str, a: Any, b: Any) -> Any:
@@ -143,6 +150,8 @@ def plus(kind: str, a: Any, b: Any) -> Any:
         }
     if kind == "map":
         return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
+    if kind in ("last", "first"):
+        return b if kind == "last" else a
     return a + b
 
 
@@ -179,6 +188,8 @@ class ByBatch(_Task):
             "struct": pa.struct([(name, pa.uint64()) for name in ("count", "sum", "min", "max")]),
             "map": pa.map_(pa.string(), pa.uint64()),
             "list": pa.list_(pa.uint64()),
+            "first": pa.uint64(),
+            "last": pa.uint64(),
         }
         rows = [
             None if v is None else v if kind == "count" and v == UNFIT_VALUE else updates(kind, "batch", k, v)[0]

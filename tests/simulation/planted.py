@@ -43,7 +43,8 @@ class Bug:
         exec(compile("from __future__ import annotations\n" + source, self.name, "exec"), names, made)
         # The function itself is changed, whoever has imported it.
         right_code = self.target.__code__
-        self.target.__code__ = made[self.target.__name__].__code__
+        wrong_function = made[self.target.__name__]
+        self.target.__code__ = getattr(wrong_function, "fget", wrong_function).__code__
         try:
             yield
         finally:
@@ -123,7 +124,7 @@ BUGS = (
         "ordered monoid folded in a batch",
         "Updates whose order matters are folded before all have come.",
         shard._fold_fresh,
-        ("apart = BEGINNING if plan.layout.is_ordered else None", "apart = None"),
+        ("apart = None if plan.layout.folds_early else BEGINNING", "apart = None"),
         theme="ordered",
     ),
     bug(
@@ -138,6 +139,27 @@ BUGS = (
         "Only some runs are folded, though others hold what goes between.",
         shard._apart_from,
         ("return clock if is_all else BEGINNING", "return clock"),
+        theme="ordered",
+    ),
+    bug(
+        "a last message without its place",
+        "What a Last was folded to stands where its first message stood, and others that came later go before it.",
+        fold._heads,
+        ("if not layout.places_last:", "if True:"),
+        theme="ordered",
+    ),
+    bug(
+        "a last message of a session without a place",
+        "A Last in sessions is folded before all parts of the session have come.",
+        layout.Layout.folds_early.fget,
+        (" and not self.kind.expires_by_key", ""),
+        theme="ordered",
+    ),
+    bug(
+        "messages of one time in no order",
+        "Messages of a key with equal timestamps stand as they came.",
+        sort._by_place,
+        ("if len(some) == 0:", "if True:"),
         theme="ordered",
     ),
     bug(

@@ -47,7 +47,7 @@ from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, W
 from tests.core import us
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.files import Disk, StagedFiles
-from tests.simulation.messages import SCHEMA, UNFIT_VALUE, Job, Sent
+from tests.simulation.messages import ORDERED, SCHEMA, UNFIT_VALUE, Job, Sent
 from tests.simulation.oracle import Batch, Oracle, Terms, Violation, as_dict, must
 from tests.simulation.sinks import WorldSink
 from tests.simulation.source import Partitions, Stream, WorldSource
@@ -254,8 +254,13 @@ class World:
         placed = all(m.placed for sent in self.sources[source].messages.values() for m in sent)
         # Messages without positions have no order.
         kind = rng.choice(["sum", "count", "struct", "map", *(["list", "list", "list"] if placed else [])])
-        kind = "list" if self.theme == "ordered" else kind
-        ways = {"sum": ["value", "batch", "message", "reads"], "list": ["batch", "message", "reads"]}
+        if kind == "list" or self.theme == "ordered":
+            # By the seed and not by chance, so that all else in a world is as it was.
+            kind = ORDERED[(self.seed + number) % len(ORDERED)]
+        ways = {
+            "sum": ["value", "batch", "message", "reads"],
+            **{each: ["batch", "message", "reads"] for each in ORDERED},
+        }
         way = rng.choice(ways.get(kind, ["batch", "message"]))
         columns = () if self.theme == "ordered" else rng.choice([(), (), ("k0",), ("k1",), ("k0", "k1")])
         unbounded = 0.0 if self.theme == "timely" else 0.5
