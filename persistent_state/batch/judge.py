@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from persistent_state.batch.groups import NO_ROWS
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import Mask, Place
@@ -19,6 +19,7 @@ from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import beyond_limit
 from persistent_state.event_time.positions import NO_POSITION, Position, is_accounted
 from persistent_state.partials import keys
+from persistent_state.partials.sort import running_max
 from persistent_state.sources.base import Chunk
 from persistent_state.store import late_rows
 
@@ -35,6 +36,7 @@ ASIDE = {
 """The verdicts with which a row steps aside, and the reasons that are written beside it."""
 
 Codes = NDArray[np.int8]
+Times = NDArray[np.int64]
 
 
 @dataclass
@@ -50,10 +52,12 @@ class Sightings:
     replaying: set[str] = field(default_factory=set)
 
 
-def judge(plan: Plan, basis: Basis, chunk: Chunk, place: Place, position: Position, sightings: Sightings) -> Codes:
+def judge(
+    plan: Plan, basis: Basis, chunk: Chunk, place: Place, before: Sequence[Position], sightings: Sightings
+) -> Codes:
     """Return the verdict on each row of a chunk, and note in `sightings` what the rows tell of their channels.
 
-    `position` is how far the chunk's partition was read before the micro-batch.
+    `before` is how far each of the chunk's partitions was read before the micro-batch.
 
     Raises:
         InvalidInputError: The first timestamps are integers of another unit than microseconds.
@@ -61,25 +65,23 @@ def judge(plan: Plan, basis: Basis, chunk: Chunk, place: Place, position: Positi
     codes = np.zeros(len(place.timestamps), np.int8)
     # A row without a timestamp was taken back with the clock if it can be delivered again, so only its position counts.
     stamps = place.timestamps if place.valid.all() else np.where(place.valid, place.timestamps, np.iinfo(np.int64).max)
-    _mark(codes, SKIPPED, is_accounted(position, place.positions, stamps, basis.again))
+    _mark(codes, SKIPPED, is_accounted(before, place.partitions.of, place.positions, stamps, basis.again))
     _mark(codes, REPLAYED_OR_LATE, (place.positions == NO_POSITION) & (stamps < basis.restored))
     fresh = codes == ACCEPTED
     check_unit(plan, basis, sightings.newest, place.timestamps[fresh & place.valid])
     if not fresh.all():
-        sightings.replaying.update(pc.unique(place.channels.filter(pa.array(~fresh))).to_pylist())
+        sightings.replaying.update(place.channels.met(~fresh))
     _mark(codes, NO_TIMESTAMP, ~place.valid)
     # No interval begins below the clock, so what is taken in all the same is part of the first one above it.
     _mark(codes, LATE, (place.timestamps < basis.clock) & (not plan.takes_late))
     if (late := codes == LATE).any():
         # A channel is there from its first message on, be it a late one: what follows holds the clock.
-        heard = pc.unique(place.channels.filter(pa.array(late))).to_pylist()
-        new = [name for name in heard if name not in basis.channels and name not in sightings.newest]
+        new = [name for name in place.channels.met(late) if name not in basis.channels and name not in sightings.newest]
         sightings.newest.update(dict.fromkeys(new))
     _mark(codes, AHEAD, place.timestamps > basis.now + plan.settings.ahead)
     if plan.settings.jump is not None:
         _judge_jumps(plan, basis, place, codes, sightings, plan.settings.jump)
-    else:
-        _note_newest(plan, basis, place, codes, sightings)
+    _note_newest(basis, place, codes, sightings)
     _judge_keys(plan, chunk, codes)
     return codes
 
@@ -90,22 +92,17 @@ def _mark(codes: Codes, verdict: int, applies: Mask) -> None:
         codes[applies & (codes == ACCEPTED)] = verdict
 
 
-def _note_newest(plan: Plan, basis: Basis, place: Place, codes: Codes, sightings: Sightings) -> None:
+def _note_newest(basis: Basis, place: Place, codes: Codes, sightings: Sightings) -> None:
     """Note each channel's newest timestamp."""
     accepted = codes == ACCEPTED
-    if not accepted.any():
-        return
-    stamps = place.timestamps if accepted.all() else place.timestamps[accepted]
-    if plan.channel is None:
-        tops = {place.partition: int(stamps.max())}
+    if accepted.all():
+        tops = place.channels.greatest(place.timestamps)
     else:
-        channels = place.channels if accepted.all() else place.channels.filter(pa.array(accepted))
-        rows = pa.table({"channel": channels, "time": pa.array(stamps)})
-        newest = rows.group_by("channel", use_threads=False).aggregate([("time", "max")])
-        tops = dict(zip(newest["channel"].to_pylist(), newest["time_max"].to_pylist(), strict=True))
-    for name, top in tops.items():
-        known = _newest_known(basis, sightings, name)
-        sightings.newest[name] = top if known is None or top > known else known
+        tops = place.channels.take(accepted).greatest(place.timestamps[accepted])
+    for name, top in zip(place.channels.names, tops, strict=True):
+        if top != NO_ROWS:
+            known = _newest_known(basis, sightings, name)
+            sightings.newest[name] = top if known is None or top > known else known
 
 
 def _newest_known(basis: Basis, sightings: Sightings, name: str) -> int | None:
@@ -117,40 +114,45 @@ def _newest_known(basis: Basis, sightings: Sightings, name: str) -> int | None:
 
 
 def _judge_jumps(plan: Plan, basis: Basis, place: Place, codes: Codes, sightings: Sightings, jump: int) -> None:
-    """Note each channel's newest timestamp. One beyond the jump limit is broken: its row steps aside and moves no clock."""
-    accepted = codes == ACCEPTED
-    if not accepted.any():
-        return
-    for name, of_channel in _by_channel(plan, place, accepted):
-        known, newest = basis.channels.get(name), _newest_known(basis, sightings, name)
-        stamps = place.timestamps if len(of_channel) == len(accepted) else place.timestamps[of_channel]
+    """Find the rows beyond the jump limit. They are broken: they step aside and move no clock."""
+    accepted = np.flatnonzero(codes == ACCEPTED)
+    channels = place.channels.take(accepted)
+    order, names, begins = channels.together(len(accepted))
+    rows, ends = accepted[order], [*begins[1:].tolist(), len(accepted)]
+    reached = [_reached(basis, sightings, name) for name in names]
+    streaks = dict.fromkeys(names, 0)
+    for i in _jumping(place.timestamps[rows], begins, reached, jump):
+        name, of_channel = names[i], rows[begins[i] : ends[i]]
+        known = basis.channels.get(name)
         streak = sightings.beyond.get(name, known.beyond if known else 0)
-        reached = known.before if newest is None and known is not None else newest
-        reached = None if reached == clocks.BEGINNING else reached
-        jumps, streak = beyond_limit(stamps, reached, streak, jump, plan.settings.believe)
-        sightings.beyond[name] = streak
-        if jumps.any():
-            codes[of_channel[jumps]] = JUMP
-            stamps = stamps[~jumps]
-        if len(stamps):
-            top = int(stamps.max())
-            sightings.newest[name] = top if newest is None else max(newest, top)
-        else:
-            sightings.newest.setdefault(name, None)
+        stamps = place.timestamps[of_channel]
+        is_jump, streaks[name] = beyond_limit(stamps, reached[i], streak, jump, plan.settings.believe)
+        codes[of_channel[is_jump]] = JUMP
+        # The channel is there, be it with jumps only.
+        sightings.newest.setdefault(name, None)
+    sightings.beyond.update(streaks)
 
 
-def _by_channel(plan: Plan, place: Place, accepted: Mask) -> Iterator[tuple[str, NDArray[np.intp]]]:
-    """Return each channel of the accepted rows, and which rows are of it."""
-    some = np.flatnonzero(accepted)
-    if plan.channel is None:
-        yield place.partition, some
-        return
-    codes = pc.dictionary_encode(place.channels.take(pa.array(some)))
-    index = codes.indices.to_numpy()
-    # Sorted once: to look for each of many channels in all rows takes longer the more there are.
-    some = some[np.argsort(index, kind="stable")]
-    ends = np.cumsum(np.bincount(index, minlength=len(codes.dictionary)))
-    yield from zip(codes.dictionary.to_pylist(), np.split(some, ends[:-1]), strict=True)
+def _reached(basis: Basis, sightings: Sightings, name: str) -> int | None:
+    """Return the timestamp from which a channel's next jump is measured, or None if there is none."""
+    reached = _newest_known(basis, sightings, name)
+    if reached is None and name in basis.channels:
+        reached = basis.channels[name].before
+    return None if reached == clocks.BEGINNING else reached
+
+
+def _jumping(stamps: Times, begins: NDArray[np.intp], reached: Sequence[int | None], jump: int) -> list[int]:
+    """Return the numbers of the channels that have a jump. Their rows follow each other, those of each from one of `begins`."""
+    if len(stamps) == 0:
+        return []
+    first = np.zeros(len(stamps), np.bool_)
+    first[begins] = True
+    # The first message of a channel is measured from itself.
+    start = [stamp if at is None else at for stamp, at in zip(stamps[begins].tolist(), reached, strict=True)]
+    limit = np.repeat(np.array(start), np.diff(np.append(begins, len(stamps))))
+    limit[1:] = np.where(first[1:], limit[1:], np.maximum(limit[1:], running_max(stamps, first)[:-1]))
+    jumps = np.logical_or.reduceat(stamps > limit + jump, begins)
+    return np.flatnonzero(jumps).tolist()
 
 
 def _judge_keys(plan: Plan, chunk: Chunk, codes: Codes) -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
+from persistent_state.batch.groups import NO_ROWS
 from persistent_state.batch.judge import ACCEPTED, ASIDE, REPLAYED_OR_LATE, SKIPPED, UNFIT_KEY, Codes, Sightings, judge
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import COLUMN, Plan
-from persistent_state.batch.rows import Place, bad_record_table, check_bad_rows, place_of, side_table
+from persistent_state.batch.rows import MixedChunk, Place, bad_record_table, check_bad_rows, place_of, side_table
 from persistent_state.batch.update import update_table, updates_of
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.partials import keys
 from persistent_state.partials.layout import ID
 from persistent_state.sources.base import Chunk
 from persistent_state.store import late_rows
+
+UNREAD = Position()
+"""The position of a partition of which nothing was read."""
 
 
 @dataclass
@@ -54,17 +59,15 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         InvalidInputError: The first timestamps are integers of another unit than microseconds.
     """
     place = place_of(plan, chunk)
-    position = basis.positions.get(chunk.partition, Position())
-    if chunk.partition not in basis.ends:
-        known = place.positions[place.positions != NO_POSITION]
-        end = int(known.max(initial=-1)) + 1
-        lifted.ends[chunk.partition] = max(end, lifted.ends.get(chunk.partition, 0))
-    codes = judge(plan, basis, chunk, place, position, lifted.sightings)
-    _put_aside(plan, chunk, place, position, codes, lifted)
-    _count(place, position, codes, lifted.counts)
+    before = [basis.positions.get(name, UNREAD) for name in place.partitions.names]
+    _note_ends(basis, place, lifted.ends)
+    codes = judge(plan, basis, chunk, place, before, lifted.sightings)
+    _put_aside(plan, chunk, place, before[0], codes, lifted)
+    _count(place, before, codes, lifted.counts)
     accepted = codes == ACCEPTED
     if not accepted.any():
         return
+    firsts = _firsts(chunk, place)
     rows, computed = chunk.rows.select(plan.schema.names), None
     if plan.task.update_way == "column":
         computed = chunk.rows.column(COLUMN)
@@ -72,10 +75,12 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
         mask, place = pa.array(accepted), place.take(accepted)
         rows, computed = rows.filter(mask), None if computed is None else computed.filter(mask)
     times = np.maximum(place.timestamps, basis.clock) if plan.takes_late else place.timestamps
-    replay = chunk.first if chunk.replay is None else chunk.replay
-    # What is before the position is accounted for; rows without one come again wherever a replay starts.
-    replay = position.next if replay == NO_POSITION else max(replay, position.next)
-    lifted.spans.append((chunk.partition, replay, int(times.max())))
+    newest = place.partitions.greatest(times)
+    for name, position, first, top in zip(place.partitions.names, before, firsts, newest, strict=True):
+        if top != NO_ROWS:
+            # What is before the position is accounted for; rows without one come again wherever a replay starts.
+            replay = position.next if first == NO_POSITION else max(first, position.next)
+            lifted.spans.append((name, replay, top))
     columns = _key_and_order(plan, rows, place, times)
     if plan.task.reads_state:
         row = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
@@ -85,6 +90,24 @@ def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
     if updates.unfit.any():
         lifted.put_aside(plan, side_table(rows, updates.unfit, late_rows.UNFIT, place))
     lifted.tables.append(update_table(plan, columns, updates))
+
+
+def _note_ends(basis: Basis, place: Place, ends: dict[str, int]) -> None:
+    """Note how far the rows go of each partition whose end nobody planned."""
+    if all(name in basis.ends for name in place.partitions.names):
+        return
+    has_position = place.positions != NO_POSITION
+    last = place.partitions.take(has_position).greatest(place.positions[has_position])
+    for name, position in zip(place.partitions.names, last, strict=True):
+        if name not in basis.ends:
+            ends[name] = max(position + 1, ends.get(name, 0))
+
+
+def _firsts(chunk: Chunk, place: Place) -> list[int]:
+    """Return for each partition the position from which a replay that needs the chunk starts."""
+    if isinstance(chunk, MixedChunk):
+        return place.partitions.least(place.positions)
+    return [chunk.first if chunk.replay is None else chunk.replay]
 
 
 def _put_aside(plan: Plan, chunk: Chunk, place: Place, position: Position, codes: Codes, lifted: Lifted) -> None:
@@ -99,14 +122,16 @@ def _put_aside(plan: Plan, chunk: Chunk, place: Place, position: Position, codes
             lifted.put_aside(plan, side_table(rows, aside, reason, place))
 
 
-def _count(place: Place, position: Position, codes: Codes, counts: Counter[str]) -> None:
+def _count(place: Place, before: Sequence[Position], codes: Codes, counts: Counter[str]) -> None:
     """Count the rows that were not read before, and those that come again."""
     skipped, unknown = (int(np.count_nonzero(codes == verdict)) for verdict in (SKIPPED, REPLAYED_OR_LATE))
     counts["skipped"] += skipped
     counts[late_rows.REPLAYED_OR_LATE] += unknown
     counts["messages"] += len(codes) - skipped - unknown
-    is_replayed = (place.positions < position.known) & ((codes == ACCEPTED) | (codes == UNFIT_KEY))
-    counts["replayed"] += int(np.count_nonzero(is_replayed))
+    if any(position.accounted for position in before):
+        known = np.array([position.known for position in before])[place.partitions.of]
+        is_replayed = (place.positions < known) & ((codes == ACCEPTED) | (codes == UNFIT_KEY))
+        counts["replayed"] += int(np.count_nonzero(is_replayed))
 
 
 def _key_and_order(plan: Plan, rows: pa.RecordBatch, place: Place, times: pa.Array) -> dict[str, pa.Array]:
@@ -120,6 +145,6 @@ def _key_and_order(plan: Plan, rows: pa.RecordBatch, place: Place, times: pa.Arr
     if plan.task.message_id is not None:
         columns[ID] = keys.normalise(rows.column(plan.task.message_id))
     if plan.layout.is_ordered or plan.task.reads_state:
-        columns["channel"], columns["position"] = place.channels, pa.array(place.positions)
-        columns["strand"] = pa.repeat(pa.scalar(place.partition, pa.string()), rows.num_rows)
+        columns["channel"], columns["position"] = place.channels.column(rows.num_rows), pa.array(place.positions)
+        columns["strand"] = place.partitions.column(rows.num_rows)
     return columns

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from persistent_state.batch.groups import Groups
 from persistent_state.batch.plan import FAIL, Plan
 from persistent_state.errors import TaskFailedError
 from persistent_state.event_time.positions import NO_POSITION
@@ -22,32 +23,30 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
+class MixedChunk(Chunk):
+    """Rows of several partitions and channels. `at` has the position of each row."""
+
+    partitions: Groups = field(kw_only=True)
+    channels: Groups = field(kw_only=True)
+
+
+@dataclass(frozen=True)
 class Place:
-    """The place of rows in event time and in their source.
+    """The place of rows in event time and in their source. `valid` tells which rows have a timestamp."""
 
-    `valid` tells which rows have a timestamp. The channel of every row is the partition, unless channels are `named`.
-    """
-
-    partition: str
-    named: pa.Array | None
+    partitions: Groups
+    channels: Groups
     positions: NDArray[np.int64]
     timestamps: NDArray[np.int64]
     valid: Mask
     originals: Originals | None = None
 
-    @property
-    def channels(self) -> pa.Array:
-        """Return the channel of each row."""
-        if self.named is None:
-            return pa.repeat(pa.scalar(self.partition, pa.string()), len(self.timestamps))
-        return self.named
-
     def take(self, where: Mask) -> Place:
         """Return the place of the rows that a mask picks."""
         picked = np.flatnonzero(where)
         return Place(
-            self.partition,
-            None if self.named is None else self.named.take(pa.array(picked)),
+            self.partitions.take(picked),
+            self.channels.take(picked),
             self.positions[picked],
             self.timestamps[picked],
             self.valid[picked],
@@ -58,8 +57,13 @@ class Place:
 def place_of(plan: Plan, chunk: Chunk) -> Place:
     """Return where the rows of a chunk stand."""
     timestamps, valid = microseconds(chunk.rows.column(plan.timestamp), plan.timestamp_unit)
-    named = None if plan.channel is None else chunk.rows.column(plan.channel).cast(pa.string()).fill_null("")
-    return Place(chunk.partition, named, chunk.positions, timestamps, valid, chunk.originals)
+    if isinstance(chunk, MixedChunk):
+        partitions, channels = chunk.partitions, chunk.channels
+    else:
+        partitions = channels = Groups([chunk.partition])
+        if plan.channel is not None:
+            channels = Groups.of_column(chunk.rows.column(plan.channel))
+    return Place(partitions, channels, chunk.positions, timestamps, valid, chunk.originals)
 
 
 def microseconds(column: pa.Array, unit: str | None) -> tuple[NDArray[np.int64], Mask]:
@@ -94,8 +98,8 @@ def side_table(rows: pa.RecordBatch, where: Mask, reason: str, place: Place) -> 
     columns = {
         "reason": pa.array([reason] * count, pa.string()),
         "timestamp": stamps,
-        "strand": pa.array([place.partition] * count, pa.string()),
-        "channel": place.channels.take(picked),
+        "strand": place.partitions.take(where).column(count),
+        "channel": place.channels.take(where).column(count),
         "position": pa.array(place.positions, mask=place.positions == NO_POSITION).take(picked),
         **_as_they_came(place.originals, place.positions[where]),
     }
@@ -154,4 +158,4 @@ def describe(plan: Plan, rows: pa.RecordBatch, place: Place, i: int) -> str:
     """Return the channel, the position and the key of a row, for people."""
     key = {name: rows.column(name)[i].as_py() for name in plan.task.key_columns}
     position = place.positions[i] if place.positions[i] != NO_POSITION else "unknown"
-    return f"channel={place.channels[i].as_py()!r} partition={place.partition!r} position={position} key={key}"
+    return f"channel={place.channels.name(i)!r} partition={place.partitions.name(i)!r} position={position} key={key}"

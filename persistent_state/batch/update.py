@@ -7,7 +7,7 @@ shuffle, by `updates_by_key`, with the messages of each key in their order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from monoids import MonoidError
+from persistent_state.batch.groups import Groups
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import Mask, Place, check_bad_rows, describe, microseconds, side_table
 from persistent_state.errors import InvalidInputError, TaskFailedError, places, raised
@@ -137,7 +138,8 @@ def updates_by_key(
     rows = pa.RecordBatch.from_arrays(struct.flatten(), schema=plan.schema)
     # Not those of the table: what is taken in late has the clock's.
     times, valid = microseconds(rows.column(plan.timestamp), plan.timestamp_unit)
-    place = Place("", one_chunk(table["channel"]), as_numpy(table, "position"), times, valid)
+    partitions, channels = (Groups.of_column(one_chunk(table[name])) for name in ("strand", "channel"))
+    place = Place(partitions, channels, as_numpy(table, "position"), times, valid)
     asked = table.select(["hash", *plan.layout.key_names]).filter(pa.array(first))
     before = plan.layout.monoid.from_arrow(current(asked, older, plan.layout))
     # A zero for each, as user code may change the one it is given.
@@ -150,11 +152,8 @@ def updates_by_key(
     updates = recorder.updates(len(times))
     sides = []
     if updates.unfit.any():
-        partitions = np.array(table["strand"].to_pylist(), dtype=object)
-        for partition in dict.fromkeys(partitions[updates.unfit]):
-            aside = updates.unfit & (partitions == partition)
-            sides.append(side_table(rows, aside, UNFIT, replace(place, partition=partition)))
-            check_bad_rows(plan, sides[-1])
+        sides.append(side_table(rows, updates.unfit, UNFIT, place))
+        check_bad_rows(plan, sides[-1])
     columns = {name: one_chunk(table[name]) for name in table.column_names if name != "row"}
     return update_table(plan, columns, updates).select(plan.layout.schema.names), sides
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from py4j.java_gateway import JavaObject
 from pyspark import TaskContext
@@ -20,8 +19,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegralType
 
 from persistent_state.batch.combine import combine_in_pieces
+from persistent_state.batch.groups import Groups
 from persistent_state.batch.messages import FIRST, Basis, Blob, Report
 from persistent_state.batch.plan import COLUMN, Plan
+from persistent_state.batch.rows import MixedChunk
 from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load, now_us
 from persistent_state.engine.idle_source import IdleReader
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, places, raised
@@ -38,8 +39,8 @@ from persistent_state.task import PersistentTask
 
 _NOW = "_persistent_state_now"
 
-GATHERED = 1 << 18
-"""The number of rows that are sorted by channel at a time."""
+GATHERED = 1 << 19
+"""The number of rows of many channels that are lifted at a time."""
 
 _STATEFUL = {
     "Aggregate",
@@ -241,7 +242,7 @@ def blobs_of_dataframe(
         if first is not None:
             # Of a part without rows the driver learns the batch time from Spark.
             basis = replace(basis, now=first.column(_NOW)[0].value)
-            chunks = _placed(chain([first], full), plan, *place)
+            chunks = chunks_of(chain([first], full), plan, *place)
         yield from combine_in_pieces(plan, basis, part, None, chunks)
 
     def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -279,7 +280,7 @@ def source_rows(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _placed(
+def chunks_of(
     batches: Iterable[pa.RecordBatch], plan: Plan, channel: str | None, position: str | None
 ) -> Iterator[Chunk]:
     """Yield the rows of a DataFrame as chunks. If there are positions, each channel is a partition."""
@@ -287,20 +288,14 @@ def _placed(
         for batch in batches:
             yield Chunk("", 0, source_rows(batch, plan), at=np.full(batch.num_rows, NO_POSITION))
         return
-    # With many channels a batch has few rows of each. A chunk has a fixed cost, so gather batches first.
+    # Something is done for each channel that a chunk has, so a chunk should have many rows of each.
     for batch in batches if channel is None else _gathered(batches):
         rows, positions = source_rows(batch, plan), _positions(batch, plan, position)
         if channel is None:
             yield Chunk("", int(positions.min()), rows, at=positions)
             continue
-        codes = pc.dictionary_encode(batch.column(channel).cast(pa.string()).fill_null(""))
-        index = codes.indices.to_numpy()
-        order = np.argsort(index, kind="stable")
-        rows, positions = rows.take(pa.array(order)), positions[order]
-        begins = np.searchsorted(index[order], np.arange(len(codes.dictionary) + 1)).tolist()
-        for partition, (begin, end) in zip(codes.dictionary.to_pylist(), pairwise(begins), strict=True):
-            at = positions[begin:end]
-            yield Chunk(partition, int(at.min()), rows.slice(begin, end - begin), at=at)
+        channels = Groups.of_column(batch.column(channel))
+        yield MixedChunk("", int(positions.min()), rows, at=positions, partitions=channels, channels=channels)
 
 
 def _positions(batch: pa.RecordBatch, plan: Plan, position: str) -> NDArray[np.int64]:
@@ -317,11 +312,12 @@ def _positions(batch: pa.RecordBatch, plan: Plan, position: str) -> NDArray[np.i
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in fewer batches."""
-    some: list[pa.RecordBatch] = []
+    some, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         some.append(batch)
-        if sum(b.num_rows for b in some) >= GATHERED or sum(b.nbytes for b in some) >= BATCH_BYTES:
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= GATHERED or size >= BATCH_BYTES:
             yield one_batch(some, some[0].schema)
-            some = []
+            some, rows, size = [], 0, 0
     if some:
         yield one_batch(some, some[0].schema)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,15 +45,26 @@ class Position:
 
 
 def is_accounted(
-    position: Position, positions: NDArray[np.int64], timestamps: NDArray[np.int64], again: int = END
+    known: Sequence[Position],
+    of: NDArray[np.intp] | int,
+    positions: NDArray[np.int64],
+    timestamps: NDArray[np.int64],
+    again: int = END,
 ) -> NDArray[np.bool_]:
     """Return True for each message that an earlier batch or start accounted for: in the state, or counted as late or bad.
 
-    From the clock `again` on, messages that earlier starts accounted for count once more.
+    Args:
+        known: How far each partition was read.
+        of: The number of the partition of each message, or of all.
+        positions: The position of each message.
+        timestamps: The timestamp of each message.
+        again: From this clock on, messages that earlier starts accounted for count once more.
     """
-    done = positions < position.next
-    for before, below in position.accounted:
-        done |= (positions < before) & (timestamps < min(below, again))
+    done: NDArray[np.bool_] = positions < np.array([position.next for position in known])[of]
+    for pair in range(max(len(position.accounted) for position in known)):
+        pairs = [position.accounted[pair] if pair < len(position.accounted) else (0, 0) for position in known]
+        before, below = np.array(pairs, np.int64).T
+        done |= (positions < before[of]) & (timestamps < np.minimum(below, again)[of])
     return done
 
 

@@ -156,15 +156,15 @@ class KafkaSource(Subscription, TimeReplayableSource):
         for offsets, first in zip(whole, firsts, strict=True):
             if first == offsets.end:
                 pieces[0].append(offsets)
-            # Equal pieces of all offsets begin and end at these offsets of this partition.
-            bounds = [first + total * i // parts - before for i in range(parts + 1)]
-            for piece, low, high in zip(pieces, bounds, bounds[1:], strict=False):
-                low, high = max(low, first), min(high, offsets.end)
-                if low < high:
-                    piece.append(
-                        replace(offsets, end=high) if low == first else replace(offsets, begin=low, end=high, gap=None)
-                    )
-            before += offsets.end - first
+            low = first
+            while low < offsets.end:
+                # Of all offsets, counted through all partitions, piece i has those from total * i // parts on.
+                i = ((before + 1) * parts - 1) // total
+                high = min(offsets.end, low + total * (i + 1) // parts - before)
+                pieces[i].append(
+                    replace(offsets, end=high) if low == first else replace(offsets, begin=low, end=high, gap=None)
+                )
+                before, low = before + high - low, high
         return [tuple(piece) for piece in pieces if piece]
 
     def partitions_in(self, split: Sequence[OffsetRange]) -> Collection[str]:

@@ -38,7 +38,7 @@ class Sessions(Kind):
         if order is not None:
             firsts, lasts = firsts[order], lasts[order]
         begins = first.copy()
-        begins[1:] |= firsts[1:] >= _running_max(lasts, first)[:-1] + self.gap
+        begins[1:] |= firsts[1:] >= sort.running_max(lasts, first)[:-1] + self.gap
         return begins
 
     def with_span(self, heads: pa.Table, table: pa.Table, order: RowOrder, begins: NDArray[np.intp]) -> pa.Table:
@@ -122,16 +122,3 @@ class Living(Sessions):
 
     def _shown(self, rows: pa.Table, layout: Layout) -> pa.Table:
         return rows.select(["hash", *layout.key_names, "value"])
-
-
-def _running_max(values: NDArray[np.int64], first: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the greatest value so far within each segment."""
-    if np.all((values[1:] >= values[:-1]) | first[1:]):
-        return values
-    # Numbers that rise from segment to segment: the value's rank within, the segment's number before it.
-    ranked, count = np.argsort(values, kind="stable"), len(values)
-    rank = np.empty(count, np.int64)
-    rank[ranked] = np.arange(count)
-    before = (np.cumsum(first) - 1) * count
-    greatest: NDArray[np.int64] = values[ranked[np.maximum.accumulate(before + rank) - before]]
-    return greatest

@@ -153,3 +153,16 @@ def ranges(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.
     offsets = np.cumsum(lengths) - lengths
     numbers: NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(begins - offsets, lengths)
     return numbers
+
+
+def running_max(values: NDArray[np.int64], first: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the greatest value so far within each segment."""
+    if np.all((values[1:] >= values[:-1]) | first[1:]):
+        return values
+    # Numbers that rise from segment to segment: the value's rank within, the segment's number before it.
+    ranked, count = np.argsort(values, kind="stable"), len(values)
+    rank = np.empty(count, np.int64)
+    rank[ranked] = np.arange(count)
+    before = (np.cumsum(first) - 1) * count
+    greatest: NDArray[np.int64] = values[ranked[np.maximum.accumulate(before + rank) - before]]
+    return greatest

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask, TumblingWindow, WindowState
@@ -27,7 +29,7 @@ from persistent_state.batch.judge import (
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
 from persistent_state.batch.rows import place_of
-from persistent_state.event_time.channels import Channel
+from persistent_state.event_time.channels import Channel, beyond_limit
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol.commits import plan_batch
@@ -75,7 +77,7 @@ def judged(
     at = np.array(positions, np.int64)
     chunk = Chunk("p", int(at.min()), pa.record_batch(columns, schema=SCHEMA), at=at, **given)
     position = basis.positions.get("p", Position())
-    return judge(plan, basis, chunk, place_of(plan, chunk), position, sightings or Sightings()).tolist()
+    return judge(plan, basis, chunk, place_of(plan, chunk), [position], sightings or Sightings()).tolist()
 
 
 def test_each_verdict() -> None:
@@ -186,3 +188,31 @@ class TestSightings:
         sightings = Sightings()
         assert judged(plan, basis, [(161, 0)], sightings) == [JUMP]
         assert sightings.newest == {"a": None}
+
+    @given(
+        st.lists(st.tuples(st.integers(CLOCK, 900), st.sampled_from("abc")), max_size=40),
+        st.lists(st.integers(1, 15), min_size=1),
+        st.sampled_from([1, 60, 1000]),
+        st.dictionaries(st.sampled_from("abc"), st.builds(Channel, st.none() | st.integers(CLOCK, 300), st.just(0))),
+    )
+    def test_jumps_of_many_channels_are_those_of_each_by_itself(
+        self, rows: list[tuple[int, str]], sizes: list[int], jump: int, channels: dict[str, Channel]
+    ) -> None:
+        plan, basis = planned(jump=jump, believe=3)
+        basis = replace(basis, channels=channels)
+        sightings, found, begin = Sightings(), list[int](), 0
+        for size in [*sizes, len(rows)]:
+            if some := rows[begin : begin + size]:
+                found += judged(
+                    plan, basis, [(time, begin + i, 0, name) for i, (time, name) in enumerate(some)], sightings
+                )
+            begin += size
+        for name in {name for _, name in rows}:
+            places = [i for i, (_, of) in enumerate(rows) if of == name]
+            stamps = np.array([rows[i][0] for i in places])
+            before = channels[name].newest if name in channels else None
+            is_jump, streak = beyond_limit(stamps, before, 0, jump, 3)
+            assert [found[i] for i in places] == np.where(is_jump, JUMP, ACCEPTED).tolist()
+            assert sightings.beyond[name] == streak
+            tops = [*stamps[~is_jump].tolist(), *([] if before is None else [before])]
+            assert sightings.newest.get(name) == (max(tops) if not is_jump.all() else None)

@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from monoids import List, Sum
 from persistent_state import BadRecord, Message, NonWindowState, PersistentState, PersistentTask, TaskFailedError
+from persistent_state.batch.groups import Groups
 from persistent_state.batch.lift import Lifted, lift_chunk
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import AT_LEAST_ONCE, FAIL, Plan
+from persistent_state.batch.rows import MixedChunk
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol.commits import plan_batch
@@ -178,3 +182,40 @@ def test_bad_rows_fail_where_that_is_wanted_and_late_ones_do_not(
     records = tuple(BadRecord(position, "broken") for position in bad)
     with pytest.raises(TaskFailedError, match=rf"met a bad row \({reason}\)"):
         lifted(plan, basis, chunk_of([row], bad=records))
+
+
+PAIRS = st.tuples(st.integers(5, 9), st.integers(90, 200))
+
+
+@given(
+    st.lists(st.tuples(st.integers(90, 200), st.sampled_from("pqr"), st.integers(0, 9)), min_size=1, max_size=30),
+    st.dictionaries(
+        st.sampled_from("pqr"),
+        st.builds(Position, st.integers(0, 5), st.lists(PAIRS, max_size=2).map(tuple)),
+    ),
+)
+def test_a_chunk_of_many_partitions_adds_what_a_chunk_of_each_adds(
+    rows: list[tuple[int, str, int]], positions: dict[str, Position]
+) -> None:
+    plan, basis = planned(Lists())
+    basis = replace(basis, positions=positions)
+
+    def chunk_with(some: list[tuple[int, str, int]], kind: type[Chunk], **given: Any) -> Chunk:
+        columns = [[stamp for stamp, _, _ in some], [name for _, name, _ in some], [1] * len(some)]
+        batch = pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+        at = np.array([position for _, _, position in some])
+        return kind(given.pop("partition", ""), int(at.min()), batch, at=at, **given)
+
+    of = Groups.of_column(pa.array([name for _, name, _ in rows]))
+    together = lifted(plan, basis, chunk_with(rows, MixedChunk, partitions=of, channels=of))
+    names = sorted({name for _, name, _ in rows})
+    apart = lifted(
+        plan, basis, *(chunk_with([r for r in rows if r[1] == name], Chunk, partition=name) for name in names)
+    )
+
+    def shown(tables: list[pa.Table]) -> list[str]:
+        return sorted(str(row) for table in tables for row in table.to_pylist())
+
+    assert (shown(together.tables), shown(together.sides)) == (shown(apart.tables), shown(apart.sides))
+    assert (sorted(together.spans), together.ends) == (sorted(apart.spans), apart.ends)
+    assert (+together.counts, together.sightings) == (+apart.counts, apart.sightings)

@@ -38,7 +38,7 @@ class Partition:
             end = min(begin + size, len(self.stamps))
             numbers = array(list(range(begin, end)))
             stamps = array(self.stamps[begin:end])
-            fresh = ~positions.is_accounted(self.position, numbers, stamps)
+            fresh = ~positions.is_accounted([self.position], 0, numbers, stamps)
             taken = fresh & (stamps >= self.clock)
             self.state += numbers[taken].tolist()
             self.late += numbers[fresh & ~taken].tolist()

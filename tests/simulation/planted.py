@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from persistent_state.batch import advance, combine, judge, lift, messages, shard, update
+from persistent_state.batch import advance, combine, groups, judge, lift, messages, shard, update
 from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import dedup, fold, layout, lookup, panes, sessions, sliding, sort, unbounded
 from persistent_state.protocol import commits, deliver, restore, takeover
@@ -329,7 +329,7 @@ BUGS = (
         "accounted at the clock",
         "A start takes what is at its clock for accounted.",
         positions.is_accounted,
-        ("timestamps < min(below, again)", "timestamps <= min(below, again)"),
+        ("timestamps < np.minimum(below, again)", "timestamps <= np.minimum(below, again)"),
     ),
     bug(
         "accounted dropped early",
@@ -353,21 +353,42 @@ BUGS = (
     bug(
         "ends of one chunk",
         "How far a part read a partition is taken from the last chunk that has a position.",
-        lift.lift_chunk,
-        ("max(end, lifted.ends.get(chunk.partition, 0))", "end"),
+        lift._note_ends,
+        ("max(position + 1, ends.get(name, 0))", "position + 1"),
     ),
     bug(
         "no position taken for one",
         "A row that has no position counts for how far its partition was read.",
-        lift.lift_chunk,
-        ("known = place.positions[place.positions != NO_POSITION]", "known = place.positions - 1"),
+        lift._note_ends,
+        ("place.positions != NO_POSITION", "place.positions > -1"),
+        ("max(position + 1,", "max(min(position + 1, NO_POSITION),"),
     ),
     bug(
         "replay from no position",
         "Rows without a position say where a replay starts.",
         lift.lift_chunk,
-        ("position.next if replay == NO_POSITION else max(replay", "(max(replay"),
-        ("position.next)\n    lifted.spans", "position.next))\n    lifted.spans"),
+        ("position.next if first == NO_POSITION else max(first", "max(first"),
+    ),
+    bug(
+        "replay of one partition from another's position",
+        "Of rows of many partitions, the first position of any says where a replay of each starts.",
+        lift._firsts,
+        (
+            "return place.partitions.least(place.positions)",
+            "return [int(place.positions.max())] * len(place.partitions.names)",
+        ),
+    ),
+    bug(
+        "position of another partition",
+        "Of rows of many partitions, the first partition's position says what was read before.",
+        positions.is_accounted,
+        ("for position in known])[of]", "for position in known])[of * 0]"),
+    ),
+    bug(
+        "channel as far as its last row",
+        "A channel has come as far as its last row, and not as its newest.",
+        groups.Groups.greatest,
+        ("np.maximum.at(top, self.of, values)", "top[self.of] = values"),
     ),
     bug(
         "restored clock ignored",
@@ -440,7 +461,7 @@ BUGS = (
         "late again on replay",
         "What a replay delivers again below the clock counts as late again.",
         judge.judge,
-        ("stamps, basis.again)", "stamps, basis.again) | (place.positions >= position.next)"),
+        ("stamps, basis.again)", "stamps, basis.again) | (place.positions >= before[0].next)"),
     ),
     bug(
         "side rows kept at a start",
@@ -750,7 +771,7 @@ BUGS = (
         "session without its bridge",
         "A session is taken to end with the part that came last.",
         sessions.Sessions.segments,
-        ("_running_max(lasts, first)[:-1]", "lasts[:-1]"),
+        ("sort.running_max(lasts, first)[:-1]", "lasts[:-1]"),
         theme="timely",
     ),
     bug(

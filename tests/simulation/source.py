@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from persistent_state.batch.groups import Groups
+from persistent_state.batch.rows import MixedChunk
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
 from tests.simulation.messages import SCHEMA, Sent, batch_of
@@ -153,14 +155,18 @@ class Stream:
         return self.partitions.leaves_out and sent.timestamp is not None and sent.timestamp < self.clock
 
     def read(self, split: Sequence[Sent]) -> Iterator[Chunk]:
-        """Messages as chunks: of one partition for all that have no positions, else of their own."""
-        partitions = {m.partition if self.partitions.positions else "" for m in split}
-        for partition in sorted(partitions):
-            rows = [m for m in split if m.partition == partition or not self.partitions.positions]
-            for i in range(0, len(rows), self.partitions.chunk_rows):
-                piece = rows[i : i + self.partitions.chunk_rows]
-                at = np.array([m.position if m.placed else NO_POSITION for m in piece], dtype=np.int64)
-                yield Chunk(partition, int(at.min()) if self.partitions.positions else 0, batch_of(piece), at=at)
+        """Messages as chunks: of one partition for all that have no positions, else of several."""
+        for i in range(0, len(split), self.partitions.chunk_rows):
+            piece = split[i : i + self.partitions.chunk_rows]
+            at = np.array([m.position if m.placed else NO_POSITION for m in piece], dtype=np.int64)
+            if self.partitions.positions:
+                partitions = Groups.of_column(pa.array([m.partition for m in piece]))
+                channels = (
+                    partitions if self.channel is None else Groups.of_column(pa.array([m.channel for m in piece]))
+                )
+                yield MixedChunk("", int(at.min()), batch_of(piece), at=at, partitions=partitions, channels=channels)
+            else:
+                yield Chunk("", 0, batch_of(piece), at=at)
 
 
 def dealt(
