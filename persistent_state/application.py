@@ -50,6 +50,9 @@ class Application:
         allowed_delay: How far a message may be behind the newest message before it in its channel and never be late.
         idle_after: How long a channel must be silent, by the wall clock, until the global clock no longer waits for it. By
             default the clock waits for ever.
+        alignment: How far a channel is read ahead of the slowest live one before it waits, in event time. What waits above the
+            clock is then bounded, however far apart the channels are. By default none waits. It has an effect on sources whose
+            partitions are channels and that can wait: a `KafkaSource`, and sources of your own that have `hold`.
         max_ahead: A timestamp further ahead of the wall clock than this makes a bad row.
         max_jump: A timestamp further ahead of its channel than this makes a bad row. By default there is no limit.
         retained_checkpoints: How many checkpoints can be read. Each costs up to one more row per key that changed between them.
@@ -76,6 +79,7 @@ class Application:
     checkpoint_interval: Duration = "1 minute"
     allowed_delay: Duration = "0 seconds"
     idle_after: Duration | None = None
+    alignment: Duration | None = None
     max_ahead: Duration = "1 day"
     max_jump: Duration | None = None
     retained_checkpoints: int = 10
@@ -277,6 +281,7 @@ class Application:
             idle_after=positive("idle_after", self.idle_after) if self.idle_after is not None else None,
             ahead=duration("max_ahead", self.max_ahead),
             jump=positive("max_jump", self.max_jump) if self.max_jump is not None else None,
+            alignment=positive("alignment", self.alignment) if self.alignment is not None else None,
         )
 
 

@@ -36,8 +36,8 @@ def advance(task: TaskState, reports: Sequence[Report], settings: Settings) -> A
     if is_silent and settings.idle_after is not None:
         since = now - settings.idle_after
         channels = {name: replace(channel, active=min(channel.active, since)) for name, channel in channels.items()}
-    for name in {name for report in reports for name in report.replaying} & channels.keys():
-        # It is on its way back to where it was: it is not silent.
+    for name in {*reach.held, *(name for report in reports for name in report.replaying)} & channels.keys():
+        # It waits for others, or is on its way back to where it was: it is not silent.
         channels[name] = replace(channels[name], active=now)
     channels = deliver(channels, (sight for report in reports for sight in report.seen), now)
     coarse = clocks.joined([*task.stored.coarse, *(report.coarse for report in reports if report.coarse)])

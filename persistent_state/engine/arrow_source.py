@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import DRIVER, Blob, Report
 from persistent_state.batch.plan import AT_MOST_ONCE, Plan
@@ -114,6 +115,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._moved = 0
         self._is_idle = False
         self._opened = False
+        self._is_ending = False
 
     def initialOffset(self) -> dict[str, Any]:
         def ends() -> dict[str, int]:
@@ -129,13 +131,22 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def freeze() -> None:
             self._open()
             self.source.freeze()
+            self._is_ending = True
 
         self._tried(freeze)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         def latest() -> dict[str, Any]:
             self._open()
-            self._reach = self.source.reach(start["ends"], isinstance(limit, ReadAllAvailable))
+            self._reach = aligned_reach(
+                self.plan,
+                self.source,
+                self._entry().tasks[self.plan.name].source,
+                start["ends"],
+                everything=isinstance(limit, ReadAllAvailable),
+                is_ending=self._is_ending,
+                now=now_us(),
+            )
             return {"ends": dict(self._reach.ends), "tick": start["tick"] + self._tick(start["ends"])}
 
         return self._tried(latest) or {"ends": start["ends"], "tick": start["tick"] + 1}

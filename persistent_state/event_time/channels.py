@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +30,12 @@ class Channel:
     beyond: int = 0
     before: int | None = None
 
+    @property
+    def reached(self) -> int:
+        """The timestamp that the channel has come to, before a start perhaps; `BEGINNING` if none is known."""
+        known = self.before if self.newest is None else self.newest
+        return BEGINNING if known is None else known
+
     def cut_back(self, clock: int, now: int) -> Channel:
         """Return the channel as it is after a start has cut its task back to `clock`."""
         return Channel(None, now, before=self.before if self.newest is None else min(self.newest, clock))
@@ -43,6 +49,23 @@ def is_idle(channel: Channel, now: int, idle_after: int | None) -> bool:
 def live_channels(channels: Mapping[str, Channel], now: int, idle_after: int | None) -> list[Channel]:
     """Return the channels that hold the clock: neither ended nor idle."""
     return [c for c in channels.values() if not c.ended and not is_idle(c, now, idle_after)]
+
+
+def held_back(
+    channels: Mapping[str, Channel], alignment: int, now: int, idle_after: int | None, exhausted: Collection[str]
+) -> frozenset[str]:
+    """Return the channels that are to wait: they are more than `alignment` ahead of the slowest one that others wait for.
+
+    Nobody waits for a channel that has ended, is idle, or is `exhausted`: read to an end that does not move any more. The
+    slowest never waits. How far a channel has come is measured between channels: by the clock none might ever go on.
+    """
+    reached = {
+        name: channel.reached
+        for name, channel in channels.items()
+        if not channel.ended and not is_idle(channel, now, idle_after) and name not in exhausted
+    }
+    slowest = min(reached.values(), default=BEGINNING)
+    return frozenset(name for name, at in reached.items() if at > slowest + alignment)
 
 
 def upstream_min(live: Iterable[Channel], clock: int, delay: int) -> int:

@@ -35,6 +35,7 @@ class Settings:
         ahead: A timestamp more than this beyond the batch time makes a bad row.
         jump: A timestamp more than this beyond its channel makes a bad row. None: there is no limit.
         believe: After this many messages in a row that jump, the channel is believed.
+        alignment: A channel this far ahead of the slowest live one is not read on. None: there is no limit.
     """
 
     interval: int
@@ -43,6 +44,7 @@ class Settings:
     ahead: int = 86_400_000_000
     jump: int | None = None
     believe: int = 100
+    alignment: int | None = None
 
 
 @dataclass(frozen=True)

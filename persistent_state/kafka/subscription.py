@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -43,7 +43,7 @@ class _State:
     `topics` are the journal's records by topic name, and `is_first_start` says that the journal had none. `journal` holds
     the lines that are committed. `unread` holds by partition the first position that was never committed. `replaced_ids` are
     the ids of deleted topics that others of their name replaced, and `losses` the journal lines of topics that are gone.
-    `last_reach` holds the newest reach's journal lines, start and ends.
+    `last_reach` holds the newest reach's journal lines, start and ends. The partitions `held` are not read on.
     """
 
     topics: dict[str, TopicRecord]
@@ -55,6 +55,7 @@ class _State:
     last_reach: tuple[Sequence[str], Mapping[str, int], Mapping[str, int]] = ((), {}, {})
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     is_frozen: bool = False
+    held: frozenset[str] = frozenset()
 
 
 class Subscription:
@@ -145,6 +146,14 @@ class Subscription:
         # Lost offsets are found by `reach`, which knows from where the start reads.
         self._ask_again(lambda: self._check_ends(self._look_up(known, is_whole=True, is_needed=False), known))
 
+    def hold(self, partitions: Collection[str]) -> None:
+        """Read no further in these partitions until the next call.
+
+        Args:
+            partitions: The names of the partitions.
+        """
+        self._state.held = frozenset(partitions)
+
     def freeze(self) -> None:
         """Make every later reach end where the partitions end at the next one."""
         self._state.is_frozen = True
@@ -172,7 +181,11 @@ class Subscription:
         begins = {
             name: max(start.get(name, partition.begin), partition.first) for name, partition in state.partitions.items()
         }
-        lags = {name: max(0, partition.end - begins[name]) for name, partition in state.partitions.items()}
+        begins.update({name: start[name] for name in state.held & start.keys()})
+        lags = {
+            name: 0 if name in state.held else max(0, partition.end - begins[name])
+            for name, partition in state.partitions.items()
+        }
         total = sum(lags.values())
         if total > self.max_offsets_per_batch and not everything:
             lags = {name: -(-lag * self.max_offsets_per_batch // total) for name, lag in lags.items()}

@@ -86,6 +86,7 @@ class Reach:
         journal: Lines that the log keeps with the commit, and that `open` is given at the next start, in order.
         known: If `channels` is None: channels that will come and hold the clock until they do.
         unread: How many positions there are beyond the ends; None if the source does not know.
+        held: The partitions that `hold` has named: they wait, and are not silent.
 
     Example:
         >>> Reach({"words-0": 43, "words-1": 40}, channels={"words-0": False, "words-1": True}).ends["words-0"]
@@ -97,6 +98,7 @@ class Reach:
     journal: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     unread: int | None = None
+    held: frozenset[str] = frozenset()
 
 
 class TimeReplayableSource(ABC):
@@ -175,6 +177,13 @@ class TimeReplayableSource(ABC):
             application: The application's name.
         """
         return self
+
+    def hold(self, partitions: Collection[str]) -> None:  # noqa: B027
+        """Read no further in these partitions until the next call. By default nothing is held, and `alignment` has no effect.
+
+        Args:
+            partitions: The partitions that have come too far ahead. Each is a channel of this name.
+        """
 
     def freeze(self) -> None:  # noqa: B027
         """Reach no further from now on than what is there now. A source that never grows has nothing to do."""

@@ -81,6 +81,7 @@ class Terms:
     jump: int | None
     believe: int
     keeping: commits.Keeping
+    alignment: int | None = None
 
 
 @dataclass
@@ -314,6 +315,21 @@ class Oracle:
         must(found == {key: current.get(key) for key in found}, "running values are the folds so far", **facts)
         must(touched.keys() <= found.keys(), "running values are of all touched keys", **facts)
 
+    def aligned(self, name: str, terms: Terms, start: Mapping[str, int], reach: Reach) -> None:
+        """A source is about to be read so far: not where a channel is too far ahead of one that has more to read."""
+        judge = self.judges[name]
+        if terms.alignment is None or not judge.job.by_partition or terms.idle_after is not None:
+            return
+        came = {channel: judge.reached.get(channel) if top is None else top for channel, top in judge.newest.items()}
+        left = [
+            BEGINNING if came[p] is None else came[p]
+            for p, n in judge.partitions.visible.items()
+            if p in came and start[p] < n
+        ]
+        for partition in (p for p, end in reach.ends.items() if end > start[p] and came.get(p) is not None):
+            limit = min(left) + terms.alignment
+            must(came[partition] <= limit, "who is too far ahead waits", task=name, channel=partition, came=came)
+
     def finish(self, jobs: Sequence[Job]) -> None:
         """All is over: every message is in the state or aside, once, below one clock."""
         entry = self.newest
@@ -462,6 +478,7 @@ class Oracle:
             judge.gone = judge.newest.keys() - channels.keys()
         for channel in judge.partitions.said_to_come:
             self._learn(judge, channel, old.progress.clock, now)
+        judge.active.update(dict.fromkeys(batch.reach.held & channels.keys(), now))
         read: list[Sent] = []
         unknown = 0
         for sent in self._delivered(judge, new, (name, entry.epoch, new.progress.batch)):

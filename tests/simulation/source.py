@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
@@ -80,6 +80,7 @@ class WorldSource(TimeReplayableSource):
     channel: str | None = None
     timestamp: str = "ts"
     opened: tuple[list[str], dict[str, int]] = field(default_factory=lambda: ([], {}))
+    held: frozenset[str] = frozenset()
 
     @property
     def schema(self) -> pa.Schema:
@@ -88,6 +89,9 @@ class WorldSource(TimeReplayableSource):
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
         self.opened = (list(journal), dict(known))
 
+    def hold(self, partitions: Collection[str]) -> None:
+        self.held = frozenset(partitions)
+
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
         ends, channels = {}, {}
         for partition, visible in self.partitions.visible.items():
@@ -95,7 +99,7 @@ class WorldSource(TimeReplayableSource):
             step = (
                 visible if everything else 0 if self.rng.random() < self.skew else self.rng.randint(0, self.batch_rows)
             )
-            ends[partition] = max(begin, min(visible, begin + step))
+            ends[partition] = begin if partition in self.held else max(begin, min(visible, begin + step))
             if not (self.partitions.vanishes and begin == len(self.partitions.messages[partition])):
                 channels[partition] = self.partitions.has_ended(partition) and ends[partition] == visible
         moved = [

@@ -15,6 +15,7 @@ from greenlet import getcurrent, greenlet
 
 from persistent_state.batch import compaction
 from persistent_state.batch import shard as shards
+from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers, Blob, Descriptor, Report
 from persistent_state.batch.plan import Plan
@@ -116,6 +117,8 @@ class World:
         self.idle_after = rng.choice([200, 1000]) if rng.random() < 0.2 else None
         self.jump = rng.choice([200, 500]) if rng.random() < 0.15 else None
         self.keeping = commits.Keeping(rng.randint(1, 4), rng.choice([0, 0, 0, 50, 500]))
+        # Not of the same random numbers, so that worlds without alignment stay what they were.
+        self.alignment = Random(seed).choice([None, None, None, 10, 100])
         if self.theme == "faulty":
             self.fault_rate, self.faulty, self.starts = 0.05, True, rng.choice([3, 4])
             self.lag, self.collect_rate = rng.choice([(0, 0.3), (50, 0.0), (300, 0.0)])
@@ -291,6 +294,7 @@ class World:
             jump=self.jump,
             believe=3,
             keeping=self.keeping,
+            alignment=self.alignment,
         )
 
     # What happens
@@ -541,7 +545,9 @@ class World:
         terms, writer = actor.terms, f"d{actor.number}"
         # What one has verified says nothing to another.
         files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
-        settings = Settings(terms.interval, terms.delay, terms.idle_after, terms.ahead, terms.jump, terms.believe)
+        settings = Settings(
+            terms.interval, terms.delay, terms.idle_after, terms.ahead, terms.jump, terms.believe, terms.alignment
+        )
         plans: dict[str, Plan] = {}
         for job in actor.jobs:
             channel = None if job.by_partition else "c"
@@ -689,7 +695,7 @@ class World:
         while True:
             if rng.random() < 0.7:
                 partitions.grow(rng, self.most_rows)
-            start, reach = self._reach(actor, log, job, source)
+            start, reach = self._reach(actor, log, plan, source)
             if reach.ends == start and rng.random() < 0.9:
                 if partitions.is_complete and start == partitions.visible:
                     if flushed or rng.random() < 0.5:
@@ -707,18 +713,28 @@ class World:
                     self.note(f"{actor.number} collected {path}")
                 getcurrent().thread.lists = 9
 
-    def _reach(self, actor: Actor, log: Log, job: Job, source: WorldSource | Stream) -> tuple[dict[str, int], Reach]:
+    def _reach(self, actor: Actor, log: Log, plan: Plan, source: WorldSource | Stream) -> tuple[dict[str, int], Reach]:
         """Where the next micro-batch starts, and how far it goes."""
-        visible = self.sources[job.source].visible
+        visible = source.partitions.visible
         if isinstance(source, Stream):
             start = {partition: source.start.get(partition, 0) for partition in visible}
         else:
-            positions = self._newest(actor, log).tasks[job.name].source.positions
-            start = {partition: positions.get(partition, Position()).next for partition in visible}
+            known = self._newest(actor, log).tasks[plan.name].source
+            start = {partition: known.positions.get(partition, Position()).next for partition in visible}
         everything = self.rng.random() < (0.1 if any(start.values()) else 0.4)
         if isinstance(source, Stream):
             return start, Reach(source.ends(everything))
-        return start, source.reach(start, everything)
+        reach = aligned_reach(
+            plan,
+            source,
+            known,
+            start,
+            everything=everything and plan.settings.alignment is None,
+            is_ending=source.partitions.is_complete,
+            now=self.now,
+        )
+        self.oracle.aligned(plan.name, actor.terms, start, reach)
+        return start, reach
 
     def _newest(self, actor: Actor, log: Log) -> Entry:
         entry = log.newest()

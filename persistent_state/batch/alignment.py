@@ -1,0 +1,46 @@
+"""Alignment: a channel that is far ahead of the slowest waits, so that what lies above the clock is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from persistent_state.batch.plan import Plan
+from persistent_state.event_time.channels import held_back
+from persistent_state.sources.base import Reach, TimeReplayableSource
+from persistent_state.store.task_state import SourceState
+
+
+def aligned_reach(
+    plan: Plan,
+    source: TimeReplayableSource,
+    known: SourceState,
+    start: Mapping[str, int],
+    *,
+    everything: bool,
+    is_ending: bool,
+    now: int,
+) -> Reach:
+    """Return how far the next micro-batch of a source goes, in which the channels wait that are too far ahead.
+
+    Args:
+        plan: The task's plan. Without alignment, or if a column tells the channels, no channel waits.
+        source: The source, which is open.
+        known: What the log says of the source.
+        start: By partition: the position that the micro-batch starts at.
+        everything: As `reach` of a source takes it.
+        is_ending: True if the source does not grow any more. Then nobody waits for a channel that is read to its end.
+        now: The batch time in microseconds UTC.
+    """
+    settings = plan.settings
+    if settings.alignment is None or plan.channel is not None:
+        return source.reach(start, everything)
+    exhausted = set[str]()
+    if is_ending:
+        # Ask first who has anything left.
+        source.hold(())
+        ends = source.reach(start, everything=True).ends
+        exhausted = {name for name, end in ends.items() if end == start.get(name)}
+    held = held_back(known.channels, settings.alignment, now, settings.idle_after, exhausted)
+    source.hold(held)
+    return replace(source.reach(start, everything), held=held)
