@@ -180,6 +180,22 @@ def play_source(
     reach = source.reach(start, everything=False)
     if reach.ends == start:
         return None
+    return play_reach(log, plan, source, start, reach, parts=parts, keeping=keeping)
+
+
+def play_reach(
+    log: Log,
+    plan: Plan,
+    source: TimeReplayableSource,
+    start: Mapping[str, int],
+    reach: Reach,
+    *,
+    parts: int = 1,
+    keeping: Keeping | None = None,
+) -> Entry:
+    """One micro-batch of what an opened source has up to there."""
+    newest = log.newest()
+    assert newest is not None
     entry = commits.wake(log, newest.epoch, plan.name, 0)
     basis = commits.plan_batch(entry, plan, reach, 0)
     splits = source.splits(start, reach.ends, parts)

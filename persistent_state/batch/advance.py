@@ -43,10 +43,11 @@ def advance(task: TaskState, reports: Sequence[Report], settings: Settings) -> A
     coarse = clocks.joined([*task.stored.coarse, *(report.coarse for report in reports if report.coarse)])
     positions = _positions(task.source.positions, reach.ends, reports)
     live = live_channels(channels, now, settings.idle_after)
+    slowest = min(live, key=lambda name: live[name].reached, default=None)
     upstream: int | None = None
     before = clock = task.progress.clock
     if live:
-        upstream = upstream_min(live, before, settings.delay)
+        upstream = upstream_min(live.values(), before, settings.delay)
         if upstream > before:
             clock = max(before, clocks.clean_clock(clocks.checkpoint_clock(upstream, settings.interval), coarse))
     elif (
@@ -70,6 +71,7 @@ def advance(task: TaskState, reports: Sequence[Report], settings: Settings) -> A
         counts=dict(counts),
         journal=reach.journal,
         unread=reach.unread,
+        slowest=slowest,
     )
 
 

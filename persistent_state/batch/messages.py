@@ -152,7 +152,7 @@ class Advance:
     """The clock, channels and positions of a task after a micro-batch.
 
     `cuts` are the clocks that its runs keep apart from now on. `holds` is False when no channel is live: the task does not hold
-    back the global clock.
+    back the global clock. `slowest` is the live channel that is furthest behind.
     """
 
     clock: int
@@ -165,6 +165,7 @@ class Advance:
     counts: Mapping[str, int]
     journal: tuple[str, ...] = ()
     unread: int | None = None
+    slowest: str | None = None
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class Progress:
         outputs: By output at clocks: the last clock that its sink has, and how many clocks it is behind.
         unread: How many positions, such as Kafka's offsets, the source had beyond the micro-batch when it was planned; None if
             the source does not know.
+        slowest: The live channel that is furthest behind: the clock follows it. None if no channel is live.
 
     Example:
         >>> def warn(progress):
@@ -91,6 +92,7 @@ class Progress:
     global_clock: int
     outputs: Mapping[str, Delivered]
     unread: int | None = None
+    slowest: str | None = None
 
 
 def is_committing() -> bool:
@@ -284,6 +286,7 @@ def progress(entry: Entry, after: Advance, descriptors: Sequence[Descriptor]) ->
         global_clock=entry.clock,
         outputs=deliver.delivered(entry, first.task),
         unread=after.unread,
+        slowest=after.slowest,
     )
 
 

@@ -46,9 +46,9 @@ def is_idle(channel: Channel, now: int, idle_after: int | None) -> bool:
     return idle_after is not None and now - channel.active >= idle_after
 
 
-def live_channels(channels: Mapping[str, Channel], now: int, idle_after: int | None) -> list[Channel]:
+def live_channels(channels: Mapping[str, Channel], now: int, idle_after: int | None) -> dict[str, Channel]:
     """Return the channels that hold the clock: neither ended nor idle."""
-    return [c for c in channels.values() if not c.ended and not is_idle(c, now, idle_after)]
+    return {name: c for name, c in channels.items() if not c.ended and not is_idle(c, now, idle_after)}
 
 
 def held_back(
@@ -59,11 +59,8 @@ def held_back(
     Nobody waits for a channel that has ended, is idle, or is `exhausted`: read to an end that does not move any more. The
     slowest never waits. How far a channel has come is measured between channels: by the clock none might ever go on.
     """
-    reached = {
-        name: channel.reached
-        for name, channel in channels.items()
-        if not channel.ended and not is_idle(channel, now, idle_after) and name not in exhausted
-    }
+    live = live_channels(channels, now, idle_after)
+    reached = {name: channel.reached for name, channel in live.items() if name not in exhausted}
     slowest = min(reached.values(), default=BEGINNING)
     return frozenset(name for name, at in reached.items() if at > slowest + alignment)
 

@@ -12,6 +12,7 @@ from persistent_state.event_time.channels import (
     Channel,
     beyond_limit,
     deliver,
+    held_back,
     listed_channels,
     live_channels,
     upstream_min,
@@ -82,16 +83,30 @@ CHANNELS = st.dictionaries(
     st.builds(Channel, st.one_of(st.none(), st.integers(0, 100)), st.integers(0, 50), st.booleans()),
 )
 
+IDLE_AFTER = st.one_of(st.none(), st.integers(1, 30))
+
 
 class TestChannels:
-    @given(CHANNELS, st.integers(0, 60), st.one_of(st.none(), st.integers(1, 30)))
+    @given(CHANNELS, st.integers(0, 60), IDLE_AFTER)
     def test_a_channel_holds_the_clock_until_it_ends_or_is_idle(
         self, channels: dict[str, Channel], now: int, idle_after: int | None
     ) -> None:
         live = live_channels(channels, now, idle_after)
-        assert live == [
-            c for c in channels.values() if not c.ended and (idle_after is None or c.active > now - idle_after)
-        ]
+        assert live == {
+            name: c
+            for name, c in channels.items()
+            if not c.ended and (idle_after is None or c.active > now - idle_after)
+        }
+
+    @given(CHANNELS, st.integers(0, 50), st.integers(0, 60), IDLE_AFTER, st.sets(st.sampled_from("abcd")))
+    def test_who_waits_is_live_and_too_far_ahead_and_the_slowest_never_waits(
+        self, channels: dict[str, Channel], alignment: int, now: int, idle_after: int | None, exhausted: set[str]
+    ) -> None:
+        held = held_back(channels, alignment, now, idle_after, exhausted)
+        live = {name: c for name, c in live_channels(channels, now, idle_after).items() if name not in exhausted}
+        came = {name: BEGINNING if c.newest is None else c.newest for name, c in live.items()}
+        assert held == {name for name in live if came[name] - min(came.values()) > alignment}
+        assert not live or held < live.keys()
 
     @given(CHANNELS, st.integers(0, 100), st.integers(0, 30))
     def test_the_upstream_min_clock_is_the_slowest_channels_and_never_goes_back(

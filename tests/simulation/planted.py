@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from persistent_state.batch import advance, combine, groups, judge, lift, messages, shard, update
+from persistent_state.batch import advance, alignment, combine, groups, judge, lift, messages, shard, update
 from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import dedup, fold, layout, lookup, panes, sessions, sliding, sort, unbounded
 from persistent_state.protocol import commits, deliver, restore, takeover
@@ -236,6 +236,18 @@ BUGS = (
         "A channel that a start cut back to before its first message does not hold the clock until it comes again.",
         channels.Channel.cut_back,
         ("min(self.newest, clock)", "None if clock == BEGINNING else min(self.newest, clock)"),
+    ),
+    bug(
+        "nobody waits",
+        "Alignment is measured from the channel that is furthest ahead.",
+        channels.held_back,
+        ("slowest = min(", "slowest = max("),
+    ),
+    bug(
+        "exhausted channel waited for",
+        "At the end of a source, others wait for a channel that has no more.",
+        alignment.aligned_reach,
+        ("if end == start.get(name)}", "if False}"),
     ),
     # A task that does not hold the clock, or returns behind it
     bug(
