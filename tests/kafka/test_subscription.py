@@ -369,6 +369,22 @@ def test_brokers_know_a_reader_by_its_application_and_topics_or_as_the_user_says
     assert [source._consumer_options()["group.id"] for source in sources] == ["shops orders", "mine"]
 
 
+def test_a_partition_that_waits_stays_where_it_is_and_leaves_its_share_to_the_others(world: World) -> None:
+    world.make("t", 2, records=50)
+    source = KafkaSource("t", "nowhere:9", max_offsets_per_batch=40)
+    source.open([], {})
+    first = source.reach({}, everything=False)
+    assert first.ends == {"t-0": 20, "t-1": 20}
+    source.hold({"t-0"})
+    waits = source.reach(first.ends, everything=False)
+    assert waits.ends == {"t-0": 20, "t-1": 50}
+    # What is written of the topic is committed, whoever waits.
+    assert (first.journal != (), waits.journal) == (True, ())
+    assert waits.unread == 30
+    source.hold(())
+    assert source.reach(waits.ends, everything=False).ends == {"t-0": 50, "t-1": 50}
+
+
 def test_progress_tells_how_many_offsets_there_were_beyond_the_micro_batch(world: World) -> None:
     world.make("t", 2, records=50)
     source = KafkaSource("t", "nowhere:9", max_offsets_per_batch=40)
