@@ -65,13 +65,13 @@ class Work:
 class Fresh:
     """The new rows of a shard, folded; the late and bad rows beside them; and how many messages were copies.
 
-    `older` are the tables of the runs that the shard holds, where they had to be opened.
+    `older` are the rows that the shard holds of the keys that came, run by run, and others; none where they are not needed.
     """
 
     table: pa.Table
     sides: Sequence[pa.Table]
     copies: int
-    older: list[pa.Table] | None
+    older: Sequence[pa.Table]
 
 
 def merge_shard(
@@ -137,12 +137,13 @@ def _held_runs(plan: Plan, sender: Sender, ground: Ground, shard: int, cached: S
 def _fold_fresh(work: Work) -> Fresh:
     """Fold the tables that came, without messages that came before. A task that reads its state makes its updates here."""
     plan, tables = work.plan, work.tables
-    older = _open(plan, work.held) if tables and (work.looks_up or plan.layout.once) else None
+    is_needed = tables and (work.looks_up or plan.layout.once)
+    older = _open(plan, work.held, [as_numpy(table, "hash") for table in tables]) if is_needed else ()
     apart = None if plan.layout.folds_early else BEGINNING
     parts, sides, copies = [], [*work.sides], 0
-    for low, high in fold.slices(tables, *_bounds(work), asked=tables, levels=older or ()):
+    for low, high in fold.slices(tables, *_bounds(work), asked=tables, levels=older):
         some = [part for table in tables if len(part := between(table, low, high))]
-        levels = [between(table, low, high) for table in older or ()]
+        levels = [between(table, low, high) for table in older]
         if plan.layout.once is not None and some:
             table, found = without_copies(some, levels, plan.layout)
             some, copies = [table] if len(table) else [], copies + found
@@ -156,21 +157,21 @@ def _fold_fresh(work: Work) -> Fresh:
 def _rewrite(work: Work, fresh: Fresh, keep: int, new_id: Callable[[], str]) -> tuple[list[Run], list[pa.Table]]:
     """Write the new rows, merged with all runs but the `keep` oldest; return the runs and the running values."""
     plan, layout = work.plan, work.plan.layout
-    opened, kept = (_open(plan, work.held[keep:]), 0) if fresh.older is None else (fresh.older, keep)
-    asked, known = ([fresh.table], opened) if work.looks_up else ([], [])
+    opened = _open(plan, work.held[keep:])
+    asked, known = ([fresh.table], fresh.older) if work.looks_up else ([], [])
     runs, values = [], []
-    for low, high in fold.slices([*opened[kept:], fresh.table], *_bounds(work), asked=asked, levels=known):
+    for low, high in fold.slices([*opened, fresh.table], *_bounds(work), asked=asked, levels=known):
         new = between(fresh.table, low, high)
-        levels = [between(table, low, high) for table in opened]
+        levels = [between(table, low, high) for table in known]
         if plan.keeps_current and new.num_rows:
             new, now = add_current(new, levels, layout)
             values.append(now)
         elif plan.emits and new.num_rows:
             touched = [*(fold.touched(level, new) for level in levels), new]
             values.append(layout.kind.running(touched, layout, work.ground.clock))
-        if rewritten := levels[kept:]:
+        if opened:
             apart = _apart_from(plan, work.ground.clock, is_all=keep == 0)
-            tables = [*rewritten, new]
+            tables = [*(between(table, low, high) for table in opened), new]
             new = fold.fold(
                 tables, layout, work.ground.cuts, work.ground.clock, apart, plan.keeps_current, work.ids_from
             )
@@ -211,10 +212,11 @@ def _path(work: Work, new_id: Callable[[], str], what: str = "") -> str:
     return f"{work.plan.application}/runs/{work.plan.name}/{name}"
 
 
-def _open(plan: Plan, runs: Sequence[Run]) -> list[pa.Table]:
+def _open(plan: Plan, runs: Sequence[Run], asked: runs_io.Asked = None) -> list[pa.Table]:
+    """Return the rows of runs. With `asked`, rows of other hashes than these may be missing."""
     read = runs_io.read_run_with_sums if plan.keeps_current else runs_io.read_run
     with runs_io.named_by_newest():
-        return [read(plan.files, run) for run in runs]
+        return plan.files.for_each(lambda run: read(plan.files, run, asked), runs)
 
 
 def _apart_from(plan: Plan, clock: int, is_all: bool) -> int | None:

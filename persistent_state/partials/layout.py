@@ -14,6 +14,7 @@ the start of the interval) and `value` (the monoid's type). It is sorted by the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -190,10 +191,19 @@ def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 def between(table: pa.Table, low: int, high: int) -> pa.Table:
     """Return the rows of a sorted table with low <= hash < high."""
-    hashes = as_numpy(table, "hash")
-    begin = int(np.searchsorted(hashes, np.uint64(low)))
-    end = len(hashes) if high >= 2**64 else int(np.searchsorted(hashes, np.uint64(high)))
+    begin, end = rows_below(table, low), rows_below(table, high)
     return table.slice(begin, end - begin)
+
+
+def rows_below(table: pa.Table, hash: int) -> int:
+    """Return how many rows of a sorted table have a lower hash."""
+    if hash >= 2**64:
+        return len(table)
+    # Chunk by chunk: to put the chunks together would copy the hashes of all rows.
+    chunks = [chunk for chunk in table["hash"].chunks if len(chunk)]
+    at = bisect_left(chunks, hash, key=lambda chunk: chunk[-1].as_py())
+    within = int(np.searchsorted(chunks[at].to_numpy(), np.uint64(hash))) if at < len(chunks) else 0
+    return sum(map(len, chunks[:at])) + within
 
 
 def below(table: pa.Table, clock: int | None) -> pa.Table:

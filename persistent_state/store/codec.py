@@ -23,12 +23,13 @@ from persistent_state.store.task_state import LateRows, OutputState, SourceState
 
 Json: TypeAlias = dict[str, Any]
 
-FORMAT = 2
-READABLE = (1, 2)
+FORMAT = 3
+READABLE = (1, 2, 3)
 
 ADDED: dict[str, Json] = {
     "channel": {"before": None},
     "run": {"half": None},
+    "stored file": {"index": 0},
     "task": {
         "delivered": {},
         "floor": BEGINNING,
@@ -402,10 +403,14 @@ def _pages(record: Json) -> Pages:
 
 
 def _stored_record(stored: Stored) -> Json:
-    return {"path": stored.path, "length": stored.length, "checksum": stored.checksum}
+    return _lean(
+        "stored file",
+        {"path": stored.path, "length": stored.length, "checksum": stored.checksum, "index": stored.index},
+    )
 
 
 def _stored(record: Json) -> Stored:
-    stored = Stored(record.pop("path"), record.pop("length"), record.pop("checksum"))
+    record = _full("stored file", record)
+    stored = Stored(record.pop("path"), record.pop("length"), record.pop("checksum"), record.pop("index"))
     _all_read("stored file", record)
     return stored

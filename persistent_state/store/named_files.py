@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from persistent_state.errors import DamagedError
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -12,7 +14,18 @@ class Stored:
 
     path: str
     length: int
+
     checksum: str
+    """The SHA-256 of the file, or of its last `index` bytes if it has blocks."""
+
+    index: int = 0
+    """The bytes of the index of blocks and of all behind it, at the end of the file. 0: the file has no blocks."""
+
+    def damage(self) -> DamagedError:
+        """Return the error for a file that is not what was written."""
+        return DamagedError(
+            f"{self.path} is damaged: it is not what was written; restore it, read another clock, or reset the task."
+        )
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,32 @@
-"""Immutable Arrow files: written whole under a name of their own, verified whole once per process."""
+"""Immutable files: written whole under a name of their own, and verified once per process.
+
+Runs are read by blocks. Those that older versions wrote have none, and are verified whole, as lists and late rows are.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from persistent_state.errors import DamagedError
 from persistent_state.partials import expiry
 from persistent_state.partials.layout import CURRENT, HEAD, TAIL, Layout, as_numpy, below, between
+from persistent_state.store.blocks import read_blocks, write_blocks
 from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files
 from persistent_state.store.named_files import Run, Stored
 
 MOST_VERIFIED = 10_000
 """The most verified files that a process remembers."""
+
+Asked: TypeAlias = Sequence[NDArray[np.uint64]] | None
+"""The hashes that are looked for, in sorted arrays; None if all are."""
 
 _verified: set[tuple[str, str, str]] = set()
 
@@ -48,7 +56,7 @@ def _write(sink: Any, table: pa.Table) -> None:
 
 
 def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
-    """Return the content of a file that a log entry names.
+    """Return the content of a file without blocks that a log entry names.
 
     Raises:
         DamagedError: It is not what was written.
@@ -60,9 +68,7 @@ def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
     known = (files.url, stored.path, stored.checksum)
     if not files.near or known not in _verified:
         if len(data) != stored.length or hashlib.sha256(data).hexdigest() != stored.checksum:
-            raise DamagedError(
-                f"{stored.path} is damaged: it is not what was written; restore it, read another clock, or reset the task."
-            )
+            raise stored.damage()
         if len(_verified) >= MOST_VERIFIED:
             _verified.clear()
         _verified.add(known)
@@ -87,23 +93,28 @@ def named_by_newest() -> Iterator[None]:
 
 
 def read_table(files: Files, stored: Stored) -> pa.Table:
-    """Return the table of an Arrow file, without a copy where the file system can map it."""
+    """Return the table of an Arrow file without blocks, without a copy where the file system can map it."""
     return pa.ipc.open_file(read_bytes(files, stored)).read_all()
 
 
-def read_run(files: Files, run: Run) -> pa.Table:
-    """Return the rows of a run that are part of the state, sorted by hash."""
-    table = _rows(files, run)
+def read_run(files: Files, run: Run, asked: Asked = None) -> pa.Table:
+    """Return the rows of a run that are part of the state, sorted by hash.
+
+    With `asked`, which are sorted arrays of hashes, rows of other hashes may be missing.
+    """
+    table = _rows(files, run, asked)
     return table.drop_columns([name for name in (CURRENT, HEAD, TAIL) if name in table.column_names])
 
 
-def read_run_with_sums(files: Files, run: Run) -> pa.Table:
+def read_run_with_sums(files: Files, run: Run, asked: Asked = None) -> pa.Table:
     """Return the rows of `read_run`, with `current`, `head` and `tail` if no start has cut this run or an older one."""
-    return _rows(files, run) if run.below is None else read_run(files, run)
+    return _rows(files, run, asked) if run.below is None else read_run(files, run, asked)
 
 
-def _rows(files: Files, run: Run) -> pa.Table:
-    return below(between(read_table(files, run.file), run.low, run.high), run.below)
+def _rows(files: Files, run: Run, asked: Asked) -> pa.Table:
+    stored = run.file
+    table = read_blocks(files, stored, run.low, run.high, asked) if stored.index else read_table(files, stored)
+    return below(between(table, run.low, run.high), run.below)
 
 
 def write_run(files: Files, path: str, table: pa.Table, layout: Layout, low: int, high: int) -> Run:
@@ -111,5 +122,5 @@ def write_run(files: Files, path: str, table: pa.Table, layout: Layout, low: int
     starts, fading = as_numpy(table, "start"), expiry.fading(table, layout)
     middle = (table.num_rows - 1) // 2
     half = None if fading is None else int(np.partition(fading, middle)[middle])
-    file = write_table(files, path, table)
+    file = write_blocks(files, path, table)
     return Run(file, table.num_rows, low, high, int(starts.min()), int(starts.max()), half=half)

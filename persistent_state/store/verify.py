@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from persistent_state.errors import DamagedError, StateError, StoreUnavailableError
 from persistent_state.partials import keys, layout
-from persistent_state.store import late_rows
+from persistent_state.store import blocks, late_rows
 from persistent_state.store.codec import from_bytes, rewritten, side_to_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
@@ -267,11 +267,12 @@ class _Application:
         except StoreUnavailableError as error:
             self._found(path, [f"it can't be read: {error}"])
             return
-        checksum = hashlib.sha256(data).hexdigest()
         for stored in named.stored:
             if len(data) != stored.length:
                 self._found(path, [f"it has {len(data)} bytes, and {stored.length} were written"])
-            elif checksum != stored.checksum:
+            elif stored.index:
+                self._found(path, blocks.problems(data, stored))
+            elif hashlib.sha256(data).hexdigest() != stored.checksum:
                 self._found(path, ["its SHA-256 is not that of what was written"])
         if any(problem.path == path for problem in self._problems):
             return

@@ -24,7 +24,7 @@ from persistent_state.partials.since import Since
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
-from persistent_state.store import late_rows, lists
+from persistent_state.store import blocks, late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import from_bytes
 from persistent_state.store.entry import Entry
@@ -226,9 +226,11 @@ class DeliveryWorld:
             Violation: a promise is broken.
         """
         runs_io._verified.clear()
+        blocks._indexes.clear()
         with (
             mock.patch.object(compaction, "LAZY", (2, 3)),
             mock.patch.object(compaction, "MANY", 4),
+            mock.patch.object(blocks, "BLOCK", 128),
             mock.patch.object(fold, "SLICE", 5),
             mock.patch.object(late_rows, "MANY", 2),
             mock.patch.object(positions, "MOST_SPANS", 3),

@@ -22,7 +22,7 @@ from persistent_state.partials.sessions import Living
 from persistent_state.protocol import commits
 from persistent_state.protocol.deliver import Due
 from persistent_state.sources.base import Reach
-from persistent_state.store import late_rows, lists
+from persistent_state.store import blocks, late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import checksum, from_bytes, side_from_json, to_bytes
 from persistent_state.store.entry import Entry
@@ -366,7 +366,10 @@ class Oracle:
             for stored in task.files():
                 must(stored.path in self.disk.files, "every file that an entry names exists", path=stored.path)
                 data = self.disk.files[stored.path]
-                right = len(data) == stored.length and hashlib.sha256(data).hexdigest() == stored.checksum
+                right = (
+                    len(data) == stored.length and hashlib.sha256(data[-stored.index :]).hexdigest() == stored.checksum
+                )
+                right = right and not (stored.index and [*blocks.problems(data, stored)])
                 must(right, "every file that an entry names is what was written", path=stored.path)
 
     def _start(self, before: Entry | None, entry: Entry) -> None:

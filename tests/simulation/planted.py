@@ -15,7 +15,7 @@ from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import dedup, fold, layout, lookup, panes, sessions, sliding, sort, unbounded
 from persistent_state.protocol import commits, deliver, restore, takeover
 from persistent_state.protocol.collect import Collector
-from persistent_state.store import codec, entry, late_rows, log, named_files, runs, task_state
+from persistent_state.store import blocks, codec, entry, late_rows, log, named_files, runs, task_state
 from persistent_state.store.files import base
 
 
@@ -512,7 +512,7 @@ BUGS = (
     bug(
         "commit before the run is durable",
         "A run counts as written though the store did not say so.",
-        runs.write_bytes,
+        blocks.write_blocks,
         ("files.ensure(path, data)", "try:\n        files.create(path, data)\n    except Exception:\n        pass"),
         theme="faulty",
     ),
@@ -628,11 +628,41 @@ BUGS = (
         ("if not newline or seal !=", "if False and seal !="),
     ),
     bug(
-        "damaged run accepted",
-        "Runs are not checked.",
+        "damaged file accepted",
+        "Files without blocks are not checked.",
         runs.read_bytes,
         ("if len(data) != stored.length or", "if False and len(data) != stored.length or"),
         ("hashlib.sha256(data).hexdigest() != stored.checksum", "False"),
+    ),
+    bug(
+        "damaged block accepted",
+        "The checksum of a block is not looked at.",
+        blocks._check,
+        ("_checksum(piece) != index.checksums[i]", "False"),
+    ),
+    bug(
+        "damaged index accepted",
+        "The checksum of an index is not looked at.",
+        blocks._index,
+        ("if _checksum(tail) != stored.checksum:", "if False:"),
+    ),
+    bug(
+        "index of another file",
+        "The blocks of a file are told by the index of another.",
+        blocks.read_blocks,
+        ("(files.url, stored.path, stored.checksum)", '(files.url, "", "")'),
+    ),
+    bug(
+        "block before only",
+        "A key whose hash begins a block is looked for in the block before.",
+        blocks._needed,
+        ("np.searchsorted(some, firsts) <", 'np.searchsorted(some, firsts, side="right") <'),
+    ),
+    bug(
+        "block after only",
+        "Rows of a hash that begins a block are not looked for in the block before.",
+        blocks._needed,
+        ('np.searchsorted(some, lasts, side="right")', "np.searchsorted(some, lasts)"),
     ),
     # Collection
     bug(

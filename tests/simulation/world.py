@@ -38,7 +38,7 @@ from persistent_state.protocol import collect, commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.sources.base import Reach
-from persistent_state.store import late_rows, lists
+from persistent_state.store import blocks, late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -306,6 +306,7 @@ class World:
             Violation: something that the contract promises is not so.
         """
         runs_io._verified.clear()
+        blocks._indexes.clear()
         honest = keys.hash_keys
 
         def few(columns: Any, rows: int) -> Any:
@@ -316,6 +317,7 @@ class World:
             mock.patch.object(compaction, "EAGER", (self.growth, 2)),
             mock.patch.object(compaction, "LAZY", (self.growth, 3)),
             mock.patch.object(compaction, "MANY", 4),
+            mock.patch.object(blocks, "BLOCK", 48 << self.seed % 4),
             mock.patch.object(fold, "SLICE", 5),
             mock.patch.object(fold, "SLICE_BYTES", 400),
             mock.patch.object(panes, "WIDE", self.wide),

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import InvalidInputError, clocks, read_late_rows, read_state
+from persistent_state.store import blocks
 from tests.fixtures.write_store import APPLICATION, Notes, Totals, rows, write
 
 STORE = Path(__file__).parents[1] / "fixtures" / "store-v1"
@@ -24,7 +25,7 @@ def newest_entry(store: Path) -> dict[str, Any]:
     body, seal = path.read_bytes().splitlines(keepends=True)
     assert seal == b"sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n"
     entry: dict[str, Any] = json.loads(body)
-    assert entry["format"] == 1 + (store != STORE)
+    assert entry["format"] == (1 if store == STORE else 3)
     assert entry["number"] == int(path.stem)
     return entry
 
@@ -32,8 +33,27 @@ def newest_entry(store: Path) -> dict[str, Any]:
 def content(store: Path, file: dict[str, Any]) -> bytes:
     data = (store / file["path"]).read_bytes()
     assert len(data) == file["length"]
-    assert hashlib.sha256(data).hexdigest() == file["checksum"]
+    if index := file.get("index"):
+        assert hashlib.sha256(data[-index:]).hexdigest() == file["checksum"]
+        assert_blocks_are_told(data[:-index], json.loads(data[-index + 8 :].splitlines()[0]), data)
+    else:
+        assert hashlib.sha256(data).hexdigest() == file["checksum"]
     return data
+
+
+def assert_blocks_are_told(body: bytes, index: dict[str, list[Any]], whole: bytes) -> None:
+    """Each block is what was written, and has the rows and the first hash that the index tells."""
+    assert sum(index["length"]) == len(body)
+    schema, begin, batches = pa.ipc.open_file(whole).schema, 0, []
+    for length, checksum in zip(index["length"], index["checksum"], strict=True):
+        block = body[begin : begin + length]
+        assert hashlib.sha256(block).hexdigest() == checksum
+        # The first block begins with 8 bytes and the schema.
+        batches.append(pa.ipc.read_record_batch(block, schema) if begin else next(pa.ipc.open_stream(block[8:])))
+        begin += length
+    assert [batch.num_rows for batch in batches] == index["rows"]
+    assert [batch["hash"][0].as_py() for batch in batches] == index["first"]
+    assert pa.Table.from_batches(batches) == pa.ipc.open_file(whole).read_all()
 
 
 def state_rows(store: Path, task: dict[str, Any], clock: int) -> Iterator[dict[str, Any]]:
@@ -88,9 +108,11 @@ def expected_notes(clock: int) -> dict[Any, list[str]]:
 
 
 @pytest.fixture(params=["kept", "fresh"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of the first version, and one that this version writes."""
     if request.param == "fresh":
+        # Or each file would have one block.
+        monkeypatch.setattr(blocks, "BLOCK", 200)
         write(tmp_path)
         return tmp_path
     return STORE

@@ -40,6 +40,7 @@ from persistent_state import (
 from persistent_state.errors import ExistsError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol.commits import Keeping, close
+from persistent_state.store import blocks
 from persistent_state.store import runs as runs_io
 from persistent_state.store.files import Files, cache, open_files
 from persistent_state.store.log import Log
@@ -470,7 +471,8 @@ class TestDamage:
         plan, log = plan_on(files), Log(files, "app")
         core.start(log, [plan])
         entry = core.play(log, plan, rows(5, 25))
-        stored = entry.tasks[plan.name].stored.runs[0].file
+        run = entry.tasks[plan.name].stored.runs[0]
+        stored = run.file
         paths = stored.path, log.path(entry.number)
         whole = {path: files.read(path).to_pybytes() for path in paths}
         for path in paths:
@@ -482,11 +484,11 @@ class TestDamage:
         def look() -> object:
             # A process that has neither verified the run before nor found a copy.
             tempfile.tempdir = str(tmp_path / "elsewhere")
-            runs_io._verified.clear()
+            blocks._indexes.clear()
             told = []
             for _ in range(2):
                 with pytest.raises(DamagedError) as damaged:
-                    runs_io.read_bytes(files, stored)
+                    runs_io.read_run(files, run)
                 told.append(str(damaged.value))
             return told
 
@@ -502,7 +504,7 @@ class TestDamage:
             files.delete(path)
             files.create(path, whole[path])
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
-        assert runs_io.read_bytes(files, stored).to_pybytes() == whole[stored.path]
+        assert runs_io.read_run(files, run).num_rows == run.rows
         assert Log(files, "app").newest() == entry
 
 

@@ -36,7 +36,7 @@ from persistent_state.protocol import commits
 from persistent_state.protocol.collect import LEFTOVER_AGE, Collector
 from persistent_state.protocol.commits import Keeping, close
 from persistent_state.reading import read_state
-from persistent_state.store import codec, late_rows, lists
+from persistent_state.store import blocks, codec, late_rows, lists
 from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
@@ -46,9 +46,10 @@ from persistent_state.store.named_files import Cut, Pages, Run, SideFile, Stored
 from persistent_state.store.task_state import LateRows, OutputState, SourceState, StoredState, TaskProgress, TaskState
 from tests import core
 
-GOLDEN = Path(__file__).parent / "golden_entry-2.json"
-GOLDEN_EVERY_FIELD = Path(__file__).parent / "golden_every_field-2.json"
+GOLDEN = Path(__file__).parent / "golden_entry-3.json"
+GOLDEN_EVERY_FIELD = Path(__file__).parent / "golden_every_field-3.json"
 GOLDEN_1 = Path(__file__).parent / "golden_entry-1.json"
+GOLDEN_2 = Path(__file__).parent / "golden_entry-2.json"
 
 FULL = Entry(
     number=7,
@@ -121,6 +122,10 @@ EVERY_FIELD = FULL.with_task(
         _totals,
         active=False,
         life=2,
+        stored=replace(
+            _totals.stored,
+            runs=tuple(replace(run, file=replace(run.file, index=400)) for run in _totals.stored.runs),
+        ),
         source=replace(_totals.source, planned={"events/1.csv": 11}, again=120_000_001),
         outputs=replace(
             _totals.outputs,
@@ -137,7 +142,7 @@ EVERY_FIELD = FULL.with_task(
 INTS = st.integers(-(2**63), 2**64)
 NAMES = st.text(max_size=6)
 CHECKSUMS = st.binary(min_size=2, max_size=2).map(bytes.hex)
-STORED = st.builds(Stored, NAMES, INTS, CHECKSUMS)
+STORED = st.builds(Stored, NAMES, INTS, CHECKSUMS, INTS)
 NUMBERS = st.lists(INTS, max_size=3).map(tuple)
 PAIRS = st.lists(st.tuples(INTS, INTS), max_size=3).map(tuple)
 PAGES = st.builds(Pages, st.lists(STORED, max_size=2).map(tuple), st.lists(NAMES, max_size=2).map(tuple))
@@ -273,6 +278,10 @@ class TestEntries:
         stored = replace(wanted.stored, floor=BEGINNING, runs=runs)
         assert task == replace(wanted, stored=stored, outputs=OutputState())
 
+    def test_an_entry_of_the_second_format_is_one_whose_files_have_no_blocks(self) -> None:
+        assert codec.from_bytes(GOLDEN_2.read_bytes(), "golden") == FULL
+        assert {run.file.index for run in FULL.tasks["totals"].stored.runs} == {0}
+
     @settings(max_examples=60)
     @given(ENTRIES)
     def test_an_entry_comes_back_as_it_was(self, entry: Entry) -> None:
@@ -345,9 +354,9 @@ class TestEntries:
                 codec.from_bytes(broken, "entry")
 
     def test_a_later_format_is_refused_with_what_to_do(self) -> None:
-        with mock.patch.object(codec, "FORMAT", 3):
+        with mock.patch.object(codec, "FORMAT", codec.FORMAT + 1):
             data = codec.to_bytes(FULL)
-        with pytest.raises(DamagedError, match="has a format later than 2; upgrade persistent-state"):
+        with pytest.raises(DamagedError, match=f"has a format later than {codec.FORMAT}; upgrade persistent-state"):
             codec.from_bytes(data, "entry")
 
 
@@ -687,7 +696,7 @@ class TestApplications:
         path = entry.tasks["totals"].stored.runs[0].file.path
         flip(files, path, byte)
         # A process that has not read the run yet.
-        runs_io._verified.clear()
+        blocks._indexes.clear()
         with pytest.raises(DamagedError, match=f"{path} is damaged"):
             read_state(files.url, "app", Totals())
 

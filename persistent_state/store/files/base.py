@@ -15,6 +15,7 @@ import pyarrow as pa
 from persistent_state.errors import ExistsError, InvalidInputError, StoreUnavailableError, translating
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
+Buffers: TypeAlias = list[pa.Buffer]
 Names: TypeAlias = list[str]
 Ages: TypeAlias = list[tuple[str, float]]
 
@@ -66,6 +67,15 @@ class Files(ABC):
         Raises:
             FileNotFoundError: There is no such file.
         """
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Buffers:
+        """Return the bytes [begin, end) of a file for each pair of bounds; fewer where the file is shorter.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        data = self.read(path)
+        return [data[begin:end] for begin, end in ranges]
 
     def ensure(self, path: str, data: BytesLike, tries: int = 2) -> None:
         """Create a file whose bytes only its creator knows. If it exists with these bytes, an earlier try created it.

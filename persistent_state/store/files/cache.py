@@ -23,7 +23,7 @@ BOUND = 4 * 2**30
 SLACK = 64 * 2**20
 """Bytes that a process may add before it looks whether the bound holds."""
 
-MOST_VERIFIED = 10_000
+MOST_VERIFIED = 50_000
 """The most verified copies that a process remembers."""
 
 _verified: set[tuple[str, int]] = set()
@@ -33,29 +33,45 @@ _lock = threading.Lock()
 
 def find(checksum: str) -> pa.Buffer | None:
     """Return the bytes with this SHA-256, mapped, or None if there is no copy. A damaged copy is deleted."""
+    copy = opened(checksum)
+    if copy is None:
+        return None
+    data, inode = copy
+    if (checksum, inode) not in _verified:
+        if hashlib.sha256(data).hexdigest() != checksum:
+            drop(checksum)
+            return None
+        if len(_verified) >= MOST_VERIFIED:
+            _verified.clear()
+        _verified.add((checksum, inode))
+    return data
+
+
+def opened(checksum: str) -> tuple[pa.Buffer, int] | None:
+    """Return the copy that was kept by this name, mapped but not verified, and its inode; None if there is none."""
     place = _place(checksum)
     if place is None:
         return None
     try:
         data = pa.memory_map(place).read_buffer()
-        known = (checksum, os.stat(place).st_ino)
+        inode = os.stat(place).st_ino
         # The newest use is the time of its change.
         os.utime(place)
     except OSError:
         return None
-    if known not in _verified:
-        if hashlib.sha256(data).hexdigest() != checksum:
-            with suppress(OSError):
-                os.unlink(place)
-            return None
-        if len(_verified) >= MOST_VERIFIED:
-            _verified.clear()
-        _verified.add(known)
-    return data
+    return data, inode
+
+
+def drop(checksum: str) -> None:
+    """Delete a copy that is damaged."""
+    place = _place(checksum)
+    if place is not None:
+        with suppress(OSError):
+            os.unlink(place)
 
 
 def keep(checksum: str, data: bytes | pa.Buffer) -> None:
-    """Keep a copy of bytes with this SHA-256, for this process and the user's others."""
+    """Keep a copy of bytes with this SHA-256, or of a file with blocks by its checksum, for all processes of the user."""
     global _added
     place = _place(checksum)
     if place is None or len(data) > BOUND // 4:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 import fsspec
 import pyarrow as pa
 
-from persistent_state.store.files.base import TEMPORARY, Ages, BytesLike, Names
+from persistent_state.store.files.base import TEMPORARY, Ages, Buffers, BytesLike, Names
 from persistent_state.store.files.remote import RemoteFiles
 
 _PATIENCE = (10, 120)
@@ -46,10 +47,16 @@ class HdfsFiles(RemoteFiles):
             raise self._taken(path)
 
     def read(self, path: str) -> pa.Buffer:
+        return self._open(path)
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Buffers:
+        return [self._open(path, offset=begin, length=end - begin) for begin, end in ranges]
+
+    def _open(self, path: str, **part: int) -> pa.Buffer:
         self._checked(path)
         with self._asking(path, may_be_absent=True):
             client, place = self._reach(path)
-            answer = client._call("OPEN", path=place, redirect=False)
+            answer = client._call("OPEN", path=place, redirect=False, **part)
             if "Location" in answer.headers:
                 answer = _answered(client.session.get(client._apply_proxy(answer.headers["Location"])))
             return pa.py_buffer(answer.content)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
-from persistent_state.store.files.base import Ages, BytesLike, Names
+from persistent_state.store.files.base import AT_ONCE, Ages, Buffers, BytesLike, Names
 from persistent_state.store.files.remote import RemoteFiles, status
 
 _LARGEST_PUT = 5 * 2**30
@@ -56,6 +57,18 @@ class ObjectFiles(RemoteFiles):
         with self._asking(path, may_be_absent=True):
             client, place = self._reach(path)
             return pa.py_buffer(client.cat_file(place))
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Buffers:
+        self._checked(path)
+        with self._asking(path, may_be_absent=True):
+            client, place = self._reach(path)
+            begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
+            answers = client.cat_ranges([place] * len(ranges), begins, ends, batch_size=AT_ONCE)
+            for answer in answers:
+                # A range that begins behind the end of the file.
+                if isinstance(answer, Exception) and status(answer) != 416:
+                    raise answer
+        return [pa.py_buffer(b"" if isinstance(answer, Exception) else answer) for answer in answers]
 
     def list(self, folder: str) -> Names:
         if folder:

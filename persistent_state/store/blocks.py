@@ -1,0 +1,273 @@
+"""Run files with blocks: Arrow files of several record batches, each of which is found by hash, read and verified alone.
+
+A block is one record batch as it stands in the file; the first block begins with the file's head. Behind the blocks stands the
+index, then Arrow's footer. An entry names the checksum of all that is behind the blocks, and the index has the checksum of
+each block, so no byte is used that was not verified. `docs/format.md` describes the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from persistent_state.errors import DamagedError
+from persistent_state.partials.layout import as_numpy
+from persistent_state.store.files import cache
+from persistent_state.store.files.base import Files
+from persistent_state.store.named_files import Stored
+
+BLOCK = 256 << 10
+"""About how many bytes a block has. A look-up of a key reads and verifies one; each costs some bytes of the index."""
+
+GAP = 1 << 20
+"""The most bytes between two blocks that are fetched with them, since a further request would take longer."""
+
+MOST_INDEXES = 10_000
+"""The most indexes that a process remembers."""
+
+_MAGIC, _END = 8, 8
+"""Bytes of an Arrow file before its schema, and of the mark behind its last record batch."""
+
+Pieces: TypeAlias = Mapping[int, pa.Buffer]
+"""The bytes of blocks, by their numbers, which ascend."""
+
+Needed: TypeAlias = Callable[["Index"], list[int]]
+"""Chooses blocks of a file by its index."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """The blocks of a file."""
+
+    schema: pa.Schema
+
+    firsts: NDArray[np.uint64]
+    """By block: the hash of its first row."""
+
+    rows: tuple[int, ...]
+
+    bounds: tuple[int, ...]
+    """Where each block begins in the file, and where the last one ends."""
+
+    checksums: tuple[str, ...]
+
+    sound: set[int] = field(default_factory=set)
+    """The blocks of a mapped file that this process has verified."""
+
+    def pieces(self, data: pa.Buffer, numbers: Iterable[int]) -> dict[int, pa.Buffer]:
+        """Return the bytes of blocks of a whole file."""
+        return {i: data[self.bounds[i] : self.bounds[i + 1]] for i in numbers}
+
+    def size(self, numbers: Sequence[int]) -> int:
+        """Return how many bytes these blocks have."""
+        return sum(self.bounds[i + 1] - self.bounds[i] for i in numbers)
+
+
+_indexes: dict[tuple[str, str, str | int], Index] = {}
+
+
+def write_blocks(files: Files, path: str, table: pa.Table) -> Stored:
+    """Write a table that is sorted by hash as a new file with blocks, durable when this returns."""
+    data, length = _encoded(table)
+    files.ensure(path, data)
+    stored = Stored(path, len(data), _checksum(data[-length:]), index=length)
+    if not files.near:
+        cache.keep(stored.checksum, data)
+    return stored
+
+
+def read_blocks(
+    files: Files, stored: Stored, low: int = 0, high: int = 1 << 64, asked: Sequence[NDArray[np.uint64]] | None = None
+) -> pa.Table:
+    """Return the rows of the blocks that may hold hashes in [low, high), and others of their blocks.
+
+    Args:
+        files: The store.
+        stored: A file with blocks.
+        low: The lowest hash.
+        high: The first hash that is too high.
+        asked: Sorted arrays of the hashes that are looked for; None if all are.
+
+    Raises:
+        DamagedError: The index or a block that is needed is not what was written.
+        FileNotFoundError: The file was collected.
+    """
+    needed = partial(_needed, low=low, high=high, asked=asked)
+    if files.near:
+        return _read_mapped(files.read(stored.path), (files.url, stored.path, stored.checksum), stored, needed)
+    return _read_far(files, stored, needed)
+
+
+def problems(data: pa.Buffer, stored: Stored) -> Iterator[str]:
+    """Yield what is wrong with the bytes of a file with blocks that has its length."""
+    if _checksum(data[-stored.index :]) != stored.checksum:
+        yield "its index is not what was written"
+        return
+    index = _parsed(data[-stored.index :])
+    if index.bounds[-1] != stored.length - stored.index:
+        yield "its index is of another file"
+        return
+    pieces = index.pieces(data, range(len(index.checksums)))
+    for i, piece in pieces.items():
+        if _checksum(piece) != index.checksums[i]:
+            yield f"its block {i} is not what was written"
+            return
+    reader = pa.ipc.open_file(data)
+    batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+    found = [(batch.num_rows, batch["hash"][0].as_py()) for batch in batches]
+    is_same = np.array_equal(as_numpy(_table(pieces, index), "hash"), as_numpy(reader.read_all(), "hash"))
+    if found != list(zip(index.rows, index.firsts.tolist(), strict=True)) or not is_same:
+        yield "its index does not tell the blocks that it has"
+
+
+def _encoded(table: pa.Table) -> tuple[pa.Buffer, int]:
+    """Return the bytes of a file with blocks, and how many of them the index and all behind it are."""
+    rows = max(1, table.num_rows * BLOCK // max(1, table.nbytes))
+    batches = table.combine_chunks().to_batches(max_chunksize=rows)
+    # Twice, as the first time tells the size: a buffer that grows is copied more often.
+    measured = pa.MockOutputStream()
+    bounds = [0, *_write(measured, table.schema, batches)]
+    most = 128 * (1 + len(batches))
+    data = pa.allocate_buffer(measured.size() + most)
+    _write(pa.FixedSizeBufferWriter(data), table.schema, batches)
+    blocks = [data[begin:end] for begin, end in pairwise(bounds)]
+    index = {
+        "checksum": [_checksum(block) for block in blocks],
+        "first": [batch["hash"][0].as_py() for batch in batches],
+        "length": [len(block) for block in blocks],
+        "rows": [batch.num_rows for batch in batches],
+    }
+    line = json.dumps(index, sort_keys=True, separators=(",", ":")).encode()
+    # Arrow wants its footer at a multiple of 8 bytes.
+    line += b" " * (-(len(line) + 1) % 8) + b"\n"
+    end, view = bounds[-1] + _END, memoryview(data).cast("B")
+    rest = line + bytes(view[end : measured.size()])
+    view[end : end + len(rest)] = rest
+    return data[: end + len(rest)], _END + len(rest)
+
+
+def _write(sink: Any, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> list[int]:
+    """Write an Arrow file; return where each of its record batches ends."""
+    ends = []
+    with pa.ipc.new_file(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            ends.append(sink.tell())
+    return ends
+
+
+def _parsed(tail: pa.Buffer) -> Index:
+    """Return the index of the last bytes of a file, from the mark behind its last block on."""
+    record = json.loads(bytes(tail[_END:]).partition(b"\n")[0])
+    bounds = np.cumsum([0, *record["length"]]).tolist()
+    firsts = np.array(record["first"], np.uint64)
+    # Arrow finds its footer from the end, so the rest of the file need not be there.
+    schema = pa.ipc.open_file(tail).schema
+    return Index(schema, firsts, tuple(record["rows"]), tuple(bounds), tuple(record["checksum"]))
+
+
+def _needed(index: Index, low: int, high: int, asked: Sequence[NDArray[np.uint64]] | None) -> list[int]:
+    """Return the blocks that may hold hashes from `low` to `high`, of those asked for."""
+    firsts = index.firsts
+    # Rows of one hash may end a block and go on in the next.
+    lasts = np.append(firsts[1:], np.uint64(2**64 - 1))
+    needed = (lasts >= np.uint64(low)) & (firsts <= np.uint64(high - 1))
+    if asked is not None:
+        holds = [np.searchsorted(some, firsts) < np.searchsorted(some, lasts, side="right") for some in asked]
+        needed &= np.any(holds, axis=0) if holds else False
+    return np.flatnonzero(needed).tolist()
+
+
+def _index(known: tuple[str, str, str | int], stored: Stored, read: Callable[[], pa.Buffer]) -> Index:
+    """Return the index of a file, verified once per process; `read` reads it and all behind it."""
+    index = _indexes.get(known)
+    if index is None:
+        tail = read()
+        if _checksum(tail) != stored.checksum:
+            raise stored.damage()
+        if len(_indexes) >= MOST_INDEXES:
+            _indexes.clear()
+        index = _indexes[known] = _parsed(tail)
+    return index
+
+
+def _read_mapped(data: pa.Buffer, known: tuple[str, str, str | int], stored: Stored, needed: Needed) -> pa.Table:
+    """Return blocks of a mapped file, each verified once per process."""
+    if len(data) != stored.length:
+        raise stored.damage()
+    index = _index(known, stored, lambda: data[-stored.index :])
+    numbers = needed(index)
+    _check(index.pieces(data, [i for i in numbers if i not in index.sound]), index, stored)
+    index.sound.update(numbers)
+    return _table(index.pieces(data, numbers), index)
+
+
+def _read_far(files: Files, stored: Stored, needed: Needed) -> pa.Table:
+    """Return blocks of a far file: of a copy of it, of copies of its blocks, or fetched."""
+    if (copy := cache.opened(stored.checksum)) is not None:
+        data, inode = copy
+        try:
+            return _read_mapped(data, ("", stored.checksum, inode), stored, needed)
+        except DamagedError:
+            cache.drop(stored.checksum)
+    begin = stored.length - stored.index
+    known = (files.url, stored.path, stored.checksum)
+    index = _index(known, stored, lambda: files.read_ranges(stored.path, [(begin, stored.length)])[0])
+    numbers = needed(index)
+    pieces = {i: cache.find(index.checksums[i]) for i in numbers}
+    missing = [i for i in numbers if pieces[i] is None]
+    if 2 * index.size(missing) > stored.length:
+        data = files.read(stored.path)
+        if len(data) != stored.length:
+            raise stored.damage()
+        pieces = index.pieces(data, numbers)
+        _check(pieces, index, stored)
+        cache.keep(stored.checksum, data)
+    else:
+        pieces.update(_fetched(files, stored, index, missing))
+        _check({i: pieces[i] for i in missing}, index, stored)
+        for i in missing:
+            cache.keep(index.checksums[i], pieces[i])
+    return _table(pieces, index)
+
+
+def _fetched(files: Files, stored: Stored, index: Index, missing: Sequence[int]) -> Iterator[tuple[int, pa.Buffer]]:
+    """Yield blocks with their bytes, of as few requests as do not fetch much more."""
+    spans: list[tuple[int, int]] = []
+    for i in missing:
+        begin, end = index.bounds[i], index.bounds[i + 1]
+        if spans and begin - spans[-1][1] <= GAP:
+            begin, _ = spans.pop()
+        spans.append((begin, end))
+    for (begin, end), data in zip(spans, files.read_ranges(stored.path, spans), strict=True):
+        for i in missing:
+            if begin <= index.bounds[i] < end:
+                yield i, data[index.bounds[i] - begin : index.bounds[i + 1] - begin]
+
+
+def _check(pieces: Pieces, index: Index, stored: Stored) -> None:
+    if any(_checksum(piece) != index.checksums[i] for i, piece in pieces.items()):
+        raise stored.damage()
+
+
+def _checksum(data: pa.Buffer) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _table(pieces: Pieces, index: Index) -> pa.Table:
+    """Return the rows of blocks."""
+    batches = [
+        # The first block begins as an Arrow stream does, with the schema.
+        pa.ipc.read_record_batch(piece, index.schema) if i else pa.ipc.open_stream(piece[_MAGIC:]).read_next_batch()
+        for i, piece in pieces.items()
+    ]
+    return pa.Table.from_batches(batches, index.schema)
