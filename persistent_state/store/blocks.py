@@ -56,7 +56,7 @@ class Index:
     rows: tuple[int, ...]
 
     bounds: tuple[int, ...]
-    """Where each block begins in the file, and where the last one ends."""
+    """The first byte of each block in the file, and the byte behind the last block."""
 
     checksums: tuple[str, ...]
 
