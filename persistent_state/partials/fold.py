@@ -182,9 +182,9 @@ def slices(
     """
     most, size = max(1, SLICE // share), max(1, SLICE_BYTES // share)
     pieces = []
-    if sum(map(len, tables)) > most or sum(table.nbytes for table in tables) > size:
+    if sum(map(len, tables)) > most or sizes.are_more(tables, size):
         pieces += [sizes.pieces(batch, most, size) for table in tables for batch in table.to_batches() if len(batch)]
-    if sum(level.nbytes for level in levels if len(asked)) > size:
+    if asked and sizes.are_more(levels, size):
         pieces += [(hashes, touched / size) for hashes, touched in (sizes.touched(table, levels) for table in asked)]
     if not pieces:
         return [(low, high)]

@@ -197,13 +197,8 @@ def between(table: pa.Table, low: int, high: int) -> pa.Table:
 
 def rows_below(table: pa.Table, hash: int) -> int:
     """Return how many rows of a sorted table have a lower hash."""
-    if hash >= 2**64:
-        return len(table)
-    # Chunk by chunk: to put the chunks together would copy the hashes of all rows.
-    chunks = [chunk for chunk in table["hash"].chunks if len(chunk)]
-    at = bisect_left(chunks, hash, key=lambda chunk: chunk[-1].as_py())
-    within = int(np.searchsorted(chunks[at].to_numpy(), np.uint64(hash))) if at < len(chunks) else 0
-    return sum(map(len, chunks[:at])) + within
+    # To search by numpy would copy the hashes of all rows, where they stand in several chunks.
+    return bisect_left(table["hash"], hash, key=lambda found: found.as_py())
 
 
 def below(table: pa.Table, clock: int | None) -> pa.Table:

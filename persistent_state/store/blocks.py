@@ -28,7 +28,7 @@ from persistent_state.store.named_files import Stored
 BLOCK = 256 << 10
 """About how many bytes a block has. A look-up of a key reads and verifies one; each costs some bytes of the index."""
 
-GAP = 1 << 20
+GAP = 256 << 10
 """The most bytes between two blocks that are fetched with them, since a further request would take longer."""
 
 MOST_INDEXES = 10_000

@@ -187,7 +187,7 @@ BUGS = (
         ("(position.next, END)", "(position.next, clock)"),
         at=1,
     ),
-    bug(MIXED, "again for ever", task_state.SourceState.cut_back, (", again=END", ""), at=4),
+    bug(MIXED, "again for ever", task_state.SourceState.cut_back, (", again=END", ""), at=47),
     bug(
         MIXED,
         "given what is void",
