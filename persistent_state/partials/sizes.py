@@ -17,7 +17,7 @@ Rows = NDArray[np.int64]
 def are_more(tables: Sequence[pa.Table], size: int) -> bool:
     """Return whether tables hold more than so many bytes."""
     # Whole buffers hold no less than the rows that are in tables, and are counted ten times faster.
-    return sum(table.get_total_buffer_size() for table in tables) > size < sum(table.nbytes for table in tables)
+    return bool(sum(table.get_total_buffer_size() for table in tables) > size < sum(table.nbytes for table in tables))
 
 
 def of_ranges(batch: pa.RecordBatch, begins: Rows, ends: Rows) -> Rows:
