@@ -157,7 +157,7 @@ def _fold_fresh(work: Work) -> Fresh:
 def _rewrite(work: Work, fresh: Fresh, keep: int, new_id: Callable[[], str]) -> tuple[list[Run], list[pa.Table]]:
     """Write the new rows, merged with all runs but the `keep` oldest; return the runs and the running values."""
     plan, layout = work.plan, work.plan.layout
-    opened = _open(plan, work.held[keep:])
+    opened = _opened(plan, work.held[keep:], fresh.older[keep:])
     asked, known = ([fresh.table], fresh.older) if work.looks_up else ([], [])
     runs, values = [], []
     for low, high in fold.slices([*opened, fresh.table], *_bounds(work), asked=asked, levels=known):
@@ -217,6 +217,13 @@ def _open(plan: Plan, runs: Sequence[Run], asked: runs_io.Asked = None) -> list[
     read = runs_io.read_run_with_sums if plan.keeps_current else runs_io.read_run
     with runs_io.named_by_newest():
         return plan.files.for_each(lambda run: read(plan.files, run, asked), runs)
+
+
+def _opened(plan: Plan, runs: Sequence[Run], looked_up: Sequence[pa.Table]) -> list[pa.Table]:
+    """Return all rows of runs. A run of which all blocks were looked up is open."""
+    whole = {run: table for run, table in zip(runs, looked_up, strict=False) if len(table) == run.rows}
+    others = iter(_open(plan, [run for run in runs if run not in whole]))
+    return [whole[run] if run in whole else next(others) for run in runs]
 
 
 def _apart_from(plan: Plan, clock: int, is_all: bool) -> int | None:

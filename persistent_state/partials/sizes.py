@@ -73,7 +73,7 @@ _OFFSETS = {
 def pieces(batch: pa.RecordBatch, most: int, size: int) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
     """Pieces of a sorted batch, no more than 1/64 of a slice or one row: the hash each begins at, its part of a slice."""
     begins, ends = np.zeros(1, np.int64), np.full(1, len(batch))
-    if 64 * len(batch) <= most and 64 * (held := batch.nbytes) <= size:
+    if 64 * len(batch) <= most and 64 * (held := batch.get_total_buffer_size()) <= size:
         # Blocks of a run are many, and small.
         return _hashes(batch)[:1], np.array([max(len(batch) / most, held / size)])
 

@@ -25,10 +25,10 @@ from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files
 from persistent_state.store.named_files import Stored
 
-BLOCK = 256 << 10
+BLOCK = 512 << 10
 """About how many bytes a block has. A look-up of a key reads and verifies one; each costs some bytes of the index."""
 
-GAP = 256 << 10
+GAP = 512 << 10
 """The most bytes between two blocks that are fetched with them, since a further request would take longer."""
 
 MOST_INDEXES = 10_000
@@ -206,9 +206,12 @@ def _read_mapped(data: pa.Buffer, known: tuple[str, str, str | int], stored: Sto
         raise stored.damage()
     index = _index(known, stored, lambda: data[-stored.index :])
     numbers = needed(index)
-    _check(index.pieces(data, [i for i in numbers if i not in index.sound]), index, stored)
+    _check(index.pieces(data, {*numbers} - index.sound), index, stored)
     index.sound.update(numbers)
-    return _table(index.pieces(data, numbers), index)
+    reader = pa.ipc.open_file(data)
+    if len(numbers) == len(index.rows):
+        return reader.read_all()
+    return pa.Table.from_batches([reader.get_batch(i) for i in numbers], index.schema)
 
 
 def _read_far(files: Files, stored: Stored, needed: Needed) -> pa.Table:
