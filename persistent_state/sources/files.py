@@ -220,11 +220,12 @@ class FileSource(TimeReplayableSource):
 
     def _take(self) -> None:
         """List the folder, and number the files that are new."""
-        state, listed = self._state, self._list()
-        new = self._in_order([file for file in listed if file.path not in state.paths])
+        state, infos = self._state, self._infos()
+        state.present = {path: _size(info) for path, info in infos.items()}
+        # Of a folder of many files most are known: nothing more is done for each of them.
+        new = self._in_order(_files({path: info for path, info in infos.items() if path not in state.paths}))
         state.files += new
         state.paths.update(file.path for file in new)
-        state.present = {file.path: file.size for file in listed}
 
     def _end_of_batch(self, first: int) -> int:
         files = self._state.files[first : first + self._files_per_batch]
@@ -249,7 +250,9 @@ class FileSource(TimeReplayableSource):
 
     def _record_schema(self) -> pa.Schema:
         if self._stored is None:
-            files = [file for file in self._in_order(self._list()) if self._kind(file.path)[0] == formats.PARQUET]
+            files = [
+                file for file in self._in_order(_files(self._infos())) if self._kind(file.path)[0] == formats.PARQUET
+            ]
             if not files:
                 raise InvalidInputError(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
             try:
@@ -289,7 +292,8 @@ class FileSource(TimeReplayableSource):
         codec = _CODECS.get(endings[-1])
         return self._format or _FORMATS.get(endings[-2 if codec and len(endings) > 1 else -1]), codec
 
-    def _list(self) -> list[_File]:
+    def _infos(self) -> dict[str, Mapping[str, Any]]:
+        """Return what the file system tells of each file in the folder, by its path in it."""
         system, root = self._system()
         with self._asking(""):
             system.invalidate_cache()
@@ -303,10 +307,7 @@ class FileSource(TimeReplayableSource):
                     instead = "give one: all files in it and below are read, and a transform can leave out rows"
                 raise InvalidInputError(f"{self!r} is not a folder; {instead}.")
             infos = system.find(root, detail=True)
-        files = (
-            _File(name[len(root) + 1 :], int(info.get("size") or 0), _modified(info)) for name, info in infos.items()
-        )
-        return [file for file in files if not _is_ignored(file.path)]
+        return {name[len(root) + 1 :]: info for name, info in infos.items()}
 
     def _in_order(self, files: list[_File]) -> list[_File]:
         if self._order_by == "name":
@@ -340,7 +341,7 @@ class FileSource(TimeReplayableSource):
         return file
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _File:
     path: str
     size: int
@@ -412,6 +413,15 @@ def _file_of_line(line: str, ordinal: int) -> _File:
         f"line {ordinal} of the journal was not written by a FileSource: {line[:200]!r}; "
         "the task had another source: give it another name, or reset it."
     )
+
+
+def _files(infos: Mapping[str, Mapping[str, Any]]) -> list[_File]:
+    """Return the files that are read, of what the file system tells by path."""
+    return [_File(path, _size(info), _modified(info)) for path, info in infos.items() if not _is_ignored(path)]
+
+
+def _size(info: Mapping[str, Any]) -> int:
+    return int(info.get("size") or 0)
 
 
 def _is_ignored(path: str) -> bool:
