@@ -109,7 +109,7 @@ def costs(monoid: Monoid[Any], keys: int, rows: int, batches: int) -> dict[str, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 200_000, 1_000_000])
+    parser.add_argument("--keys", type=int, nargs="+", default=[1, 10_000, 1_000_000])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results = []

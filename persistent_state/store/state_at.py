@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -141,9 +142,10 @@ def seen_below(
     files: Files, runs: Sequence[Run], layout: Layout, clock: int, since: Since | None = None, floor: int = BEGINNING
 ) -> pa.Table:
     """Return what the rows of these runs below the clock add up to: the state, or the values since another clock."""
-    tables = [layout.schema.empty_table()]
-    if since is None or layout.kind.expires or any(run.last >= since.clock for run in runs):
-        tables += [below(runs_io.read_run_with_sums(files, run), clock) for run in runs]
+    if since is not None and not layout.kind.expires and all(run.last < since.clock for run in runs):
+        runs = ()
+    read = files.for_each(partial(runs_io.read_run_with_sums, files), runs)
+    tables = [layout.schema.empty_table(), *(below(table, clock) for table in read)]
     parts = []
     # A row that is in many windows makes many rows.
     for low, high in fold.slices(tables, share=layout.kind.windows_per_row(clock, since, floor)):
