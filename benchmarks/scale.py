@@ -30,7 +30,7 @@ from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
 from persistent_state import Chunk, Reach
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Advance, Answers, Blob, Descriptor, Report, runs_by_shard
+from persistent_state.batch.messages import Advance, Answers, Blob, Descriptor, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import Settings
@@ -41,7 +41,7 @@ from persistent_state.store import codec
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
-from persistent_state.store.named_files import Run, Stored
+from persistent_state.store.named_files import Run, ShardRuns, Stored
 from persistent_state.store.task_state import TaskState
 
 SECOND = 1_000_000
@@ -120,15 +120,17 @@ def plans(size: Size) -> list[Plan]:
     return [Plan("scale", files, task(i), SCHEMA, "ts", None, settings, size.shards) for i in range(size.tasks)]
 
 
-def filled(state: TaskState, size: Size) -> TaskState:
+def filled(name: str, state: TaskState, size: Size) -> TaskState:
     """A task's record with all levels of runs in each shard, and all channels at one second."""
-    runs = []
+    shards = []
     for shard in range(size.shards):
         low, high = keys.shard_range(shard, size.shards)
+        runs = []
         for level in range(size.levels):
-            path = f"scale/runs/{new_id()}/000001-{level + 1:09d}-{shard:04d}-{new_id()}.arrow"
+            path = f"scale/runs/{name}/000001-{level + 1:09d}-{shard:04d}-{new_id()}.arrow"
             file = Stored(path, LEVEL_ROWS * 16, f"{shard * size.levels + level:064x}")
             runs.append(Run(file, LEVEL_ROWS, low, high, START - SECOND, START - SECOND))
+        shards.append(ShardRuns(tuple(runs)))
     names = [channel(number) for number in range(size.channels)]
     known = next(iter(state.source.channels.values()))
     source = replace(
@@ -136,7 +138,7 @@ def filled(state: TaskState, size: Size) -> TaskState:
         channels=dict.fromkeys(names, known),
         positions={name: Position(1000, (), ((900, START),)) for name in names},
     )
-    return replace(state, source=source, stored=replace(state.stored, runs=tuple(runs)))
+    return replace(state, source=source, stored=replace(state.stored, shards=tuple(shards)))
 
 
 def started(size: Size) -> tuple[Log, list[Plan], Entry]:
@@ -148,9 +150,9 @@ def started(size: Size) -> tuple[Log, list[Plan], Entry]:
         # One row in one channel, so that there is a channel to copy.
         basis = commits.plan_batch(entry, plan, Reach({channel(0): 1}), START)
         blobs, report = combine(plan, basis, 0, 1, [Chunk(channel(0), 0, rows(np.array([0]), START))])
-        said = [merge_shard(plan, shard, [blob], None, new_id) for shard, blob in enumerate(blobs)]
+        said = [merge_shard(plan, shard, [blob], (), new_id) for shard, blob in enumerate(blobs)]
         entry, _ = committed(log, plan, Answers([report], said))
-    full = entry.follower(START, tasks={name: filled(task, size) for name, task in entry.tasks.items()})
+    full = entry.follower(START, tasks={name: filled(name, task, size) for name, task in entry.tasks.items()})
     log.append(full)
     newest = log.newest()
     assert newest is not None
@@ -201,7 +203,7 @@ def costs(size: Size) -> Costs:
     sent = [combine(plan, basis, part, size.parts, chunks(size, part)) for part, basis in enumerate(told)]
     arrived = [blobs[0].to_bytes() for blobs, _ in sent]
     reports = [report.to_bytes() for _, report in sent]
-    held = runs_by_shard(entry.tasks[plan.name].stored.runs, size.shards)
+    held = [shard.runs for shard in entry.tasks[plan.name].stored.in_shards(size.shards)]
     merging = Clock()
     with merging.running():
         first = merge_shard(plan, 0, [Blob.from_bytes(data) for data in arrived], held[0], new_id)

@@ -77,7 +77,7 @@ def advance(task: TaskState, reports: Sequence[Report], settings: Settings) -> A
 
 def _lowest(task: TaskState, reports: Iterable[Report], clock: int) -> int:
     """Return where the messages begin: before there is a first clock, the cuts begin there."""
-    lows = [run.first for run in task.stored.runs] + [report.low for report in reports if report.low is not None]
+    lows = [low for low in (task.stored.first, *(report.low for report in reports)) if low is not None]
     return min(lows, default=clock)
 
 

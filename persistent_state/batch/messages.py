@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
 import re
 from collections import Counter
@@ -19,8 +18,7 @@ from persistent_state.event_time.clocks import Coarse
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import keys, layout
 from persistent_state.sources.base import Reach
-from persistent_state.store.codec import run_to_json
-from persistent_state.store.named_files import Run, SideFile, Stored
+from persistent_state.store.named_files import Run, ShardRuns, SideFile, Stored
 
 DRIVER = -1
 """Where a report goes: the driver's place among the numbers of the shards, and its label among theirs."""
@@ -289,15 +287,9 @@ class Answers:
 
 def digest(runs: Sequence[Run], clock: int) -> str:
     """Return a digest of the runs of a shard and of its clock."""
-    text = json.dumps([clock, *map(run_to_json, runs)])
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest_at(clock, ShardRuns(tuple(runs)))
 
 
-def runs_by_shard(runs: Sequence[Run], shards: int) -> list[tuple[Run, ...]]:
-    """Return the runs of each shard, in their order: those within its range of the hash."""
-    of_shards: list[list[Run]] = [[] for _ in range(shards)]
-    for run in runs:
-        shard = keys.shard_of(run.low, shards)
-        if run.high <= keys.shard_range(shard, shards)[1]:
-            of_shards[shard].append(run)
-    return [tuple(some) for some in of_shards]
+def digest_at(clock: int, runs: ShardRuns) -> str:
+    """Return what `digest` does, of runs whose own digest may be known."""
+    return hashlib.sha256(f"{clock} {runs.digest}".encode()).hexdigest()

@@ -15,7 +15,6 @@ from persistent_state.batch.messages import (
     Sender,
     check_parts,
     digest,
-    runs_by_shard,
     to_ipc,
 )
 from persistent_state.batch.plan import Plan
@@ -125,8 +124,8 @@ def _held_runs(plan: Plan, sender: Sender, ground: Ground, shard: int, cached: S
     if cached is not None and digest(cached, ground.clock) == ground.runs:
         return tuple(cached)
     entry = Log(plan.files, plan.application).newest()
-    runs = entry.tasks[plan.name].stored.runs if entry and plan.name in entry.tasks else ()
-    held = runs_by_shard(runs, plan.shards)[shard]
+    stored = entry.tasks[plan.name].stored.shards if entry and plan.name in entry.tasks else ()
+    held = stored[shard].runs if shard < len(stored) else ()
     if digest(held, ground.clock) != ground.runs:
         raise DisagreementError(
             f"task={plan.name} batch={sender.batch}: the log has moved on since it was planned; start again."

@@ -7,8 +7,9 @@ process, and being small they cost little.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import suppress
-from itertools import chain, takewhile
+from itertools import chain, takewhile, zip_longest
 
 from persistent_state.errors import DamagedError
 from persistent_state.protocol.commits import Keeping, written
@@ -16,7 +17,8 @@ from persistent_state.store import lists
 from persistent_state.store.codec import side_from_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
-from persistent_state.store.named_files import Stored
+from persistent_state.store.named_files import ShardRuns, Stored
+from persistent_state.store.task_state import TaskState
 
 LEFTOVER_AGE = 3600.0
 """Seconds after which a temporary file has no writer any more."""
@@ -27,13 +29,18 @@ _logger = logging.getLogger("persistent_state")
 class Collector:
     """Deletes what no reader and no commit of an application can ask for any more.
 
-    It reads each entry once, and each file of a list of settled rows, which never changes. Of an entry it remembers the time,
-    of a file the newest entry that names it: it is named by one that is left if that one is.
+    It reads each entry once, and each file of a list of settled rows, which never changes. Of an entry it remembers the time
+    and the base. Of a file that the newest entry does not name any more, it remembers the last entry that did.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
+        self._newest: Entry | None = None
+        """The newest entry that was looked at."""
+        self._named: Counter[str] = Counter()
+        """How often it names each file."""
         self._times: dict[int, int] = {}
+        self._bases: dict[int, int] = {}
         self._last_named: dict[str, int] = {}
         self._listed: dict[str, list[str]] = {}
         """The files that each file of a list of settled rows names."""
@@ -44,18 +51,22 @@ class Collector:
         """Delete what can go, if the application is still this driver's; the paths that went.
 
         Entries go `keeping.grace` after a newer one was written, except the newest two: those let a driver that slept find its
-        number taken. A file goes when no entry that is left names it and its micro-batch can't be committed any more.
+        number taken. What an entry follows from stays as long as the entry. A file goes when no entry that is left names it and
+        its micro-batch can't be committed any more.
         """
         log, files = self._log, self._log.files
-        newest = log.newest()
-        if newest is None or newest.epoch != epoch:
-            return []
         numbers = log.numbers()
         for number in numbers:
             self._look_at(number)
+        newest = self._newest
+        if not numbers or newest is None or newest.epoch != epoch or newest.number < numbers[-1]:
+            # The newest may be another driver's, or damaged, and then nobody knows what it names.
+            return []
         known = [number for number in numbers if number in self._times]
         overdue = list(takewhile(lambda number: self._times[number] <= now - keeping.grace, known))
-        old = [number for number in numbers[:-2] if overdue and number < overdue[-1]]
+        first = min([numbers[-2:][0], *overdue[-1:]]) if overdue else numbers[0]
+        first = min(self._bases.get(number, number) for number in numbers if number >= first)
+        old = [number for number in numbers if number < first]
         gone = [log.path(number) for number in old]
         # One after the other: were this driver killed, none would be missing between two that are left.
         for path in gone:
@@ -73,7 +84,7 @@ class Collector:
             kept = max([written(path) for path in self._unread if path.startswith(f"{folder}/")], default=(-1, 0))
             for file in files.list(folder):
                 path = f"{folder}/{file}"
-                is_named = path in self._last_named or path in settled
+                is_named = self._is_named(path) or path in settled
                 if not is_named and kept < written(file) < (newest.epoch, task.progress.batch):
                     unnamed.append(path)
         for folder in (f"{log.application}/log", *(f"{log.application}/runs/{name}" for name in newest.tasks)):
@@ -90,16 +101,21 @@ class Collector:
             self._know(self._log.read(number))
 
     def _know(self, entry: Entry) -> None:
-        named = entry.files()
         for task in entry.tasks.values():
             # Of every entry: a driver that slept through a takeover holds an old one for the newest.
             for file in task.late_rows.settled.files:
                 if file.path not in self._listed:
                     self._listed[file.path] = self._read_list(file)
-            named.update(side_from_json(line).file.path for line in task.late_rows.settled.tail)
-        for path in named:
-            self._last_named[path] = max(entry.number, self._last_named.get(path, 0))
-        self._times[entry.number] = entry.time
+        before, after = _changed_files(self._newest, entry)
+        self._named.update(after)
+        self._named.subtract(before)
+        for path in before:
+            if not self._named[path]:
+                del self._named[path]
+                self._last_named[path] = self._newest.number if self._newest else 0
+        for path in after:
+            self._last_named.pop(path, None)
+        self._newest, self._times[entry.number], self._bases[entry.number] = entry, entry.time, entry.base
 
     def _read_list(self, file: Stored) -> list[str]:
         """Return the files that a file of a list names: none if it can't be read, which is remembered."""
@@ -113,6 +129,37 @@ class Collector:
     def _forget_below(self, number: int) -> None:
         """Forget the entries before this one, and the files that only they name."""
         self._times = {known: time for known, time in self._times.items() if known >= number}
+        self._bases = {known: base for known, base in self._bases.items() if known >= number}
         self._last_named = {path: last for path, last in self._last_named.items() if last >= number}
-        self._listed = {path: listed for path, listed in self._listed.items() if path in self._last_named}
-        self._unread &= self._last_named.keys()
+        self._listed = {path: listed for path, listed in self._listed.items() if self._is_named(path)}
+        self._unread = {path for path in self._unread if self._is_named(path)}
+
+    def _is_named(self, path: str) -> bool:
+        return path in self._named or path in self._last_named
+
+
+def _changed_files(before: Entry | None, entry: Entry) -> tuple[list[str], list[str]]:
+    """Return the files that stand where the entries differ, in the one and in the other. One file may stand in many places."""
+    was: list[str] = []
+    now: list[str] = []
+    tasks = before.tasks if before else {}
+    for name in tasks.keys() | entry.tasks.keys():
+        one, other = tasks.get(name), entry.tasks.get(name)
+        if one is other:
+            continue
+        shards = (task.stored.shards if task else () for task in (one, other))
+        for some, others in zip_longest(*shards, fillvalue=ShardRuns()):
+            if some is not others:
+                was += [run.file.path for run in some.runs]
+                now += [run.file.path for run in others.runs]
+        was += _beside_runs(one)
+        now += _beside_runs(other)
+    return was, now
+
+
+def _beside_runs(task: TaskState | None) -> list[str]:
+    """Return the files that a task names beside its runs, those in the newest items of a list among them."""
+    if task is None:
+        return []
+    settled = [side_from_json(line).file.path for line in task.late_rows.settled.tail]
+    return [*(file.path for file in task.files_beside_runs()), *settled]

@@ -22,9 +22,8 @@ from persistent_state.batch.messages import (
     Basis,
     Descriptor,
     Ground,
-    digest,
+    digest_at,
     digest_of_parts,
-    runs_by_shard,
     short_digest,
 )
 from persistent_state.batch.plan import Plan
@@ -163,7 +162,7 @@ def _apart(entry: Entry, task: TaskState) -> tuple[int, ...]:
 
 def shard_digests(entry: Entry, task: TaskState) -> tuple[str, ...]:
     """Return the digest of the runs of each shard."""
-    return tuple(digest(runs, task.progress.clock) for runs in runs_by_shard(task.stored.runs, entry.shards))
+    return tuple(digest_at(task.progress.clock, runs) for runs in task.stored.in_shards(entry.shards))
 
 
 def commit(
@@ -267,7 +266,7 @@ def _with_batch(
     ordered = sorted(descriptors, key=lambda d: d.shard)
     page = partial(_path, log, first.task, newest.epoch, first.batch, "pages", new_id)
     journal = lists.append(log.files, task.source.journal, after.journal, page)
-    runs = [run for descriptor in ordered for run in descriptor.runs]
+    runs = [descriptor.runs for descriptor in ordered]
     moved = replace(
         task,
         progress=task.progress.after_batch(after.clock, after.holds),

@@ -43,13 +43,16 @@ class Entry:
     checksum: str = field(default="", compare=False)
     """The SHA-256 of the bytes that the entry was read from; "" if it was not read. It is never computed from the values."""
 
+    base: int = field(default=0, compare=False)
+    """The number of the whole entry in the log from which the bytes of this one follow; 0 if it was not read."""
+
     def follower(self, time: int, **changes: Any) -> Entry:
         """Return the entry after this one, which must have been read from the log."""
-        return replace(self, number=self.number + 1, previous=self.checksum, checksum="", time=time, **changes)
+        return replace(self, number=self.number + 1, previous=self.checksum, checksum="", base=0, time=time, **changes)
 
     def with_task(self, name: str, task: TaskState) -> Entry:
         """Return the entry with this record of a task."""
-        return replace(self, tasks={**self.tasks, name: task}, checksum="")
+        return replace(self, tasks={**self.tasks, name: task}, checksum="", base=0)
 
     def files(self) -> set[str]:
         """Return the path of every file that this entry names."""

@@ -1,16 +1,58 @@
-"""The one log of an application: numbered entries, created one after the other by whoever has the highest epoch."""
+"""The one log of an application: numbered entries, created one after the other by whoever has the highest epoch.
+
+Invariants:
+- An entry says what changed since the entry before it, or is whole, or both. The first entry of an epoch is only whole.
+- An entry names its base: the newest whole entry up to it. It is put together from its base and every change since, and each
+  entry on the way names the checksum of the one before it.
+- An entry is whole too when the changes since the base have become more bytes than the base, or `MOST_CHANGES`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from persistent_state.errors import CommitUnknownError, DamagedError, ExistsError, FencedError, StoreUnavailableError
-from persistent_state.store.codec import checksum, from_bytes, to_bytes
+from persistent_state.store.codec import Written, checksum, open_entry, to_bytes
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 
 TRIES = 5
+
+MOST_CHANGES = 200
+"""The most entries after a base that are not whole: a reader that comes new reads them all."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """An entry, the bytes of its base, and the bytes of the changes since."""
+
+    entry: Entry
+    whole: int
+    since: int
+
+    def goes_on_with(self, entry: Entry) -> bool:
+        """Return True if the entry may say only what changed since this one."""
+        follows = entry.previous == self.entry.checksum != ""
+        return follows and entry.epoch == self.entry.epoch
+
+    @property
+    def is_far_from_base(self) -> bool:
+        """Return True if the next entry is to be whole."""
+        return self.since > self.whole or self.entry.number - self.entry.base >= MOST_CHANGES
+
+    def followed_by(self, entry: Entry, length: int) -> _Known:
+        """Return what is known of the next entry, whose file has this length."""
+        return _whole(entry, length) if entry.base == entry.number else _Known(entry, self.whole, self.since + length)
+
+
+def _whole(entry: Entry, length: int) -> _Known:
+    return _Known(entry, length, 0)
+
+
+class _MissingError(FileNotFoundError):
+    """An entry from which another follows is not there."""
 
 
 class Log:
@@ -22,7 +64,7 @@ class Log:
     def __init__(self, files: Files, application: str) -> None:
         self.files = files
         self.application = application
-        self._kept: Entry | None = None
+        self._kept: _Known | None = None
         self._highest = 0
 
     def numbers(self) -> list[int]:
@@ -43,8 +85,10 @@ class Log:
         """Return the newest entry, or None if the application has never been started.
 
         Raises:
-            DamagedError: The newest entry is not what was written. An older entry is never taken in its place.
+            DamagedError: The newest entry, or one that it follows from, is not what was written, or is missing. An older entry
+                is never taken in its place.
         """
+        missing = None
         for _ in range(TRIES):
             listed = next(self._listed(), 0)
             number = max(listed, self._highest)
@@ -55,27 +99,65 @@ class Log:
                 self._kept = None
             try:
                 return self.read(number)
+            except _MissingError as error:
+                # Its base may be collected as soon as newer entries follow from another.
+                missing = error
             except FileNotFoundError:
                 # Collected. While we looked, so a newer one exists, or long ago, and then the listing is right.
                 self._highest = 0
+        if missing is not None:
+            raise DamagedError(f"{missing}; bring back the file from a copy of the store; nothing was changed.")
         raise StoreUnavailableError(f"the log of {self.application} changes faster than it can be read; try again.")
 
     def read(self, number: int) -> Entry:
-        """Return one entry.
+        """Return one entry. Whoever reads all entries in their order reads each once.
+
+        Raises:
+            DamagedError: It is not what was written, or does not go on from what it follows.
+            FileNotFoundError: It was collected, or never written; or an entry was from which it follows.
+        """
+        if self._kept is not None and self._kept.entry.number == number:
+            return self._kept.entry
+        written = self.open(number)
+        known = self._put_together(written)
+        if number >= self._highest:
+            self._kept, self._highest = known, number
+        return known.entry
+
+    def open(self, number: int) -> Written:
+        """Return one entry as it stands in the log.
 
         Raises:
             DamagedError: It is not what was written.
             FileNotFoundError: It was collected, or never written.
         """
-        if self._kept is not None and self._kept.number == number:
-            return self._kept
         path = self.path(number)
-        entry = from_bytes(bytes(self.files.read(path)), path)
-        if entry.number != number:
-            raise DamagedError(f"log entry {path} says it is number {entry.number}; a file was moved, restore it.")
-        if number >= self._highest:
-            self._kept, self._highest = entry, number
-        return entry
+        written = open_entry(bytes(self.files.read(path)), path)
+        if written.number != number:
+            raise DamagedError(f"log entry {path} says it is number {written.number}; a file was moved, restore it.")
+        return written
+
+    def _put_together(self, written: Written) -> _Known:
+        """Return an entry by its base and the changes since, or by what changed since the entry that is kept."""
+
+        def link(number: int) -> Written:
+            try:
+                return self.open(number)
+            except FileNotFoundError:
+                raise _MissingError(
+                    f"log entry {self.path(number)} is missing, and entry {written.number} follows from it"
+                ) from None
+
+        known = self._kept
+        if known is None or not written.changes or not written.base <= known.entry.number < written.number:
+            known = None
+        first = known.entry.number + 1 if known else written.base
+        links = [*self.files.for_each(link, range(first, written.number)), written]
+        for each in links:
+            entry = each.entry(known.entry if known else None)
+            known = known.followed_by(entry, each.length) if known else _whole(entry, each.length)
+        assert known is not None
+        return known
 
     def append(self, entry: Entry) -> None:
         """Make `entry` the newest of the log. Readers see all of it or none.
@@ -86,7 +168,10 @@ class Log:
             CommitUnknownError: The store did not answer. Nothing may be deleted; the next start finds out.
             StoreUnavailableError: The entry was written, and then the store did not list the log. The next start finds out.
         """
-        data = to_bytes(entry)
+        known = self._kept
+        before = known if known and known.goes_on_with(entry) else None
+        base = entry.number if before is None or before.is_far_from_base else before.entry.base
+        data = to_bytes(entry, before.entry if before else None, base)
         path = self.path(entry.number)
         try:
             self.files.ensure(path, data, TRIES)
@@ -97,7 +182,10 @@ class Log:
             raise CommitUnknownError(
                 f"the store did not say whether entry={entry.number} of {self.application} was written ({error}); start again."
             ) from error
-        self._highest = max(self._highest, entry.number)
+        if entry.number >= self._highest:
+            written = replace(entry, checksum=checksum(data), base=base)
+            self._kept = before.followed_by(written, len(data)) if before else _whole(written, len(data))
+            self._highest = entry.number
         # The number may have been used and collected while this driver slept.
         newest = self.newest()
         if newest is None or newest.epoch > entry.epoch:
@@ -111,6 +199,6 @@ class Log:
     def _goes_on_from(self, number: int, data: bytes) -> bool:
         """Return True if the next entry names the checksum of these bytes as the entry before it."""
         try:
-            return self.read(number + 1).previous == checksum(data)
+            return self.open(number + 1).previous == checksum(data)
         except FileNotFoundError:
             return False

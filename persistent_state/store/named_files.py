@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from persistent_state.errors import DamagedError
 
@@ -51,6 +53,36 @@ class Run:
 
     half: int | None = None
     """The clock by which half of the rows have expired, or can be added to others of their key. None: no such clock."""
+
+
+@dataclass(frozen=True)
+class ShardRuns:
+    """The runs of one shard, the oldest first. While the shard does not change, entries share the object."""
+
+    runs: tuple[Run, ...] = ()
+
+    def followed_by(self, runs: Sequence[Run]) -> ShardRuns:
+        """Return the shard with these runs. If they are its own, return the shard itself."""
+        runs = tuple(runs)
+        return self if runs == self.runs else ShardRuns(runs)
+
+    @cached_property
+    def first(self) -> int | None:
+        """The least start of an interval, in microseconds UTC; None without runs."""
+        return min((run.first for run in self.runs), default=None)
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of everything that an entry says of the runs."""
+        return hashlib.sha256("\n".join(map(_text, self.runs)).encode()).hexdigest()
+
+
+def _text(run: Run) -> str:
+    file = run.file
+    return (
+        f"{file.path} {file.length} {file.checksum} {file.index} {run.rows} {run.low} {run.high} {run.first} {run.last} "
+        f"{run.below} {run.half}"
+    )
 
 
 @dataclass(frozen=True)

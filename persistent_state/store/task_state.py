@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from persistent_state.event_time import clocks
@@ -25,7 +27,7 @@ from persistent_state.event_time.positions import (
     rewind_position,
 )
 from persistent_state.partials import keys
-from persistent_state.store.named_files import Pages, Run, SideFile, Stored
+from persistent_state.store.named_files import Pages, Run, ShardRuns, SideFile, Stored
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,8 @@ class StoredState:
     cuts: tuple[int, ...]
     """The clocks that the runs keep apart, ascending: the state can be read at each."""
 
-    runs: tuple[Run, ...] = ()
-    """The state: partial sums in run files, in the order of the shards."""
+    shards: tuple[ShardRuns, ...] = ()
+    """The state: partial sums in run files, by shard; empty as long as nothing was ever stored."""
 
     coarse: tuple[Coarse, ...] = ()
     """Ranges of time whose messages were folded into longer intervals than the checkpoint interval."""
@@ -184,9 +186,27 @@ class StoredState:
     floor: int = BEGINNING
     """The clock by which expired values may be gone from the runs: no output needs them any more."""
 
-    def after_batch(self, runs: Iterable[Run], cuts: Iterable[int], coarse: Iterable[Coarse]) -> StoredState:
-        """Return the record after a micro-batch that left these runs, which keep these clocks apart too."""
-        return replace(self, runs=tuple(runs), cuts=(*self.cuts, *cuts), coarse=tuple(coarse))
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, in the order of the shards."""
+        return tuple(chain.from_iterable(shard.runs for shard in self.shards))
+
+    @cached_property
+    def first(self) -> int | None:
+        """The least start of an interval in the runs, in microseconds UTC; None without runs."""
+        return min((shard.first for shard in self.shards if shard.first is not None), default=None)
+
+    def in_shards(self, shards: int) -> tuple[ShardRuns, ...]:
+        """Return the runs of each of so many shards."""
+        return self.shards or (ShardRuns(),) * shards
+
+    def after_batch(
+        self, runs_by_shard: Sequence[Sequence[Run]], cuts: Iterable[int], coarse: Iterable[Coarse]
+    ) -> StoredState:
+        """Return the record after a micro-batch that left these runs in the shards, which keep these clocks apart too."""
+        before = self.in_shards(len(runs_by_shard))
+        shards = tuple(shard.followed_by(runs) for shard, runs in zip(before, runs_by_shard, strict=True))
+        return replace(self, shards=shards, cuts=(*self.cuts, *cuts), coarse=tuple(coarse))
 
     def with_cuts(self, cuts: Iterable[int]) -> StoredState:
         """Return the record with these clocks kept apart from now on, and no others."""
@@ -202,7 +222,7 @@ class StoredState:
 
     def cut_back(self, clock: int, shards: int) -> StoredState:
         """Return the record for a start that takes back what is at or above the clock, with the runs of so many shards."""
-        return replace(self, cuts=(clock,), runs=cut_runs(self.runs, clock, shards), coarse=())
+        return replace(self, cuts=(clock,), shards=cut_runs(self.runs, clock, shards), coarse=())
 
     def keep_all(self, clock: int, intervals: tuple[int, int], shards: int) -> StoredState:
         """Return the record for a start that takes nothing back, with the runs of so many shards.
@@ -210,7 +230,7 @@ class StoredState:
         `clock` is the task's own. `intervals` are the checkpoint intervals before the start and from it on.
         """
         coarse = self._coarse_on(clock, *intervals)
-        return replace(self, runs=cut_runs(self.runs, END, shards), coarse=coarse)
+        return replace(self, shards=cut_runs(self.runs, END, shards), coarse=coarse)
 
     def _coarse_on(self, clock: int, before: int, interval: int) -> tuple[Coarse, ...]:
         """Return how coarse the intervals above the task's clock are, when the next clocks are multiples of another interval.
@@ -345,7 +365,7 @@ class TaskState:
         if clock in stored.cuts:
             return True
         # The state is zero at a clock below everything that is stored.
-        if clock <= own.clock and all(run.first >= clock for run in stored.runs):
+        if clock <= own.clock and (stored.first is None or stored.first >= clock):
             return True
         # Nothing can arrive below a clock that the task does not hold back.
         return not own.holds and clock > own.clock and clocks.clean_clock(clock, stored.coarse) == clock
@@ -353,29 +373,36 @@ class TaskState:
     def files(self) -> Iterable[Stored]:
         """Yield every file that an entry names directly for the task."""
         yield from (run.file for run in self.stored.runs)
+        yield from self.files_beside_runs()
+
+    def files_beside_runs(self) -> Iterable[Stored]:
+        """Yield every file that an entry names directly for the task, but for its runs."""
         yield from (side.file for side in self.late_rows.sides)
         yield from self.source.journal.files
         yield from self.late_rows.settled.files
 
 
-def cut_runs(runs: Sequence[Run], clock: int, shards: int) -> tuple[Run, ...]:
-    """Return the runs below the clock, cut at the bounds of the shards and in their order."""
-    cut = []
-    for shard in range(shards):
-        low, high = keys.shard_range(shard, shards)
-        losing: list[Run] = []
-        for whole in runs:
-            run = replace(whole, low=max(low, whole.low), high=min(high, whole.high))
-            if run.low >= run.high:
-                continue
-            if run.last >= clock and (run.below is None or run.below > clock):
-                losing.append(run)
-            if run.first < clock:
-                # What a run calls current holds the rows that it or an older one loses.
-                is_stale = any(one.low < run.high and run.low < one.high for one in losing)
-                limits = [limit for limit in (run.below, clock if is_stale else None) if limit is not None]
-                cut.append(replace(run, below=min(limits, default=None)))
-    return tuple(cut)
+def cut_runs(runs: Sequence[Run], clock: int, shards: int) -> tuple[ShardRuns, ...]:
+    """Return the runs below the clock, cut at the bounds of so many shards."""
+    parts: list[list[Run]] = [[] for _ in range(shards)]
+    for whole in runs:
+        for shard in range(keys.shard_of(whole.low, shards), keys.shard_of(whole.high - 1, shards) + 1):
+            low, high = keys.shard_range(shard, shards)
+            parts[shard].append(replace(whole, low=max(low, whole.low), high=min(high, whole.high)))
+    return tuple(ShardRuns(tuple(_cut_at(clock, some))) for some in parts)
+
+
+def _cut_at(clock: int, runs: Sequence[Run]) -> Iterator[Run]:
+    """Yield the runs of a shard as they are below the clock."""
+    losing: list[Run] = []
+    for run in runs:
+        if run.last >= clock and (run.below is None or run.below > clock):
+            losing.append(run)
+        if run.first < clock:
+            # What a run calls current holds the rows that it or an older one loses.
+            is_stale = any(one.low < run.high and run.low < one.high for one in losing)
+            limits = [limit for limit in (run.below, clock if is_stale else None) if limit is not None]
+            yield replace(run, below=min(limits, default=None))
 
 
 def _without(clocks: Mapping[str, int], output: str) -> dict[str, int]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from persistent_state.errors import DamagedError, StateError, StoreUnavailableError
 from persistent_state.partials import keys, layout
 from persistent_state.store import blocks, late_rows
-from persistent_state.store.codec import from_bytes, rewritten, side_to_json
+from persistent_state.store.codec import open_entry, rewritten, side_to_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.files.base import Files
@@ -163,23 +163,36 @@ class _Application:
         if not numbers:
             raise no_application(self._files, self._log.application)
         entries: dict[int, Entry] = {}
+        damaged = None
         for number in numbers:
-            path = self._log.path(number)
+            path, before = self._log.path(number), entries.get(number - 1)
             try:
-                data = bytes(self._read(path))
-                entry = from_bytes(data, path)
-                if entry.number == number:
-                    entries[number] = entry
-                else:
-                    self._found(path, [f"it says that it is entry {entry.number}"])
+                written = open_entry(bytes(self._read(path)), path)
+                if written.number != number:
+                    self._found(path, [f"it says that it is entry {written.number}"])
+                elif written.whole is not None:
+                    entries[number], damaged = written.entry(None), None
+                    if before is not None and before.checksum == written.previous:
+                        self._found(path, _change_problems(entries[number], written.entry(before)))
+                elif before is not None and before.checksum == written.previous:
+                    entries[number] = written.entry(before)
+                elif before is not None:
+                    self._found(path, [f"it does not go on from entry {number - 1} as that is now"])
+                elif damaged is not None:
+                    self._found(path, [f"it can't be read without entry {damaged}, which is damaged"])
+                elif number == numbers[-1] and number in self._log.numbers():
+                    missing = next(n for n in range(written.base, number) if n not in entries)
+                    self._found(path, [f"it can't be read without entry {missing}, which is missing"])
             except FileNotFoundError:
                 pass  # collected since it was listed
             except StoreUnavailableError as error:
                 self._found(path, [f"it can't be read: {error}"])
             except DamagedError:
                 self._found(path, ["it is not what was written, or of a later format"])
-            except (KeyError, TypeError, ValueError) as error:
+            except Exception as error:  # whatever what it says makes of the entry before it
                 self._found(path, [f"it is no entry: {error!r}"])
+            if damaged is None and number not in entries and any(problem.path == path for problem in self._problems):
+                damaged = number
         for number, follower in pairwise(numbers):
             if follower > number + 1:
                 gap = (
@@ -283,6 +296,11 @@ class _Application:
                 self._found(path, [f"it can't be read: {error!r}"])
 
 
+def _change_problems(entry: Entry, changed: Entry) -> Iterator[str]:
+    if entry != changed:
+        yield "what it says has changed does not make of the entry before it what it says is there"
+
+
 def _entry_problems(entry: Entry) -> Iterator[str]:
     if list(entry.retained) != sorted(set(entry.retained)) or entry.retained[-1:] not in ((), (entry.clock,)):
         yield f"its retained={list(entry.retained)} do not ascend to clock={entry.clock}"
@@ -292,18 +310,17 @@ def _task_problems(entry: Entry, name: str, task: TaskState, folder: str) -> Ite
     for stored in task.files():
         if not stored.path.startswith(folder):
             yield f"task {name} names {stored.path}, which is not its own"
-    shard = 0
     ranges: dict[str, list[tuple[int, int]]] = {}
-    for run in task.stored.runs:
-        ranges.setdefault(run.file.path, []).append((run.low, run.high))
-        # A task that was left out of a start keeps the shards that it had.
-        if task.active:
-            low, high = keys.shard_range(run.low * entry.shards >> 64, entry.shards)
+    shards = task.stored.shards
+    # A task that was left out of a start keeps the shards that it had.
+    if task.active and len(shards) not in (0, entry.shards):
+        yield f"task {name} has runs in {len(shards)} shards, not in {entry.shards}"
+    for number, shard in enumerate(shards):
+        low, high = keys.shard_range(number, len(shards))
+        for run in shard.runs:
+            ranges.setdefault(run.file.path, []).append((run.low, run.high))
             if not low <= run.low < run.high <= high:
-                yield f"task {name} has {run.file.path} from {run.low} to {run.high}, in no one of {entry.shards} shards"
-            if low < shard:
-                yield f"task {name} has {run.file.path} among the runs of a later shard"
-            shard = max(shard, low)
+                yield f"task {name} has {run.file.path} from {run.low} to {run.high}, which is not in shard {number}"
     for path, parts in ranges.items():
         if any(low < high for (_, high), (low, _) in pairwise(sorted(parts))):
             yield f"task {name} has rows of {path} twice"

@@ -384,7 +384,7 @@ class DeliveryWorld:
     def _made(self, path: str) -> None:
         if not path.startswith(f"{APPLICATION}/log/"):
             return
-        before, self.newest = self.newest, from_bytes(bytes(self.disk.read(path)), path)
+        before, self.newest = self.newest, from_bytes(bytes(self.disk.read(path)), path, self.newest)
         entry = self.newest
         must(before is None or entry.clock >= before.clock, "the global clock never goes back")
         for name, task in entry.tasks.items():

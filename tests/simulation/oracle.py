@@ -24,9 +24,10 @@ from persistent_state.protocol.deliver import Due
 from persistent_state.sources.base import Reach
 from persistent_state.store import blocks, late_rows, lists
 from persistent_state.store import runs as runs_io
-from persistent_state.store.codec import checksum, from_bytes, side_from_json, to_bytes
+from persistent_state.store.codec import open_entry, side_from_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, REPLAYED_OR_LATE, UNFIT
+from persistent_state.store.log import Log
 from persistent_state.store.named_files import Stored
 from persistent_state.store.state_at import seen_below
 from persistent_state.store.task_state import TaskState
@@ -160,6 +161,7 @@ class Oracle:
         self.newest: Entry | None = None
         self.writer = ""
         self.seals: dict[int, str] = {}
+        self.entries: dict[int, Entry] = {}
         self.times: dict[int, int] = {}
         self.intervals: set[int] = set()
         self.terms: Terms | None = None
@@ -203,14 +205,19 @@ class Oracle:
         if not path.startswith(f"{self.application}/log/"):
             return
         data = bytes(self.disk.read(path))
-        entry = from_bytes(data, path)
-        before = self.newest
-        if before is not None and entry.number <= before.number:
+        written, before = open_entry(data, path), self.newest
+        if before is not None and written.number <= before.number:
             # Someone slept so long that its number was collected. The number says nothing any more.
             return
+        entry = written.entry(before)
+        if written.whole is not None:
+            must(written.entry(None) == entry, "what changed makes the whole that an entry is", number=entry.number)
+        found = Log(self.files, self.application).newest()
+        must(found == entry, "whoever reads the log anew finds the newest entry", found=found, entry=entry)
         must(entry.number == (before.number + 1 if before else 1), "entries follow each other", number=entry.number)
         must(entry.previous == (self.seals[before.number] if before else ""), "an entry names the one before")
         self.seals[entry.number] = hashlib.sha256(data).hexdigest()
+        self.entries[entry.number] = entry
         self.times[entry.number] = entry.time
         self.newest = entry
         self._files_exist(entry)
@@ -279,7 +286,7 @@ class Oracle:
     def claim(self, entry: Entry) -> None:
         """A driver was told that this entry is of the log."""
         must(
-            self.seals.get(entry.number) == checksum(to_bytes(entry)),
+            self.entries.get(entry.number) == entry,
             "what a driver was told it committed is in the log",
             number=entry.number,
         )

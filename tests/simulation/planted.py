@@ -15,7 +15,7 @@ from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import dedup, fold, layout, lookup, panes, sessions, sliding, sort, unbounded
 from persistent_state.protocol import commits, deliver, restore, takeover
 from persistent_state.protocol.collect import Collector
-from persistent_state.store import blocks, codec, entry, late_rows, log, named_files, runs, task_state
+from persistent_state.store import blocks, changes, codec, entry, late_rows, log, named_files, runs, task_state
 from persistent_state.store.files import base
 
 
@@ -74,7 +74,7 @@ BUGS = (
     bug(
         "current after a cut run",
         "What a run calls current is believed when messages in an older run have been taken back.",
-        task_state.cut_runs,
+        task_state._cut_at,
         ("for one in losing)", "for one in losing[-1:] if one is run)"),
         theme="reading",
     ),
@@ -624,7 +624,7 @@ BUGS = (
     bug(
         "damaged entry accepted",
         "Entries are not checked.",
-        codec.from_bytes,
+        codec.open_entry,
         ("if not newline or seal !=", "if False and seal !="),
     ),
     bug(
@@ -664,7 +664,55 @@ BUGS = (
         blocks._needed,
         ('np.searchsorted(some, lasts, side="right")', "np.searchsorted(some, lasts)"),
     ),
+    bug(
+        "stale whole",
+        "An entry that is whole is what the one before it was.",
+        codec.to_bytes,
+        ("whole = ENTRY.to_json(entry)", "whole = ENTRY.to_json(before or entry)"),
+    ),
+    bug(
+        "base named wrongly",
+        "An entry names a base that is not whole.",
+        log.Log.append,
+        ("else before.entry.base", "else max(1, before.entry.base - 1)"),
+    ),
+    bug(
+        "change applied twice",
+        "What is new in a list comes twice.",
+        changes.Listed.changed,
+        ("*self.from_json(new))", "*self.from_json(new), *self.from_json(new))"),
+    ),
+    bug(
+        "change skipped",
+        "What a change says of a shard is not looked at.",
+        changes.Numbered.changed,
+        ("for number, each in json.items():", "for number, each in [*json.items()][1:]:"),
+    ),
+    bug(
+        "change not written",
+        "A shard that has as many runs as before counts as unchanged.",
+        changes.Numbered.change,
+        ("if is_other(was, now)}", "if len(was.runs) != len(now.runs)}"),
+    ),
+    bug(
+        "runs of an older entry",
+        "A shard whose runs were rewritten keeps those that it had.",
+        named_files.ShardRuns.followed_by,
+        ("if runs == self.runs", "if len(runs) == len(self.runs)"),
+    ),
+    bug(
+        "name that is gone stays",
+        "What is not there any more is not said to be gone.",
+        changes.Named.change,
+        ("before.keys() - after.keys()", "()"),
+    ),
     # Collection
+    bug(
+        "base collected",
+        "Entries are deleted from which others follow.",
+        Collector.collect,
+        ("self._bases.get(number, number)", "number"),
+    ),
     bug(
         "young leftovers collected",
         "A temporary file is deleted while its writer may be at work.",

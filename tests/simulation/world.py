@@ -38,7 +38,8 @@ from persistent_state.protocol import collect, commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.sources.base import Reach
-from persistent_state.store import blocks, late_rows, lists
+from persistent_state.store import blocks, codec, late_rows, lists
+from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -328,6 +329,8 @@ class World:
             mock.patch.object(late_rows, "LARGE", self.seed % 2 << 20),
             mock.patch.object(positions, "MOST_SPANS", 3),
             mock.patch.object(lists, "TAIL", 30),
+            mock.patch.object(logs, "MOST_CHANGES", self.seed % 5 * 4),
+            mock.patch.object(codec, "LARGE", self.seed % 3 * 1000),
         ):
             self._play()
             self._audit()

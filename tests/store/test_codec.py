@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,14 +22,59 @@ LATE = {25}
 WITHOUT_TIMESTAMP = {13, 47}
 
 
-def newest_entry(store: Path) -> dict[str, Any]:
-    path = max((store / APPLICATION / "log").glob("*.json"))
-    body, seal = path.read_bytes().splitlines(keepends=True)
+LISTS = ("retained", "sides", "coarse", "files", "tail", "spans", "runs")
+BY_NAME = ("tasks", "channels", "positions", "planned", "settled_counts", "delivered", "voided", "cut_at")
+
+
+def written(store: Path, number: int) -> tuple[dict[str, Any], str]:
+    """An entry as it stands in the log, and the checksum by which the next one names it."""
+    data = (store / APPLICATION / "log" / f"{number:020d}.json").read_bytes()
+    body, seal = data.splitlines(keepends=True)
     assert seal == b"sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n"
     entry: dict[str, Any] = json.loads(body)
     assert entry["format"] == (1 if store == STORE else 3)
-    assert entry["number"] == int(path.stem)
+    assert entry["number"] == number
+    for field in ("tasks", "changes"):
+        if isinstance(entry.get(field), str):
+            entry[field] = json.loads(zlib.decompress(base64.b64decode(entry[field])))
+    return entry, hashlib.sha256(data).hexdigest()
+
+
+def newest_entry(store: Path) -> dict[str, Any]:
+    number = max(int(path.stem) for path in (store / APPLICATION / "log").glob("*.json"))
+    base = written(store, number)[0].get("base", number)
+    entry, checksum = written(store, base)
+    entry.pop("changes", None)
+    for link in range(base + 1, number + 1):
+        change, own = written(store, link)
+        assert change["previous"] == checksum
+        entry, checksum = changed("entry", entry, change["changes"]), own
     return entry
+
+
+def changed(field: str, before: Any, change: Any) -> Any:
+    """The value of a field after a change."""
+    if field in LISTS:
+        first, end, new = change
+        return [*before[first:end], *new]
+    if field == "shards" and isinstance(change, dict):
+        return [changed("", shard, change.get(str(i), {})) for i, shard in enumerate(before)]
+    if not isinstance(before, dict) or field == "identity":
+        return change
+    after = {**before}
+    for name, value in change.items():
+        if value is None and field in BY_NAME:
+            del after[name]
+        elif name not in before and (field in BY_NAME or name not in ("planned", "delivered", "voided", "cut_at")):
+            after[name] = value
+        else:
+            # A map that is empty by default may not have been written.
+            after[name] = changed(name if field not in BY_NAME else "", before.get(name, {}), value)
+    return after
+
+
+def runs_of(task: dict[str, Any]) -> list[dict[str, Any]]:
+    return task["runs"] if "runs" in task else [run for shard in task["shards"] for run in shard["runs"]]
 
 
 def content(store: Path, file: dict[str, Any]) -> bytes:
@@ -57,7 +104,7 @@ def assert_blocks_are_told(body: bytes, index: dict[str, list[Any]], whole: byte
 
 
 def state_rows(store: Path, task: dict[str, Any], clock: int) -> Iterator[dict[str, Any]]:
-    for run in task["runs"]:
+    for run in runs_of(task):
         for row in pa.ipc.open_file(content(store, run["file"])).read_all().to_pylist():
             in_range = run["low"] <= row["hash"] < run["high"]
             if in_range and row["start"] < clock and (run["below"] is None or row["start"] < run["below"]):
@@ -137,7 +184,7 @@ def test_the_library_reads_the_same(store: Path) -> None:
 def test_the_store_holds_what_the_format_is_about(store: Path) -> None:
     """Or reading it would prove little."""
     entry = newest_entry(store)
-    runs = [run for task in entry["tasks"].values() for run in task["runs"]]
+    runs = [run for task in entry["tasks"].values() for run in runs_of(task)]
     assert entry["epoch"] == 2
     assert entry["shards"] == 3
     assert any(run["below"] is not None for run in runs)

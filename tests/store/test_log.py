@@ -42,14 +42,21 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
 from persistent_state.store.log import Log
-from persistent_state.store.named_files import Cut, Pages, Run, SideFile, Stored
+from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
 from persistent_state.store.task_state import LateRows, OutputState, SourceState, StoredState, TaskProgress, TaskState
 from tests import core
 
 GOLDEN = Path(__file__).parent / "golden_entry-3.json"
 GOLDEN_EVERY_FIELD = Path(__file__).parent / "golden_every_field-3.json"
+GOLDEN_CHANGES = Path(__file__).parent / "golden_changes-3.json"
 GOLDEN_1 = Path(__file__).parent / "golden_entry-1.json"
 GOLDEN_2 = Path(__file__).parent / "golden_entry-2.json"
+
+
+def of_shards(*runs: Run) -> tuple[ShardRuns, ...]:
+    """Shards with one run each."""
+    return tuple(ShardRuns((run,)) for run in runs)
+
 
 FULL = Entry(
     number=7,
@@ -72,7 +79,7 @@ FULL = Entry(
             progress=TaskProgress(clock=180_000_000, holds=False, batch=3),
             stored=StoredState(
                 cuts=(BEGINNING, 120_000_000, 180_000_000),
-                runs=(
+                shards=of_shards(
                     Run(
                         Stored("app/runs/totals/a.arrow", 900, "cd" * 32), 3, 0, 2**63, 0, 60_000_000, below=120_000_000
                     ),
@@ -124,7 +131,7 @@ EVERY_FIELD = FULL.with_task(
         life=2,
         stored=replace(
             _totals.stored,
-            runs=tuple(replace(run, file=replace(run.file, index=400)) for run in _totals.stored.runs),
+            shards=of_shards(*(replace(run, file=replace(run.file, index=400)) for run in _totals.stored.runs)),
         ),
         source=replace(_totals.source, planned={"events/1.csv": 11}, again=120_000_001),
         outputs=replace(
@@ -156,6 +163,7 @@ SIDES = st.builds(
 )
 COUNTS = st.dictionaries(NAMES, INTS, max_size=2)
 TEXTS = st.lists(NAMES, max_size=2).map(tuple)
+RUNS = st.builds(Run, STORED, INTS, INTS, INTS, INTS, INTS, st.one_of(st.none(), INTS), st.one_of(st.none(), INTS))
 TASKS = st.builds(
     TaskState,
     identity=st.dictionaries(NAMES, st.one_of(NAMES, st.lists(INTS, max_size=2)), max_size=2),
@@ -164,9 +172,7 @@ TASKS = st.builds(
     stored=st.builds(
         StoredState,
         cuts=NUMBERS,
-        runs=st.lists(st.builds(Run, STORED, INTS, INTS, INTS, INTS, INTS, st.one_of(st.none(), INTS)), max_size=2).map(
-            tuple
-        ),
+        shards=st.lists(st.builds(ShardRuns, st.lists(RUNS, max_size=3).map(tuple)), max_size=3).map(tuple),
         coarse=st.lists(st.builds(Coarse, INTS, INTS, INTS), max_size=2).map(tuple),
         floor=INTS,
     ),
@@ -250,6 +256,12 @@ def another(value: Any) -> Any:
     return not value if isinstance(value, bool) else 17 if value is None else value + type(value)(1)
 
 
+def change_of_full() -> bytes:
+    """An entry that says what changed since `FULL`."""
+    before = codec.from_bytes(codec.to_bytes(FULL), "before")
+    return codec.to_bytes(replace(EVERY_FIELD, number=8, previous=before.checksum), before, 7)
+
+
 class TestEntries:
     def test_the_bytes_of_an_entry_never_change(self) -> None:
         assert codec.to_bytes(FULL) == GOLDEN.read_bytes()
@@ -274,8 +286,8 @@ class TestEntries:
         assert [run.half for run in task.stored.runs] == [None, None]
         assert [channel.before for channel in task.source.channels.values()] == [None, None]
         wanted = FULL.tasks["totals"]
-        runs = tuple(replace(run, half=None) for run in wanted.stored.runs)
-        stored = replace(wanted.stored, floor=BEGINNING, runs=runs)
+        shards = of_shards(*(replace(run, half=None) for run in wanted.stored.runs))
+        stored = replace(wanted.stored, floor=BEGINNING, shards=shards)
         assert task == replace(wanted, stored=stored, outputs=OutputState())
 
     def test_an_entry_of_the_second_format_is_one_whose_files_have_no_blocks(self) -> None:
@@ -302,9 +314,45 @@ class TestEntries:
         """Every value of an entry, if it is another, makes other bytes, so no field of it is left out."""
         for at, value in values_of(EVERY_FIELD):
             other = replaced(EVERY_FIELD, at, another(value))
-            if at != ("checksum",):
+            if at not in (("checksum",), ("base",)):
                 assert codec.to_bytes(other) != codec.to_bytes(EVERY_FIELD), at
                 assert codec.from_bytes(codec.to_bytes(other), "entry") == other, at
+
+    @settings(max_examples=60)
+    @given(ENTRIES, ENTRIES, st.booleans(), st.booleans())
+    def test_changes_make_an_entry_of_the_one_before_it(
+        self, one: Entry, other: Entry, is_whole: bool, is_packed: bool
+    ) -> None:
+        with mock.patch.object(codec, "LARGE", 0 if is_packed else codec.LARGE):
+            before = codec.from_bytes(codec.to_bytes(one), "before")
+            entry = replace(other, previous=before.checksum)
+            data = codec.to_bytes(entry, before, entry.number if is_whole else entry.number - 1)
+        assert codec.from_bytes(data, "entry", before) == entry
+        if is_whole:
+            assert codec.from_bytes(data, "entry") == entry
+        else:
+            with pytest.raises(DamagedError, match="log entry entry does not go on from entry"):
+                codec.from_bytes(data, "entry")
+
+    def test_a_change_says_all_that_changed_and_nothing_else(self) -> None:
+        before = codec.from_bytes(codec.to_bytes(EVERY_FIELD), "before")
+        for at, value in values_of(EVERY_FIELD):
+            other = replace(replaced(EVERY_FIELD, at, another(value)), previous=before.checksum, number=8)
+            if at not in (("checksum",), ("base",), ("number",), ("previous",)):
+                data = codec.to_bytes(other, before, 7)
+                assert codec.from_bytes(data, "entry", before) == other, at
+                assert len(data) < 700, at
+        assert GOLDEN_CHANGES.read_bytes() == change_of_full()
+        full = codec.from_bytes(codec.to_bytes(FULL), "before")
+        assert codec.from_bytes(GOLDEN_CHANGES.read_bytes(), "entry", full) == replace(
+            EVERY_FIELD, number=8, previous=full.checksum
+        )
+
+    def test_a_digest_of_runs_is_of_all_that_is_known_of_them(self) -> None:
+        run = FULL.tasks["totals"].stored.runs[0]
+        digests = {ShardRuns((run,)).digest, ShardRuns().digest, ShardRuns((run, run)).digest}
+        digests |= {ShardRuns((replaced(run, at, another(value)),)).digest for at, value in values_of(run)}
+        assert len(digests) == 3 + len([*values_of(run)])
 
     def test_an_added_field_is_written_only_where_it_is_not_as_before(self) -> None:
         task = json.loads(GOLDEN.read_bytes().splitlines()[0])["tasks"]["gone"]
@@ -317,13 +365,14 @@ class TestEntries:
         [
             ((), "lives in a log entry"),
             (("tasks", "totals"), "lives in a task"),
-            (("tasks", "totals", "runs", 0), "lives in a run"),
+            (("tasks", "totals", "shards", 0, "runs", 0), "lives in a run"),
+            (("tasks", "totals", "shards", 0), "lives in a shard"),
             (("tasks", "totals", "channels", "a"), "lives in a channel"),
             (("tasks", "totals", "positions", "events/1.csv"), "lives in a position"),
             (("tasks", "totals", "sides", 0), "lives in a file of late and bad rows"),
             (("tasks", "totals", "sides", 0, "cuts", 0), "lives in a cut of late and bad rows"),
             (("tasks", "totals", "journal"), "lives in a list"),
-            (("tasks", "totals", "runs", 0, "file"), "lives in a stored file"),
+            (("tasks", "totals", "shards", 0, "runs", 0, "file"), "lives in a stored file"),
             (("tasks", "totals", "coarse", 0), "lives in a coarse range of clocks"),
         ],
     )
@@ -715,7 +764,10 @@ class TestCollection:
     def run_files(self, files: Files, task: str = "totals") -> set[str]:
         return {f"app/runs/{task}/{name}" for name in files.list(f"app/runs/{task}")}
 
-    def test_what_no_kept_entry_names_goes_and_every_retained_clock_stays_readable(self, files: Files) -> None:
+    def test_what_no_kept_entry_names_goes_and_every_retained_clock_stays_readable(
+        self, files: Files, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logs, "MOST_CHANGES", 0)
         log, plans = started(files, "totals", "other")
         counted = 0
         for i in range(30):
@@ -735,7 +787,10 @@ class TestCollection:
         assert named <= self.run_files(files) | self.run_files(files, "other")
         assert len(self.run_files(files)) < 30
 
-    def test_entries_stay_for_a_time_after_they_were_followed_and_the_newest_two_for_ever(self) -> None:
+    def test_entries_stay_for_a_time_after_they_were_followed_and_the_newest_two_for_ever(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logs, "MOST_CHANGES", 0)
         log, (plan,) = started(core.memory())
         for i in range(5):
             core.play(log, plan, rows_of(10 * i), now=1000 * i)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from persistent_state import (
     TumblingWindow,
     WindowState,
 )
+from persistent_state.partials import keys
 from persistent_state.state import KeptState
 from persistent_state.store import late_rows, lists
 from persistent_state.store import runs as runs_io
@@ -28,7 +29,7 @@ from persistent_state.store.codec import from_bytes, to_bytes
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
-from persistent_state.store.named_files import Cut, Run
+from persistent_state.store.named_files import Cut, Run, ShardRuns
 from persistent_state.store.task_state import TaskState
 from persistent_state.store.verify import Verified, verify
 from tests import core
@@ -221,7 +222,15 @@ def of_part(part: str, change: Callable[[TaskState, Path], dict[str, Any]], name
 
 
 def of_runs(change: Callable[[tuple[Run, ...]], tuple[Run, ...]]) -> Forge:
-    return of_part("stored", lambda task, store: {"runs": change(task.stored.runs)})
+    return of_part("stored", lambda task, store: {"shards": in_shards(task, change(task.stored.runs))})
+
+
+def in_shards(task: TaskState, runs: Sequence[Run]) -> tuple[ShardRuns, ...]:
+    """The runs by the shards of the task."""
+    shards = range(len(task.stored.shards))
+    return tuple(
+        ShardRuns(tuple(run for run in runs if keys.shard_of(run.low, len(shards)) == shard)) for shard in shards
+    )
 
 
 def first_run(**changes: Any) -> Forge:
@@ -239,7 +248,7 @@ def rewritten(change: Callable[[pa.Table], pa.Table]) -> Forge:
         stored = runs_io.write_table(open_files(str(store)), path, table)
         starts = table["start"].to_pylist()
         made = replace(run, file=stored, rows=table.num_rows, first=min(starts), last=max(starts))
-        return {"runs": (*runs[:place], made, *runs[place + 1 :])}
+        return {"shards": in_shards(task, (*runs[:place], made, *runs[place + 1 :]))}
 
     return of_part("stored", forge)
 
@@ -250,7 +259,7 @@ def other_task(task: TaskState, store: Path) -> dict[str, Any]:
     notes = Log(open_files(str(store)), "app").read(LAST).tasks["Notes"].stored.runs[-1]
     path = run.file.path.replace(".arrow", "x.arrow")
     shutil.copy(store / notes.file.path, store / path)
-    return {"runs": (*task.stored.runs[:-1], replace(run, file=replace(notes.file, path=path)))}
+    return {"shards": in_shards(task, (*task.stored.runs[:-1], replace(run, file=replace(notes.file, path=path))))}
 
 
 def side(**changes: Any) -> Forge:
@@ -269,12 +278,15 @@ def side(**changes: Any) -> Forge:
         (lambda entry, store: replace(entry, retained=(200, 160, 220)), "do not ascend"),
         (lambda entry, store: replace(entry, retained=(160, 200)), "do not ascend to clock=220"),
         (lambda entry, store: replace(entry, number=17), "it says that it is entry 17"),
-        (lambda entry, store: replace(entry, shards=2), "in no one of 2 shards"),
+        (lambda entry, store: replace(entry, shards=2), "has runs in 3 shards, not in 2"),
         (
             of_part("progress", lambda task, store: {"clock": 100}),
             "its task Totals is gone, or has a clock below clock=220",
         ),
-        (of_runs(lambda runs: runs[::-1]), "among the runs of a later shard"),
+        (
+            of_part("stored", lambda task, store: {"shards": task.stored.shards[::-1]}),
+            "from 0 to .*, which is not in shard 2",
+        ),
         (of_runs(lambda runs: (runs[0], *runs)), "has rows of .* twice"),
         (of_part("late_rows", lambda task, store: {"settled_counts": {"late": 3}}), "settled_counts={'late': 3}"),
         (lambda entry, store: entry.with_task("Totals", entry.tasks["Notes"]), "which is not its own"),

@@ -1,0 +1,178 @@
+"""Entries of the log say what changed: what a commit writes, what a reader reads, and what is found if one is damaged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from monoids import Sum
+from persistent_state import DamagedError, NonWindowState, PersistentTask
+from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.commits import Keeping
+from persistent_state.store import log as logs
+from persistent_state.store.files import MemoryFiles
+from persistent_state.store.log import Log
+from persistent_state.store.verify import verify
+from tests import core
+
+SCHEMA = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
+SHARDS = 16
+
+
+class Totals(PersistentTask):
+    key = "k"
+    value = "n"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Sum())
+
+
+@dataclass(frozen=True)
+class CountedFiles(MemoryFiles):
+    """Files that note which are read."""
+
+    reads: list[str] = field(default_factory=list, compare=False)
+
+    def read(self, path: str) -> pa.Buffer:
+        self.reads.append(path)
+        return super().read(path)
+
+
+class World:
+    """A task with some runs in each shard."""
+
+    def __init__(self) -> None:
+        self.files = CountedFiles(core.memory().url)
+        self.log = Log(self.files, "app")
+        self.plan = core.plan_of(Totals(), SCHEMA, files=self.files, shards=SHARDS)
+        self.entry = core.start(self.log, [self.plan])
+        self.now = 0
+        for _ in range(3):
+            self.play(*range(200))
+
+    def play(self, *keys: int) -> None:
+        """A micro-batch of these keys, one time step later."""
+        self.now += 10
+        rows = pa.RecordBatch.from_pylist([{"ts": self.now, "k": key, "n": 1} for key in keys], SCHEMA)
+        core.play(self.log, self.plan, rows, now=self.now, keeping=Keeping(clocks=2, grace=50))
+        newest = self.log.newest()
+        assert newest is not None
+        self.entry = newest
+
+    def record(self, number: int) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads(bytes(self.files.read(self.log.path(number))).splitlines()[0])
+        return record
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    # Whole after so many entries, however long they are.
+    monkeypatch.setattr(logs._Known, "is_far_from_base", property(lambda known: known.entry.number % 20 == 10))
+    return World()
+
+
+def test_an_entry_says_what_changed_and_nothing_else(world: World) -> None:
+    world.play(7)
+    changes = world.record(world.entry.number)["changes"]
+    assert changes.keys() <= {"time", "clock", "retained", "tasks"}
+    (change,) = changes["tasks"].values()
+    assert change.keys() <= {"clock", "batch", "channels", "positions", "cuts", "shards", "floor"}
+    assert len(change["shards"]) == 1
+
+
+def test_one_changed_shard_costs_no_more_beside_many_others(world: World) -> None:
+    world.play(7)
+    alone = len(bytes(world.files.read(world.log.path(world.entry.number))))
+    world.play(*range(200))
+    all_of_them = len(bytes(world.files.read(world.log.path(world.entry.number))))
+    assert alone < 1500
+    assert all_of_them > 5 * alone
+
+
+def test_who_wrote_the_newest_entry_reads_none(world: World) -> None:
+    world.files.reads.clear()
+    assert world.log.newest() == world.entry
+    assert world.files.reads == []
+
+
+def test_who_follows_reads_each_entry_once(world: World) -> None:
+    other = Log(world.files, "app")
+    assert other.newest() == world.entry
+    for _ in range(30):
+        world.play(7)
+        world.files.reads.clear()
+        assert other.newest() == world.entry
+        assert world.files.reads == [world.log.path(world.entry.number)]
+
+
+def test_who_comes_new_reads_from_the_base_on(world: World) -> None:
+    for _ in range(30):
+        world.play(7)
+        base = world.record(world.entry.number)["base"]
+        world.files.reads.clear()
+        fresh = Log(world.files, "app").newest()
+        assert fresh == world.entry
+        read = {path for path in world.files.reads if "/log/" in path}
+        assert read == {world.log.path(number) for number in range(base, world.entry.number + 1)}
+
+
+def test_a_start_writes_a_whole_entry(world: World) -> None:
+    entry = core.start(world.log, [world.plan])
+    record = world.record(entry.number)
+    assert record["base"] == entry.number
+    assert "changes" not in record
+
+
+def test_every_entry_that_is_left_can_be_read(world: World) -> None:
+    collector = Collector(Log(world.files, "app"))
+    for _ in range(60):
+        world.play(7)
+        collector.collect(1, now=world.now, keeping=Keeping(clocks=2, grace=50))
+        left = world.log.numbers()
+        fresh = Log(world.files, "app")
+        assert [fresh.read(number).number for number in left] == left
+        assert len(left) <= 20 + 7
+    assert left[0] > 40
+
+
+@pytest.mark.parametrize("fault", ["gone", "damaged", "of another log"])
+@pytest.mark.parametrize("back", [1, 2, 4])
+def test_an_entry_that_others_follow_from_is_never_passed_over(world: World, fault: str, back: int) -> None:
+    for _ in range(4):
+        world.play(7)
+    number = world.entry.base + back - (fault != "of another log")
+    path = world.log.path(number)
+    assert number < world.entry.number
+    data = bytes(world.files.read(path))
+    world.files.delete(path)
+    if fault == "damaged":
+        world.files.create(path, data[:50] + b"x" + data[51:])
+    elif fault == "of another log":
+        other = World()
+        for _ in range(4):
+            other.play(8)
+        world.files.create(path, bytes(other.files.read(path)))
+    with pytest.raises(
+        DamagedError, match=f"{path if fault != 'of another log' else 'log entry'}.* nothing was changed"
+    ):
+        Log(world.files, "app").newest()
+    told = {problem.path for problem in verify(world.files.url).problems}
+    assert world.log.path(world.entry.number) in told
+    assert fault != "damaged" or path in told
+
+
+def test_changes_that_make_another_entry_than_the_whole_are_found(world: World) -> None:
+    while world.record(world.entry.number)["base"] != world.entry.number:
+        world.play(7)
+    record = world.record(world.entry.number)
+    record["changes"]["clock"] = 3
+    path = world.log.path(world.entry.number)
+    body = json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    world.files.delete(path)
+    world.files.create(path, body + b"sha256 " + logs.checksum(body).encode() + b"\n")
+    told = [problem.what for problem in verify(world.files.url).problems]
+    assert "what it says has changed does not make of the entry before it what it says is there" in told
