@@ -35,6 +35,7 @@ class _Added:
     source: TimeReplayableSource | DataFrameSource | KafkaConnectorSource
     outputs: Outputs
     on_bad_row: str
+    delivery: str
 
 
 @dataclass
@@ -104,8 +105,7 @@ class Application:
             raise InvalidInputError(f"shards={self.shards}; there must be at least one.")
         if self.max_restarts < 0:
             raise InvalidInputError(f"max_restarts={self.max_restarts}; say 0 for none.")
-        if self.delivery not in DELIVERIES:
-            raise InvalidInputError(f"delivery={self.delivery!r}; say one of {', '.join(map(repr, DELIVERIES))}.")
+        _checked_delivery(self.delivery)
 
     def add(
         self,
@@ -113,6 +113,7 @@ class Application:
         source: TimeReplayableSource | DataFrameSource | KafkaConnectorSource,
         sink: Output | Sequence[Output] | None = None,
         on_bad_row: str = KEEP,
+        delivery: str | None = None,
     ) -> Application:
         """Add a task that is fed by a source.
 
@@ -122,13 +123,14 @@ class Application:
             sink: Where its values at each checkpoint clock go: a `Sink`, a function of (values, clock), `ValuesAtClock`,
                 `RunningValues`, or a list of these.
             on_bad_row: "keep" stores bad rows beside the late ones, "fail" stops the application at the first one.
+            delivery: How often its messages and outputs count when something fails; by default what the application says.
 
         Returns:
             The application itself.
 
         Raises:
             InvalidInputError: The application has a task of this name, two outputs of the task have the same name, or two
-                outputs write to one place that keeps a record.
+                outputs write to one place that keeps a record, or `delivery` is none.
         """
         _check_task(task)
         _check_source(task.task_name, source)
@@ -136,7 +138,8 @@ class Application:
             raise InvalidInputError(f"two tasks are named {task.task_name}; give one a name of its own.")
         outputs = outputs_of(task.task_name, sink)
         check_places({**{added.task.task_name: added.outputs for added in self._added}, task.task_name: outputs})
-        self._added.append(_Added(task, source, outputs, on_bad_row))
+        delivery = _checked_delivery(self.delivery if delivery is None else delivery)
+        self._added.append(_Added(task, source, outputs, on_bad_row, delivery))
         return self
 
     def start(
@@ -248,7 +251,7 @@ class Application:
                 on_bad_row=added.on_bad_row,
                 has_positions=not isinstance(source, DataFrameSource) or source.position is not None,
                 by_spark=isinstance(source, DataFrameSource),
-                delivery=self.delivery,
+                delivery=added.delivery,
             )
             plan.check()
             if update is not None:
@@ -283,6 +286,17 @@ class Application:
             jump=positive("max_jump", self.max_jump) if self.max_jump is not None else None,
             alignment=positive("alignment", self.alignment) if self.alignment is not None else None,
         )
+
+
+def _checked_delivery(delivery: str) -> str:
+    """Return the delivery.
+
+    Raises:
+        InvalidInputError: There is none of this name.
+    """
+    if delivery not in DELIVERIES:
+        raise InvalidInputError(f"delivery={delivery!r}; say one of {', '.join(map(repr, DELIVERIES))}.")
+    return delivery
 
 
 def _check_task(task: object) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 import persistent_state
 from monoids import List, Map, Max, Monoid, Sum
@@ -27,6 +28,7 @@ from persistent_state import (
     run_local,
 )
 from persistent_state.batch.plan import Plan
+from persistent_state.engine import run
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import duration
 from persistent_state.formatting import full_clock
@@ -522,3 +524,17 @@ def test_every_error_is_a_sentence_with_a_value_and_a_way_out() -> None:
 
 def test_settings_default_to_no_delay_and_no_limits_but_a_day_ahead() -> None:
     assert Settings(5) == Settings(5, delay=0, idle_after=None, ahead=86_400_000_000, jump=None, believe=100)
+
+
+def test_a_task_has_the_applications_delivery_unless_it_was_added_with_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(run, "start", lambda setup, *others: started.append(setup))
+    app = Application("app", str(tmp_path), shards=1, delivery="at-least-once")
+    with pytest.raises(InvalidInputError, match="delivery='twice'; say one of 'exactly-once', 'at-least-once'"):
+        app.add(Task(value="value", key=None), RateSource(), delivery="twice")
+    app.add(Task(name="a", value="value", key=None), RateSource())
+    app.add(Task(name="b", value="value", key=None), RateSource(), delivery="at-most-once")
+    app.start(cast("SparkSession", None))
+    assert [part.plan.delivery for part in started[0].parts] == ["at-least-once", "at-most-once"]

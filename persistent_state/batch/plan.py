@@ -40,7 +40,7 @@ class Plan:
     `schema` is that of the rows that the task sees, and `timestamp` and `channel` name columns of it. `emits` tells whether the
     running values of touched keys are written, and `outputs` names the outputs at each clock. `has_positions` tells whether the
     source can tell its rows apart. `by_spark` tells whether Spark plans the micro-batches: then the rows of a part may come in
-    any order. `delivery` is the application's. `timestamp_unit` is the unit of timestamps that are integers; None means
+    any order. `delivery` is the task's. `timestamp_unit` is the unit of timestamps that are integers; None means
     microseconds, which are checked.
     """
 

@@ -108,7 +108,7 @@ def believe(log: Log, epoch: int, task: str, output: str, clock: int, now: int) 
 class Giver:
     """Gives the sink of one output what it has yet to get; `open_sink` and `write` are the sink's, `now` a wall clock.
 
-    `delivery` is the application's. Under at-least-once delivery, the sink is given a clock before the global clock reaches it.
+    `delivery` is the task's. Under at-least-once delivery, the sink is given a clock before the global clock reaches it.
     Under at-most-once delivery, the sink is given no clock a second time.
     """
 

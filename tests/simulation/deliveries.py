@@ -105,6 +105,8 @@ class DeliveryWorld:
     def __init__(self, seed: int, delivery: str) -> None:
         self.rng = rng = Random(f"{delivery} {seed}")
         self.slow = Random(f"slow sinks {seed}")
+        self.own = Random(f"own deliveries {seed}")
+        self.differs = self.own.random() < 0.4
         self.delivery = delivery
         self.deliveries: tuple[str, ...] = (delivery,)
         self.lives = [5, 30, 80, 160]
@@ -145,8 +147,8 @@ class DeliveryWorld:
         }
         self.layouts = {job.name: self._plan(job, EXACTLY_ONCE, self.files, 10, 1).layout for job in self.jobs}
         self.starts = rng.randint(4, 8) if delivery == MIXED else rng.randint(2, 6)
-        self.playing = ""
-        """The delivery of the newest start."""
+        self.playing: dict[str, str] = {}
+        """By task: the delivery of the newest start."""
         self.given_up: dict[str, set[At]] = {job.name: set() for job in self.jobs}
         """What starts at most once do not read, since it was in flight."""
         self.was: dict[tuple[str, int, int], Any] = {}
@@ -258,7 +260,11 @@ class DeliveryWorld:
         jobs = self.jobs
         if self.leaves and not is_last and self.newest and self.newest.clock != BEGINNING and len(jobs) > 1:
             jobs = rng.sample(jobs, len(jobs) - 1)
-        plans = {job.name: self._plan(job, delivery, files, interval, shards) for job in jobs}
+        deliveries = {job.name: delivery for job in jobs}
+        if self.delivery == MIXED and self.differs:
+            # A task may have a delivery of its own.
+            deliveries = {name: self.own.choice(self.deliveries) for name in deliveries}
+        plans = {job.name: self._plan(job, deliveries[job.name], files, interval, shards) for job in jobs}
         if self.delivery == MIXED and not is_last:
             # Without its output, whose sink may hold what this start cuts away.
             left_out = {job.name for job in jobs if job.windowing is None and self.slow.random() < 0.2}
@@ -269,7 +275,7 @@ class DeliveryWorld:
             if self.delivery != MIXED or self.slow.random() < 0.5:
                 giver.open()
         self.now += 1000
-        self.playing = delivery
+        self.playing = deliveries
         entry = takeover.take_over(
             log, list(plans.values()), interval=interval, shards=shards, writer=str(number), now=self.now
         )
@@ -420,12 +426,12 @@ class DeliveryWorld:
         """What is in the state is taken in again by none but a start at least once, and nothing else may be left out."""
         was, now = before.tasks[name], entry.tasks[name]
         job = next(job for job in self.jobs if job.name == name)
-        if entry.epoch != before.epoch and now.active and self.playing == AT_MOST_ONCE:
+        if entry.epoch != before.epoch and now.active and self.playing[name] == AT_MOST_ONCE:
             # All others are to be found in the state, or below its clock, at the end.
             for partition, end in was.source.planned.items():
                 read = was.source.positions.get(partition, Position()).next
                 self.given_up[name] |= {(partition, position) for position in range(read, end)}
-        elif self.playing != AT_LEAST_ONCE and job.kind == "list" and was.stored.runs != now.stored.runs:
+        elif self.playing.get(name) != AT_LEAST_ONCE and job.kind == "list" and was.stored.runs != now.stored.runs:
             had, has = (self._state(name, each, END) for each in (before, entry))
             known = Counter(value for values in had.values() for value in values)
             added = Counter(value for values in has.values() for value in values) - known
