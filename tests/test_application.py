@@ -533,8 +533,8 @@ def test_a_task_has_the_applications_delivery_unless_it_was_added_with_another(
     monkeypatch.setattr(run, "start", lambda setup, *others: started.append(setup))
     app = Application("app", str(tmp_path), shards=1, delivery="at-least-once")
     with pytest.raises(InvalidInputError, match="delivery='twice'; say one of 'exactly-once', 'at-least-once'"):
-        app.add(Task(value="value", key=None), RateSource(), delivery="twice")
-    app.add(Task(name="a", value="value", key=None), RateSource())
-    app.add(Task(name="b", value="value", key=None), RateSource(), delivery="at-most-once")
+        app.add(Task(value="value", key=None), RateSource(1), delivery="twice")
+    app.add(Task(name="a", value="value", key=None), RateSource(1))
+    app.add(Task(name="b", value="value", key=None), RateSource(1), delivery="at-most-once")
     app.start(cast("SparkSession", None))
     assert [part.plan.delivery for part in started[0].parts] == ["at-least-once", "at-most-once"]
