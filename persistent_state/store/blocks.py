@@ -25,10 +25,10 @@ from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files
 from persistent_state.store.named_files import Stored
 
-BLOCK = 512 << 10
+BLOCK = 256 << 10
 """About how many bytes a block has. A look-up of a key reads and verifies one; each costs some bytes of the index."""
 
-GAP = 512 << 10
+GAP = 256 << 10
 """The most bytes between two blocks that are fetched with them, since a further request would take longer."""
 
 MOST_INDEXES = 10_000
