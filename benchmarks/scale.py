@@ -12,11 +12,12 @@ parts times shards, and so on.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import pickle
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count
@@ -30,7 +31,7 @@ from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
 from persistent_state import Chunk, Reach
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Advance, Answers, Blob, Descriptor, Report
+from persistent_state.batch.messages import Advance, Answers, Basis, Blob, Descriptor, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import Settings
@@ -71,10 +72,13 @@ class Costs:
     report_bytes: int
     descriptor_bytes: int
     entry_bytes: int
+    small_entry_bytes: int
+    whole_bytes: int
     plan_seconds: float
     part_seconds: float
     shard_seconds: float
     commit_seconds: float
+    small_commit_seconds: float
     start_seconds: float
 
 
@@ -124,13 +128,7 @@ def filled(name: str, state: TaskState, size: Size) -> TaskState:
     """A task's record with all levels of runs in each shard, and all channels at one second."""
     shards = []
     for shard in range(size.shards):
-        low, high = keys.shard_range(shard, size.shards)
-        runs = []
-        for level in range(size.levels):
-            path = f"scale/runs/{name}/000001-{level + 1:09d}-{shard:04d}-{new_id()}.arrow"
-            file = Stored(path, LEVEL_ROWS * 16, f"{shard * size.levels + level:064x}")
-            runs.append(Run(file, LEVEL_ROWS, low, high, START - SECOND, START - SECOND))
-        shards.append(ShardRuns(tuple(runs)))
+        shards.append(ShardRuns(tuple(run_of(name, shard, size, level + 1) for level in range(size.levels))))
     names = [channel(number) for number in range(size.channels)]
     known = next(iter(state.source.channels.values()))
     source = replace(
@@ -139,6 +137,14 @@ def filled(name: str, state: TaskState, size: Size) -> TaskState:
         positions={name: Position(1000, (), ((900, START),)) for name in names},
     )
     return replace(state, source=source, stored=replace(state.stored, shards=tuple(shards)))
+
+
+def run_of(name: str, shard: int, size: Size, batch: int) -> Run:
+    """A run that a micro-batch might have written."""
+    low, high = keys.shard_range(shard, size.shards)
+    id = hashlib.sha256(new_id().encode()).hexdigest()
+    file = Stored(f"scale/runs/{name}/000001-{batch:09d}-{shard:04d}-{id[:16]}.arrow", LEVEL_ROWS * 16, id[::-1])
+    return Run(file, LEVEL_ROWS, low, high, START - SECOND, START - SECOND)
 
 
 def started(size: Size) -> tuple[Log, list[Plan], Entry]:
@@ -208,26 +214,51 @@ def costs(size: Size) -> Costs:
     with merging.running():
         first = merge_shard(plan, 0, [Blob.from_bytes(data) for data in arrived], held[0], new_id)
         described = pickle.dumps(first)
-    descriptors = [
-        pickle.dumps(replace(first, shard=shard, base=basis.grounds[shard].runs, runs=held[shard]))
-        for shard in range(1, size.shards)
-    ]
+    answers = [pickle.dumps(each) for each in answers_of(first, entry, basis, size, range(size.shards))]
     committing = Clock()
     with committing.running():
-        said: list[Descriptor] = list(map(pickle.loads, [described, *descriptors]))
+        said: list[Descriptor] = list(map(pickle.loads, answers))
         entry, _ = committed(log, plan, Answers(list(map(Report.from_bytes, reports)), said))
+
+    # Another micro-batch, whose only row is for one shard.
+    basis = commits.plan_batch(entry, plan, Reach(ends), START)
+    blobs, report = combine(plan, basis, 0, 1, [])
+    held = [shard.runs for shard in entry.tasks[plan.name].stored.in_shards(size.shards)]
+    first = merge_shard(plan, 0, [blobs[0]], held[0], new_id)
+    answers = [pickle.dumps(each) for each in answers_of(first, entry, basis, size, range(1))]
+    small_committing = Clock()
+    with small_committing.running():
+        said = list(map(pickle.loads, answers))
+        small_entry, _ = committed(log, plan, Answers([report], said))
     return Costs(
         partition_bytes=sum(partitions) // size.parts,
         blob_header_bytes=header,
         report_bytes=sum(map(len, reports)) // size.parts,
         descriptor_bytes=len(described),
-        entry_bytes=len(codec.to_bytes(entry)),
+        entry_bytes=length(log, entry.number),
+        small_entry_bytes=length(log, small_entry.number),
+        whole_bytes=len(codec.to_bytes(entry)),
         plan_seconds=planning.seconds,
         part_seconds=reading.seconds,
         shard_seconds=merging.seconds,
         commit_seconds=committing.seconds,
+        small_commit_seconds=small_committing.seconds,
         start_seconds=taken(lambda: Log(store, "scale").newest()),
     )
+
+
+def answers_of(
+    first: Descriptor, entry: Entry, basis: Basis, size: Size, written: Collection[int]
+) -> Iterator[Descriptor]:
+    """What all shards answer that say what the first one says, if these wrote a run each."""
+    for shard, held in enumerate(entry.tasks[first.task].stored.in_shards(size.shards)):
+        new = [run_of(first.task, shard, size, first.batch)] if shard in written else []
+        yield replace(first, shard=shard, base=basis.grounds[shard].runs, runs=(*held.runs, *new))
+
+
+def length(log: Log, number: int) -> int:
+    """The bytes of an entry in the store."""
+    return len(bytes(log.files.read(log.path(number))))
 
 
 def cluster(size: Size, cost: Costs) -> dict[str, float]:
@@ -277,8 +308,9 @@ def show(size: Size, cost: Costs, whole: dict[str, float]) -> None:
         ("part", cost.blob_header_bytes, "the header of a blob", cost.part_seconds),
         ("", cost.report_bytes, "a part's report", 0.0),
         ("shard", cost.descriptor_bytes, "a descriptor", cost.shard_seconds),
-        ("commit", cost.entry_bytes, "an entry", cost.commit_seconds),
-        ("start", cost.entry_bytes, "an entry", cost.start_seconds),
+        ("commit", cost.entry_bytes, "a run in all shards", cost.commit_seconds),
+        ("", cost.small_entry_bytes, "a run in one shard", cost.small_commit_seconds),
+        ("start", cost.whole_bytes, "a whole entry", cost.start_seconds),
     ]
     for name, size_of, what, seconds in lines:
         print(f"  {name:<8}{size_of:>14,} bytes, {what:<22}{seconds * 1000:>12,.1f} ms")

@@ -21,7 +21,7 @@ def test_an_application_has_what_its_size_says() -> None:
 
 def test_a_cluster_sends_a_blob_from_each_part_to_each_shard() -> None:
     size = Size(parts=3, shards=4, channels=1, levels=1, tasks=1)
-    cost = Costs(10, 100, 20, 1000, 10_000, 1.0, 0.5, 0.25, 2.0, 9.0)
+    cost = Costs(10, 100, 20, 1000, 10_000, 500, 90_000, 1.0, 0.5, 0.25, 2.0, 1.0, 9.0)
     assert cluster(size, cost) == {
         "bytes": 3 * (10 + 20 + 4 * 100) + 4 * 1000 + 10_000,
         "seconds": 1 + 3 * 0.5 + 4 * 0.25 + 2,
