@@ -4,7 +4,8 @@ Invariants:
 - An entry says what changed since the entry before it, or is whole, or both. The first entry of an epoch is only whole.
 - An entry names its base: the newest whole entry up to it. It is put together from its base and every change since, and each
   entry on the way names the checksum of the one before it.
-- An entry is whole too when the changes since the base have become more bytes than the base, or `MOST_CHANGES`.
+- An entry is whole too when the changes since the base have become more bytes than the base, or `MOST_CHANGES`, or when the
+  base is `MOST_AGE` older.
 """
 
 from __future__ import annotations
@@ -23,32 +24,39 @@ TRIES = 5
 MOST_CHANGES = 200
 """The most entries after a base that are not whole: a reader that comes new reads them all."""
 
+MOST_AGE = 600_000_000
+"""Microseconds after a base in which entries are not whole. An entry stays as long as one that follows from it, and so do the
+files that it names: those that were replaced long ago are to go."""
+
 
 @dataclass(frozen=True)
 class _Known:
-    """An entry, the bytes of its base, and the bytes of the changes since."""
+    """An entry, the bytes of its base and when that was written, and the bytes of the changes since."""
 
     entry: Entry
     whole: int
-    since: int
+    begun: int
+    since: int = 0
 
     def goes_on_with(self, entry: Entry) -> bool:
         """Return True if the entry may say only what changed since this one."""
         follows = entry.previous == self.entry.checksum != ""
         return follows and entry.epoch == self.entry.epoch
 
-    @property
-    def is_far_from_base(self) -> bool:
-        """Return True if the next entry is to be whole."""
-        return self.since > self.whole or self.entry.number - self.entry.base >= MOST_CHANGES
+    def is_far_from_base(self, now: int) -> bool:
+        """Return True if the next entry, which is written now, is to be whole."""
+        changes = self.entry.number - self.entry.base
+        return self.since > self.whole or changes >= MOST_CHANGES or now - self.begun >= MOST_AGE
 
     def followed_by(self, entry: Entry, length: int) -> _Known:
         """Return what is known of the next entry, whose file has this length."""
-        return _whole(entry, length) if entry.base == entry.number else _Known(entry, self.whole, self.since + length)
+        if entry.base == entry.number:
+            return _whole(entry, length)
+        return replace(self, entry=entry, since=self.since + length)
 
 
 def _whole(entry: Entry, length: int) -> _Known:
-    return _Known(entry, length, 0)
+    return _Known(entry, length, entry.time)
 
 
 class _MissingError(FileNotFoundError):
@@ -170,7 +178,7 @@ class Log:
         """
         known = self._kept
         before = known if known and known.goes_on_with(entry) else None
-        base = entry.number if before is None or before.is_far_from_base else before.entry.base
+        base = entry.number if before is None or before.is_far_from_base(entry.time) else before.entry.base
         data = to_bytes(entry, before.entry if before else None, base)
         path = self.path(entry.number)
         try:

@@ -787,6 +787,20 @@ class TestCollection:
         assert named <= self.run_files(files) | self.run_files(files, "other")
         assert len(self.run_files(files)) < 30
 
+    def test_what_was_replaced_goes_though_entries_say_only_what_changed(
+        self, files: Files, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logs, "MOST_AGE", 200)
+        log, (plan,) = started(files)
+        most = 0
+        for i in range(60):
+            core.play(log, plan, rows_of(*range(10 * i, 10 * i + 9)), now=i * 50, keeping=self.KEEPING)
+            core.collect(log, 1, now=i * 50, keeping=self.KEEPING)
+            most = max(most, len(log.numbers()))
+        # What stays for a time of 100 follows from a base that is older by 200 at the most.
+        assert 4 < most <= (100 + 200) // 50 + 2
+        assert any(log.open(number).base != number for number in log.numbers())
+
     def test_entries_stay_for_a_time_after_they_were_followed_and_the_newest_two_for_ever(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
