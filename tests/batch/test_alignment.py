@@ -26,7 +26,7 @@ ROWS = 6
 """Of each partition: one row every hundred microseconds."""
 
 
-class Total(PersistentTask):
+class Shelved(PersistentTask):
     value = "n"
 
     def persistent_state(self) -> NonWindowState[int]:
@@ -66,7 +66,7 @@ class Shelves(TimeReplayableSource):
 
 
 def plan_of(alignment: int | None, **settings: Any) -> Plan:
-    return core.plan_of(Total(), SCHEMA, settings=Settings(10, ahead=2**62, alignment=alignment, **settings))
+    return core.plan_of(Shelved(), SCHEMA, settings=Settings(10, ahead=2**62, alignment=alignment, **settings))
 
 
 def reads(plan: Plan, source: Shelves, is_ending: bool) -> list[dict[str, int]]:

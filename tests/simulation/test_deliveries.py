@@ -152,7 +152,7 @@ BUGS = (
         "given before it is recorded",
         deliveries.Giver.give_next,
         ("if self.delivery == AT_MOST_ONCE:", "if False:"),
-        at=139,
+        at=50,
     ),
     bug(
         AT_MOST_ONCE,
