@@ -639,12 +639,14 @@ BUGS = (
         "The checksum of a block is not looked at.",
         blocks._check,
         ("_checksum(piece) != index.checksums[i]", "False"),
+        theme="damaged",
     ),
     bug(
         "damaged index accepted",
         "The checksum of an index is not looked at.",
         blocks._index,
         ("if _checksum(tail) != stored.checksum:", "if False:"),
+        theme="damaged",
     ),
     bug(
         "index of another file",

@@ -62,6 +62,9 @@ LEFTOVER_AGE = 0.0005
 REBUILT = "rebuilt"
 """The theme of worlds in which tasks are built again from the beginning of their sources, as in no others."""
 
+DAMAGED = "damaged"
+"""The theme of worlds in which files are damaged again and again, as in no others."""
+
 READING = "reading"
 """The theme of worlds in which every task reads its state, and partitions are far apart, as in no others."""
 
@@ -140,6 +143,8 @@ class World:
             )
         elif self.theme == REBUILT:
             self.lag, self.starts, self.keeping = 0, rng.choice([3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0)
+        elif self.theme == DAMAGED:
+            self.damage_rate, self.starts = 1.0, rng.choice([3, 4, 6])
         elif self.theme == READING:
             self.starts, self.interval, self.delay, self.tick = 5, 20, rng.choice([100, 300]), 20
         self.sources = {f"s{i}": self._partitions() for i in range(rng.choice([1, 1, 2]))}
