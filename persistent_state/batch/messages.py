@@ -21,7 +21,7 @@ from persistent_state.sources.base import Reach
 from persistent_state.store.named_files import Run, ShardRuns, SideFile, Stored
 
 DRIVER = -1
-"""Where a report goes: the driver's place among the numbers of the shards, and its label among theirs."""
+"""The driver's place among the numbers of the shards, and its label among theirs: reports go there."""
 
 FIRST = 0
 """The number of the first part, which has a word for all others. One that no rows can be in may have a lower number."""
