@@ -29,7 +29,7 @@ FIRST = 0
 
 @dataclass(frozen=True)
 class Ground:
-    """What a shard folds by: all of it is fixed before the micro-batch. The first part takes it along from the planner.
+    """The ground of a shard: all of it is fixed before the micro-batch, and the first part takes it along from the planner.
 
     Rows below `clock`, the task's own, are folded, but the clocks of `cuts` stay apart. What has expired by `floor` may go.
     `runs` is the digest of the runs that the shard starts from.
@@ -43,7 +43,7 @@ class Ground:
 
 @dataclass(frozen=True)
 class Basis:
-    """What the parts of a task's micro-batch start from: read from the newest log entry when the micro-batch is planned.
+    """The basis of the parts of a task's micro-batch, read from the newest log entry when the micro-batch is planned.
 
     The first part has a word for all others, too: the grounds of the shards, and for the driver how far the source goes.
     """
@@ -279,7 +279,7 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the driver gets of a micro-batch: a report from each part and a descriptor from each shard, in any order."""
+    """The answers to the driver in a micro-batch: a report from each part and a descriptor from each shard, in any order."""
 
     reports: Sequence[Report]
     descriptors: Sequence[Descriptor]
