@@ -68,10 +68,10 @@ class Basis:
     """True if the task has yet to catch up with the global clock."""
 
     positions: Mapping[str, Position]
-    """How far each partition that the part reads was read before."""
+    """By partition that the part reads: how far it was read before."""
 
     ends: Mapping[str, int]
-    """Where each will have been read to. One that is not named goes as far as its rows do."""
+    """By partition: the position to which it will have been read. One that is not named goes as far as its rows do."""
 
     channels: Mapping[str, Channel] = field(default_factory=dict)
     """The channels, where jumps are measured from them."""
