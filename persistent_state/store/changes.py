@@ -96,19 +96,11 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Numbered:
+class Numbered(Listed):
     """Lists of values that change one by one. A change has those that changed, by number.
 
     It is the whole list if that is longer or shorter than before.
     """
-
-    kind: Kind
-
-    def to_json(self, value: Sequence[Any]) -> Json:
-        return [self.kind.to_json(each) for each in value]
-
-    def from_json(self, json: Json) -> tuple[Any, ...]:
-        return tuple(self.kind.from_json(each) for each in json)
 
     def change(self, before: Sequence[Any], after: Sequence[Any]) -> Json:
         if len(before) != len(after):
