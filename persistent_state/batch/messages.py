@@ -24,7 +24,7 @@ DRIVER = -1
 """The driver's place among the numbers of the shards, and its label among theirs: reports go there."""
 
 FIRST = 0
-"""The number of the first part, which has a word for all others. One that no rows can be in may have a lower number."""
+"""The number of the first part, which carries what the planner tells shards and driver. Only a part without rows is lower."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Ground:
 class Basis:
     """The basis of the parts of a task's micro-batch, read from the newest log entry when the micro-batch is planned.
 
-    The first part has a word for all others, too: the grounds of the shards, and for the driver how far the source goes.
+    The first part also carries what the planner tells others: to each shard its ground, and to the driver the source's reach.
     """
 
     task: str
@@ -181,7 +181,7 @@ class Blob:
     ground: Ground | None = None
 
     def to_bytes(self) -> bytes:
-        """Return the blob as bytes. There are parts times shards of them, so they begin with few."""
+        """Return the blob as bytes. There are parts times shards of them, so a header has few bytes."""
         tables, sides = [to_ipc(_slim(table)) for table in self.tables], [to_ipc(side) for side in self.sides]
         sender, ground = astuple(self.sender), None if self.ground is None else astuple(self.ground)
         return pickle.dumps((sender, tables, sides, self.number, self.is_last, ground), protocol=5)
@@ -201,8 +201,7 @@ def check_parts(blobs: Sequence[Blob]) -> str:
         DisagreementError: Something is missing, came twice, or is of another micro-batch or plan.
     """
     first = blobs[0].sender
-    if any(replace(blob.sender, part=first.part) != first for blob in blobs):
-        raise DisagreementError(f"task={first.task} batch={first.batch}: parts have different plans; start again.")
+    check_plan([blob.sender for blob in blobs])
     lasts = [blob for blob in blobs if blob.is_last]
     wanted = Counter((last.sender.part, number) for last in lasts for number in range(last.number + 1))
     if wanted != Counter((blob.sender.part, blob.number) for blob in blobs):
@@ -211,6 +210,17 @@ def check_parts(blobs: Sequence[Blob]) -> str:
             "start it again."
         )
     return digest_of_parts([last.sender for last in lasts])
+
+
+def check_plan(senders: Sequence[Sender]) -> None:
+    """Refuse parts that are not all of one micro-batch and plan.
+
+    Raises:
+        DisagreementError: They are not.
+    """
+    first = senders[0]
+    if any(replace(sender, part=first.part) != first for sender in senders):
+        raise DisagreementError(f"task={first.task} batch={first.batch}: parts have different plans; start again.")
 
 
 def digest_of_parts(senders: Sequence[Sender]) -> str:
@@ -226,7 +236,7 @@ def digest_of_parts(senders: Sequence[Sender]) -> str:
 
 
 def short_digest(value: object) -> str:
-    """Return a digest of what a value shows of itself: enough to tell plans apart."""
+    """Return a digest of the `repr` of a value, long enough to tell plans apart."""
     return hashlib.sha256(repr(value).encode()).hexdigest()[:32]
 
 

@@ -22,6 +22,7 @@ from persistent_state.batch.messages import (
     Basis,
     Descriptor,
     Ground,
+    check_plan,
     digest_at,
     digest_of_parts,
     short_digest,
@@ -124,7 +125,7 @@ def own(log: Log, epoch: int) -> Entry:
 
 
 def plan_batch(entry: Entry, plan: Plan, reach: Reach, now: int) -> Basis:
-    """Return the basis of a task's next micro-batch by the newest entry, with a word for the shards and the driver.
+    """Return the basis of a task's next micro-batch by the newest entry, as the first part is told it.
 
     `now` is the batch time; 0 if the planner does not know it.
     """
@@ -212,18 +213,14 @@ def _agreed(answers: Answers) -> Descriptor:
     if not answers.descriptors or not answers.reports:
         raise DisagreementError("no shard or no part answered; nothing was committed, start again.")
     first, senders = answers.descriptors[0], [report.sender for report in answers.reports]
-    parts, batch = digest_of_parts(senders), (first.task, first.epoch, first.batch, first.plan)
-    for sender in senders:
-        if (sender.task, sender.epoch, sender.batch, sender.plan) != batch:
-            raise DisagreementError(
-                f"task={first.task} batch={first.batch}: part {sender.part} has another plan than shard {first.shard}; "
-                "start again."
-            )
+    check_plan(senders)
+    sender, parts = senders[0], digest_of_parts(senders)
+    batch = sender.task, sender.epoch, sender.batch, sender.plan
     for other in answers.descriptors:
         if (other.task, other.epoch, other.batch, other.plan, other.parts) != (*batch, parts):
             raise DisagreementError(
-                f"task={first.task} batch={first.batch}: shard {other.shard} has another plan than shard {first.shard}, or "
-                "has heard from other parts than the driver; start again."
+                f"task={first.task} batch={first.batch}: shard {other.shard} has another plan than the parts, or has "
+                "heard from others than the driver; start again."
             )
     return first
 
