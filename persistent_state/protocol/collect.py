@@ -38,7 +38,7 @@ class Collector:
         self._newest: Entry | None = None
         """The newest entry that was looked at."""
         self._named: Counter[str] = Counter()
-        """By file: the number of times that it names it."""
+        """By file: the number of places in the newest entry that name it."""
         self._times: dict[int, int] = {}
         self._bases: dict[int, int] = {}
         self._last_named: dict[str, int] = {}
