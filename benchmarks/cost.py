@@ -69,7 +69,7 @@ def checkpoints(folder: str, keys: int, changed: int, emits: bool) -> Iterator[l
         basis = commits.plan_batch(entry, plan, reach, START + batch * SECOND)
         blobs, report = combine(plan, basis, 0, 1, [Chunk("", position, rows)])
         described = [
-            merge_shard(plan, shard, [blob], None, lambda: f"{next(ids):016x}") for shard, blob in enumerate(blobs)
+            merge_shard(plan, shard, [blob], None, lambda: f"{next(ids):016x}")[0] for shard, blob in enumerate(blobs)
         ]
         answers = Answers([report], described)
         entry, _ = commits.commit(

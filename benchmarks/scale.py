@@ -156,7 +156,7 @@ def started(size: Size) -> tuple[Log, list[Plan], Entry]:
         # One row in one channel, so that there is a channel to copy.
         basis = commits.plan_batch(entry, plan, Reach({channel(0): 1}), START)
         blobs, report = combine(plan, basis, 0, 1, [Chunk(channel(0), 0, rows(np.array([0]), START))])
-        said = [merge_shard(plan, shard, [blob], (), new_id) for shard, blob in enumerate(blobs)]
+        said = [merge_shard(plan, shard, [blob], (), new_id)[0] for shard, blob in enumerate(blobs)]
         entry, _ = committed(log, plan, Answers([report], said))
     full = entry.follower(START, tasks={name: filled(name, task, size) for name, task in entry.tasks.items()})
     log.append(full)
@@ -212,7 +212,7 @@ def costs(size: Size) -> Costs:
     held = [shard.runs for shard in entry.tasks[plan.name].stored.in_shards(size.shards)]
     merging = Clock()
     with merging.running():
-        first = merge_shard(plan, 0, [Blob.from_bytes(data) for data in arrived], held[0], new_id)
+        first, _ = merge_shard(plan, 0, [Blob.from_bytes(data) for data in arrived], held[0], new_id)
         described = pickle.dumps(first)
     answers = [pickle.dumps(each) for each in answers_of(first, entry, basis, size, range(size.shards))]
     committing = Clock()
@@ -224,7 +224,7 @@ def costs(size: Size) -> Costs:
     basis = commits.plan_batch(entry, plan, Reach(ends), START)
     blobs, report = combine(plan, basis, 0, 1, [])
     held = [shard.runs for shard in entry.tasks[plan.name].stored.in_shards(size.shards)]
-    first = merge_shard(plan, 0, [blobs[0]], held[0], new_id)
+    first, _ = merge_shard(plan, 0, [blobs[0]], held[0], new_id)
     answers = [pickle.dumps(each) for each in answers_of(first, entry, basis, size, range(1))]
     small_committing = Clock()
     with small_committing.running():
@@ -253,7 +253,7 @@ def answers_of(
     """What all shards answer that say what the first one says, if these wrote a run each."""
     for shard, held in enumerate(entry.tasks[first.task].stored.in_shards(size.shards)):
         new = [run_of(first.task, shard, size, first.batch)] if shard in written else []
-        yield replace(first, shard=shard, base=basis.grounds[shard].runs, runs=(*held.runs, *new))
+        yield replace(first, shard=shard, base=basis.grounds[shard].runs, kept=len(held.runs), runs=tuple(new))
 
 
 def length(log: Log, number: int) -> int:

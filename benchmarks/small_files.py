@@ -115,7 +115,7 @@ class Driver:
                     schema=SCHEMA,
                 )
                 sent.append(combine(plan, basis.of_part(part, None), part, PARTS, [Chunk("", first + low, rows)]))
-            made = [merge_shard(plan, i, [blobs[i] for blobs, _ in sent], None, self.new_id) for i in range(SHARDS)]
+            made = [merge_shard(plan, i, [blobs[i] for blobs, _ in sent], None, self.new_id)[0] for i in range(SHARDS)]
             answers = Answers([report for _, report in sent], made)
             self.entry, _ = commits.commit(
                 log, 1, plan.settings, answers, now=self.now, new_id=self.new_id, keeping=self.keeping

@@ -167,8 +167,7 @@ def _run(plan: Plan, source: _Messages, interval: int) -> LocalRun:
         basis = commits.plan_batch(entry, plan, reach, now=0)
         chunks = (chunk for split in source.splits(start, reach.ends, parts=1) for chunk in source.read(split))
         blobs, report = combine(plan, basis, 0, 1, chunks)
-        descriptor = merge_shard(plan, 0, blobs, cached, lambda: next(ids))
-        cached = descriptor.runs
+        descriptor, cached = merge_shard(plan, 0, blobs, cached, lambda: next(ids))
         answers = Answers([report], [descriptor])
         entry, _ = commits.commit(
             log, entry.epoch, plan.settings, answers, now=0, new_id=lambda: next(ids), keeping=keeping

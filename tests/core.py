@@ -136,7 +136,7 @@ def answers(
 def merged(plan: Plan, sent: Sequence[tuple[list[Blob], Report]], ids: Callable[[], str] = new_id) -> Answers:
     """What the shards make of what the parts sent, and the parts' reports."""
     made = [
-        merge_shard(plan, shard, [Blob.from_bytes(blobs[shard].to_bytes()) for blobs, _ in sent], None, ids)
+        merge_shard(plan, shard, [Blob.from_bytes(blobs[shard].to_bytes()) for blobs, _ in sent], None, ids)[0]
         for shard in range(plan.shards)
     ]
     return Answers([Report.from_bytes(report.to_bytes()) for _, report in sent], made)

@@ -270,8 +270,9 @@ class Descriptor:
     """A shard's account of a micro-batch. Its files are durable; the driver commits it, or it never happened.
 
     `plan` and `parts` are digests of the plan and of the parts that the shard has heard from. `base` is the digest of the runs
-    and the clock that it started from, `runs` what it should have afterwards. `values` are the running values for a sink, in a
-    file or, where they are few, as they are; `copies` counts the messages that had come before.
+    and the clock that it started from: the `kept` oldest of these stay, and `runs`, which are new, come after them. `values`
+    are the running values for a sink, in a file or, where they are few, as they are; `copies` counts the messages that had come
+    before.
     """
 
     task: str
@@ -281,6 +282,7 @@ class Descriptor:
     parts: str
     shard: int
     base: str
+    kept: int
     runs: tuple[Run, ...]
     side: SideFile | None = None
     values: Stored | bytes | None = None

@@ -75,7 +75,7 @@ class Fresh:
 
 def merge_shard(
     plan: Plan, shard: int, blobs: Sequence[Blob], cached: Sequence[Run] | None, new_id: Callable[[], str]
-) -> Descriptor:
+) -> tuple[Descriptor, tuple[Run, ...]]:
     """Fold a shard's blobs into new runs, and rewrite older runs where they have become many.
 
     Args:
@@ -86,7 +86,7 @@ def merge_shard(
         new_id: Makes names of files that nobody else has.
 
     Returns:
-        What the shard has made, durable. The driver commits it, or it never happened.
+        What the shard has made, durable: the driver commits it, or it never happened. And all runs that the shard has then.
 
     Raises:
         DisagreementError: The blobs are not those of one micro-batch, each part once.
@@ -96,7 +96,7 @@ def merge_shard(
     fresh = _fold_fresh(work)
     keep = compaction.choose(work.held, fresh.table.num_rows, fresh.table.nbytes, work.ground.floor)
     runs, values = _rewrite(work, fresh, keep, new_id)
-    return _descriptor(work, fresh, (*work.held[:keep], *runs), values, new_id)
+    return _descriptor(work, fresh, keep, runs, values, new_id), (*work.held[:keep], *runs)
 
 
 def _work(plan: Plan, shard: int, blobs: Sequence[Blob], cached: Sequence[Run] | None) -> Work:
@@ -182,7 +182,12 @@ def _rewrite(work: Work, fresh: Fresh, keep: int, new_id: Callable[[], str]) -> 
 
 
 def _descriptor(
-    work: Work, fresh: Fresh, runs: tuple[Run, ...], values: Sequence[pa.Table], new_id: Callable[[], str]
+    work: Work,
+    fresh: Fresh,
+    kept: int,
+    runs: Sequence[Run],
+    values: Sequence[pa.Table],
+    new_id: Callable[[], str],
 ) -> Descriptor:
     """Write the late and bad rows and the running values, and describe all that the shard has made."""
     plan, sender = work.plan, work.sender
@@ -194,7 +199,8 @@ def _descriptor(
         parts=work.parts,
         shard=work.shard,
         base=digest(work.held, work.ground.clock),
-        runs=runs,
+        kept=kept,
+        runs=tuple(runs),
         side=_write_side(plan, _path(work, new_id, ".side"), fresh.sides),
         values=_write_values(plan, _path(work, new_id, ".values"), values) if plan.emits else None,
         copies=fresh.copies,

@@ -117,9 +117,9 @@ def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int], attempts: 
             # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
             cached = list(map(run_from_json, json.loads(state.get[0]))) if state.exists else None
             try:
-                merged = merge_shard(plan, shard, list(map(Blob.from_bytes, sent)), cached, new_id)
-                answer = pickle.dumps(merged)
-                state.update((json.dumps(list(map(run_to_json, merged.runs))),))
+                descriptor, runs = merge_shard(plan, shard, list(map(Blob.from_bytes, sent)), cached, new_id)
+                answer = pickle.dumps(descriptor)
+                state.update((json.dumps(list(map(run_to_json, runs))),))
             except StateError as error:
                 answer = failures.as_row(error, attempts)
         freeze_imports()

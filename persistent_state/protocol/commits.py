@@ -263,13 +263,13 @@ def _with_batch(
     ordered = sorted(descriptors, key=lambda d: d.shard)
     page = partial(_path, log, first.task, newest.epoch, first.batch, "pages", new_id)
     journal = lists.append(log.files, task.source.journal, after.journal, page)
-    runs = [descriptor.runs for descriptor in ordered]
+    changes = [(descriptor.kept, descriptor.runs) for descriptor in ordered]
     moved = replace(
         task,
         progress=task.progress.after_batch(after.clock, after.holds),
         source=task.source.after_batch(after.channels, after.positions, journal),
         late_rows=task.late_rows.after_batch(descriptor.side for descriptor in ordered if descriptor.side),
-        stored=task.stored.after_batch(runs, after.cuts, after.coarse),
+        stored=task.stored.after_batch(changes, after.cuts, after.coarse),
     )
     entry = _moved_on(newest.with_task(first.task, moved), newest, now, keeping)
     moved = entry.tasks[first.task]

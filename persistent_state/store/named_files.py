@@ -61,10 +61,9 @@ class ShardRuns:
 
     runs: tuple[Run, ...] = ()
 
-    def followed_by(self, runs: Sequence[Run]) -> ShardRuns:
-        """Return the shard with these runs. If they are its own, return the shard itself."""
-        runs = tuple(runs)
-        return self if runs == self.runs else ShardRuns(runs)
+    def changed(self, kept: int, runs: Sequence[Run]) -> ShardRuns:
+        """Return the shard when so many of its oldest runs stay, and these come after them; itself if nothing changes."""
+        return self if kept == len(self.runs) and not runs else ShardRuns((*self.runs[:kept], *runs))
 
     @cached_property
     def first(self) -> int | None:

@@ -201,11 +201,14 @@ class StoredState:
         return self.shards or (ShardRuns(),) * shards
 
     def after_batch(
-        self, runs_by_shard: Sequence[Sequence[Run]], cuts: Iterable[int], coarse: Iterable[Coarse]
+        self, changes: Sequence[tuple[int, Sequence[Run]]], cuts: Iterable[int], coarse: Iterable[Coarse]
     ) -> StoredState:
-        """Return the record after a micro-batch that left these runs in the shards, which keep these clocks apart too."""
-        before = self.in_shards(len(runs_by_shard))
-        shards = tuple(shard.followed_by(runs) for shard, runs in zip(before, runs_by_shard, strict=True))
+        """Return the record after a micro-batch that changed the shards, whose runs keep these clocks apart too.
+
+        A change says how many of a shard's oldest runs stay, and which new ones come after them.
+        """
+        before = self.in_shards(len(changes))
+        shards = tuple(shard.changed(*change) for shard, change in zip(before, changes, strict=True))
         return replace(self, shards=shards, cuts=(*self.cuts, *cuts), coarse=tuple(coarse))
 
     def with_cuts(self, cuts: Iterable[int]) -> StoredState:

@@ -81,7 +81,7 @@ def committed(task: PersistentTask, keys: int) -> tuple[Any, int]:
     assert isinstance(report, Report)
     blobs = [(shard, blob.to_bytes()) for shard, blob in sent]
     some = [[Blob.from_bytes(data) for number, data in blobs if number == shard] for shard in range(plan.shards)]
-    made = [merge_shard(plan, shard, of_shard[::-1], None, core.new_id) for shard, of_shard in enumerate(some)]
+    made = [merge_shard(plan, shard, of_shard[::-1], None, core.new_id)[0] for shard, of_shard in enumerate(some)]
     entry = core.commit(log, plan, Answers([report], made))
     aside = [
         row

@@ -458,8 +458,8 @@ class TestOrder:
             sent = [combine(plan, basis, i, len(parts), part) for i, part in enumerate(parts)]
             blobs = [blob for (blob,), _ in sent]
             for arrived in (blobs, blobs[::-1]):
-                made = merge_shard(plan, 0, arrived, None, core.new_id)
-                rows = [runs_io.read_run(plan.files, run) for run in made.runs]
+                made, runs = merge_shard(plan, 0, arrived, None, core.new_id)
+                rows = [runs_io.read_run(plan.files, run) for run in runs]
                 state = fold_keys(rows, plan.layout)
                 assert state["value"].to_pylist() == [partitions]
             entry = core.commit(log, plan, Answers([report for _, report in sent], [made]))

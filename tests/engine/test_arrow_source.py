@@ -32,7 +32,7 @@ def answered(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Answers:
     """What the only shard makes of the rows that Spark shuffles, and the parts' reports among them."""
     blobs = [Blob.from_bytes(row["blob"]) for row in rows if row["label"] != DRIVER]
     reports = [Report.from_bytes(row["blob"]) for row in rows if row["label"] == DRIVER]
-    return Answers(reports, [merge_shard(plan, 0, blobs, None, core.new_id)])
+    return Answers(reports, [merge_shard(plan, 0, blobs, None, core.new_id)[0]])
 
 
 SECOND = 1_000_000

@@ -116,10 +116,12 @@ class Stream:
         for shard in range(SHARDS):
             runs[shard * LEVELS + LEVELS - 1] = self.run(shard, LEVELS - 1, self.new_id())
         self.runs = tuple(runs)
+        # All levels are there after the first micro-batch.
+        kept = LEVELS - 1 if self.batches else 0
         made = [
             Descriptor(
-                "Total", 1, batch, "plan", digest_of_parts([report.sender]), shard, base,
-                self.runs[shard * LEVELS : (shard + 1) * LEVELS], self.side(shard),
+                "Total", 1, batch, "plan", digest_of_parts([report.sender]), shard, base, kept,
+                self.runs[shard * LEVELS + kept : (shard + 1) * LEVELS], self.side(shard),
             )
             for shard, base in enumerate(shard_digests(newest, task))
         ]  # fmt: skip

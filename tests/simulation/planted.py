@@ -699,8 +699,14 @@ BUGS = (
     bug(
         "runs of an older entry",
         "A shard whose runs were rewritten keeps those that it had.",
-        named_files.ShardRuns.followed_by,
-        ("if runs == self.runs", "if len(runs) == len(self.runs)"),
+        named_files.ShardRuns.changed,
+        ("if kept == len(self.runs) and not runs", "if kept + len(runs) == len(self.runs)"),
+    ),
+    bug(
+        "too few runs stay",
+        "A commit takes the newest of the runs that a shard has kept for rewritten.",
+        named_files.ShardRuns.changed,
+        ("self.runs[:kept]", "self.runs[: max(0, kept - len(runs) + 1)]"),
     ),
     bug(
         "name that is gone stays",

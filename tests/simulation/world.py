@@ -43,6 +43,7 @@ from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import Run
 from persistent_state.store.state_at import state_at
 from persistent_state.store.task_state import TaskState
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
@@ -852,16 +853,16 @@ class World:
         descriptors = []
         for shard, parts in enumerate(blobs):
             attempts = [self._attempt(actor, plan, shard, parts) for _ in range(2 if rng.random() < 0.15 else 1)]
-            descriptors.append(rng.choice(attempts))
+            descriptors.append(rng.choice(attempts)[0])
             if rng.random() < 0.8:
-                actor.cache[plan.name, shard] = rng.choice(attempts).runs
+                _, actor.cache[plan.name, shard] = rng.choice(attempts)
         return descriptors, reports
 
     def _partitions_in(self, split: Iterable[tuple[str, int, int]]) -> set[str] | None:
         """What a source may say of a split, or not."""
         return {partition for partition, _, _ in split} if self.seed % 2 else None
 
-    def _attempt(self, actor: Actor, plan: Plan, shard: int, parts: list[Blob]) -> Descriptor:
+    def _attempt(self, actor: Actor, plan: Plan, shard: int, parts: list[Blob]) -> tuple[Descriptor, tuple[Run, ...]]:
         for _ in range(3):
             shuffled = self.rng.sample(parts, len(parts))
             cached = actor.cache.get((plan.name, shard)) if self.rng.random() < 0.8 else None
