@@ -210,7 +210,7 @@ BUGS = (
         "cuts lost at a commit",
         "A commit forgets which clocks its runs keep apart.",
         commits._with_batch,
-        ("stored.after_batch(runs, after.cuts, after.coarse)", "stored.after_batch(runs, (), after.coarse)"),
+        ("stored.after_batch(changes, after.cuts, after.coarse)", "stored.after_batch(changes, (), after.coarse)"),
     ),
     bug(
         "first cuts forgotten",
