@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tests.fixtures.write_folder_store import (
     rows,
     start,
 )
-from tests.store.test_upgrades import FIXTURES, Killed, Mortal, unpacked
+from tests.store.test_upgrades import FIXTURES, survive, unpacked
 
 STORES = sorted(path.name for path in FIXTURES.glob("folder-*"))
 BORN = 160
@@ -39,9 +40,9 @@ BORN = 160
 
 def go_on(files: Files, events: Path) -> None:
     """Start the application with another number of shards, and read new files too."""
-    add_files(events, 15)
+    add_files(events, rows(), 15)
     log, sources = start(files, events, [Totals(), Windows()], 2, 20, ["sink"])
-    add_files(events, 20)
+    add_files(events, rows(), 20)
     read_all(log, sources)
     newest = log.newest()
     assert newest is not None
@@ -52,32 +53,45 @@ def is_late(task: str, number: int) -> bool:
     return number == LATE or (task == "Windows" and rows()[number]["ts"] < BORN)
 
 
-def expected_totals(clock: int) -> dict[Any, dict[str, int]]:
+def counted(task: str) -> list[dict[str, Any]]:
+    """The rows that count for a task."""
+    return [row for i, row in enumerate(rows()) if not is_late(task, i)]
+
+
+def expected_totals(sales: Iterable[dict[str, Any]], clock: int) -> dict[Any, dict[str, int]]:
     wanted: dict[Any, dict[str, int]] = defaultdict(lambda: {"sales": 0, "total": 0})
-    for i, row in enumerate(rows()):
-        if row["ts"] < clock and not is_late("Totals", i):
+    for row in sales:
+        if row["ts"] < clock:
             wanted[row["shop"]]["sales"] += 1
             wanted[row["shop"]]["total"] += row["price"]
     return wanted
 
 
-def expected_windows(clock: int) -> dict[Any, int]:
+def expected_windows(sales: Iterable[dict[str, Any]], clock: int) -> dict[Any, int]:
     wanted: dict[Any, int] = defaultdict(int)
-    for i, row in enumerate(rows()):
+    for row in sales:
         begin = row["ts"] // WINDOW * WINDOW
-        if row["ts"] < clock < begin + WINDOW and not is_late("Windows", i):
+        if row["ts"] < clock < begin + WINDOW:
             wanted[row["shop"], begin] += row["price"]
     return wanted
+
+
+def found_totals(files: Files, clock: int) -> dict[Any, dict[str, int]]:
+    totals = read_state(files.url, APPLICATION, Totals(), clock).to_pylist()
+    return {row["shop"]: row["value"] for row in totals}
+
+
+def found_windows(files: Files, clock: int) -> dict[Any, int]:
+    windows = core.whole_times(read_state(files.url, APPLICATION, Windows(), clock)).to_pylist()
+    return {(row["shop"], row["window_start"]): row["value"] for row in windows}
 
 
 def check(files: Files, read: int) -> None:
     """The store is sound, and each of the rows that were read is in it once."""
     assert verify(files.url).problems == ()
     for clock in clocks(files.url, APPLICATION):
-        totals = read_state(files.url, APPLICATION, Totals(), clock).to_pylist()
-        assert {row["shop"]: row["value"] for row in totals} == expected_totals(clock)
-        windows = core.whole_times(read_state(files.url, APPLICATION, Windows(), clock)).to_pylist()
-        assert {(row["shop"], row["window_start"]): row["value"] for row in windows} == expected_windows(clock)
+        assert found_totals(files, clock) == expected_totals(counted("Totals"), clock)
+        assert found_windows(files, clock) == expected_windows(counted("Windows"), clock)
     for task in ("Totals", "Windows"):
         late = [row["row"] for table in read_late_rows(files.url, APPLICATION, task) for row in table.to_pylist()]
         assert sorted(row["price"] for row in late) == [i for i in range(read) if is_late(task, i)]
@@ -96,16 +110,8 @@ def test_a_store_of_two_tasks_that_read_a_folder_in_different_orders_is_gone_on_
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("name", STORES)
 def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(name: str, after: bool, tmp_path: Path) -> None:
-    files, lives = unpacked(name), 0
-    while True:
-        lives += 1
-        try:
-            go_on(Mortal(files.url, lives, after), tmp_path)
-        except Killed:
-            assert verify(files.url).problems == ()
-        else:
-            break
-    assert lives > 4
+    files = unpacked(name)
+    assert survive(files, after, lambda mortal: go_on(mortal, tmp_path)) > 4
     check(files, 100)
 
 

@@ -12,6 +12,7 @@ import json
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,18 @@ class Mortal(MemoryFiles):
         change()
         if self.left <= 0:
             raise Killed
+
+
+def survive(files: Files, after: bool, go_on: Callable[[Files], None]) -> int:
+    """Go on again and again, until no change of the store kills it; return how often. The store is sound after each."""
+    for lives in count(1):
+        try:
+            go_on(Mortal(files.url, lives, after))
+        except Killed:
+            assert verify(files.url).problems == ()
+        else:
+            break
+    return lives
 
 
 def unpacked(name: str) -> Files:
@@ -127,16 +140,8 @@ def test_an_earlier_version_s_store_is_sound_before_and_after_this_one_goes_on_f
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("name", STORES)
 def test_whatever_kills_an_upgrade_the_next_start_goes_on(name: str, after: bool) -> None:
-    files, lives = unpacked(name), 0
-    while True:
-        lives += 1
-        try:
-            go_on(Mortal(files.url, lives, after))
-        except Killed:
-            assert verify(files.url).problems == ()
-        else:
-            break
-    assert lives > 4
+    files = unpacked(name)
+    assert survive(files, after, go_on) > 4
     check(files)
 
 
