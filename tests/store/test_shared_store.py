@@ -1,0 +1,145 @@
+"""A store of three tasks on one folder, two of them alike, is sound for this version, which goes on from it.
+
+`fixtures/write_shared_store.py` says what is in the store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from persistent_state import PersistentTask, clocks, read_late_rows, read_state
+from persistent_state.store.files.base import Files
+from persistent_state.store.log import Log
+from persistent_state.store.verify import verify
+from tests import core
+from tests.fixtures.write_folder_store import APPLICATION, KEEPING, Totals, Windows, add_files, read_all, start
+from tests.fixtures.write_shared_store import LARGE, LATE, NO_NUMBER, WITHOUT_TIMESTAMP, Counts, rows
+from tests.store.test_codec import runs_of
+from tests.store.test_folder_store import expected_totals, expected_windows, found_totals, found_windows
+from tests.store.test_upgrades import FIXTURES, survive, unpacked
+
+STORES = sorted(path.name for path in FIXTURES.glob("shared-*"))
+BORN = 160
+"""The clock at which "Counts" started from zero."""
+
+
+def go_on(files: Files, events: Path, upto: int) -> None:
+    """Start the application with another number of shards, and read the files up to this one, new ones too."""
+    add_files(events, rows(), 15)
+    log, sources = start(files, events, [Totals(), Windows(), Counts()], 2, 20, ["sink"])
+    add_files(events, rows(), upto)
+    read_all(log, sources)
+    newest = log.newest()
+    assert newest is not None
+    core.collect(log, newest.epoch, now=0, keeping=KEEPING)
+
+
+def go_on_for_a_while(files: Files, events: Path, tasks: Sequence[PersistentTask]) -> None:
+    """Start the application with these tasks only, and read one file for each."""
+    add_files(events, rows(), 15)
+    log, sources = start(files, events, tasks, 3, 20, [])
+    for plan, source in sources:
+        core.play_source(log, plan, source, parts=2, keeping=KEEPING)
+
+
+def why_aside(task: str, number: int) -> str | None:
+    """Why a row does not count for a task; None if it counts."""
+    if number == NO_NUMBER:
+        return "column price is not int64"
+    if number in WITHOUT_TIMESTAMP:
+        return "no timestamp"
+    if number in LATE or (task == "Counts" and rows()[number]["ts"] < BORN):
+        return "late"
+    return "value does not fit" if (task, number) == ("Counts", LARGE) else None
+
+
+def counted(task: str) -> list[dict[str, Any]]:
+    """The rows that count for a task."""
+    return [row for i, row in enumerate(rows()) if why_aside(task, i) is None]
+
+
+def expected_counts(clock: int) -> dict[Any, int]:
+    first: dict[Any, dict[str, Any]] = {}
+    for row in counted("Counts"):
+        first.setdefault((row["shop"], row["price"]), row)
+    wanted: dict[Any, int] = defaultdict(int)
+    for row in first.values():
+        if row["ts"] < clock:
+            wanted[row["shop"]] += 100 * row["price"]
+    return wanted
+
+
+def check(files: Files, read: int) -> None:
+    """The store is sound, and each of the rows that were read is in it once."""
+    assert verify(files.url).problems == ()
+    for clock in clocks(files.url, APPLICATION):
+        assert found_totals(files, clock) == expected_totals(counted("Totals"), clock)
+        assert found_windows(files, clock) == expected_windows(counted("Windows"), clock)
+        counts = read_state(files.url, APPLICATION, Counts(), clock).to_pylist()
+        assert {row["shop"]: row["value"] for row in counts} == expected_counts(clock)
+    for task in ("Totals", "Windows", "Counts"):
+        aside = [row for table in read_late_rows(files.url, APPLICATION, task) for row in table.to_pylist()]
+        wanted = [(why, row) for i, row in enumerate(rows()[:read]) if (why := why_aside(task, i)) is not None]
+        assert sorted((row["reason"], row["record"]) for row in aside) == sorted(
+            (why, json.dumps(row).encode()) for why, row in wanted
+        )
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_store_of_tasks_that_read_a_folder_alike_is_gone_on_from(name: str, tmp_path: Path) -> None:
+    files = unpacked(name)
+    check(files, 75)
+    for _ in range(2):
+        go_on(files, tmp_path, 20)
+        check(files, 100)
+    assert clocks(files.url, APPLICATION)[-1] > 800
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("name", STORES)
+def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(name: str, after: bool, tmp_path: Path) -> None:
+    files = unpacked(name)
+    assert survive(files, after, lambda mortal: go_on(mortal, tmp_path, 17)) > 4
+    check(files, 85)
+
+
+@pytest.mark.parametrize(
+    "tasks", [[Windows(), Counts()], [Totals(), Counts()], [Windows()]], ids=["Totals", "Windows", "Totals and Counts"]
+)
+@pytest.mark.parametrize("name", STORES)
+def test_a_task_that_is_left_out_comes_back(name: str, tasks: Sequence[PersistentTask], tmp_path: Path) -> None:
+    files = unpacked(name)
+    go_on_for_a_while(files, tmp_path, tasks)
+    check(files, 75)
+    go_on(files, tmp_path, 20)
+    check(files, 100)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_the_store_holds_what_it_is_about(name: str) -> None:
+    files = unpacked(name)
+    log = Log(files, APPLICATION)
+    entries = {number: json.loads(bytes(files.read(log.path(number))).splitlines()[0]) for number in log.numbers()}
+    newest = entries[max(entries)]
+    assert {entry["format"] for entry in entries.values()} == {3}
+    assert newest["base"] < newest["number"]
+    # The first entry of a start is whole.
+    whole = entries[newest["base"]]
+    assert whole["epoch"] == 3
+    totals, windows, counts = (whole["tasks"][task] for task in ("Totals", "Windows", "Counts"))
+    for field in ("clock", "channels", "positions", "journal"):
+        assert totals[field] == windows[field]
+    for field in ("positions", "journal"):
+        assert totals[field] != counts[field]
+    assert counts["born"] == BORN
+    assert totals["delivered"]["sink"] in whole["retained"][:-1]
+    runs = [run for task in (totals, windows, counts) for run in runs_of(task)]
+    assert any(run["below"] is not None for run in runs)
+    assert any(pa.ipc.open_file(files.read(run["file"]["path"])).num_record_batches > 1 for run in runs)
