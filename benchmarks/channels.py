@@ -22,9 +22,9 @@ from benchmarks.contenders import Sum
 from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
 from persistent_state import Chunk
-from persistent_state.batch.lift import Lifted, lift_chunk
+from persistent_state.batch.lift import Lifted, Read, lift_chunk
 from persistent_state.batch.messages import Basis
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.engine.dataframe_source import chunks_of
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import Settings
@@ -41,15 +41,15 @@ BATCH = 10_000
 WIDE = SCHEMA.append(pa.field("device", pa.string())).append(pa.field("at", pa.int64()))
 
 
-def planned(channels: int, jump: int | None) -> tuple[Plan, Basis]:
+def planned(channels: int, jump: int | None) -> tuple[FlowPlan, Basis]:
     """A task whose channels have all come, and its next micro-batch."""
     files = open_files(f"memory://channels-{channels}-{jump}")
-    plan = Plan("channels", files, Sum(), WIDE, "ts", "device", Settings(SECOND, jump=jump), 2)
-    entry = takeover.take_over(Log(files, "channels"), [plan], interval=SECOND, shards=2, writer="benchmark", now=START)
+    flow = FlowPlan((Plan("channels", files, Sum(), WIDE, "ts", "device", Settings(SECOND, jump=jump), 2),))
+    entry = takeover.take_over(Log(files, "channels"), [flow], interval=SECOND, shards=2, writer="benchmark", now=START)
     names = [f"device-{number}" for number in range(channels)]
-    basis = commits.plan_batch(entry, plan, Reach({}), START)
+    basis = commits.plan_batch(entry, flow, Reach({}), START)
     known = {name: Channel(START, START) for name in names}
-    return plan, replace(basis, channels=known, positions={name: Position(0, (), ((0, START),)) for name in names})
+    return flow, replace(basis, channels=known, positions={name: Position(0, (), ((0, START),)) for name in names})
 
 
 def batches(channels: int, rows: int) -> list[pa.RecordBatch]:
@@ -66,15 +66,16 @@ def batches(channels: int, rows: int) -> list[pa.RecordBatch]:
     return pa.Table.from_arrays(columns, schema=WIDE).to_batches(max_chunksize=BATCH)
 
 
-def seconds(plan: Plan, basis: Basis, chunks: Callable[[], Iterator[Chunk]]) -> float:
+def seconds(flow: FlowPlan, basis: Basis, chunks: Callable[[], Iterator[Chunk]]) -> float:
     """The least time of three that it takes to lift chunks."""
     taken = []
     for _ in range(3):
         began = time.perf_counter()
-        lifted = Lifted()
+        read, lifted = Read(), Lifted()
         for chunk in chunks():
-            lift_chunk(plan, basis, chunk, lifted)
+            lift_chunk(flow, basis, chunk, read, [lifted])
         taken.append(time.perf_counter() - began)
+        assert not read.late
         assert not lifted.sides
     return min(taken)
 
@@ -88,12 +89,12 @@ def speeds(channels: int, rows: int) -> dict[str, float]:
     def of_files() -> Iterator[Chunk]:
         return (Chunk("events", first, batch) for first, batch in zip(offsets, whole, strict=False))
 
-    plan, basis = planned(channels, None)
+    flow, basis = planned(channels, None)
     jumping, from_there = planned(channels, 3600 * SECOND)
     return {
-        "FileSource": rows / seconds(plan, basis, of_files),
+        "FileSource": rows / seconds(flow, basis, of_files),
         "max_jump": rows / seconds(jumping, from_there, of_files),
-        "DataFrame": rows / seconds(plan, basis, lambda: chunks_of(some, plan, "device", "at")),
+        "DataFrame": rows / seconds(flow, basis, lambda: chunks_of(some, flow, "device", "at")),
     }
 
 

@@ -29,10 +29,9 @@ from persistent_state import (
     ValuesAtClock,
     WindowState,
 )
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import positive
-from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import takeover
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -186,7 +185,7 @@ def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> P
     def start() -> tuple[StreamingQuery, Callable[[], object]]:
         run = app.start(setting.spark)
         # Only Spark knows how long a whole micro-batch took.
-        (query,) = run._supervisor.queries.by_task.values()
+        (query,) = run._supervisor.queries.by_flow.values()
         # Windows are given out beside the micro-batches: the pass ends when all are.
         return query, run.stop if setting.window is None or not setting.emits else run.drain
 
@@ -279,13 +278,13 @@ def blobs_of(setting: Setting) -> DataFrame:
     files, interval = open_files(str(setting.scratch / "store")), positive("interval", setting.interval)
     source = FileSource(setting.folder, timestamp="ts", max_files_per_batch=setting.max_files_per_batch)
     task = task_of(setting)
-    plan = Plan("benchmark", files, task, source.schema, "ts", None, Settings(interval), shards)
+    flow = FlowPlan((Plan("benchmark", files, task, source.schema, "ts", None, Settings(interval), shards),))
     entry = takeover.take_over(
-        Log(files, "benchmark"), [plan], interval=interval, shards=shards, writer="benchmark", now=1
+        Log(files, "benchmark"), [flow], interval=interval, shards=shards, writer="benchmark", now=1
     )
     session = session_of(setting)
-    labels = numbers_of_partitions(shards)
-    return arrow_source.load(session, plan, arrow_source.ArrowReader(plan, source, entry.epoch, shards, labels, 1))
+    labels = arrow_source.labels_of(flow)
+    return arrow_source.load(session, flow, arrow_source.ArrowReader(flow, source, entry.epoch, shards, labels, 1))
 
 
 def combined(setting: Setting) -> Pass:

@@ -25,7 +25,7 @@ from benchmarks.streams import SCHEMA, START
 from persistent_state import Chunk, Reach
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
@@ -58,7 +58,8 @@ def checkpoints(folder: str, keys: int, changed: int, emits: bool) -> Iterator[l
     files = CountedFiles(folder)
     plan = plan_of(files, emits)
     log, ids, chance = Log(files, "cost"), count(), np.random.default_rng(1)
-    entry = takeover.take_over(log, [plan], interval=SECOND, shards=SHARDS, writer="benchmark", now=START)
+    flow = FlowPlan((plan,))
+    entry = takeover.take_over(log, [flow], interval=SECOND, shards=SHARDS, writer="benchmark", now=START)
     position = 0
     for batch in count():
         some = np.arange(keys) if batch == 0 else chance.choice(keys, changed, replace=False)
@@ -66,8 +67,8 @@ def checkpoints(folder: str, keys: int, changed: int, emits: bool) -> Iterator[l
         stamps = pa.array(START + batch * SECOND + np.arange(len(some)) * SECOND // len(some), SCHEMA.field("ts").type)
         rows = pa.record_batch([stamps, some, np.ones(len(some), np.int64)], schema=SCHEMA)
         reach = Reach({"": position + len(some)}, {"": False})
-        basis = commits.plan_batch(entry, plan, reach, START + batch * SECOND)
-        blobs, report = combine(plan, basis, 0, 1, [Chunk("", position, rows)])
+        basis = commits.plan_batch(entry, flow, reach, START + batch * SECOND)
+        blobs, report = combine(flow, basis, 0, 1, [Chunk("", position, rows)])
         described = [
             merge_shard(plan, shard, [blob], None, lambda: f"{next(ids):016x}")[0] for shard, blob in enumerate(blobs)
         ]

@@ -132,7 +132,7 @@ def ours(setting: Setting, topic: str, by_spark: bool) -> Pass:
 
     def start() -> tuple[StreamingQuery, Callable[[], object]]:
         run = app.start(setting.spark)
-        (query,) = run._supervisor.queries.by_task.values()
+        (query,) = run._supervisor.queries.by_flow.values()
         return query, run.stop
 
     return drained(start)

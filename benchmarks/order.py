@@ -24,7 +24,7 @@ from monoids import First, Last, List, Monoid, Sum
 from persistent_state import Chunk, NonWindowState, PersistentTask, Reach
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers, Blob
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
@@ -65,7 +65,7 @@ class Played:
         settings = Settings(SECOND)
         self.plan = Plan("order", files, Kept(monoid), SCHEMA, "ts", None, settings, 1, timestamp_unit="us")
         self.log, self.position, self.sent = Log(files, "order"), 0, 0
-        takeover.take_over(self.log, [self.plan], interval=SECOND, shards=1, writer="benchmark", now=START)
+        takeover.take_over(self.log, [FlowPlan((self.plan,))], interval=SECOND, shards=1, writer="benchmark", now=START)
         self.known: set[str] = set()
         self.rewritten = self.held = 0
 
@@ -76,8 +76,9 @@ class Played:
         rows = pa.record_batch([times, keys, keys], schema=SCHEMA)
         self.position += len(keys)
         entry = commits.wake(self.log, 1, self.plan.name, START)
-        basis = commits.plan_batch(entry, self.plan, Reach({"events": self.position}), START)
-        (blob,), report = combine(self.plan, basis, 0, 1, [Chunk("events", number, rows)])
+        flow = FlowPlan((self.plan,))
+        basis = commits.plan_batch(entry, flow, Reach({"events": self.position}), START)
+        (blob,), report = combine(flow, basis, 0, 1, [Chunk("events", number, rows)])
         data = blob.to_bytes()
         said, runs = merge_shard(self.plan, 0, [Blob.from_bytes(data)], None, new_id)
         made = Answers([report], [said])

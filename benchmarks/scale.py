@@ -2,11 +2,11 @@
 
     python -m benchmarks.scale [--size N ...] [--channels N] [--tasks N] [--levels N] [--json FILE]
 
-No Spark is used: the functions are those that planner, parts, shards and driver call. An application has so many tasks, each
-with as many shards, and in each shard so many levels of runs. A micro-batch of one task is planned and read in as many parts.
-Each part has channels of its own and a row for about each shard. One part is read and one shard is merged; the other shards are
-told to say what that one says. "Cluster" is what all parts and shards together send and take: the header of a blob times
-parts times shards, and so on.
+No Spark is used: the functions are those that planner, parts, shards and driver call. An application has so many tasks of one
+source, each with as many shards, and in each shard so many levels of runs. A micro-batch is planned and read in as many parts.
+Each part has channels of its own and a row for about each shard. One part is read for all tasks, and one shard of one task is
+merged; the other shards are told to say what that one says. "Cluster" is what all parts and shards together send and take: the
+header of a blob times parts times shards times tasks, and so on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.streams import SCHEMA, START
 from persistent_state import Chunk, Reach
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Advance, Answers, Basis, Blob, Descriptor, Report
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import Position
@@ -41,6 +41,7 @@ from persistent_state.protocol import commits, takeover
 from persistent_state.store import codec
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
+from persistent_state.store.flow_state import FlowState
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run, ShardRuns, Stored
 from persistent_state.store.task_state import TaskState
@@ -65,7 +66,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a micro-batch of one task costs. Bytes of one of each kind, seconds of one processor."""
+    """What a micro-batch costs. Bytes of one of each kind, seconds of one processor."""
 
     partition_bytes: int
     blob_header_bytes: int
@@ -111,8 +112,8 @@ def channel(number: int) -> str:
     return f"events-{number}"
 
 
-def plans(size: Size) -> list[Plan]:
-    """The plans of the tasks: equal tasks by other names, on one source."""
+def planned(size: Size) -> FlowPlan:
+    """The plan of the tasks: equal tasks by other names, on one source."""
     files = open_files(f"memory://scale-{new_id()}")
 
     def task(number: int) -> Sum:
@@ -121,22 +122,28 @@ def plans(size: Size) -> list[Plan]:
         return made
 
     settings = Settings(SECOND)
-    return [Plan("scale", files, task(i), SCHEMA, "ts", None, settings, size.shards) for i in range(size.tasks)]
+    plans = [Plan("scale", files, task(i), SCHEMA, "ts", None, settings, size.shards) for i in range(size.tasks)]
+    return FlowPlan(tuple(plans))
 
 
-def filled(name: str, state: TaskState, size: Size) -> TaskState:
-    """A task's record with all levels of runs in each shard, and all channels at one second."""
-    shards = []
-    for shard in range(size.shards):
-        shards.append(ShardRuns(tuple(run_of(name, shard, size, level + 1) for level in range(size.levels))))
+def with_channels(flow: FlowState, size: Size) -> FlowState:
+    """A flow's record with all channels at one second."""
     names = [channel(number) for number in range(size.channels)]
-    known = next(iter(state.source.channels.values()))
+    known = next(iter(flow.source.channels.values()))
     source = replace(
-        state.source,
+        flow.source,
         channels=dict.fromkeys(names, known),
         positions={name: Position(1000, (), ((900, START),)) for name in names},
     )
-    return replace(state, source=source, stored=replace(state.stored, shards=tuple(shards)))
+    return flow.with_source(source)
+
+
+def with_runs(name: str, state: TaskState, size: Size) -> TaskState:
+    """A task's record with all levels of runs in each shard."""
+    shards = []
+    for shard in range(size.shards):
+        shards.append(ShardRuns(tuple(run_of(name, shard, size, level + 1) for level in range(size.levels))))
+    return replace(state, stored=replace(state.stored, shards=tuple(shards)))
 
 
 def run_of(name: str, shard: int, size: Size, batch: int) -> Run:
@@ -147,22 +154,25 @@ def run_of(name: str, shard: int, size: Size, batch: int) -> Run:
     return Run(file, LEVEL_ROWS, low, high, START - SECOND, START - SECOND)
 
 
-def started(size: Size) -> tuple[Log, list[Plan], Entry]:
-    """An application whose tasks have read every channel once, and whose log says what `filled` makes of that."""
-    made = plans(size)
-    log = Log(made[0].files, "scale")
-    entry = takeover.take_over(log, made, interval=SECOND, shards=size.shards, writer="benchmark", now=START)
-    for plan in made:
-        # One row in one channel, so that there is a channel to copy.
-        basis = commits.plan_batch(entry, plan, Reach({channel(0): 1}), START)
-        blobs, report = combine(plan, basis, 0, 1, [Chunk(channel(0), 0, rows(np.array([0]), START))])
-        said = [merge_shard(plan, shard, [blob], (), new_id)[0] for shard, blob in enumerate(blobs)]
-        entry, _ = committed(log, plan, Answers([report], said))
-    full = entry.follower(START, tasks={name: filled(name, task, size) for name, task in entry.tasks.items()})
+def started(size: Size) -> tuple[Log, FlowPlan, Entry]:
+    """An application that has read every channel once, and whose log says what `with_channels` and `with_runs` make of that."""
+    flow = planned(size)
+    log = Log(flow.first.files, "scale")
+    entry = takeover.take_over(log, [flow], interval=SECOND, shards=size.shards, writer="benchmark", now=START)
+    # One row in one channel, so that there is a channel to copy.
+    basis = commits.plan_batch(entry, flow, Reach({channel(0): 1}), START)
+    blobs, report = combine(flow, basis, 0, 1, [Chunk(channel(0), 0, rows(np.array([0]), START))])
+    said = [merge_shard(flow.by_name[blob.task], blob.shard, [blob], (), new_id)[0] for blob in blobs]
+    entry, _ = committed(log, flow, Answers([report], said))
+    full = entry.follower(
+        START,
+        flows={id: with_channels(state, size) for id, state in entry.flows.items()},
+        tasks={name: with_runs(name, task, size) for name, task in entry.tasks.items()},
+    )
     log.append(full)
     newest = log.newest()
     assert newest is not None
-    return log, made, newest
+    return log, flow, newest
 
 
 def rows(some: np.ndarray, at: int) -> pa.RecordBatch:
@@ -176,8 +186,8 @@ def names(size: Size, part: int) -> list[str]:
     return [channel(number) for number in range(part % size.channels, size.channels, size.parts)] or [channel(0)]
 
 
-def committed(log: Log, plan: Plan, answers: Answers) -> tuple[Entry, Advance]:
-    return commits.commit(log, 1, plan.settings, answers, now=START, new_id=new_id, keeping=commits.Keeping())
+def committed(log: Log, flow: FlowPlan, answers: Answers) -> tuple[Entry, Advance]:
+    return commits.commit(log, 1, flow.first.settings, answers, now=START, new_id=new_id, keeping=commits.Keeping())
 
 
 def chunks(size: Size, part: int) -> list[Chunk]:
@@ -188,25 +198,25 @@ def chunks(size: Size, part: int) -> list[Chunk]:
 
 
 def costs(size: Size) -> Costs:
-    """Play one micro-batch of the first task."""
-    log, made, _ = started(size)
-    plan, store = made[0], made[0].files
+    """Play one micro-batch of all tasks."""
+    log, flow, _ = started(size)
+    plan, store = flow.first, flow.first.files
     ends = {channel(number): 1000 + size.shards for number in range(size.channels)}
     planning = Clock()
     with planning.running():
-        entry = commits.wake(log, 1, plan.name, START)
-        basis = commits.plan_batch(entry, plan, Reach(ends), START)
+        entry = commits.wake(log, 1, flow.id, START)
+        basis = commits.plan_batch(entry, flow, Reach(ends), START)
         told = [basis.of_part(part, names(size, part)) for part in range(size.parts)]
         partitions = [len(pickle.dumps((basis, part, size.parts, None))) for part, basis in enumerate(told)]
 
     reading = Clock()
     with reading.running():
-        own, _ = combine(plan, told[-1], size.parts - 1, size.parts, chunks(size, size.parts - 1))
+        own, _ = combine(flow, told[-1], size.parts - 1, size.parts, chunks(size, size.parts - 1))
         for blob in own:
             blob.to_bytes()
     header = len(replace(own[-1], tables=(), sides=()).to_bytes())
 
-    sent = [combine(plan, basis, part, size.parts, chunks(size, part)) for part, basis in enumerate(told)]
+    sent = [combine(flow, basis, part, size.parts, chunks(size, part)) for part, basis in enumerate(told)]
     arrived = [blobs[0].to_bytes() for blobs, _ in sent]
     reports = [report.to_bytes() for _, report in sent]
     held = [shard.runs for shard in entry.tasks[plan.name].stored.in_shards(size.shards)]
@@ -214,22 +224,22 @@ def costs(size: Size) -> Costs:
     with merging.running():
         first, _ = merge_shard(plan, 0, [Blob.from_bytes(data) for data in arrived], held[0], new_id)
         described = pickle.dumps(first)
-    answers = [pickle.dumps(each) for each in answers_of(first, entry, basis, size, range(size.shards))]
+    answers = [pickle.dumps(each) for each in answers_of(first, entry, basis, size, [*shards_of(flow, size)])]
     committing = Clock()
     with committing.running():
         said: list[Descriptor] = list(map(pickle.loads, answers))
-        entry, _ = committed(log, plan, Answers(list(map(Report.from_bytes, reports)), said))
+        entry, _ = committed(log, flow, Answers(list(map(Report.from_bytes, reports)), said))
 
     # Another micro-batch, whose only row is for one shard.
-    basis = commits.plan_batch(entry, plan, Reach(ends), START)
-    blobs, report = combine(plan, basis, 0, 1, [])
+    basis = commits.plan_batch(entry, flow, Reach(ends), START)
+    blobs, report = combine(flow, basis, 0, 1, [])
     held = [shard.runs for shard in entry.tasks[plan.name].stored.in_shards(size.shards)]
     first, _ = merge_shard(plan, 0, [blobs[0]], held[0], new_id)
-    answers = [pickle.dumps(each) for each in answers_of(first, entry, basis, size, range(1))]
+    answers = [pickle.dumps(each) for each in answers_of(first, entry, basis, size, [(plan.name, 0)])]
     small_committing = Clock()
     with small_committing.running():
         said = list(map(pickle.loads, answers))
-        small_entry, _ = committed(log, plan, Answers([report], said))
+        small_entry, _ = committed(log, flow, Answers([report], said))
     return Costs(
         partition_bytes=sum(partitions) // size.parts,
         blob_header_bytes=header,
@@ -247,13 +257,20 @@ def costs(size: Size) -> Costs:
     )
 
 
+def shards_of(flow: FlowPlan, size: Size) -> Iterator[tuple[str, int]]:
+    """The shards of all tasks."""
+    return ((plan.name, shard) for plan in flow.tasks for shard in range(size.shards))
+
+
 def answers_of(
-    first: Descriptor, entry: Entry, basis: Basis, size: Size, written: Collection[int]
+    first: Descriptor, entry: Entry, basis: Basis, size: Size, written: Collection[tuple[str, int]]
 ) -> Iterator[Descriptor]:
-    """What all shards answer that say what the first one says, if these wrote a run each."""
-    for shard, held in enumerate(entry.tasks[first.task].stored.in_shards(size.shards)):
-        new = [run_of(first.task, shard, size, first.batch)] if shard in written else []
-        yield replace(first, shard=shard, base=basis.grounds[shard].runs, kept=len(held.runs), runs=tuple(new))
+    """What all shards of all tasks answer that say what the first one says, if these wrote a run each."""
+    for name, task in entry.tasks.items():
+        for shard, held in enumerate(task.stored.in_shards(size.shards)):
+            new = [run_of(name, shard, size, first.batch)] if (name, shard) in written else []
+            base = basis.grounds[name][shard].runs
+            yield replace(first, task=name, shard=shard, base=base, kept=len(held.runs), runs=tuple(new))
 
 
 def length(log: Log, number: int) -> int:
@@ -263,13 +280,14 @@ def length(log: Log, number: int) -> int:
 
 def cluster(size: Size, cost: Costs) -> dict[str, float]:
     """What the whole cluster sends, and how many seconds of processors it spends, in one micro-batch."""
+    shards = size.shards * size.tasks
     return {
-        "bytes": size.parts * (cost.partition_bytes + cost.report_bytes + size.shards * cost.blob_header_bytes)
-        + size.shards * cost.descriptor_bytes
+        "bytes": size.parts * (cost.partition_bytes + cost.report_bytes + shards * cost.blob_header_bytes)
+        + shards * cost.descriptor_bytes
         + cost.entry_bytes,
         "seconds": cost.plan_seconds
         + size.parts * cost.part_seconds
-        + size.shards * cost.shard_seconds
+        + shards * cost.shard_seconds
         + cost.commit_seconds,
     }
 

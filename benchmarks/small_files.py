@@ -2,8 +2,8 @@
 
     python -m benchmarks.small_files [--batches N] [--tasks N] [--json FILE]
 
-Two micro-batches a second, each of 10 new files with a row each and of 4 late rows, for each of so many tasks with an output;
-no Spark, a clock of its own, and a store in the memory of the machine. The driver collects as it would.
+Two micro-batches a second, each of 10 new files with a row each and of 4 late rows, for so many tasks of one source with an
+output each; no Spark, a clock of its own, and a store in the memory of the machine. The driver collects as it would.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from benchmarks.measure import write_json
 from monoids import Sum
 from persistent_state import Chunk, NonWindowState, PersistentTask, Reach
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Answers
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.messages import Answers, Blob
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
@@ -65,19 +65,19 @@ class Driver:
     """A driver's part of an application: it commits, gives outputs their clocks, and collects."""
 
     def __init__(self, files: Files, tasks: int) -> None:
-        self.plans = [plan_of(files, f"Task{i}") for i in range(tasks)]
+        self.flow = FlowPlan(tuple(plan_of(files, f"Task{i}") for i in range(tasks)))
         self.keeping = Keeping()
         self.now = START
-        self.logs = {plan.name: Log(files, "small") for plan in self.plans}
+        self.log = Log(files, "small")
         self.collector = Collector(Log(files, "small"))
         self.givers = [
             Giver(Log(files, "small"), plan.name, "sink", lambda: None, lambda entry, due: None, lambda: self.now)
-            for plan in self.plans
+            for plan in self.flow.tasks
         ]
         self.ids = count()
         self.entry = takeover.take_over(
-            self.logs[self.plans[0].name],
-            self.plans,
+            self.log,
+            [self.flow],
             interval=INTERVAL,
             shards=SHARDS,
             writer="benchmark",
@@ -88,38 +88,43 @@ class Driver:
         return f"{next(self.ids):016x}"
 
     def micro_batch(self, batch: int) -> Entry:
-        """One micro-batch of every task; the first row of each part is late."""
+        """One micro-batch of the source; the first row of each part is late."""
         self.now += BATCH
-        for plan in self.plans:
-            log = self.logs[plan.name]
-            entry = commits.wake(log, 1, plan.name, self.now)
-            lines = tuple(
-                f'{{"ordinal":{FILES * batch + i},"path":"2026/11/22/{FILES * batch + i:032x}.jsonl","size":1234}}'
-                for i in range(FILES)
+        flow = self.flow
+        entry = commits.wake(self.log, 1, flow.id, self.now)
+        lines = tuple(
+            f'{{"ordinal":{FILES * batch + i},"path":"2026/11/22/{FILES * batch + i:032x}.jsonl","size":1234}}'
+            for i in range(FILES)
+        )
+        first = entry.flows[flow.id].source.positions[""].next if batch else 0
+        reach = Reach({"": first + FILES}, {"": False}, lines)
+        basis = commits.plan_batch(entry, flow, reach, self.now)
+        sent = []
+        for part in range(PARTS):
+            low, high = (FILES * p // PARTS for p in (part, part + 1))
+            stamps = [self.now + i for i in range(low, high)]
+            if batch > INTERVAL // BATCH * 2:
+                stamps[0] = START
+            rows = pa.record_batch(
+                [
+                    pa.array(stamps, SCHEMA.field("ts").type),
+                    pa.array([(FILES * batch + i) % KEYS for i in range(low, high)], pa.int64()),
+                    pa.array([1] * (high - low), pa.int64()),
+                ],
+                schema=SCHEMA,
             )
-            first = entry.tasks[plan.name].source.positions[""].next if batch else 0
-            reach = Reach({"": first + FILES}, {"": False}, lines)
-            basis = commits.plan_batch(entry, plan, reach, self.now)
-            sent = []
-            for part in range(PARTS):
-                low, high = (FILES * p // PARTS for p in (part, part + 1))
-                stamps = [self.now + i for i in range(low, high)]
-                if batch > INTERVAL // BATCH * 2:
-                    stamps[0] = START
-                rows = pa.record_batch(
-                    [
-                        pa.array(stamps, SCHEMA.field("ts").type),
-                        pa.array([(FILES * batch + i) % KEYS for i in range(low, high)], pa.int64()),
-                        pa.array([1] * (high - low), pa.int64()),
-                    ],
-                    schema=SCHEMA,
-                )
-                sent.append(combine(plan, basis.of_part(part, None), part, PARTS, [Chunk("", first + low, rows)]))
-            made = [merge_shard(plan, i, [blobs[i] for blobs, _ in sent], None, self.new_id)[0] for i in range(SHARDS)]
-            answers = Answers([report for _, report in sent], made)
-            self.entry, _ = commits.commit(
-                log, 1, plan.settings, answers, now=self.now, new_id=self.new_id, keeping=self.keeping
-            )
+            sent.append(combine(flow, basis.of_part(part, None), part, PARTS, [Chunk("", first + low, rows)]))
+        arrived: dict[tuple[str, int], list[Blob]] = {}
+        for blob in (blob for blobs, _ in sent for blob in blobs):
+            arrived.setdefault((blob.task, blob.shard), []).append(blob)
+        made = [
+            merge_shard(flow.by_name[task], shard, blobs, None, self.new_id)[0]
+            for (task, shard), blobs in arrived.items()
+        ]
+        answers = Answers([report for _, report in sent], made)
+        self.entry, _ = commits.commit(
+            self.log, 1, flow.first.settings, answers, now=self.now, new_id=self.new_id, keeping=self.keeping
+        )
         for giver in self.givers:
             giver.give_next(1)
         return self.entry
@@ -134,13 +139,13 @@ class Driver:
 def measured(made: Driver, folder: str, collecting: float) -> dict[str, float]:
     gc.collect()
     entries = [file.stat().st_size for file in Path(folder, "small", "log").iterdir()]
-    task = made.entry.tasks["Task0"]
+    flow = made.entry.flow_of("Task0")
     return {
         "largest_entry_kb": max(entries) / 1e3,
         "log_mb": sum(entries) / 1e6,
         "entries": len(entries),
         "files": sum(len(os.listdir(each)) for each in Path(folder, "small", "runs").iterdir()),
-        "listed": len(task.late_rows.sides) + len(task.source.journal.files) + len(task.late_rows.settled.files),
+        "listed": len(flow.late_rows.sides) + len(flow.source.journal.files) + len(flow.late_rows.settled.files),
         "driver_mb": psutil.Process().memory_info().rss / 1e6,
         "collect_ms": collecting * 1e3,
     }

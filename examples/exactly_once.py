@@ -86,11 +86,9 @@ def application(place: Place, shards: int) -> Application:
         allowed_delay="6 hours",
         shards=shards,
     )
-    for task in (FlightsPerRoute(), DelayPerOrigin()):
-        app.add(
-            task, FileSource(str(place.folder / "stream"), timestamp="time_hour", max_files_per_batch=FILES_PER_BATCH)
-        )
-    return app
+    # One source object for both tasks: it is read once.
+    departures = FileSource(str(place.folder / "stream"), timestamp="time_hour", max_files_per_batch=FILES_PER_BATCH)
+    return app.add(FlightsPerRoute(), departures).add(DelayPerOrigin(), departures)
 
 
 def drive(place: Place, shards: int) -> None:

@@ -119,7 +119,7 @@ class Application:
 
         Args:
             task: An instance of your `PersistentTask`.
-            source: Where its messages come from.
+            source: Where its messages come from. Tasks that are given one object share it: it is read once for all of them.
             sink: Where its values at each checkpoint clock go: a `Sink`, a function of (values, clock), `ValuesAtClock`,
                 `RunningValues`, or a list of these.
             on_bad_row: "keep" stores bad rows beside the late ones, "fail" stops the application at the first one.
@@ -158,8 +158,8 @@ class Application:
 
         Args:
             spark: The session.
-            reset: Tasks that start from zero at the global clock, as a task does that is new to the application. Messages below
-                that clock are late for them.
+            reset: Tasks that start from zero at the global clock, as a task does that is new to the application. They read on
+                with the tasks that share their source. For a task that is alone on it, messages below that clock are late.
             rebuild: Tasks that are built again from the beginning of their sources. The global clock waits until they have
                 caught up. Their outputs need names that the store does not know.
             trigger: The least time between the beginnings of two micro-batches: a text such as "10 seconds", or a `timedelta`.
@@ -220,7 +220,8 @@ class Application:
         drains: bool = False,
     ) -> Running:
         from persistent_state.engine import dataframe_source, kafka_connector
-        from persistent_state.engine.queries import Part, Setup
+        from persistent_state.engine.feeds import Part
+        from persistent_state.engine.queries import Setup
         from persistent_state.engine.run import start
 
         if on_progress is not None:
@@ -231,6 +232,8 @@ class Application:
         settings = self._settings()
         shards = self.shards or spark.sparkContext.defaultParallelism
         parts = []
+        # Tasks that were given one source object are to share it.
+        read_by: dict[int, TimeReplayableSource | KafkaConnectorSource] = {}
         for added in self._added:
             source = added.source
             if isinstance(source, KafkaConnectorSource):
@@ -258,7 +261,7 @@ class Application:
                 plan.check_update(update)
             source = added.source
             if not isinstance(source, DataFrameSource):
-                source = source.read_by(self.name)
+                source = read_by.setdefault(id(source), source.read_by(self.name))
             parts.append(Part(plan, source, added.outputs))
         setup = Setup(
             spark,

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers
-from persistent_state.batch.plan import KEEP, Plan
+from persistent_state.batch.plan import KEEP, FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
@@ -29,9 +29,9 @@ from persistent_state.sources.schemas import AnySchema, arrow_schema
 from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
+from persistent_state.store.flow_state import LateRows
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import read_side, seen_below
-from persistent_state.store.task_state import TaskState
 from persistent_state.task import Message, PersistentTask
 
 _logger = logging.getLogger("persistent_state")
@@ -156,17 +156,17 @@ def run_local(
 def _run(plan: Plan, source: _Messages, interval: int) -> LocalRun:
     ids = (str(i) for i in range(2**62))
     keeping = Keeping(clocks=2**31, grace=0)
-    log = Log(plan.files, plan.application)
-    entry = takeover.take_over(log, [plan], interval=interval, shards=1, writer="local", now=0)
+    log, flow = Log(plan.files, plan.application), FlowPlan((plan,))
+    entry = takeover.take_over(log, [flow], interval=interval, shards=1, writer="local", now=0)
     cached: tuple[Any, ...] = ()
     while True:
-        start = entry.tasks[plan.name].source.next_positions
+        start = entry.flows[flow.id].source.next_positions
         reach = source.reach(start, everything=False)
         if reach.ends == start:
             break
-        basis = commits.plan_batch(entry, plan, reach, now=0)
+        basis = commits.plan_batch(entry, flow, reach, now=0)
         chunks = (chunk for split in source.splits(start, reach.ends, parts=1) for chunk in source.read(split))
-        blobs, report = combine(plan, basis, 0, 1, chunks)
+        blobs, report = combine(flow, basis, 0, 1, chunks)
         descriptor, cached = merge_shard(plan, 0, blobs, cached, lambda: next(ids))
         answers = Answers([report], [descriptor])
         entry, _ = commits.commit(
@@ -189,17 +189,17 @@ def _result(plan: Plan, entry: Entry) -> LocalRun:
         except Exception as error:
             raise plan.failed_to_present(error) from error
         before = clock
-    if reasons := Counter(task.late_rows.counts()):
+    if reasons := Counter(entry.late_rows_of(plan.name).counts()):
         counts = ", ".join(f"{count:,} {reason!r}" for reason, count in reasons.most_common())
         _logger.warning(
             "task=%s: %s rows did not count: %s. See `late` of the run.", plan.name, reasons.total(), counts
         )
-    return LocalRun(states, outputs, list(_late(plan, task)))
+    return LocalRun(states, outputs, list(_late(plan, entry.late_rows_of(plan.name))))
 
 
-def _late(plan: Plan, task: TaskState) -> Iterator[dict[str, Any]]:
+def _late(plan: Plan, rows: LateRows) -> Iterator[dict[str, Any]]:
     """Yield the late and bad rows as `read_late_rows` returns them, without the column that stands for the timestamp."""
-    for side in late_rows.all_of(plan.files, task.late_rows):
+    for side in late_rows.all_of(plan.files, rows):
         for row in read_side(plan.files, side).to_pylist():
             columns = {name: value for name, value in row["row"].items() if name != TIMESTAMP}
             yield {**row, "row": columns}

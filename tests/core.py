@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers, Blob, Report
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import END, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
@@ -64,6 +64,7 @@ def plan_of(
     shards: int = 1,
     on_bad_row: str = "keep",
     timestamp_unit: str | None = "us",
+    delivery: str = EXACTLY_ONCE,
 ) -> Plan:
     """The plan of a task; integers are microseconds, whatever dates they look like."""
     if timestamp in schema.names and not pa.types.is_int64(schema.field(timestamp).type):
@@ -79,18 +80,30 @@ def plan_of(
         shards=shards,
         on_bad_row=on_bad_row,
         timestamp_unit=timestamp_unit,
+        delivery=delivery,
     )
 
 
+def alone(plan: Plan | FlowPlan) -> FlowPlan:
+    """The flow of one task; a flow as it is."""
+    return plan if isinstance(plan, FlowPlan) else FlowPlan((plan,))
+
+
 def start(
-    log: Log, plans: Sequence[Plan], *, now: int = 0, reset: Sequence[str] = (), rebuild: Sequence[str] = ()
+    log: Log,
+    plans: Sequence[Plan | FlowPlan],
+    *,
+    now: int = 0,
+    reset: Sequence[str] = (),
+    rebuild: Sequence[str] = (),
 ) -> Entry:
-    settings = plans[0].settings
+    """Take over with flows, of which a task by itself is one."""
+    flows = [alone(plan) for plan in plans]
     return takeover.take_over(
         log,
-        plans,
-        interval=settings.interval,
-        shards=plans[0].shards,
+        flows,
+        interval=flows[0].first.settings.interval,
+        shards=flows[0].first.shards,
         writer="test",
         now=now,
         reset=reset,
@@ -102,14 +115,14 @@ def ways(task: str) -> str:
     """What the refusal of a task that can't go on offers."""
     return (
         f'Name it in rebuild=["{task}"] of run or start, and it is built again from the beginning of its source, while the '
-        f'global clock waits. Under another name, or with reset=["{task}"], it starts from zero at the global clock: older '
-        "messages are late."
+        f'global clock waits. Under another name, or with reset=["{task}"], it starts from zero at the global clock, '
+        "without older messages."
     )
 
 
 def answers(
     log: Log,
-    plan: Plan,
+    plan: Plan | FlowPlan,
     rows: pa.RecordBatch,
     *,
     parts: int = 1,
@@ -118,26 +131,29 @@ def answers(
     placed: bool = True,
 ) -> Answers:
     """What parts and shards make of the next rows of the only partition, read in so many parts, perhaps without positions."""
-    newest = log.newest()
+    flow, newest = alone(plan), log.newest()
     assert newest is not None
-    entry = commits.wake(log, newest.epoch, plan.name, now)
-    first = entry.tasks[plan.name].source.positions.get("", Position()).next
+    entry = commits.wake(log, newest.epoch, flow.id, now)
+    first = entry.flows[flow.id].source.positions.get("", Position()).next
     reach = Reach({"": first + rows.num_rows} if placed else {}, channels)
-    basis = commits.plan_batch(entry, plan, reach, now)
+    basis = commits.plan_batch(entry, flow, reach, now)
     bounds = [rows.num_rows * part // parts for part in range(parts + 1)]
     count = parts if placed else None
     sent = [
-        combine(plan, basis.of_part(part, None), part, count, [chunk(first + low, rows.slice(low, high - low), placed)])
+        combine(flow, basis.of_part(part, None), part, count, [chunk(first + low, rows.slice(low, high - low), placed)])
         for part, (low, high) in enumerate(itertools.pairwise(bounds))
     ]
-    return merged(plan, sent)
+    return merged(flow, sent)
 
 
-def merged(plan: Plan, sent: Sequence[tuple[list[Blob], Report]], ids: Callable[[], str] = new_id) -> Answers:
-    """What the shards make of what the parts sent, and the parts' reports."""
+def merged(
+    plan: Plan | FlowPlan, sent: Sequence[tuple[list[Blob], Report]], ids: Callable[[], str] = new_id
+) -> Answers:
+    """What the shards of each task make of what the parts sent, and the parts' reports."""
+    shards = [(task, shard) for task in alone(plan).tasks for shard in range(task.shards)]
     made = [
-        merge_shard(plan, shard, [Blob.from_bytes(blobs[shard].to_bytes()) for blobs, _ in sent], None, ids)[0]
-        for shard in range(plan.shards)
+        merge_shard(task, shard, [Blob.from_bytes(blobs[i].to_bytes()) for blobs, _ in sent], None, ids)[0]
+        for i, (task, shard) in enumerate(shards)
     ]
     return Answers([Report.from_bytes(report.to_bytes()) for _, report in sent], made)
 
@@ -147,16 +163,23 @@ def chunk(first: int, rows: pa.RecordBatch, placed: bool) -> Chunk:
 
 
 def commit(
-    log: Log, plan: Plan, made: Answers, *, epoch: int | None = None, now: int = 0, keeping: Keeping | None = None
+    log: Log,
+    plan: Plan | FlowPlan,
+    made: Answers,
+    *,
+    epoch: int | None = None,
+    now: int = 0,
+    keeping: Keeping | None = None,
 ) -> Entry:
     epoch = made.descriptors[0].epoch if epoch is None else epoch
-    entry, _ = commits.commit(log, epoch, plan.settings, made, now=now, new_id=new_id, keeping=keeping or Keeping())
+    settings = alone(plan).first.settings
+    entry, _ = commits.commit(log, epoch, settings, made, now=now, new_id=new_id, keeping=keeping or Keeping())
     return entry
 
 
 def play(
     log: Log,
-    plan: Plan,
+    plan: Plan | FlowPlan,
     rows: pa.RecordBatch,
     *,
     parts: int = 1,
@@ -165,18 +188,23 @@ def play(
     channels: Mapping[str, bool] | None = None,
     placed: bool = True,
 ) -> Entry:
-    """One micro-batch of the task from its planning to its commit."""
+    """One micro-batch of a task, or of a flow, from its planning to its commit."""
     made = answers(log, plan, rows, parts=parts, now=now, channels=channels, placed=placed)
     return commit(log, plan, made, now=now, keeping=keeping)
 
 
 def play_source(
-    log: Log, plan: Plan, source: TimeReplayableSource, *, parts: int = 1, keeping: Keeping | None = None
+    log: Log,
+    plan: Plan | FlowPlan,
+    source: TimeReplayableSource,
+    *,
+    parts: int = 1,
+    keeping: Keeping | None = None,
 ) -> Entry | None:
-    """One micro-batch of what an opened source has next; None if the task has read it to its end."""
+    """One micro-batch of what an opened source has next; None if it was read to its end."""
     newest = log.newest()
     assert newest is not None
-    start = newest.tasks[plan.name].source.next_positions
+    start = newest.flows[alone(plan).id].source.next_positions
     reach = source.reach(start, everything=False)
     if reach.ends == start:
         return None
@@ -185,7 +213,7 @@ def play_source(
 
 def play_reach(
     log: Log,
-    plan: Plan,
+    plan: Plan | FlowPlan,
     source: TimeReplayableSource,
     start: Mapping[str, int],
     reach: Reach,
@@ -194,13 +222,13 @@ def play_reach(
     keeping: Keeping | None = None,
 ) -> Entry:
     """One micro-batch of what an opened source has up to there."""
-    newest = log.newest()
+    flow, newest = alone(plan), log.newest()
     assert newest is not None
-    entry = commits.wake(log, newest.epoch, plan.name, 0)
-    basis = commits.plan_batch(entry, plan, reach, 0)
+    entry = commits.wake(log, newest.epoch, flow.id, 0)
+    basis = commits.plan_batch(entry, flow, reach, 0)
     splits = source.splits(start, reach.ends, parts)
     told = [basis.of_part(part, source.partitions_in(split)) for part, split in enumerate(splits)]
-    sent = [combine(plan, told[part], part, len(splits), source.read(split)) for part, split in enumerate(splits)]
+    sent = [combine(flow, told[part], part, len(splits), source.read(split)) for part, split in enumerate(splits)]
     return commit(log, plan, merged(plan, sent), keeping=keeping)
 
 

@@ -405,16 +405,20 @@ class TestStores:
         assert clocks(store, "app") == [30, 50]
         # Until it is there, the others' clocks move and the global one waits; what it held when it left stays readable.
         entry = core.play(ran.log, other, rows(55, 75), keeping=ran.keeping)
-        assert (entry.clock, entry.tasks["other"].progress.clock, entry.tasks["totals"].progress.clock) == (50, 70, 30)
+        assert (entry.clock, entry.flow_of("other").progress.clock, entry.flow_of("totals").progress.clock) == (
+            50,
+            70,
+            30,
+        )
         entry = core.play(ran.log, returned, rows(45), keeping=ran.keeping)
-        assert (entry.clock, entry.tasks["totals"].progress.clock) == (50, 40)
+        assert (entry.clock, entry.flow_of("totals").progress.clock) == (50, 40)
         assert read_state(store, "app", Task()).to_pylist() == [{"word": "a", "value": 2}]
         with pytest.raises(InvalidInputError, match=r"clock=.*Z \(50\) of task=totals is not retained"):
             read_state(store, "app", Task(), clock=50)
         # A start in the middle of it takes up where it stands.
         returned, other = ran.start(Task(), Task(name="other"))
         entry = core.play(ran.log, returned, rows(45, 75), keeping=ran.keeping)
-        assert (entry.clock, entry.tasks["totals"].progress.clock) == (50, 70)
+        assert (entry.clock, entry.flow_of("totals").progress.clock) == (50, 70)
         assert read_state(store, "app", Task(), clock=50).to_pylist() == [{"word": "a", "value": 3}]
         entry = core.play(ran.log, other, rows(55, 75), keeping=ran.keeping)
         assert entry.clock == 70

@@ -12,11 +12,13 @@ from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import deliver, listed_channels, live_channels, upstream_min
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import Position, move_position, newest_read
-from persistent_state.store.task_state import TaskState
+from persistent_state.store.flow_state import FlowState
 
 
-def advance(task: TaskState, reports: Sequence[Report], settings: Settings) -> Advance:
-    """Return where a task stands after the micro-batch of these reports, of which each part sent one.
+def advance(flow: FlowState, first: int | None, reports: Sequence[Report], settings: Settings) -> Advance:
+    """Return where a flow stands after the micro-batch of these reports, of which each part sent one.
+
+    `first` is the least start of an interval in the runs of its tasks, None without runs.
 
     Raises:
         DisagreementError: The first part did not report.
@@ -26,10 +28,10 @@ def advance(task: TaskState, reports: Sequence[Report], settings: Settings) -> A
     sender, now, reach = reports[0].sender, reports[0].now, reports[0].reach
     if reach is None:
         raise DisagreementError(
-            f"task={sender.task} batch={sender.batch}: its first part did not report; start it again."
+            f"flow={sender.flow} batch={sender.batch}: its first part did not report; start it again."
         )
-    channels = listed_channels(task.source.channels, reach.channels, reach.known, now)
-    if task.progress.batch == 0:
+    channels = listed_channels(flow.source.channels, reach.channels, reach.known, now)
+    if flow.progress.batch == 0:
         # Nobody was asked before now, so nobody was silent.
         channels = {name: replace(channel, active=now) for name, channel in channels.items()}
     is_silent = settings.idle_after is not None and any(report.is_silent for report in reports)
@@ -40,12 +42,12 @@ def advance(task: TaskState, reports: Sequence[Report], settings: Settings) -> A
         # It waits for others, or is on its way back to where it was: it is not silent.
         channels[name] = replace(channels[name], active=now)
     channels = deliver(channels, (sight for report in reports for sight in report.seen), now)
-    coarse = clocks.joined([*task.stored.coarse, *(report.coarse for report in reports if report.coarse)])
-    positions = _positions(task.source.positions, reach.ends, reports)
+    coarse = clocks.joined([*flow.coarse, *(report.coarse for report in reports if report.coarse)])
+    positions = _positions(flow.source.positions, reach.ends, reports)
     live = live_channels(channels, now, settings.idle_after)
     slowest = min(live, key=lambda name: live[name].reached, default=None)
     upstream: int | None = None
-    before = clock = task.progress.clock
+    before = clock = flow.progress.clock
     if live:
         upstream = upstream_min(live.values(), before, settings.delay)
         if upstream > before:
@@ -55,7 +57,7 @@ def advance(task: TaskState, reports: Sequence[Report], settings: Settings) -> A
     ):
         # Above what channels delivered that have disappeared, too: below it nothing is told apart.
         clock = max(before, clocks.next_multiple(newest, settings.interval))
-    low = before if before != clocks.BEGINNING else _lowest(task, reports, clock)
+    low = before if before != clocks.BEGINNING else _lowest(first, reports, clock)
     cuts = (*clocks.new_cuts(low, clock, settings.interval, coarse), clock)
     counts: Counter[str] = Counter()
     for report in reports:
@@ -75,9 +77,9 @@ def advance(task: TaskState, reports: Sequence[Report], settings: Settings) -> A
     )
 
 
-def _lowest(task: TaskState, reports: Iterable[Report], clock: int) -> int:
+def _lowest(first: int | None, reports: Iterable[Report], clock: int) -> int:
     """Return where the messages begin: before there is a first clock, the cuts begin there."""
-    lows = [low for low in (task.stored.first, *(report.low for report in reports)) if low is not None]
+    lows = [low for low in (first, *(report.low for report in reports)) if low is not None]
     return min(lows, default=clock)
 
 
@@ -88,7 +90,8 @@ def _positions(
     ends = {partition: position.next for partition, position in known.items()}
     for partition, end in (found for report in reports for found in report.ends):
         ends[partition] = max(end, ends.get(partition, 0))
-    ends.update(planned)
+    for partition, end in planned.items():
+        ends[partition] = max(end, ends.get(partition, 0))
     spans: dict[str, set[tuple[int, int]]] = {}
     for partition, first, newest in (span for report in reports for span in report.spans):
         spans.setdefault(partition, set()).add((first, newest))

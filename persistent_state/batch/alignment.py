@@ -8,7 +8,7 @@ from dataclasses import replace
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.channels import held_back
 from persistent_state.sources.base import Reach, TimeReplayableSource
-from persistent_state.store.task_state import SourceState
+from persistent_state.store.flow_state import SourceState
 
 
 def aligned_reach(
@@ -24,7 +24,7 @@ def aligned_reach(
     """Return how far the next micro-batch of a source goes, in which the channels wait that are too far ahead.
 
     Args:
-        plan: The task's plan. Without alignment, or if a column tells the channels, no channel waits.
+        plan: The plan of a task of the flow. Without alignment, or if a column tells the channels, no channel waits.
         source: The source, which is open.
         known: What the log says of the source.
         start: By partition: the position that the micro-batch starts at.

@@ -20,10 +20,9 @@ from persistent_state.event_time.channels import beyond_limit
 from persistent_state.event_time.positions import NO_POSITION, Position, is_accounted
 from persistent_state.partials import keys
 from persistent_state.partials.sort import running_max
-from persistent_state.sources.base import Chunk
 from persistent_state.store import late_rows
 
-ACCEPTED, SKIPPED, REPLAYED_OR_LATE, NO_TIMESTAMP, LATE, AHEAD, JUMP, UNFIT_KEY = range(8)
+ACCEPTED, SKIPPED, REPLAYED_OR_LATE, NO_TIMESTAMP, LATE, AHEAD, JUMP = range(7)
 """The verdicts. A row gets the first that applies, in the order of `judge`."""
 
 ASIDE = {
@@ -31,7 +30,6 @@ ASIDE = {
     LATE: late_rows.LATE,
     AHEAD: late_rows.AHEAD,
     JUMP: late_rows.JUMP,
-    UNFIT_KEY: late_rows.UNFIT_KEY,
 }
 """The verdicts with which a row steps aside, and the reasons that are written beside it."""
 
@@ -52,12 +50,11 @@ class Sightings:
     replaying: set[str] = field(default_factory=set)
 
 
-def judge(
-    plan: Plan, basis: Basis, chunk: Chunk, place: Place, before: Sequence[Position], sightings: Sightings
-) -> Codes:
+def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], sightings: Sightings) -> Codes:
     """Return the verdict on each row of a chunk, and note in `sightings` what the rows tell of their channels.
 
-    `before` is how far each of the chunk's partitions was read before the micro-batch.
+    It is the same for all tasks of a flow, of which `plan` is the first. `before` is how far each of the chunk's partitions was
+    read before the micro-batch.
 
     Raises:
         InvalidInputError: The first timestamps are integers of another unit than microseconds.
@@ -82,7 +79,6 @@ def judge(
     if plan.settings.jump is not None:
         _judge_jumps(plan, basis, place, codes, sightings, plan.settings.jump)
     _note_newest(basis, place, codes, sightings)
-    _judge_keys(plan, chunk, codes)
     return codes
 
 
@@ -155,19 +151,12 @@ def _jumping(stamps: Times, begins: NDArray[np.intp], reached: Sequence[int | No
     return np.flatnonzero(jumps).tolist()
 
 
-def _judge_keys(plan: Plan, chunk: Chunk, codes: Codes) -> None:
-    """Find keys and ids that can't be stored. Only accepted rows are looked at, as it takes long to find which do not fit."""
-    if chunk.unfit is not None:
-        _mark(codes, UNFIT_KEY, chunk.unfit)
-    names = key_columns(plan)
-    accepted = np.flatnonzero(codes == ACCEPTED)
-    if len(accepted) == 0:
-        return
-    columns = [chunk.rows.column(name) for name in names]
-    if len(accepted) < len(codes):
-        columns = [column.take(pa.array(accepted)) for column in columns]
-    if (unfit := unfit_keys(columns, len(accepted))).any():
-        codes[accepted[unfit]] = UNFIT_KEY
+def unfit_rows(plan: Plan, rows: pa.RecordBatch) -> Mask:
+    """Return which rows have a key or an id that can't be stored for a task."""
+    unfit = unfit_keys([rows.column(name) for name in key_columns(plan)], rows.num_rows)
+    if rows.schema.get_field_index(plan.unfit_column) >= 0:
+        unfit |= rows.column(plan.unfit_column).to_numpy(zero_copy_only=False)
+    return unfit
 
 
 def key_columns(plan: Plan) -> list[str]:

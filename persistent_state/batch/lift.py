@@ -10,10 +10,28 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.batch.groups import NO_ROWS
-from persistent_state.batch.judge import ACCEPTED, ASIDE, REPLAYED_OR_LATE, SKIPPED, UNFIT_KEY, Codes, Sightings, judge
+from persistent_state.batch.judge import (
+    ACCEPTED,
+    ASIDE,
+    REPLAYED_OR_LATE,
+    SKIPPED,
+    Codes,
+    Sightings,
+    Times,
+    judge,
+    unfit_rows,
+)
 from persistent_state.batch.messages import Basis
-from persistent_state.batch.plan import COLUMN, Plan
-from persistent_state.batch.rows import MixedChunk, Place, bad_record_table, check_bad_rows, place_of, side_table
+from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.rows import (
+    Mask,
+    MixedChunk,
+    Place,
+    bad_record_table,
+    check_bad_rows,
+    place_of,
+    side_table,
+)
 from persistent_state.batch.update import update_table, updates_of
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.partials import keys
@@ -27,69 +45,120 @@ UNREAD = Position()
 
 @dataclass
 class Lifted:
-    """The result of a part of a micro-batch, which grows chunk by chunk.
+    """The result of a part of a micro-batch for one task, which grows chunk by chunk.
 
-    `tables` hold updates, or messages where a task reads its state. `spans` are (partition, first position, newest timestamp),
-    and `ends` tell how far the rows of a partition go whose end nobody planned.
+    `tables` hold updates, or messages where a task reads its state, and `sides` rows that are bad for the task.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
     sides: list[pa.Table] = field(default_factory=list)
+
+    def put_aside(self, plan: Plan, table: pa.Table) -> None:
+        """Keep rows that are bad for the task.
+
+        Raises:
+            TaskFailedError: Bad rows are to fail.
+        """
+        check_bad_rows(plan, table)
+        self.sides.append(table)
+
+
+@dataclass
+class Read:
+    """The result of a part of a micro-batch for all tasks of its flow, which grows chunk by chunk.
+
+    `late` holds rows that are late or bad for every task. `spans` are (partition, first position, newest timestamp), and `ends`
+    tell how far the rows of a partition go whose end nobody planned.
+    """
+
+    late: list[pa.Table] = field(default_factory=list)
     sightings: Sightings = field(default_factory=Sightings)
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
-    def put_aside(self, plan: Plan, table: pa.Table) -> None:
-        """Keep and count late or bad rows.
+    def put_aside(self, flow: FlowPlan, table: pa.Table) -> None:
+        """Keep and count rows that are late or bad for every task.
 
         Raises:
-            TaskFailedError: The rows are bad, and bad rows are to fail.
+            TaskFailedError: The rows are bad, and bad rows are to fail for a task.
         """
-        check_bad_rows(plan, table)
-        self.sides.append(table)
+        for plan in flow.tasks:
+            check_bad_rows(plan, table)
+        self.late.append(table)
         self.counts.update(table["reason"].to_pylist())
 
 
-def lift_chunk(plan: Plan, basis: Basis, chunk: Chunk, lifted: Lifted) -> None:
-    """Add the updates, the late and bad rows, and the counts of a chunk to the result of its part.
+@dataclass(frozen=True)
+class Accepted:
+    """The accepted rows of a chunk, with all columns that were read, their place, and the times at which they count."""
+
+    rows: pa.RecordBatch
+    place: Place
+    times: Times
+
+    def take(self, where: Mask) -> Accepted:
+        """Return the rows that a mask picks."""
+        return Accepted(self.rows.filter(pa.array(where)), self.place.take(where), self.times[where])
+
+
+def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: Sequence[Lifted]) -> None:
+    """Add a chunk to the result of its part: what it tells of the source, once, and the updates of each task.
 
     Raises:
         TaskFailedError: User code raised, or a row is bad and bad rows are to fail.
         InvalidInputError: The first timestamps are integers of another unit than microseconds.
     """
-    place = place_of(plan, chunk)
+    place = place_of(flow.first, chunk)
     before = [basis.positions.get(name, UNREAD) for name in place.partitions.names]
-    _note_ends(basis, place, lifted.ends)
-    codes = judge(plan, basis, chunk, place, before, lifted.sightings)
-    _put_aside(plan, chunk, place, before[0], codes, lifted)
-    _count(place, before, codes, lifted.counts)
-    accepted = codes == ACCEPTED
-    if not accepted.any():
+    _note_ends(basis, place, read.ends)
+    codes = judge(flow.first, basis, place, before, read.sightings)
+    _put_aside(flow, chunk, place, before[0], codes, read)
+    _count(place, before, codes, read.counts)
+    is_accepted = codes == ACCEPTED
+    if not is_accepted.any():
         return
-    firsts = _firsts(chunk, place)
-    rows, computed = chunk.rows.select(plan.schema.names), None
-    if plan.task.update_way == "column":
-        computed = chunk.rows.column(COLUMN)
-    if not accepted.all():
-        mask, place = pa.array(accepted), place.take(accepted)
-        rows, computed = rows.filter(mask), None if computed is None else computed.filter(mask)
-    times = np.maximum(place.timestamps, basis.clock) if plan.takes_late else place.timestamps
-    newest = place.partitions.greatest(times)
-    for name, position, first, top in zip(place.partitions.names, before, firsts, newest, strict=True):
-        if top != NO_ROWS:
-            # What is before the position is accounted for; rows without one come again wherever a replay starts.
-            replay = position.next if first == NO_POSITION else max(first, position.next)
-            lifted.spans.append((name, replay, top))
-    columns = _key_and_order(plan, rows, place, times)
+    times = np.maximum(place.timestamps, basis.clock) if flow.first.takes_late else place.timestamps
+    accepted = Accepted(chunk.rows, place, times)
+    if not is_accepted.all():
+        accepted = accepted.take(is_accepted)
+    _note_spans(before, _firsts(chunk, place), accepted, read.spans)
+    for plan, result in zip(flow.tasks, lifted, strict=True):
+        _lift_task(plan, accepted, result)
+
+
+def _lift_task(plan: Plan, accepted: Accepted, lifted: Lifted) -> None:
+    """Add the updates that a task makes of rows to its result, and the rows that are bad for it."""
+    if (unfit := unfit_rows(plan, accepted.rows)).any():
+        rows = accepted.rows.select(plan.schema.names)
+        lifted.put_aside(plan, side_table(rows, unfit, late_rows.UNFIT_KEY, accepted.place))
+        accepted = accepted.take(~unfit)
+    if accepted.rows.num_rows == 0:
+        return
+    rows, place = accepted.rows.select(plan.schema.names), accepted.place
+    columns = _key_and_order(plan, rows, place, accepted.times)
     if plan.task.reads_state:
         row = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
         lifted.tables.append(pa.table({**columns, "row": row}))
         return
+    computed = accepted.rows.column(plan.column) if plan.task.update_way == "column" else None
     updates = updates_of(plan, rows, place, computed)
     if updates.unfit.any():
         lifted.put_aside(plan, side_table(rows, updates.unfit, late_rows.UNFIT, place))
     lifted.tables.append(update_table(plan, columns, updates))
+
+
+def _note_spans(
+    before: Sequence[Position], firsts: Sequence[int], accepted: Accepted, spans: list[tuple[str, int, int]]
+) -> None:
+    """Note how new the accepted rows of each partition are, and from where a replay that needs them starts."""
+    partitions = accepted.place.partitions
+    newest = partitions.greatest(accepted.times)
+    for name, position, first, top in zip(partitions.names, before, firsts, newest, strict=True):
+        if top != NO_ROWS:
+            # What is before the position is accounted for; rows without one come again wherever a replay starts.
+            replay = position.next if first == NO_POSITION else max(first, position.next)
+            spans.append((name, replay, top))
 
 
 def _note_ends(basis: Basis, place: Place, ends: dict[str, int]) -> None:
@@ -110,16 +179,16 @@ def _firsts(chunk: Chunk, place: Place) -> list[int]:
     return [chunk.first if chunk.replay is None else chunk.replay]
 
 
-def _put_aside(plan: Plan, chunk: Chunk, place: Place, position: Position, codes: Codes, lifted: Lifted) -> None:
+def _put_aside(flow: FlowPlan, chunk: Chunk, place: Place, position: Position, codes: Codes, read: Read) -> None:
     """Put aside the records that could not be decoded, and the rows that are not accepted."""
     if bad := [record for record in chunk.bad if record.position >= position.next]:
-        lifted.put_aside(plan, bad_record_table(plan, chunk, bad))
+        read.put_aside(flow, bad_record_table(flow.first, chunk, bad))
     if not codes.any():
         return
-    rows = chunk.rows.select(plan.schema.names)
+    rows = chunk.rows.select(flow.first.schema.names)
     for verdict, reason in ASIDE.items():
         if (aside := codes == verdict).any():
-            lifted.put_aside(plan, side_table(rows, aside, reason, place))
+            read.put_aside(flow, side_table(rows, aside, reason, place))
 
 
 def _count(place: Place, before: Sequence[Position], codes: Codes, counts: Counter[str]) -> None:
@@ -130,7 +199,7 @@ def _count(place: Place, before: Sequence[Position], codes: Codes, counts: Count
     counts["messages"] += len(codes) - skipped - unknown
     if any(position.accounted for position in before):
         known = np.array([position.known for position in before])[place.partitions.of]
-        is_replayed = (place.positions < known) & ((codes == ACCEPTED) | (codes == UNFIT_KEY))
+        is_replayed = (place.positions < known) & (codes == ACCEPTED)
         counts["replayed"] += int(np.count_nonzero(is_replayed))
 
 

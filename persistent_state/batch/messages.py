@@ -43,12 +43,13 @@ class Ground:
 
 @dataclass(frozen=True)
 class Basis:
-    """The basis of the parts of a task's micro-batch, read from the newest log entry when the micro-batch is planned.
+    """The basis of the parts of a flow's micro-batch, read from the newest log entry when the micro-batch is planned.
 
-    The first part also carries what the planner tells others: to each shard its ground, and to the driver the source's reach.
+    The first part also carries what the planner tells others: to each task's shards their grounds, and to the driver the
+    source's reach.
     """
 
-    task: str
+    flow: str
     epoch: int
     batch: int
 
@@ -59,13 +60,13 @@ class Basis:
     """The batch time in microseconds UTC; 0 in a part that does not know it."""
 
     clock: int
-    """The task's clock, which is fixed: a message below it is late."""
+    """The flow's clock, which is fixed: a message below it is late."""
 
     has_begun: bool
     """True if a message has ever moved a channel."""
 
     is_behind: bool
-    """True if the task has yet to catch up with the global clock."""
+    """True if the flow has yet to catch up with the global clock."""
 
     positions: Mapping[str, Position]
     """By partition that the part reads: how far it was read before."""
@@ -77,7 +78,7 @@ class Basis:
     """The channels, where jumps are measured from them."""
 
     apart: tuple[int, ...] = ()
-    """The clocks that a task which is behind must not fold over."""
+    """The clocks that a flow which is behind must not fold over."""
 
     restored: int = clocks.BEGINNING
     """The clock that a start restored. Below it rows without a position may be replayed or late: nobody can tell."""
@@ -88,12 +89,12 @@ class Basis:
     is_silent: bool = False
     """True if none of the source's channels has delivered for as long as makes it idle."""
 
-    grounds: tuple[Ground, ...] = ()
+    grounds: Mapping[str, tuple[Ground, ...]] = field(default_factory=dict)
     reach: Reach | None = None
 
     def of_part(self, part: int, partitions: Collection[str] | None) -> Basis:
         """Return what this part is told, which reads these partitions; None if it may read any."""
-        basis = self if part <= FIRST else replace(self, grounds=(), reach=None)
+        basis = self if part <= FIRST else replace(self, grounds={}, reach=None)
         if partitions is None:
             return basis
         positions = {name: self.positions[name] for name in partitions if name in self.positions}
@@ -106,7 +107,7 @@ class Basis:
 class Sender:
     """The part that sends something: of which micro-batch, by which plan, one of how many (None: only Spark knows)."""
 
-    task: str
+    flow: str
     epoch: int
     batch: int
     plan: str
@@ -116,12 +117,12 @@ class Sender:
 
 @dataclass(frozen=True)
 class Report:
-    """The report of one part to the driver, which works out from all reports how far the task comes.
+    """The report of one part to the driver, which works out from all reports how far the flow comes.
 
     `seen` holds (channel, newest timestamp or None, jumps in a row), `spans` (partition, first position, newest timestamp),
     `ends` (partition, position after the last row), `replaying` the channels of which rows came again. `low` is the lowest
-    start of an interval. `counts` has "messages", "replayed" and "late", and the bad rows by reason. `now`, `is_silent` and
-    `reach` are what the part was told.
+    start of an interval of any task, `coarse` how coarse their intervals are. `counts` has "messages" and "replayed", and the
+    late and bad rows of the flow by reason. `now`, `is_silent` and `reach` are what the part was told.
     """
 
     sender: Sender
@@ -147,10 +148,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Advance:
-    """The clock, channels and positions of a task after a micro-batch.
+    """The clock, channels and positions of a flow after a micro-batch.
 
-    `cuts` are the clocks that its runs keep apart from now on. `holds` is False when no channel is live: the task does not hold
-    back the global clock. `slowest` is the live channel that is furthest behind.
+    `cuts` are the clocks that its tasks' runs keep apart from now on. `holds` is False when no channel is live: the flow does
+    not hold back the global clock. `slowest` is the live channel that is furthest behind.
     """
 
     clock: int
@@ -168,45 +169,55 @@ class Advance:
 
 @dataclass(frozen=True)
 class Blob:
-    """The rows of a part for one shard, or a piece of it: `tables` of partial sums, or of messages if a task reads its state.
+    """The rows of a part for one shard of a task: `tables` of partial sums, or of messages if the task reads its state.
 
-    Pieces are numbered, and each part sends each shard one that is the last. The first part's first piece has the `ground`.
+    `sides` are rows that are bad for the task, and `late` those that are late or bad for the whole flow, which go with its
+    first task. A blob may be a piece. Pieces are numbered, and each part sends each shard one that is the last. The first
+    part's first piece has the `ground`.
     """
 
     sender: Sender
+    task: str
+    shard: int
     tables: tuple[pa.Table, ...] = ()
     sides: tuple[pa.Table, ...] = ()
+    late: tuple[pa.Table, ...] = ()
     number: int = 0
     is_last: bool = True
     ground: Ground | None = None
 
     def to_bytes(self) -> bytes:
         """Return the blob as bytes. There are parts times shards of them, so a header has few bytes."""
-        tables, sides = [to_ipc(_slim(table)) for table in self.tables], [to_ipc(side) for side in self.sides]
-        sender, ground = astuple(self.sender), None if self.ground is None else astuple(self.ground)
-        return pickle.dumps((sender, tables, sides, self.number, self.is_last, ground), protocol=5)
+        tables = [to_ipc(_slim(table)) for table in self.tables]
+        sides, late = ([to_ipc(table) for table in some] for some in (self.sides, self.late))
+        place = self.task, self.shard, self.number, self.is_last
+        ground = None if self.ground is None else astuple(self.ground)
+        return pickle.dumps((astuple(self.sender), place, tables, sides, late, ground), protocol=5)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Blob:
-        sender, tables, sides, number, is_last, ground = pickle.loads(data)
-        tables, sides = ([pa.ipc.open_stream(stream).read_all() for stream in some] for some in (tables, sides))
+        sender, (task, shard, number, is_last), *streams, ground = pickle.loads(data)
+        tables, sides, late = ([pa.ipc.open_stream(stream).read_all() for stream in some] for some in streams)
         told = None if ground is None else Ground(*ground)
-        return cls(Sender(*sender), tuple(map(_whole, tables)), tuple(sides), number, is_last, told)
+        whole = tuple(map(_whole, tables))
+        return cls(Sender(*sender), task, shard, whole, tuple(sides), tuple(late), number, is_last, told)
 
 
-def check_parts(blobs: Sequence[Blob]) -> str:
-    """Return the digest of the parts whose blobs are at a shard, once all pieces of all parts are there.
+def check_parts(task: str, shard: int, blobs: Sequence[Blob]) -> str:
+    """Return the digest of the parts whose blobs are at a task's shard, once all pieces of all parts are there.
 
     Raises:
-        DisagreementError: Something is missing, came twice, or is of another micro-batch or plan.
+        DisagreementError: Something is missing, came twice, or is of another micro-batch, plan or shard.
     """
     first = blobs[0].sender
+    if any((blob.task, blob.shard) != (task, shard) for blob in blobs):
+        raise DisagreementError(f"task={task} shard={shard} got what was sent to another; start it again.")
     check_plan([blob.sender for blob in blobs])
     lasts = [blob for blob in blobs if blob.is_last]
     wanted = Counter((last.sender.part, number) for last in lasts for number in range(last.number + 1))
     if wanted != Counter((blob.sender.part, blob.number) for blob in blobs):
         raise DisagreementError(
-            f"task={first.task} batch={first.batch}: not all of what a part sent came to a shard, or some came twice; "
+            f"flow={first.flow} batch={first.batch}: not all of what a part sent came to a shard, or some came twice; "
             "start it again."
         )
     return digest_of_parts([last.sender for last in lasts])
@@ -220,7 +231,7 @@ def check_plan(senders: Sequence[Sender]) -> None:
     """
     first = senders[0]
     if any(replace(sender, part=first.part) != first for sender in senders):
-        raise DisagreementError(f"task={first.task} batch={first.batch}: parts have different plans; start again.")
+        raise DisagreementError(f"flow={first.flow} batch={first.batch}: parts have different plans; start again.")
 
 
 def digest_of_parts(senders: Sequence[Sender]) -> str:
@@ -231,7 +242,7 @@ def digest_of_parts(senders: Sequence[Sender]) -> str:
     """
     first, parts = senders[0], sorted(sender.part for sender in senders)
     if parts != (sorted({*parts}) if first.parts is None else [*range(first.parts)]):
-        raise DisagreementError(f"task={first.task} batch={first.batch} was delivered in {parts=}; start it again.")
+        raise DisagreementError(f"flow={first.flow} batch={first.batch} was delivered in {parts=}; start it again.")
     return short_digest(parts)
 
 
@@ -270,11 +281,12 @@ class Descriptor:
     """A shard's account of a micro-batch. Its files are durable; the driver commits it, or it never happened.
 
     `plan` and `parts` are digests of the plan and of the parts that the shard has heard from. `base` is the digest of the runs
-    and the clock that it started from: the `kept` oldest of these stay, and `runs`, which are new, come after them. `values`
-    are the running values for a sink, in a file or, where they are few, as they are; `copies` counts the messages that had come
-    before.
+    and the clock that it started from: the `kept` oldest of these stay, and `runs`, which are new, come after them. `side`
+    holds the rows that are bad for the task, and `late` those that are late or bad for the flow. `values` are the running
+    values for a sink, in a file or, where they are few, as they are; `copies` counts the messages that had come before.
     """
 
+    flow: str
     task: str
     epoch: int
     batch: int
@@ -285,13 +297,14 @@ class Descriptor:
     kept: int
     runs: tuple[Run, ...]
     side: SideFile | None = None
+    late: SideFile | None = None
     values: Stored | bytes | None = None
     copies: int = 0
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to the driver in a micro-batch: a report from each part and a descriptor from each shard, in any order."""
+    """The answers to the driver in a micro-batch, in any order: a report of each part, a descriptor of each task's shards."""
 
     reports: Sequence[Report]
     descriptors: Sequence[Descriptor]
@@ -304,4 +317,4 @@ def digest(runs: Sequence[Run], clock: int) -> str:
 
 def digest_at(clock: int, runs: ShardRuns) -> str:
     """Return what `digest` does, of runs whose own digest may be known."""
-    return hashlib.sha256(f"{clock} {runs.digest}".encode()).hexdigest()
+    return f"{clock} {runs.digest}"

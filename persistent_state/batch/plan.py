@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,8 +25,10 @@ EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = DELIVERIES = ("exactly-once", "at-le
 
 TIMESTAMP_UNITS = ("s", "ms", "us", "ns")
 
-COLUMN = "_persistent_state_update"
-"""The column of a chunk's rows, beside those of the schema, that holds the updates which Spark computed."""
+COLUMN = "_persistent_state_update_"
+"""The beginning of the name of a column that holds the updates which Spark computed for a task."""
+UNFIT = "_persistent_state_unfit_"
+"""The beginning of the name of a column that tells which rows had a key that does not fit a task, before Spark changed them."""
 
 
 def folded(name: str) -> str:
@@ -63,6 +66,16 @@ class Plan:
     @property
     def name(self) -> str:
         return self.task.task_name
+
+    @property
+    def column(self) -> str:
+        """The column of a chunk's rows, beside those of the schema, that holds the updates which Spark computed."""
+        return COLUMN + self.name
+
+    @property
+    def unfit_column(self) -> str:
+        """The column of a chunk's rows, beside those of the schema, that tells which keys do not fit. Few sources have it."""
+        return UNFIT + self.name
 
     @cached_property
     def layout(self) -> Layout:
@@ -228,6 +241,39 @@ class Plan:
                 f"task={self.name}: {monoid.name} holds {monoid.type} and can't take {said} of {type}; "
                 "cast the column or choose another monoid."
             )
+
+
+@dataclass(frozen=True)
+class FlowPlan:
+    """The tasks that one source feeds together: it is read once for all of them.
+
+    Their plans differ in nothing that has to do with reading, so that the `first` speaks for all.
+    """
+
+    tasks: tuple[Plan, ...]
+
+    @property
+    def first(self) -> Plan:
+        return self.tasks[0]
+
+    @property
+    def id(self) -> str:
+        """The id of the flow in the log: the name of its first task."""
+        return self.first.name
+
+    @property
+    def title(self) -> str:
+        """The tasks as messages name them."""
+        names = [plan.name for plan in self.tasks]
+        return f"task={names[0]}" if len(names) == 1 else f"tasks={', '.join(names)}"
+
+    @property
+    def by_name(self) -> dict[str, Plan]:
+        return {plan.name: plan for plan in self.tasks}
+
+    def of(self, names: Collection[str]) -> FlowPlan:
+        """Return the plan of some of the tasks."""
+        return FlowPlan(tuple(plan for plan in self.tasks if plan.name in names))
 
 
 def _names_channels(type: pa.DataType) -> bool:

@@ -38,7 +38,7 @@ INLINE = 8 << 20
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a shard: the tables and the late and bad rows that came, and the runs that it holds.
+    """The work of a shard: the tables, the bad rows and the late rows of the flow that came, and the runs that it holds.
 
     `parts` is the digest of the parts that it has heard from. Ids of messages below `ids_from` are forgotten (None: ids do not
     count).
@@ -51,6 +51,7 @@ class Work:
     ground: Ground
     tables: Sequence[pa.Table]
     sides: Sequence[pa.Table]
+    late: Sequence[pa.Table]
     held: tuple[Run, ...]
     ids_from: int | None
 
@@ -100,7 +101,7 @@ def merge_shard(
 
 
 def _work(plan: Plan, shard: int, blobs: Sequence[Blob], cached: Sequence[Run] | None) -> Work:
-    sender, parts = blobs[0].sender, check_parts(blobs)
+    sender, parts = blobs[0].sender, check_parts(plan.name, shard, blobs)
     ground = next((blob.ground for blob in blobs if blob.ground is not None), None)
     if ground is None:
         raise DisagreementError(f"task={plan.name} batch={sender.batch}: its first part did not come; start it again.")
@@ -113,6 +114,7 @@ def _work(plan: Plan, shard: int, blobs: Sequence[Blob], cached: Sequence[Run] |
         ground=ground,
         tables=[table for blob in blobs for table in blob.tables],
         sides=[side for blob in blobs for side in blob.sides],
+        late=[side for blob in blobs for side in blob.late],
         held=_held_runs(plan, sender, ground, shard, cached),
         # No later message is below the floor, so none has a copy that is further below.
         ids_from=None if once is None else max(BEGINNING, ground.floor - once.horizon),
@@ -192,6 +194,7 @@ def _descriptor(
     """Write the late and bad rows and the running values, and describe all that the shard has made."""
     plan, sender = work.plan, work.sender
     return Descriptor(
+        flow=sender.flow,
         task=plan.name,
         epoch=sender.epoch,
         batch=sender.batch,
@@ -202,6 +205,7 @@ def _descriptor(
         kept=kept,
         runs=tuple(runs),
         side=_write_side(plan, _path(work, new_id, ".side"), fresh.sides),
+        late=_write_side(plan, _path(work, new_id, ".late"), work.late),
         values=_write_values(plan, _path(work, new_id, ".values"), values) if plan.emits else None,
         copies=fresh.copies,
     )

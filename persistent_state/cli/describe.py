@@ -35,10 +35,10 @@ def summary(files: Files, name: str) -> dict[str, Any]:
 
 
 def _task(files: Files, entry: Entry, name: str) -> dict[str, Any]:
-    task = entry.tasks[name]
-    settled = (side.file for side in late_rows.settled(files, task.late_rows))
-    stored = {file.path: file.length for file in (*task.files(), *settled)}
-    channels = task.source.channels
+    task, flow, rows = entry.tasks[name], entry.flow_of(name), entry.late_rows_of(name)
+    settled = (side.file for side in late_rows.settled(files, rows))
+    stored = {file.path: file.length for file in (*task.files(), *flow.files(), *settled)}
+    channels = flow.source.channels
     timed = {channel: state.newest for channel, state in channels.items() if state.newest is not None}
     live = {channel: newest for channel, newest in timed.items() if not channels[channel].ended}
     slowest = min(live, key=lambda channel: live[channel], default=None)
@@ -49,12 +49,13 @@ def _task(files: Files, entry: Entry, name: str) -> dict[str, Any]:
         "type": task.identity["monoid"]["type"],
         "window": task.identity.get("window"),
         "active": task.active,
-        "clock": None if task.progress.clock == BEGINNING else task.progress.clock,
+        "flow": task.flow,
+        "clock": None if flow.progress.clock == BEGINNING else flow.progress.clock,
         "runs": len(task.stored.runs),
         "rows": sum(run.rows for run in {run.file: run for run in task.stored.runs}.values()),
         "files": len(stored),
         "bytes": sum(stored.values()),
-        "late_and_bad": task.late_rows.counts(),
+        "late_and_bad": rows.counts(),
         "outputs": [
             {
                 "output": output,

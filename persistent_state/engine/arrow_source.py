@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -18,33 +18,37 @@ from pyspark.sql.types import StructType
 from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import DRIVER, Blob, Report
-from persistent_state.batch.plan import AT_MOST_ONCE, Plan
+from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
 from persistent_state.engine import failures
 from persistent_state.errors import StateError
+from persistent_state.partials.shuffle import lots_of_numbers
 from persistent_state.protocol import commits
 from persistent_state.sources.base import Reach, TimeReplayableSource
 from persistent_state.store import lists
-from persistent_state.store.entry import Entry
+from persistent_state.store.flow_state import FlowState
 from persistent_state.store.log import Log
 
 T = TypeVar("T")
 _has_frozen_imports = False
 SCHEMA = "label int, blob binary"
 
+Labels: TypeAlias = Mapping[tuple[str, int], int]
+"""By task and shard: the number by which Spark's shuffle finds the shard."""
+
 BATCH_BYTES = 64 << 20
 """Blobs go to Spark as soon as they are this many bytes, while the task makes more."""
 
 
 def load(
-    session: SparkSession, plan: Plan, reader: DataSourceStreamReader, schema: StructType | str = SCHEMA
+    session: SparkSession, flow: FlowPlan, reader: DataSourceStreamReader, schema: StructType | str = SCHEMA
 ) -> DataFrame:
-    """Return what a reader reads as a streaming DataFrame; by default its rows are (label of the shard, blob)."""
+    """Return what a reader reads as a streaming DataFrame; by default its rows are (label, blob)."""
     reader_schema = schema
 
     class ArrowSource(DataSource):
         @classmethod
         def name(cls) -> str:
-            return f"persistent-state {plan.application} {plan.name}"
+            return f"persistent-state {flow.first.application} {flow.id}"
 
         def schema(self) -> StructType | str:
             return reader_schema
@@ -56,25 +60,32 @@ def load(
     return session.readStream.format(ArrowSource.name()).load()
 
 
-def blob_batches(
-    sent: Iterable[tuple[int, Blob | Report]], labels: Sequence[int], attempts: int
-) -> Iterator[pa.RecordBatch]:
+def labels_of(flow: FlowPlan) -> Labels:
+    """Return the labels of a flow's shuffle. Each partition has one shard of every task."""
+    shards = flow.first.shards
+    numbers = lots_of_numbers(shards, len(flow.tasks))
+    return {
+        (plan.name, shard): lot[shard] for plan, lot in zip(flow.tasks, numbers, strict=True) for shard in range(shards)
+    }
+
+
+def blob_batches(sent: Iterable[Blob | Report], labels: Labels, attempts: int) -> Iterator[pa.RecordBatch]:
     """Yield blobs and a report as the rows that Spark shuffles, in batches of about `BATCH_BYTES`.
 
     If making a blob fails, the error goes to each shard and the driver in place of what was still to come.
     """
     some, size = list[tuple[int, bytes]](), 0
     try:
-        for shard, message in sent:
+        for message in sent:
             data = message.to_bytes()
             if some and size + len(data) > BATCH_BYTES:
                 yield _batch(some)
                 some, size = [], 0
-            some.append((DRIVER if shard == DRIVER else labels[shard], data))
+            some.append((DRIVER if isinstance(message, Report) else labels[message.task, message.shard], data))
             size += len(data)
     except StateError as error:
         row = failures.as_row(error, attempts)
-        some = [(label, row) for label in (*labels, DRIVER)]
+        some = [(label, row) for label in (*labels.values(), DRIVER)]
     freeze_imports()
     if some:
         yield _batch(some)
@@ -88,28 +99,31 @@ def _batch(blobs: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
 class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader that plans micro-batches in Spark's source process, from the newest log entry, and reads them in workers.
 
-    A micro-batch has at most `parts` parts, and serves the driver of this `epoch`. Spark tries a part `attempts` times.
+    It reads for a flow. A micro-batch has at most `parts` parts, and serves the driver of this `epoch`. Spark tries a part
+    `attempts` times. With `until` it goes up to these positions.
 
     If planning fails, the micro-batch has one part that holds the error: Spark logs pages of text about a raised one.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        flow: FlowPlan,
         source: TimeReplayableSource,
         epoch: int,
         parts: int,
-        labels: Sequence[int],
+        labels: Labels,
         attempts: int,
+        until: Mapping[str, int] | None = None,
     ) -> None:
-        self.plan = plan
+        self.flow = flow
+        self._until = until
         self.source = source
         self._epoch = epoch
         self._parts = parts
         self.labels = labels
         self.attempts = attempts
         self._error: StateError | None = None
-        self._log = Log(plan.files, plan.application)
+        self._log = Log(flow.first.files, flow.first.application)
         self._reach = Reach({})
         self._listed: dict[str, bool] = {}
         self._moved = 0
@@ -119,7 +133,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         def ends() -> dict[str, int]:
-            return self._entry().tasks[self.plan.name].source.next_positions
+            return self._known().source.next_positions
 
         return {"ends": self._tried(ends) or {}, "tick": 0}
 
@@ -138,10 +152,12 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         def latest() -> dict[str, Any]:
             self._open()
+            if self._until is not None:
+                self.source.stay_within(self._until)
             self._reach = aligned_reach(
-                self.plan,
+                self.flow.first,
                 self.source,
-                self._entry().tasks[self.plan.name].source,
+                self._known().source,
                 start["ends"],
                 everything=isinstance(limit, ReadAllAvailable),
                 is_ending=self._is_ending,
@@ -155,15 +171,15 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._tried(lambda: self._partitions(start, end)) or [InputPartition(self._error)]
 
     def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if self.plan.delivery == AT_MOST_ONCE:
-            entry = commits.announce(self._log, self._epoch, self.plan.name, self._reach, now_us(), new_id)
+        if self.flow.first.delivery == AT_MOST_ONCE:
+            entry = commits.announce(self._log, self._epoch, self.flow.id, self._reach, now_us(), new_id)
             self._reach = replace(self._reach, journal=())
         else:
-            entry = commits.wake(self._log, self._epoch, self.plan.name, now_us())
-        basis = commits.plan_batch(entry, self.plan, self._reach, now_us())
+            entry = commits.wake(self._log, self._epoch, self.flow.id, now_us())
+        basis = commits.plan_batch(entry, self.flow, self._reach, now_us())
         # A micro-batch without rows has one part all the same: it may move the clock.
         # A jump is measured from the message before it, so one part must read all of a channel.
-        most = self._parts if self.plan.settings.jump is None else 1
+        most = self._parts if self.flow.first.settings.jump is None else 1
         splits = self.source.splits(start["ends"], end["ends"], most) or [None]
         # A channel can become idle only after its source was first asked for rows.
         self._moved = basis.now
@@ -178,12 +194,12 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         attempts = 1 if isinstance(partition.value, StateError) else self.attempts
         yield from blob_batches(self._blobs(partition), self.labels, attempts)
 
-    def _blobs(self, partition: InputPartition) -> Iterator[tuple[int, Blob | Report]]:
+    def _blobs(self, partition: InputPartition) -> Iterator[Blob | Report]:
         if isinstance(partition.value, StateError):
             raise partition.value
         basis, part, parts, split = partition.value
         chunks = self.source.read(split) if split is not None else ()
-        yield from combine_in_pieces(self.plan, basis, part, parts, chunks)
+        yield from combine_in_pieces(self.flow, basis, part, parts, chunks)
 
     def _tried(self, work: Callable[[], T]) -> T | None:
         """Return the result of `work`, or None if it or an earlier call failed; `partitions` then hands on the error."""
@@ -194,16 +210,16 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._error = error
         return None
 
-    def _entry(self) -> Entry:
+    def _known(self) -> FlowState:
         entry = self._log.newest()
         assert entry is not None, "a start creates an entry before any query"
-        return entry
+        return commits.flow_by(entry, self.flow)
 
     def _open(self) -> None:
         if not self._opened:
-            task = self._entry().tasks[self.plan.name]
-            self.source.open(lists.read(self.plan.files, task.source.journal), task.source.known_positions)
-            self._listed = dict.fromkeys(task.source.channels, False)
+            known = self._known().source
+            self.source.open(lists.read(self._log.files, known.journal), known.known_positions)
+            self._listed = dict.fromkeys(known.channels, False)
             self._moved = now_us()
             self._opened = True
 
@@ -215,7 +231,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not is_silent or changed:
             self._moved, self._is_idle = now_us(), False
             return int(is_silent)
-        idle_after = self.plan.settings.idle_after
+        idle_after = self.flow.first.settings.idle_after
         if idle_after is None or self._is_idle or now_us() - self._moved < idle_after:
             return 0
         self._is_idle = True

@@ -21,9 +21,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from persistent_state.batch.combine import combine_in_pieces
-from persistent_state.batch.judge import key_columns, unfit_keys
+from persistent_state.batch.judge import unfit_rows
 from persistent_state.batch.messages import Basis, Blob, Report, to_ipc
-from persistent_state.batch.plan import COLUMN, Plan
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.rows import microseconds
 from persistent_state.engine import failures
 from persistent_state.engine.arrow_source import ArrowReader, blob_batches, load
@@ -32,9 +32,8 @@ from persistent_state.errors import StateError
 from persistent_state.sources.base import BadRecord, Chunk, Originals
 from persistent_state.sources.formats import one_batch
 
-_HEADER, _PARTITION, _POSITION, _REPLAY, _UNFIT, _REASON, _ORIGINALS = (
-    f"_persistent_state_{name}"
-    for name in ("header", "partition", "position", "replay", "unfit", "reason", "originals")
+_HEADER, _PARTITION, _POSITION, _REPLAY, _REASON, _ORIGINALS = (
+    f"_persistent_state_{name}" for name in ("header", "partition", "position", "replay", "reason", "originals")
 )
 _BESIDE = pa.schema(
     [
@@ -42,7 +41,6 @@ _BESIDE = pa.schema(
         (_PARTITION, pa.string()),
         (_POSITION, pa.int64()),
         (_REPLAY, pa.int64()),
-        (_UNFIT, pa.bool_()),
         (_REASON, pa.string()),
         (_ORIGINALS, pa.binary()),
     ]
@@ -56,35 +54,41 @@ DAY = 86_400_000_000
 
 
 def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
-    """Return a task's blobs, from a source whose updates Spark computes, as a streaming DataFrame."""
-    plan = reader.plan
-    rows = load(session, plan, reader, from_arrow_schema(pa.schema([*plan.schema, *_BESIDE])))
-    column = update_column(plan.task, rows.select(*(_quoted(name) for name in plan.schema.names)))
+    """Return a flow's blobs, from a source whose updates Spark computes, as a streaming DataFrame."""
+    flow = reader.flow
+    rows = load(session, flow, reader, from_arrow_schema(_sent_schema(flow)))
+    seen = rows.select(*(_quoted(name) for name in flow.first.schema.names))
     # The rows that the reader added get a null.
     is_row = F.coalesce(*(F.col(name) for name in (_HEADER, _REASON, _ORIGINALS))).isNull()
-    update = F.when(is_row, column)
+    updates = [F.when(is_row, update_column(plan.task, seen)).alias(plan.column) for plan in flow.tasks]
 
-    def blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob | Report]]:
+    def blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[Blob | Report]:
         full = (batch for batch in batches if batch.num_rows)
         first = next(full)
         header = first.column(_HEADER)[0].as_py()
         if error := failures.error_of(header):
             raise error
-        chunks = _replaced(chain([first.slice(1)], full), plan)
+        chunks = _replaced(chain([first.slice(1)], full), flow)
         basis, part, parts = pickle.loads(header)
-        yield from combine_in_pieces(plan, basis, part, parts, chunks)
+        yield from combine_in_pieces(flow, basis, part, parts, chunks)
 
     def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from blob_batches(blobs(batches), reader.labels, reader.attempts)
 
-    return map_batches(rows.select("*", update.alias(COLUMN)), step)
+    return map_batches(rows.select("*", *updates), step)
+
+
+def _sent_schema(flow: FlowPlan) -> pa.Schema:
+    """Return the columns that a reader sends through Spark: beside those of each row, whether its key fits each task."""
+    unfit = [pa.field(plan.unfit_column, pa.bool_()) for plan in flow.tasks]
+    return pa.schema([*flow.first.schema, *_BESIDE, *unfit])
 
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _replaced(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Chunk]:
+def _replaced(batches: Iterable[pa.RecordBatch], flow: FlowPlan) -> Iterator[Chunk]:
     """Yield the chunks that a reader sent through Spark as rows, and raise the error that it sent instead of the rest."""
     originals: dict[str, Originals] = {}
     for batch in batches:
@@ -95,8 +99,7 @@ def _replaced(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Chunk]:
         replays = batch.column(_REPLAY).fill_null(0).to_numpy()
         place = np.stack([*kind, partitions.indices.to_numpy(), replays])
         begins = np.flatnonzero(np.any(place[:, 1:] != place[:, :-1], axis=0)) + 1
-        unfit = batch.column(_UNFIT).fill_null(False).to_numpy(zero_copy_only=False)
-        rows, positions = source_rows(batch, plan), batch.column(_POSITION).fill_null(0).to_numpy()
+        rows, positions = source_rows(batch, flow), batch.column(_POSITION).fill_null(0).to_numpy()
         for begin, end in pairwise([0, *begins.tolist(), batch.num_rows] if batch.num_rows else []):
             partition, at = batch.column(_PARTITION)[begin].as_py(), positions[begin:end]
             is_bad, are_originals = kind[:, begin]
@@ -110,7 +113,7 @@ def _replaced(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Chunk]:
             else:
                 some, replay = rows.slice(begin, end - begin), int(replays[begin])
                 came = originals.get(partition)
-                yield Chunk(partition, int(at[0]), some, replay=replay, at=at, unfit=unfit[begin:end], originals=came)
+                yield Chunk(partition, int(at[0]), some, replay=replay, at=at, originals=came)
 
 
 def _is_valid(batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
@@ -126,7 +129,7 @@ class RowReader(ArrowReader):
     """The reader of a source's rows for Spark. A row before them holds what the part starts from."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        schema = pa.schema([*self.plan.schema, *_BESIDE])
+        schema = _sent_schema(self.flow)
 
         def row(header: bytes) -> pa.RecordBatch:
             return _record_batch(schema, 1, {_HEADER: pa.array([header], pa.binary())})
@@ -146,20 +149,19 @@ class RowReader(ArrowReader):
         replay = chunk.first if chunk.replay is None else chunk.replay
         count, bad = chunk.rows.num_rows, chunk.bad
         # Spark changes the values, so find the unfit keys before.
-        columns = [chunk.rows.column(name) for name in key_columns(self.plan)]
-        unfit = unfit_keys(columns, count)
-        if (originals := self._originals(chunk, basis, unfit)) is not None:
+        unfit = {plan.unfit_column: unfit_rows(plan, chunk.rows) for plan in self.flow.tasks}
+        if (originals := self._originals(chunk, basis, np.any([*unfit.values()], axis=0))) is not None:
             partition = pa.array([chunk.partition], pa.string())
             yield _record_batch(schema, 1, {_PARTITION: partition, _ORIGINALS: pa.array([originals], pa.binary())})
         yield _record_batch(
             schema,
             count,
             {
-                **{field.name: self._column(chunk.rows, field) for field in self.plan.schema},
+                **{field.name: self._column(chunk.rows, field) for field in self.flow.first.schema},
                 _PARTITION: pa.repeat(pa.scalar(chunk.partition, pa.string()), count),
                 _POSITION: pa.array(chunk.positions),
                 _REPLAY: pa.repeat(pa.scalar(replay, pa.int64()), count),
-                _UNFIT: pa.array(unfit),
+                **{name: pa.array(mask) for name, mask in unfit.items()},
             },
         )
         if bad:
@@ -177,7 +179,7 @@ class RowReader(ArrowReader):
         """Return the original records of a chunk that are set aside whatever their updates are, with their positions."""
         if chunk.originals is None:
             return None
-        stamps, valid = microseconds(chunk.rows.column(self.plan.timestamp), self.plan.timestamp_unit)
+        stamps, valid = microseconds(chunk.rows.column(self.flow.first.timestamp), self.flow.first.timestamp_unit)
         aside = chunk.positions[~valid | (stamps < basis.clock) | unfit]
         aside = np.union1d(aside, np.array([record.position for record in chunk.bad], np.int64))
         if len(aside) == 0:
@@ -187,7 +189,7 @@ class RowReader(ArrowReader):
 
     def _column(self, rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
         column = rows.column(field.name)
-        if field.name != self.plan.timestamp or pa.types.is_int64(field.type):
+        if field.name != self.flow.first.timestamp or pa.types.is_int64(field.type):
             return _carried(column, field.type)
         # A cast would truncate towards zero and wrap around; tasks without a Column round down.
         stamps, valid = microseconds(column, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -21,9 +21,9 @@ from pyspark.sql.types import IntegralType
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.messages import FIRST, Basis, Blob, Report
-from persistent_state.batch.plan import COLUMN, Plan
+from persistent_state.batch.plan import COLUMN, UNFIT, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
-from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load, now_us
+from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, Labels, blob_batches, load, now_us
 from persistent_state.engine.idle_source import IdleReader
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, places, raised
 from persistent_state.event_time.clocks import BEGINNING
@@ -169,10 +169,15 @@ def columns_of(
     return schema, to_arrow_schema(update.schema, timezone="UTC").field(0).type
 
 
-def are_small(plan: Plan) -> bool:
-    """Return whether the types of all columns and of the update have a fixed width, so that a row has few bytes."""
-    types = [*plan.schema.types, *([plan.layout.monoid.type] if plan.task.update_way == "column" else [])]
+def are_small(flow: FlowPlan) -> bool:
+    """Return whether the types of all columns and of the updates have a fixed width, so that a row has few bytes."""
+    types = [*flow.first.schema.types, *(plan.layout.monoid.type for plan in with_column(flow))]
     return all(_has_width(type) for type in types)
+
+
+def with_column(flow: FlowPlan) -> list[Plan]:
+    """Return the tasks whose updates Spark computes."""
+    return [plan for plan in flow.tasks if plan.task.update_way == "column"]
 
 
 def _has_width(type: pa.DataType) -> bool:
@@ -208,50 +213,50 @@ def update_column(task: PersistentTask, rows: DataFrame) -> Column:
 
 def blobs_of_dataframe(
     rows: DataFrame,
-    plan: Plan,
+    flow: FlowPlan,
     source: DataFrameSource,
     epoch: int,
     restored: int,
-    labels: Sequence[int],
+    labels: Labels,
     attempts: int,
     journal: tuple[str, ...] = (),
 ) -> DataFrame:
-    """Return a task's blobs, from rows that Spark reads, as a streaming DataFrame.
+    """Return a flow's blobs, from rows that Spark reads, as a streaming DataFrame.
 
     `journal` goes with the first micro-batch.
     """
     beside = [F.current_timestamp().alias(_NOW)]
-    if plan.task.update_way == "column":
-        beside.append(update_column(plan.task, rows).alias(COLUMN))
+    beside += [update_column(plan.task, rows).alias(plan.column) for plan in with_column(flow)]
     reach = Reach({}, {"": False} if source.channel is None else None, known=tuple(source.channels))
     place = source.channel, source.position
+    files, application = flow.first.files, flow.first.application
 
     def basis_of(entry: Entry, part: int) -> Basis:
-        first = replace(reach, journal=journal if entry.tasks[plan.name].progress.batch == 0 else ())
+        first = replace(reach, journal=journal if commits.flow_by(entry, flow).progress.batch == 0 else ())
         planned = commits.plan_batch if part <= FIRST else commits.plan_part
-        return replace(planned(entry, plan, first, now=0), restored=restored)
+        return replace(planned(entry, flow, first, now=0), restored=restored)
 
-    def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Blob | Report]]:
+    def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[Blob | Report]:
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
         part = context.partitionId()
-        basis = basis_of(commits.wake(_log(plan.files, plan.application), epoch, plan.name, now_us()), part)
+        basis = basis_of(commits.wake(_log(files, application), epoch, flow.id, now_us()), part)
         full = (batch for batch in batches if batch.num_rows)
         first = next(full, None)
         chunks: Iterator[Chunk] = iter(())
         if first is not None:
             # Of a part without rows the driver learns the batch time from Spark.
             basis = replace(basis, now=first.column(_NOW)[0].value)
-            chunks = chunks_of(chain([first], full), plan, *place)
-        yield from combine_in_pieces(plan, basis, part, None, chunks)
+            chunks = chunks_of(chain([first], full), flow, *place)
+        yield from combine_in_pieces(flow, basis, part, None, chunks)
 
     def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from blob_batches(combined(batches), labels, attempts)
 
     blobs = map_batches(rows.select("*", *beside), step)
-    if plan.settings.idle_after is None:
+    if flow.first.settings.idle_after is None:
         return blobs
-    return blobs.union(load(rows.sparkSession, plan, IdleReader(plan, epoch, basis_of, labels)))
+    return blobs.union(load(rows.sparkSession, flow, IdleReader(flow, epoch, basis_of, labels)))
 
 
 def map_batches(rows: DataFrame, step: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
@@ -270,27 +275,28 @@ def _log(files: Files, application: str) -> Log:
     return Log(files, application)
 
 
-def source_rows(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
-    """Return the columns of the source, as planned, and the update if Spark computed it."""
-    columns = [batch.column(field.name).cast(field.type) for field in plan.schema]
-    schema = plan.schema
-    if plan.task.update_way == "column":
-        columns.append(batch.column(COLUMN))
-        schema = schema.append(pa.field(COLUMN, columns[-1].type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def source_rows(batch: pa.RecordBatch, flow: FlowPlan) -> pa.RecordBatch:
+    """Return the columns of the source, as planned, and those beside them that are for a task."""
+    fields = [*flow.first.schema]
+    columns = [batch.column(field.name).cast(field.type) for field in fields]
+    for name in batch.schema.names:
+        if name.startswith((COLUMN, UNFIT)):
+            columns.append(batch.column(name))
+            fields.append(pa.field(name, columns[-1].type))
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def chunks_of(
-    batches: Iterable[pa.RecordBatch], plan: Plan, channel: str | None, position: str | None
+    batches: Iterable[pa.RecordBatch], flow: FlowPlan, channel: str | None, position: str | None
 ) -> Iterator[Chunk]:
     """Yield the rows of a DataFrame as chunks. If there are positions, each channel is a partition."""
     if position is None:
         for batch in batches:
-            yield Chunk("", 0, source_rows(batch, plan), at=np.full(batch.num_rows, NO_POSITION))
+            yield Chunk("", 0, source_rows(batch, flow), at=np.full(batch.num_rows, NO_POSITION))
         return
     # Something is done for each channel that a chunk has, so a chunk should have many rows of each.
     for batch in batches if channel is None else _gathered(batches):
-        rows, positions = source_rows(batch, plan), _positions(batch, plan, position)
+        rows, positions = source_rows(batch, flow), _positions(batch, flow, position)
         if channel is None:
             yield Chunk("", int(positions.min()), rows, at=positions)
             continue
@@ -298,15 +304,16 @@ def chunks_of(
         yield MixedChunk("", int(positions.min()), rows, at=positions, partitions=channels, channels=channels)
 
 
-def _positions(batch: pa.RecordBatch, plan: Plan, position: str) -> NDArray[np.int64]:
-    if plan.layout.is_ordered and batch.column(position).null_count:
+def _positions(batch: pa.RecordBatch, flow: FlowPlan, position: str) -> NDArray[np.int64]:
+    ordered = next((plan for plan in flow.tasks if plan.layout.is_ordered), None)
+    if ordered is not None and batch.column(position).null_count:
         raise TaskFailedError(
-            f"task={plan.name}: {plan.layout.monoid.name} does not commute, and a row has no position={position!r}; "
+            f"task={ordered.name}: {ordered.layout.monoid.name} does not commute, and a row has no position={position!r}; "
             "leave such rows out."
         )
     positions: NDArray[np.int64] = batch.column(position).cast(pa.int64()).fill_null(NO_POSITION).to_numpy()
     if (lowest := int(positions.min())) < 0:
-        raise TaskFailedError(f"task={plan.name}: position={lowest} of column {position!r} is negative; count from 0.")
+        raise TaskFailedError(f"{flow.title}: position={lowest} of column {position!r} is negative; count from 0.")
     return positions
 
 

@@ -1,4 +1,4 @@
-"""Make a micro-batch when a stream that Spark reads is idle, so that its task lets the global clock go on.
+"""Make a micro-batch when a stream that Spark reads is idle, so that its flow lets the global clock go on.
 
 Spark plans no micro-batch while nothing arrives.
 """
@@ -14,8 +14,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import Basis
-from persistent_state.batch.plan import Plan
-from persistent_state.engine.arrow_source import blob_batches, now_us
+from persistent_state.batch.plan import FlowPlan
+from persistent_state.engine.arrow_source import Labels, blob_batches, now_us
 from persistent_state.protocol import commits
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -27,23 +27,23 @@ MARGIN = 10_000
 """Microseconds that are added to `idle_after`, because Spark truncates the batch time to milliseconds."""
 
 AGAIN = 5_000_000
-"""Microseconds between two looks at the log for whether an idle task holds the global clock."""
+"""Microseconds between two looks at the log for whether an idle flow holds the global clock."""
 
 
 class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A source without rows beside a stream. Its offset moves when all channels of the stream are idle.
 
-    The channels are idle when none has delivered for `idle_after`. If the task then holds the global clock, a micro-batch is
+    The channels are idle when none has delivered for `idle_after`. If the flow then holds the global clock, a micro-batch is
     due that lets the clock go on. A stream that is read to its end needs no such micro-batch: the run waits for no channel,
     and must end. `basis` returns what the micro-batch starts from, as for the stream's own parts.
     """
 
-    def __init__(self, plan: Plan, epoch: int, basis: Callable[[Entry, int], Basis], labels: Sequence[int]) -> None:
-        self.plan = plan
+    def __init__(self, flow: FlowPlan, epoch: int, basis: Callable[[Entry, int], Basis], labels: Labels) -> None:
+        self.flow = flow
         self._epoch = epoch
         self._basis = basis
         self._labels = labels
-        self._log = Log(plan.files, plan.application)
+        self._log = Log(flow.first.files, flow.first.application)
         self._opened: int | None = None
         self._next = 0
         self._ends = False
@@ -61,24 +61,24 @@ class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"tick": start["tick"] + int(not self._ends and self._is_due())}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        entry = commits.wake(self._log, self._epoch, self.plan.name, now_us())
+        entry = commits.wake(self._log, self._epoch, self.flow.id, now_us())
         return [InputPartition(replace(self._basis(entry, PART), is_silent=True))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        yield from blob_batches(combine_in_pieces(self.plan, partition.value, PART, None, ()), self._labels, 1)
+        yield from blob_batches(combine_in_pieces(self.flow, partition.value, PART, None, ()), self._labels, 1)
 
     def _is_due(self) -> bool:
-        now, idle_after = now_us(), self.plan.settings.idle_after
+        now, idle_after = now_us(), self.flow.first.settings.idle_after
         # The first call begins the time for which channels must be silent.
         self._opened = now if self._opened is None else self._opened
         self._next = max(self._next, self._opened + (idle_after or 0) + MARGIN)
         if idle_after is None or now < self._next:
             return False
         entry = self._log.newest()
-        task = entry.tasks.get(self.plan.name) if entry is not None and entry.epoch == self._epoch else None
-        if task is None or not task.progress.holds:
+        flow = entry.flows.get(self.flow.id) if entry is not None and entry.epoch == self._epoch else None
+        if flow is None or not flow.progress.holds:
             self._next = now + AGAIN
             return False
-        last = max([channel.active for channel in task.source.channels.values()], default=self._opened)
+        last = max([channel.active for channel in flow.source.channels.values()], default=self._opened)
         self._next = last + idle_after + MARGIN
         return now >= self._next

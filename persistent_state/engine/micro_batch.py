@@ -1,4 +1,4 @@
-"""One micro-batch of a task: merge its blobs in one Spark task for each shard, then commit on the driver."""
+"""One micro-batch of a flow: merge its blobs in Spark tasks for its shards, then commit on the driver."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from persistent_state.batch.messages import DRIVER, Advance, Answers, Blob, Descriptor, Report
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard, read_values
 from persistent_state.engine import failures
-from persistent_state.engine.arrow_source import freeze_imports, new_id, now_us
+from persistent_state.engine.arrow_source import Labels, freeze_imports, new_id, now_us
 from persistent_state.engine.failures import naming
 from persistent_state.engine.frames import NO_SINK, shown, types_of, values_schema
 from persistent_state.engine.session import settings
@@ -100,33 +100,34 @@ def is_committing() -> bool:
     return getattr(_here, "is_committing", False)
 
 
-def control_rows(blobs: DataFrame, plan: Plan, labels: Sequence[int], attempts: int) -> DataFrame:
-    """Return the rows (shard, answer) of each micro-batch: a descriptor from each shard, and one row of all parts' reports.
+def control_rows(blobs: DataFrame, flow: FlowPlan, labels: Labels, attempts: int) -> DataFrame:
+    """Return the rows (label, answer) of a micro-batch: a descriptor from each shard, and one row of all parts' reports.
 
     Running it writes the runs that the descriptors name. If a part or a shard fails, an error stands in place of an answer.
     """
-    shards = {label: shard for shard, label in enumerate(labels)}
+    places, plans = {label: place for place, label in labels.items()}, flow.by_name
 
     def step(key: tuple[int], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        shard = shards.get(int(key[0]), DRIVER)
+        label = int(key[0])
         sent = [blob for frame in frames for blob in frame["blob"]]
         answer = next((blob for blob in sent if failures.error_of(blob)), None)
-        if answer is None and shard == DRIVER:
+        if answer is None and label == DRIVER:
             answer = pickle.dumps((state.getCurrentProcessingTimeMs() * 1000, sent))
         elif answer is None:
             # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
             cached = list(map(run_from_json, json.loads(state.get[0]))) if state.exists else None
+            task, shard = places[label]
             try:
-                descriptor, runs = merge_shard(plan, shard, list(map(Blob.from_bytes, sent)), cached, new_id)
+                descriptor, runs = merge_shard(plans[task], shard, list(map(Blob.from_bytes, sent)), cached, new_id)
                 answer = pickle.dumps(descriptor)
                 state.update((json.dumps(list(map(run_to_json, runs))),))
             except StateError as error:
                 answer = failures.as_row(error, attempts)
         freeze_imports()
-        yield pd.DataFrame({"shard": [shard], "answer": [answer]})
+        yield pd.DataFrame({"label": [label], "answer": [answer]})
 
     return blobs.groupBy("label").applyInPandasWithState(
-        step, "shard int, answer binary", "runs string", "update", GroupStateTimeout.NoTimeout
+        step, "label int, answer binary", "runs string", "update", GroupStateTimeout.NoTimeout
     )
 
 
@@ -141,7 +142,7 @@ def answers_of(rows: Sequence[Row], is_planned_by_spark: bool) -> Answers:
     for row in rows:
         if error := failures.error_of(row["answer"]):
             raise error
-        if row["shard"] == DRIVER:
+        if row["label"] == DRIVER:
             now, sent = pickle.loads(row["answer"])
             reports = list(map(Report.from_bytes, sent))
             if is_planned_by_spark:
@@ -169,16 +170,16 @@ class Watch:
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
 
-    def fail(self, task: str, error: Exception) -> None:
-        """Report that the commit of a task failed, and wait until its query can begin no other micro-batch."""
+    def fail(self, flow: str, error: Exception) -> None:
+        """Report that the commit of a flow failed, and wait until its query can begin no other micro-batch."""
         with self._lock:
             if self.failed is None and not self.is_stopping:
-                self.failed = task, error
+                self.failed = flow, error
         self._ended.wait()
 
-    def finish(self, task: str) -> None:
-        """Report that a micro-batch of a task was committed and handed to its outputs."""
-        self.finished.add(task)
+    def finish(self, flow: str) -> None:
+        """Report that a micro-batch of a flow was committed and handed to its outputs."""
+        self.finished.add(flow)
 
     def stop(self) -> None:
         """Ignore commits that fail from now on: their queries are being stopped."""
@@ -198,24 +199,23 @@ class Commit:
 
     def __init__(
         self,
-        plan: Plan,
+        flow: FlowPlan,
         epoch: int,
         keeping: Keeping,
-        running: Sequence[RunningValues],
+        running: Mapping[str, Sequence[RunningValues]],
         on_progress: Callable[[Progress], None] | None,
-        is_planned_by_spark: bool,
         for_sinks: Mapping[str, str | None],
         watch: Watch | None = None,
     ) -> None:
-        self._plan = plan
-        self._is_planned_by_spark = is_planned_by_spark
+        self._flow = flow
+        self._is_planned_by_spark = flow.first.by_spark
         self._for_sinks = for_sinks
         self._epoch = epoch
         self._keeping = keeping
         self._running = running
         self._on_progress = on_progress
         self._watch = watch
-        self._log = Log(plan.files, plan.application)
+        self._log = Log(flow.first.files, flow.first.application)
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         # Spark's plan must not leave this method: if it ran twice, or in part, the state would fork.
@@ -225,13 +225,13 @@ class Commit:
         except Exception as error:
             if self._watch is None:
                 raise
-            self._watch.fail(self._plan.name, error)
+            self._watch.fail(self._flow.id, error)
             if self._is_planned_by_spark:
                 # In a session of the user, Spark checks that all shards have run.
                 raise RuntimeError(_INTERRUPTED) from None
         else:
             if self._watch is not None:
-                self._watch.finish(self._plan.name)
+                self._watch.finish(self._flow.id)
         finally:
             _here.is_committing = False
 
@@ -243,34 +243,44 @@ class Commit:
         entry, after = commits.commit(
             self._log,
             self._epoch,
-            self._plan.settings,
+            self._flow.first.settings,
             answers,
             now=now_us(),
             new_id=new_id,
             keeping=self._keeping,
         )
-        committed = progress(entry, after, answers.descriptors)
+        by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in self._flow.tasks}
+        for descriptor in answers.descriptors:
+            by_task[descriptor.task].append(descriptor)
+        for some in by_task.values():
+            self._hand_on(progress(entry, after, some))
+        for plan in self._flow.tasks:
+            if outputs := self._running.get(plan.name):
+                values = running_values(rows, plan, after.clock, by_task[plan.name])
+                self._call_outputs(outputs, values, plan, batch)
+
+    def _hand_on(self, committed: Progress) -> None:
         _progress.info("%s", line_of(committed))
         if self._on_progress is not None:
-            # Tasks commit in threads of their own; the function of progress is called by one at a time.
+            # Flows commit in threads of their own; the function of progress is called by one at a time.
             with _progress_lock:
                 self._on_progress(committed)
-        if self._running:
-            values = running_values(rows, self._plan, after.clock, answers.descriptors)
-            with settings(values.sparkSession, self._for_sinks):
-                for output in self._running:
-                    with naming(f"task={self._plan.name}: a function of RunningValues", StateError):
-                        output.function(values, batch)
+
+    def _call_outputs(self, outputs: Sequence[RunningValues], values: DataFrame, plan: Plan, batch: int) -> None:
+        with settings(values.sparkSession, self._for_sinks):
+            for output in outputs:
+                with naming(f"task={plan.name}: a function of RunningValues", StateError):
+                    output.function(values, batch)
 
 
 def progress(entry: Entry, after: Advance, descriptors: Sequence[Descriptor]) -> Progress:
-    """Return the progress of the micro-batch of these descriptors, which the entry commits."""
+    """Return the progress of a task in the micro-batch of these descriptors of its shards, which the entry commits."""
     first, counts = descriptors[0], after.counts
-    task = entry.tasks[first.task]
-    reasons = task.late_rows.counts()
+    name = first.task
+    reasons = entry.late_rows_of(name).counts()
     late = reasons.get(LATE, 0)
     return Progress(
-        task=first.task,
+        task=name,
         epoch=first.epoch,
         batch=first.batch,
         messages=counts.get("messages", 0),
@@ -282,9 +292,9 @@ def progress(entry: Entry, after: Advance, descriptors: Sequence[Descriptor]) ->
         bad=sum(reasons.values()) - late,
         reasons=reasons,
         upstream_min=after.upstream_min,
-        clock=task.progress.clock,
+        clock=entry.flow_of(name).progress.clock,
         global_clock=entry.clock,
-        outputs=deliver.delivered(entry, first.task),
+        outputs=deliver.delivered(entry, name),
         unread=after.unread,
         slowest=after.slowest,
     )

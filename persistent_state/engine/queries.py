@@ -1,16 +1,17 @@
-"""Make, start and stop the streaming queries of an application, one for each task."""
+"""Make, start and stop the streaming queries of an application, one for each flow."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.engine import (
     arrow_source,
     column_source,
@@ -19,16 +20,15 @@ from persistent_state.engine import (
     kafka_connector,
     micro_batch,
 )
+from persistent_state.engine.arrow_source import Labels
+from persistent_state.engine.feeds import AnySource, Feed, Part, feeds_of, flows_of, stays_within
 from persistent_state.engine.micro_batch import Progress, Watch
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import Scratch, for_queries, for_sinks, own_session, settings
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka.connector import KafkaConnectorSource
-from persistent_state.outputs import Outputs
-from persistent_state.partials.shuffle import numbers_of_partitions
-from persistent_state.protocol import takeover
+from persistent_state.protocol import commits, flows, restore, takeover
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
@@ -37,15 +37,6 @@ from persistent_state.store.log import Log
 
 POLL_SECONDS = 0.05
 """Time between two looks at whether a query has stopped."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A task of an application with its source and its outputs."""
-
-    plan: Plan
-    source: TimeReplayableSource | DataFrameSource | KafkaConnectorSource
-    outputs: Outputs
 
 
 @dataclass(frozen=True)
@@ -77,13 +68,22 @@ class Setup:
         """The plan of each task."""
         return [part.plan for part in self.parts]
 
+    @cached_property
+    def feeds(self) -> list[Feed]:
+        """The sources, each with the tasks that are to be fed by it together."""
+        return feeds_of(self.parts)
+
+    def title_of(self, entry: Entry, flow: str) -> str:
+        """Return a flow's tasks as messages name them."""
+        return next(feed.plan for feed in self.feeds if flow in feed.plan.by_name).of(entry.tasks_of(flow)).title
+
     def take_over(
         self, log: Log, *, reset: Sequence[str] = (), rebuild: Sequence[str] = (), after: int | None = None
     ) -> Entry:
         """Write the entry of a new start, which fences every driver before it, and return the entry."""
         return takeover.take_over(
             log,
-            self.plans,
+            [feed.plan for feed in self.feeds],
             interval=self.interval,
             shards=self.shards,
             writer=self.writer,
@@ -95,77 +95,108 @@ class Setup:
 
 
 class Queries:
-    """The queries of one start, by the name of their task."""
+    """The queries of one start, by the id of their flow."""
 
     def __init__(self, setup: Setup) -> None:
-        self.by_task: dict[str, StreamingQuery] = {}
+        self.by_flow: dict[str, StreamingQuery] = {}
         self._setup = setup
         self._commits = Watch()
 
     def start(self, entry: Entry, scratch: Scratch) -> None:
-        """Start a query for each task, from where the entry says.
+        """Start a query for each flow, from where the entry says.
 
         If a query does not start, the queries before it run, so call `stop`.
         """
+        session = own_session(self._setup.spark)
+        for feed in self._setup.feeds:
+            for id in flows_of(feed, entry):
+                self._start(session, feed, entry, id, scratch)
+
+    def start_to_meet(self, entry: Entry, scratch: Scratch) -> bool:
+        """Start a query for each flow that need only read on to be where another of its source is; it ends there.
+
+        Returns:
+            True if there is any such flow.
+        """
         setup = self._setup
+        # A second start would take back more of what a task under another delivery has committed.
+        if any(restore.keeps_all(plan) for plan in setup.plans):
+            return False
         session = own_session(setup.spark)
-        labels = numbers_of_partitions(setup.shards)
-        attempts = failures.attempts(setup.spark)
-        for part in setup.parts:
-            plan = part.plan
-            blobs = _blobs(setup, session, part, entry, labels, attempts)
-            commit = micro_batch.Commit(
-                plan,
-                entry.epoch,
-                setup.keeping,
-                part.outputs.running,
-                Listener(setup.writer, setup.on_progress),
-                plan.by_spark,
-                for_sinks(blobs.sparkSession),
-                self._commits,
-            )
-            rows = micro_batch.control_rows(blobs, plan, labels, attempts)
-            writer = (
-                rows.writeStream.outputMode("update")
-                .foreachBatch(commit)
-                .option("checkpointLocation", f"{scratch.folder(entry.epoch)}/{plan.name}")
-                .queryName(f"{setup.application} {plan.name} {entry.epoch}")
-            )
-            if setup.to_the_end:
-                writer = writer.trigger(availableNow=True)
-            elif setup.trigger is not None:
-                writer = writer.trigger(processingTime=setup.trigger)
-            rows_cross_spark = plan.by_spark or plan.task.update_way == "column"
-            are_rows_small = rows_cross_spark and dataframe_source.are_small(plan)
-            wanted = for_queries(blobs.sparkSession, setup.shards, scratch.is_local, are_rows_small)
-            with settings(blobs.sparkSession, wanted):
-                self.by_task[plan.name] = writer.start()
+        for feed in setup.feeds:
+            if stays_within(feed.source):
+                for id, ends in flows.meeting_positions(entry, flows_of(feed, entry)).items():
+                    self._start(session, feed, entry, id, scratch, ends)
+        return bool(self.by_flow)
+
+    def _start(
+        self,
+        session: SparkSession,
+        feed: Feed,
+        entry: Entry,
+        id: str,
+        scratch: Scratch,
+        until: Mapping[str, int] | None = None,
+    ) -> None:
+        setup, flow = self._setup, feed.plan.of(entry.tasks_of(id))
+        labels, attempts = arrow_source.labels_of(flow), failures.attempts(setup.spark)
+        blobs = _blobs(setup, session, flow, feed.source, entry, labels, attempts, until)
+        commit = micro_batch.Commit(
+            flow,
+            entry.epoch,
+            setup.keeping,
+            {part.plan.name: part.outputs.running for part in setup.parts},
+            Listener(setup.writer, setup.on_progress),
+            for_sinks(blobs.sparkSession),
+            self._commits,
+        )
+        rows = micro_batch.control_rows(blobs, flow, labels, attempts)
+        writer = (
+            rows.writeStream.outputMode("update")
+            .foreachBatch(commit)
+            .option("checkpointLocation", f"{scratch.folder(entry.epoch)}/{flow.id}")
+            .queryName(f"{setup.application} {flow.id} {entry.epoch}")
+        )
+        if setup.to_the_end or until is not None:
+            writer = writer.trigger(availableNow=True)
+        elif setup.trigger is not None:
+            writer = writer.trigger(processingTime=setup.trigger)
+        rows_cross_spark = flow.first.by_spark or bool(dataframe_source.with_column(flow))
+        are_rows_small = rows_cross_spark and dataframe_source.are_small(flow)
+        wanted = for_queries(blobs.sparkSession, setup.shards, scratch.is_local, are_rows_small)
+        with settings(blobs.sparkSession, wanted):
+            self.by_flow[flow.id] = writer.start()
 
     @property
-    def active_tasks(self) -> set[str]:
-        """The tasks whose queries have neither ended nor been stopped."""
-        return {task for task, query in self.by_task.items() if query.isActive}
+    def active_flows(self) -> set[str]:
+        """The flows whose queries have neither ended nor been stopped."""
+        return {flow for flow, query in self.by_flow.items() if query.isActive}
+
+    @property
+    def are_waited_for(self) -> bool:
+        """Return whether a query has neither ended nor committed a micro-batch."""
+        return any(not self.has_committed(flow) for flow in self.active_flows)
 
     @property
     def failed_commit(self) -> tuple[str, Exception] | None:
-        """The task whose commit failed first, and its error; None if no commit failed."""
+        """The flow whose commit failed first, and its error; None if no commit failed."""
         return self._commits.failed
 
     @property
     def failed_query(self) -> tuple[str, Exception] | None:
-        """A task whose query ended with an error, and the error; None if there is no such task."""
-        for task, query in self.by_task.items():
+        """A flow whose query ended with an error, and the error; None if there is no such flow."""
+        for flow, query in self.by_flow.items():
             if not query.isActive and (error := query.exception()) is not None:
-                return task, error
+                return flow, error
         return None
 
-    def has_committed(self, task: str) -> bool:
-        """Return whether a micro-batch of the task was committed and handed to its outputs since this start."""
-        return task in self._commits.finished
+    def has_committed(self, flow: str) -> bool:
+        """Return whether a micro-batch of the flow was committed and handed to its outputs since this start."""
+        return flow in self._commits.finished
 
     def stop(self) -> None:
         """Stop all queries at the same time, and wait until they have stopped."""
-        queries, self.by_task = list(self.by_task.values()), {}
+        queries, self.by_flow = list(self.by_flow.values()), {}
         self._commits.stop()
         with ThreadPoolExecutor(max(1, len(queries))) as pool:
             stops = [pool.submit(query.stop) for query in queries]
@@ -180,25 +211,28 @@ class Queries:
 
 
 def _blobs(
-    setup: Setup, session: SparkSession, part: Part, entry: Entry, labels: Sequence[int], attempts: int
+    setup: Setup,
+    session: SparkSession,
+    flow: FlowPlan,
+    source: AnySource,
+    entry: Entry,
+    labels: Labels,
+    attempts: int,
+    until: Mapping[str, int] | None,
 ) -> DataFrame:
-    """Return the streaming DataFrame of a task's blobs, read from where the entry says."""
-    plan, source = part.plan, part.source
-    task, lines = entry.tasks[plan.name], tuple[str, ...]()
+    """Return the streaming DataFrame of a flow's blobs, read from where the entry says."""
+    known, lines = commits.flow_by(entry, flow), tuple[str, ...]()
     if isinstance(source, KafkaConnectorSource):
-        start = task.source.next_positions
-        journal, known = lists.read(setup.files, task.source.journal), task.source.known_positions
-        source, lines = kafka_connector.frame_from(source, journal, known, start)
+        journal, positions = lists.read(setup.files, known.source.journal), known.source.known_positions
+        source, lines = kafka_connector.frame_from(source, journal, positions, known.source.next_positions)
     if isinstance(source, DataFrameSource):
-        clock = min(entry.clock, task.progress.clock)
-        # Under at-least-once delivery a replay brings what is below the task's own clock, and only some tasks fold it.
-        restored = (clock if plan.takes_late else task.progress.clock) if task.source.positions else BEGINNING
+        clock = min(entry.clock, known.progress.clock)
+        # Under at-least-once delivery a replay brings what is below the flow's own clock, and only some tasks fold it.
+        restored = (clock if flow.first.takes_late else known.progress.clock) if known.source.positions else BEGINNING
         rows = dataframe_source.opened(setup.spark, source, clock)
-        return dataframe_source.blobs_of_dataframe(rows, plan, source, entry.epoch, restored, labels, attempts, lines)
+        return dataframe_source.blobs_of_dataframe(rows, flow, source, entry.epoch, restored, labels, attempts, lines)
     parts = session.sparkContext.defaultParallelism
-    if plan.task.update_way == "column":
-        return column_source.blobs_of_source(
-            session, column_source.RowReader(plan, source, entry.epoch, parts, labels, attempts)
-        )
-    reader = arrow_source.ArrowReader(plan, source, entry.epoch, parts, labels, attempts)
-    return arrow_source.load(session, plan, reader)
+    what = flow, source, entry.epoch, parts, labels, attempts, until
+    if dataframe_source.with_column(flow):
+        return column_source.blobs_of_source(session, column_source.RowReader(*what))
+    return arrow_source.load(session, flow, arrow_source.ArrowReader(*what))

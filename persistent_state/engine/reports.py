@@ -97,16 +97,16 @@ class TaskReport:
     """
 
     def __init__(self, plan: Plan, entry: Entry, first: float) -> None:
-        task = entry.tasks[plan.name]
+        task, source = entry.tasks[plan.name], entry.flow_of(plan.name).source
         self._plan = plan
-        self._before = Counter(task.late_rows.counts())
+        self._before = Counter(entry.late_rows_of(plan.name).counts())
         self._aside: Counter[str] = Counter()
         self._messages = 0
         self._reported = 0
         self._due = first
-        self._born = task.born if task.born != BEGINNING and not task.source.positions else None
+        self._born = task.born if task.born != BEGINNING and not source.positions else None
         left = [name for name, other in entry.tasks.items() if not other.active and other.identity == task.identity]
-        self._left = max(left, key=lambda name: entry.tasks[name].progress.clock, default=None)
+        self._left = max(left, key=lambda name: entry.flow_of(name).progress.clock, default=None)
 
     def note(self, messages: int, reasons: Mapping[str, int], now: float) -> str | None:
         """Take in a micro-batch of so many new messages, and return the warning that is due after it, or None.
@@ -125,8 +125,8 @@ class TaskReport:
 
         A run that `is_whole` has read its source to the end, and the summary says what the checkpoint lacks.
         """
-        task = entry.tasks[self._plan.name]
-        newest = positions.newest_read(task.source.positions.values())
+        source = entry.flow_of(self._plan.name).source
+        newest = positions.newest_read(source.positions.values())
         is_above = is_whole and newest is not None and newest >= entry.clock
         is_news = bool(self._aside) and (is_whole or self._aside.total() > self._reported)
         is_empty = is_whole and not self._messages and entry.clock == BEGINNING
@@ -135,8 +135,8 @@ class TaskReport:
             at = f"The newest checkpoint is at clock={show_clock(entry.clock)} ({entry.clock})"
         if is_above:
             at += f": messages up to {show_clock(newest)} wait above it for newer ones; run(drain=True) checkpoints them now"
-            silent = sorted(name for name, one in task.source.channels.items() if one.newest is None and not one.ended)
-            if self._plan.settings.idle_after is None and 0 < len(silent) < len(task.source.channels):
+            silent = sorted(name for name, one in source.channels.items() if one.newest is None and not one.ended)
+            if self._plan.settings.idle_after is None and 0 < len(silent) < len(source.channels):
                 at += f". {_count(len(silent), 'channel')}, such as {silent[0]!r}, delivered nothing: idle_after lets it go"
         sentences = [f"task={self._plan.name}: {_count(self._messages, 'message')} read.", f"{at}."]
         if self._aside:

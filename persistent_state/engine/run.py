@@ -14,6 +14,7 @@ from types import FrameType
 from persistent_state.engine import deliveries, micro_batch, start_checks
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.failures import naming_a_lost_jvm
+from persistent_state.engine.feeds import equal_sources
 from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.supervisor import Supervisor
@@ -159,7 +160,13 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
             raise StateError(f"application={setup.application} was asked to stop before it began; nothing was changed.")
         entry = setup.take_over(log, reset=reset, rebuild=rebuild)
         _warn_of_absent_tasks(newest, entry)
-        running = Running(Supervisor(setup, log, entry, all_deliveries))
+        for parts in equal_sources(setup.parts):
+            _logger.warning(
+                "tasks=%s have equal sources, each of which is read on its own; give the tasks one source object, and it is "
+                "read once for all.",
+                ", ".join(part.plan.name for part in parts),
+            )
+        running = Running(Supervisor(setup, log, entry, all_deliveries, asked))
         if asked.is_set():
             running.was_asked_to_stop = True
             running.stop()

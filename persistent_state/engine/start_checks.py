@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cloudpickle
 
 from persistent_state.engine import dataframe_source, micro_batch
-from persistent_state.engine.queries import Part, Setup
+from persistent_state.engine.feeds import Feed
+from persistent_state.engine.queries import Setup
 from persistent_state.engine.session import check_scratch, check_store
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka.connector import KafkaConnectorSource
-from persistent_state.protocol import refusals, restore
+from persistent_state.protocol import flows, refusals, restore
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
-from persistent_state.store.files import Files
 from persistent_state.store.runs import named_by_newest
-from persistent_state.store.task_state import TaskState
 from persistent_state.task import PersistentTask
 
 
@@ -42,41 +41,52 @@ def check_start(setup: Setup, newest: Entry | None, reset: Sequence[str], rebuil
         StateError: The store or a source does not answer.
     """
     refusals.check(newest, setup.plans, reset, rebuild)
-    if newest is None:
-        check_parts(setup.files, setup.parts, {}, BEGINNING)
-        return
-    continued = {name: task for name, task in newest.tasks.items() if name not in (*reset, *rebuild)}
-    check_parts(setup.files, setup.parts, continued, newest.clock)
-    _check_dataframes(setup, continued, newest.clock, rebuild)
-
-
-def check_parts(files: Files, parts: Sequence[Part], continued: Mapping[str, TaskState], clock: int) -> None:
-    """Refuse a task that can't be sent to workers, and a source that can't be opened at its task's positions.
-
-    `continued` holds the tasks that go on from the store, at the global `clock`; all others are new.
-
-    Raises:
-        InvalidInputError: A task or a source is refused.
-    """
-    for part in parts:
+    for part in setup.parts:
         check_task(part.plan.task)
         if part.plan.emits:
             micro_batch.check_values(part.plan)
-        if isinstance(part.source, DataFrameSource):
-            continue
-        check_source(part.plan.name, part.source)
-        task = continued.get(part.plan.name)
-        # A copy, because Spark opens the source itself, and a source is opened once.
-        source = cloudpickle.loads(cloudpickle.dumps(part.source))
-        if task is None:
-            source.open([], {})
-        else:
-            with named_by_newest():
-                journal = lists.read(files, task.source.journal)
-            source.open(journal, task.source.known_positions)
-            # The source must still have the messages that it is to replay. Only the positions count here, so any time does.
-            replayed = restore.restored_source(task, part.plan, clock, now=0)
-            source.reach(replayed.next_positions, everything=False)
+    for feed in setup.feeds:
+        check_feed(setup, feed, newest, reset, rebuild)
+
+
+def check_feed(setup: Setup, feed: Feed, newest: Entry | None, reset: Sequence[str], rebuild: Sequence[str]) -> None:
+    """Refuse a source that can't be sent to workers, or can't go on from the positions of a flow.
+
+    Raises:
+        InvalidInputError: The source is refused.
+    """
+    flow, source = feed.plan, feed.source
+    known, clock = (newest.tasks, newest.clock) if newest else ({}, BEGINNING)
+    rebuilt = [name for name in flow.by_name if name in rebuild]
+    new = [name for name in flow.by_name if name not in rebuild and (name not in known or name in reset)]
+    continued = [name for name in flow.by_name if name not in (*rebuilt, *new)]
+    strands = flows.divided(newest, continued) if newest and continued else []
+    begins = [BEGINNING] if rebuilt else []
+    if new and all(strand.flow.progress.clock < clock for strand in strands):
+        # Nobody is there whom they could come to.
+        begins.append(clock)
+    if isinstance(source, DataFrameSource):
+        # It was opened from the beginning before. A function may make no DataFrame to replay from a clock.
+        for begin in {*begins, *(min(clock, strand.flow.progress.clock) for strand in strands)} if newest else ():
+            dataframe_source.opened(setup.spark, source, begin)
+        return
+    check_source(flow.title, source)
+    if begins:
+        _copy(source).open([], {})
+    for strand in strands:
+        opened, record = _copy(source), strand.flow.source
+        with named_by_newest():
+            journal = lists.read(setup.files, record.journal)
+        opened.open(journal, record.known_positions)
+        # The source must still have the messages that it is to replay. Only the positions count here, so any time does.
+        replayed = restore.restored_source(strand, flow.first, clock, now=0)
+        opened.reach(replayed.next_positions, everything=False)
+
+
+def _copy(source: TimeReplayableSource | KafkaConnectorSource) -> TimeReplayableSource:
+    """Return a copy, because Spark opens the source itself, and a source is opened once."""
+    copy: TimeReplayableSource = cloudpickle.loads(cloudpickle.dumps(source))
+    return copy
 
 
 def check_task(task: PersistentTask) -> None:
@@ -88,23 +98,13 @@ def check_task(task: PersistentTask) -> None:
     _check_pickles(f"task={task.task_name}", task)
 
 
-def check_source(task: str, source: TimeReplayableSource | KafkaConnectorSource) -> None:
+def check_source(title: str, source: TimeReplayableSource | KafkaConnectorSource) -> None:
     """Refuse a source that Spark can't send to its workers.
 
     Raises:
         InvalidInputError: The source can't be pickled; the message names the attribute at fault.
     """
-    _check_pickles(f"task={task}: the source {source!r}", source)
-
-
-def _check_dataframes(setup: Setup, continued: Mapping[str, TaskState], clock: int, rebuild: Sequence[str]) -> None:
-    """Refuse a function of a DataFrameSource that makes no DataFrame to replay from the clock of its task."""
-    for part in setup.parts:
-        if isinstance(part.source, DataFrameSource):
-            task = continued.get(part.plan.name)
-            begin = BEGINNING if part.plan.name in rebuild else clock
-            begin = begin if task is None else min(clock, task.progress.clock)
-            dataframe_source.opened(setup.spark, part.source, begin)
+    _check_pickles(f"{title}: the source {source!r}", source)
 
 
 def _check_pickles(what: str, given: object) -> None:

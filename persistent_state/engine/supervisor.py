@@ -36,11 +36,13 @@ class Supervisor:
     After a failure of one query the supervisor stops all of them, waits, takes the application over again and starts them from
     the global clock. An error of `FINAL` ends the run, and so do more than `max_restarts` failures in a row.
 
-    `entry` is the entry of the newest start, or that of the drain. `restarts` counts the starts after failures, `reports` knows
-    the progress, and `error` is what ended the run if it failed.
+    Before the thread begins, `asked_before` asks for a stop. `entry` is the entry of the newest start, or that of the drain.
+    `restarts` counts the starts after failures, `reports` knows the progress, and `error` is what ended the run if it failed.
     """
 
-    def __init__(self, setup: Setup, log: Log, entry: Entry, deliveries: Deliveries) -> None:
+    def __init__(
+        self, setup: Setup, log: Log, entry: Entry, deliveries: Deliveries, asked_before: threading.Event
+    ) -> None:
         self.entry = entry
         self.restarts = 0
         self.error: StateError | None = None
@@ -54,7 +56,8 @@ class Supervisor:
         self._had_committed = False
         self._asked = threading.Event()
         try:
-            self.queries.start(entry, self._scratch)
+            self.entry = self._together(entry, asked_before)
+            self.queries.start(self.entry, self._scratch)
         except BaseException:
             self._end()
             raise
@@ -133,18 +136,18 @@ class Supervisor:
         """Wait for a failure and return it, or None if all queries came to their end or a stop was asked for."""
         looked = time.monotonic()
         while not self._asked.is_set():
-            active = self.queries.active_tasks
+            active = self.queries.active_flows
             if time.monotonic() > looked + LOOK_SECONDS:
                 looked = time.monotonic()
                 if fenced := self._fenced():
                     return fenced
             if (failed := self.queries.failed_commit) is not None:
-                task, error = failed
-                if not isinstance(error, StateError) and task not in self.queries.active_tasks:
+                flow, error = failed
+                if not isinstance(error, StateError) and flow not in self.queries.active_flows:
                     # Somebody stopped the query through Spark, which interrupted the commit: the whole run is to end.
                     self._asked.set()
                     break
-                return self._cause(task, error)
+                return self._cause(flow, error)
             if (failed := self.queries.failed_query) is not None:
                 return self._cause(*failed)
             if not active:
@@ -157,7 +160,7 @@ class Supervisor:
         self.queries.stop()
         self.restarts += 1
         try:
-            self.entry = self._setup.take_over(self._log, after=self.entry.epoch)
+            self.entry = self._together(self._setup.take_over(self._log, after=self.entry.epoch), self._asked)
             self.queries = Queries(self._setup)
             self.queries.start(self.entry, self._scratch)
         except StateError as error:
@@ -167,6 +170,25 @@ class Supervisor:
                 raise
             return as_own_error(error, f"application={self._setup.application}")
         return None
+
+    def _together(self, entry: Entry, asked: threading.Event) -> Entry:
+        """Return the entry of a start in which flows that need only read on to be where others of their source are, are there.
+
+        Each has one micro-batch for that, unless a stop is `asked` for. Then the application is taken over once more.
+        """
+        self.entry, meeting = entry, Queries(self._setup)
+        try:
+            if not meeting.start_to_meet(entry, self._scratch):
+                return entry
+            while meeting.are_waited_for and meeting.failed_commit is None and not asked.is_set():
+                asked.wait(POLL_SECONDS)
+            if (failed := meeting.failed_commit or meeting.failed_query) is not None:
+                _logger.warning(
+                    "task=%s did not come to where others of its source are, and goes on alone: %s", *failed
+                )
+        finally:
+            meeting.stop()
+        return self._setup.take_over(self._log, after=entry.epoch)
 
     def _global_clock(self, clock: int) -> int:
         """Return the global clock, or `clock` if the store does not answer."""
@@ -179,10 +201,10 @@ class Supervisor:
             return self._log.newest()
         return None
 
-    def _cause(self, task: str, error: Exception) -> StateError:
-        """Return why a task failed: FencedError if a newer driver owns the application, because it may be in the way."""
-        self._had_committed = self.queries.has_committed(task)
-        own = error if isinstance(error, StateError) else as_own_error(error, f"task={task}")
+    def _cause(self, flow: str, error: Exception) -> StateError:
+        """Return why a flow failed: FencedError if a newer driver owns the application, because it may be in the way."""
+        self._had_committed = self.queries.has_committed(flow)
+        own = error if isinstance(error, StateError) else as_own_error(error, self._setup.title_of(self.entry, flow))
         if type(own) is StateError and own is not error:
             # If the error has a class of its own, Spark's error would only add the way that it took through Spark.
             own.__cause__ = error

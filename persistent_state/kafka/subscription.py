@@ -43,7 +43,8 @@ class _State:
     `topics` are the journal's records by topic name, and `is_first_start` says that the journal had none. `journal` holds
     the lines that are committed. `unread` holds by partition the first position that was never committed. `replaced_ids` are
     the ids of deleted topics that others of their name replaced, and `losses` the journal lines of topics that are gone.
-    `last_reach` holds the newest reach's journal lines, start and ends. The partitions `held` are not read on.
+    `last_reach` holds the newest reach's journal lines, start and ends. The partitions `held` are not read on, and none is
+    read beyond the offsets `within`.
     """
 
     topics: dict[str, TopicRecord]
@@ -56,6 +57,7 @@ class _State:
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     is_frozen: bool = False
     held: frozenset[str] = frozenset()
+    within: Mapping[str, int] | None = None
 
 
 class Subscription:
@@ -154,6 +156,14 @@ class Subscription:
         """
         self._state.held = frozenset(partitions)
 
+    def stay_within(self, ends: Mapping[str, int]) -> None:
+        """Reach no further than these offsets until the next call.
+
+        Args:
+            ends: By partition: the offset to stop at. One that is not named is not read.
+        """
+        self._state.within = dict(ends)
+
     def freeze(self) -> None:
         """Make every later reach end where the partitions end at the next one."""
         self._state.is_frozen = True
@@ -186,6 +196,18 @@ class Subscription:
             name: 0 if name in state.held else max(0, partition.end - begins[name])
             for name, partition in state.partitions.items()
         }
+        if state.within is not None:
+            # Lost offsets beyond that are not stepped over either, and what has no end there is not begun.
+            begins = {
+                name: min(at, max(start.get(name, 0), state.within.get(name, 0)))
+                for name, at in begins.items()
+                if name in state.within or name in start
+            }
+            lags = {
+                name: max(0, min(lag, state.within.get(name, 0) - begins[name]))
+                for name, lag in lags.items()
+                if name in begins
+            }
         total = sum(lags.values())
         if total > self.max_offsets_per_batch and not everything:
             lags = {name: -(-lag * self.max_offsets_per_batch // total) for name, lag in lags.items()}
@@ -197,7 +219,7 @@ class Subscription:
         records = (json.dumps(vars(topic)) for topic in state.topics.values())
         lines = tuple(line for line in (*records, *state.losses) if line not in state.journal)
         state.last_reach = lines, dict(start), ends
-        unread = sum(max(0, partition.end - ends[name]) for name, partition in state.partitions.items())
+        unread = sum(max(0, partition.end - ends.get(name, 0)) for name, partition in state.partitions.items())
         return Reach(ends, dict.fromkeys(state.partitions, False), lines, unread=unread)
 
     @property

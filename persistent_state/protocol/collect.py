@@ -7,6 +7,7 @@ process, and being small they cost little.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from contextlib import suppress
 from itertools import chain, takewhile, zip_longest
@@ -16,6 +17,7 @@ from persistent_state.protocol.commits import Keeping, written
 from persistent_state.store import lists
 from persistent_state.store.codec import side_from_json
 from persistent_state.store.entry import Entry
+from persistent_state.store.flow_state import FlowState, LateRows
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import ShardRuns, Stored
 from persistent_state.store.task_state import TaskState
@@ -78,14 +80,13 @@ class Collector:
         self._forget_below(left[0])
         settled = set(chain.from_iterable(self._listed.values()))
         unnamed = []
-        for name, task in newest.tasks.items():
-            folder = f"{log.application}/runs/{name}"
-            # A list that can't be read may name what is no younger than it is: that stays until no entry names the list.
-            kept = max([written(path) for path in self._unread if path.startswith(f"{folder}/")], default=(-1, 0))
+        for name in newest.tasks:
+            folder, kept = f"{log.application}/runs/{name}", self._kept(newest, name)
             for file in files.list(folder):
                 path = f"{folder}/{file}"
                 is_named = self._is_named(path) or path in settled
-                if not is_named and kept < written(file) < (newest.epoch, task.progress.batch):
+                batch = written(file)
+                if not is_named and kept < batch < (newest.epoch, newest.flow_of(name).progress.batch):
                     unnamed.append(path)
         for folder in (f"{log.application}/log", *(f"{log.application}/runs/{name}" for name in newest.tasks)):
             leftovers = files.leftovers(folder, now)
@@ -103,9 +104,9 @@ class Collector:
     def _know(self, entry: Entry) -> None:
         for task in entry.tasks.values():
             # Of every entry: a driver that slept through a takeover holds an old one for the newest.
-            for file in task.late_rows.settled.files:
-                if file.path not in self._listed:
-                    self._listed[file.path] = self._read_list(file)
+            self._know_list(task.late_rows)
+        for flow in entry.flows.values():
+            self._know_list(flow.late_rows)
         before, after = _changed_files(self._newest, entry)
         self._named.update(after)
         self._named.subtract(before)
@@ -117,6 +118,11 @@ class Collector:
             self._last_named.pop(path, None)
         self._newest, self._times[entry.number], self._bases[entry.number] = entry, entry.time, entry.base
 
+    def _know_list(self, rows: LateRows) -> None:
+        for file in rows.settled.files:
+            if file.path not in self._listed:
+                self._listed[file.path] = self._read_list(file)
+
     def _read_list(self, file: Stored) -> list[str]:
         """Return the files that a file of a list names: none if it can't be read, which is remembered."""
         try:
@@ -125,6 +131,22 @@ class Collector:
             self._unread.add(file.path)
             _logger.warning("files of late and bad rows that %s may name are kept: %s", file.path, error)
             return []
+
+    def _kept(self, newest: Entry, task: str) -> tuple[int, float]:
+        """Return the last epoch and micro-batch of a task of which a list that can't be read may name a file.
+
+        What is no younger than that stays until no entry names the list.
+        """
+        kept: tuple[int, float] = (-1, 0)
+        for path in self._unread:
+            epoch, batch = written(path)
+            if epoch < newest.epoch:
+                # Nobody knows any more which tasks had one flow then.
+                kept = max(kept, (epoch, math.inf))
+            else:
+                is_one_flow = newest.tasks[path.split("/")[-2]].flow == newest.tasks[task].flow
+                kept = max(kept, (epoch, batch if is_one_flow else 0))
+        return kept
 
     def _forget_below(self, number: int) -> None:
         """Forget the entries before this one, and the files that only they name."""
@@ -152,14 +174,25 @@ def _changed_files(before: Entry | None, entry: Entry) -> tuple[list[str], list[
             if some is not others:
                 was += [run.file.path for run in some.runs]
                 now += [run.file.path for run in others.runs]
-        was += _beside_runs(one)
-        now += _beside_runs(other)
+        was += _late(one)
+        now += _late(other)
+    flows = before.flows if before else {}
+    for id in flows.keys() | entry.flows.keys():
+        was_flow, is_flow = flows.get(id), entry.flows.get(id)
+        if was_flow is not is_flow:
+            was += _late(was_flow) + _journal(was_flow)
+            now += _late(is_flow) + _journal(is_flow)
     return was, now
 
 
-def _beside_runs(task: TaskState | None) -> list[str]:
-    """Return the files that a task names beside its runs, those in the newest items of a list among them."""
-    if task is None:
+def _late(holder: TaskState | FlowState | None) -> list[str]:
+    """Return the files of late and bad rows, with those in the newest items of their list."""
+    if holder is None:
         return []
-    settled = [side_from_json(line).file.path for line in task.late_rows.settled.tail]
-    return [*(file.path for file in task.files_beside_runs()), *settled]
+    rows = holder.late_rows
+    settled = [side_from_json(line).file.path for line in rows.settled.tail]
+    return [*(file.path for file in rows.files()), *settled]
+
+
+def _journal(flow: FlowState | None) -> list[str]:
+    return [] if flow is None else [file.path for source in flow.inputs.values() for file in source.journal.files]

@@ -1,8 +1,8 @@
 """A driver's part after its start: plan micro-batches, commit them, give a final clock.
 
 Invariants:
-- An entry's global clock is at or above that of the entry before it, and every active task's clock is at or above the global
-  clock. Only a task that was away or is built again may be below: it holds the global clock until it has caught up.
+- An entry's global clock is at or above that of the entry before it, and every active flow's clock is at or above the global
+  clock. Only one whose tasks were away or are built again may be below: it holds the global clock until it has caught up.
 - No stored interval straddles a cut that the newest entry names for a task, or a retained clock.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -27,7 +27,7 @@ from persistent_state.batch.messages import (
     digest_of_parts,
     short_digest,
 )
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.errors import DisagreementError, ExistsError, FencedError, StoreUnavailableError
 from persistent_state.event_time import clocks
 from persistent_state.event_time.clocks import Settings
@@ -37,9 +37,10 @@ from persistent_state.store import late_rows, lists
 from persistent_state.store.codec import side_to_json
 from persistent_state.store.entry import Entry, global_clock
 from persistent_state.store.files import Files
+from persistent_state.store.flow_state import FlowState, LateRows, SourceState
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import SideFile
-from persistent_state.store.task_state import LateRows, SourceState, TaskState
+from persistent_state.store.task_state import TaskState
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,16 @@ class Keeping:
     grace: int = 600_000_000
 
 
-def wake(log: Log, epoch: int, name: str, now: int) -> Entry:
-    """Return the newest entry, in which the task holds the global clock. Until it commits, nobody else can move its clock.
+def wake(log: Log, epoch: int, flow: str, now: int) -> Entry:
+    """Return the newest entry, in which the flow holds the global clock. Until it commits, nobody else can move its clock.
 
     Raises:
         FencedError: a newer driver owns the application.
     """
-    return amend(log, epoch, name, lambda task: replace(task, progress=task.progress.hold()), now)
+    return amend(log, epoch, lambda entry: _with_changed(entry, flow, entry.flows[flow].hold()), now)
 
 
-def announce(log: Log, epoch: int, name: str, reach: Reach, now: int, new_id: Callable[[], str]) -> Entry:
+def announce(log: Log, epoch: int, flow: str, reach: Reach, now: int, new_id: Callable[[], str]) -> Entry:
     """Do as `wake` does, and write down how far the next micro-batch reads.
 
     A start under at-most-once delivery goes on behind that. The lines that the source wants remembered are written down too, so
@@ -69,12 +70,19 @@ def announce(log: Log, epoch: int, name: str, reach: Reach, now: int, new_id: Ca
         FencedError: a newer driver owns the application.
     """
 
-    def plan(task: TaskState) -> TaskState:
-        path = partial(_path, log, name, epoch, task.progress.batch + 1, "pages", new_id)
-        journal = lists.append(log.files, task.source.journal, reach.journal, path)
-        return replace(task, progress=task.progress.hold(), source=task.source.announce(reach.ends, journal))
+    def plan(entry: Entry) -> Entry:
+        known = entry.flows[flow]
+        path = partial(_path, log, flow, epoch, known.progress.batch + 1, "pages", new_id)
+        journal = lists.append(log.files, known.source.journal, reach.journal, path)
+        return _with_changed(entry, flow, known.with_source(known.source.announce(reach.ends, journal)).hold())
 
-    return amend(log, epoch, name, plan, now)
+    return amend(log, epoch, plan, now)
+
+
+def _with_changed(entry: Entry, id: str, flow: FlowState) -> Entry:
+    """Return the entry with this record of a flow; itself if nothing changes."""
+    known = entry.flows[id]
+    return entry if flow is known or flow == known else entry.with_flow(id, flow)
 
 
 def written(path: str) -> tuple[int, int]:
@@ -88,18 +96,18 @@ def _path(log: Log, task: str, epoch: int, batch: int, what: str, new_id: Callab
     return f"{log.application}/runs/{task}/{epoch:06d}-{batch:09d}-{what}-{new_id()}"
 
 
-def amend(log: Log, epoch: int, name: str, change: Callable[[TaskState], TaskState], now: int) -> Entry:
-    """Change something of a task that no micro-batch changes, and return the entry that says so.
+def amend(log: Log, epoch: int, change: Callable[[Entry], Entry], now: int) -> Entry:
+    """Change something that no micro-batch changes, and return the entry that says so: the newest, if `change` returns that.
 
     Raises:
         FencedError: a newer driver owns the application.
     """
     while True:
         newest = own(log, epoch)
-        task = change(newest.tasks[name])
-        if task == newest.tasks[name]:
+        changed = change(newest)
+        if changed is newest:
             return newest
-        entry = newest.follower(now, tasks={**newest.tasks, name: task})
+        entry = newest.follower(now, flows=changed.flows, tasks=changed.tasks)
         try:
             log.append(entry)
         except ExistsError:
@@ -124,46 +132,62 @@ def own(log: Log, epoch: int) -> Entry:
     return newest
 
 
-def plan_batch(entry: Entry, plan: Plan, reach: Reach, now: int) -> Basis:
-    """Return the basis of a task's next micro-batch by the newest entry, as the first part is told it.
+def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach, now: int) -> Basis:
+    """Return the basis of a flow's next micro-batch by the newest entry, as the first part is told it.
 
     `now` is the batch time; 0 if the planner does not know it.
     """
-    task = entry.tasks[plan.name]
-    basis, cuts = plan_part(entry, plan, reach, now), _apart(entry, task)
-    grounds = [Ground(basis.clock, cuts, task.stored.floor, runs) for runs in shard_digests(entry, task)]
-    return replace(basis, grounds=tuple(grounds), reach=reach)
+    basis, grounds = plan_part(entry, flow, reach, now), {}
+    for plan in flow.tasks:
+        task = entry.tasks[plan.name]
+        cuts = _apart(entry, [task])
+        digests = shard_digests(entry, task)
+        grounds[plan.name] = tuple(Ground(basis.clock, cuts, task.stored.floor, runs) for runs in digests)
+    return replace(basis, grounds=grounds, reach=reach)
 
 
-def plan_part(entry: Entry, plan: Plan, reach: Reach, now: int) -> Basis:
+def plan_part(entry: Entry, flow: FlowPlan, reach: Reach, now: int) -> Basis:
     """Return what `plan_batch` does for a part that is not the first."""
-    task = entry.tasks[plan.name]
-    batch, is_behind = task.progress.batch + 1, task.progress.clock < entry.clock
+    known, tasks = flow_by(entry, flow), entry.tasks_of(flow.id)
+    progress, source = known.progress, known.source
+    batch, is_behind = progress.batch + 1, progress.clock < entry.clock
     return Basis(
-        task=plan.name,
+        flow=flow.id,
         epoch=entry.epoch,
         batch=batch,
-        plan=short_digest((plan.name, entry.epoch, batch, now, task.progress.clock, task.source.again, reach)),
+        plan=short_digest((flow.id, entry.epoch, batch, now, progress.clock, source.again, reach)),
         now=now,
-        clock=task.progress.clock,
-        has_begun=any((channel.newest, channel.before) != (None, None) for channel in task.source.channels.values()),
+        clock=progress.clock,
+        has_begun=any((channel.newest, channel.before) != (None, None) for channel in source.channels.values()),
         is_behind=is_behind,
-        positions=task.source.positions,
+        positions=source.positions,
         ends=reach.ends,
-        channels=task.source.channels if plan.settings.jump is not None else {},
-        apart=_apart(entry, task) if is_behind else (),
-        again=task.source.again,
+        channels=source.channels if flow.first.settings.jump is not None else {},
+        apart=_apart(entry, tasks.values()) if is_behind else (),
+        again=source.again,
     )
 
 
-def _apart(entry: Entry, task: TaskState) -> tuple[int, ...]:
-    """Return the clocks that folding must keep apart."""
-    return tuple(sorted({*entry.retained, *task.stored.cuts}))
+def flow_by(entry: Entry, flow: FlowPlan) -> FlowState:
+    """Return what an entry says of a flow.
+
+    Raises:
+        DisagreementError: By the entry, these tasks are no flow: another driver has started since.
+    """
+    if entry.tasks_of(flow.id).keys() != flow.by_name.keys():
+        raise DisagreementError(f"{flow.title} are one flow no more; another driver has started, so stop this one.")
+    return entry.flows[flow.id]
+
+
+def _apart(entry: Entry, tasks: Iterable[TaskState]) -> tuple[int, ...]:
+    """Return the clocks that folding must keep apart for tasks."""
+    return tuple(sorted({*entry.retained, *(cut for task in tasks for cut in task.stored.cuts)}))
 
 
 def shard_digests(entry: Entry, task: TaskState) -> tuple[str, ...]:
     """Return the digest of the runs of each shard."""
-    return tuple(digest_at(task.progress.clock, runs) for runs in task.stored.in_shards(entry.shards))
+    clock = entry.flows[task.flow].progress.clock
+    return tuple(digest_at(clock, runs) for runs in task.stored.in_shards(entry.shards))
 
 
 def commit(
@@ -179,7 +203,7 @@ def commit(
     """Make a micro-batch part of the state: one new entry, or nothing.
 
     Returns:
-        The entry, and where the micro-batch has moved its task.
+        The entry, and where the micro-batch has moved its flow.
 
     Raises:
         DisagreementError: the parts and the shards did not each answer once and by one plan, or not from what the log says.
@@ -191,15 +215,17 @@ def commit(
         newest = own(log, epoch)
         if first.epoch != epoch:
             raise DisagreementError(
-                f"task={first.task} batch={first.batch} is of epoch {first.epoch}, not {epoch}; start again."
+                f"flow={first.flow} batch={first.batch} is of epoch {first.epoch}, not {epoch}; start again."
             )
         _check_shards(newest, answers.descriptors)
-        after = advance(newest.tasks[first.task], answers.reports, settings)
+        tasks = newest.tasks_of(first.flow)
+        begun = min((task.stored.first for task in tasks.values() if task.stored.first is not None), default=None)
+        after = advance(newest.flows[first.flow], begun, answers.reports, settings)
         entry = _with_batch(log, newest, answers.descriptors, after, now, new_id, keeping)
         try:
             log.append(entry)
         except ExistsError:
-            # Another task of this application, or a newer driver, was first: look again.
+            # Another flow of this application, or a newer driver, was first: look again.
             continue
         return entry, after
 
@@ -215,11 +241,11 @@ def _agreed(answers: Answers) -> Descriptor:
     first, senders = answers.descriptors[0], [report.sender for report in answers.reports]
     check_plan(senders)
     sender, parts = senders[0], digest_of_parts(senders)
-    batch = sender.task, sender.epoch, sender.batch, sender.plan
+    batch = sender.flow, sender.epoch, sender.batch, sender.plan
     for other in answers.descriptors:
-        if (other.task, other.epoch, other.batch, other.plan, other.parts) != (*batch, parts):
+        if (other.flow, other.epoch, other.batch, other.plan, other.parts) != (*batch, parts):
             raise DisagreementError(
-                f"task={first.task} batch={first.batch}: shard {other.shard} has another plan than the parts, or has "
+                f"task={other.task} batch={first.batch}: shard {other.shard} has another plan than the parts, or has "
                 "heard from others than the driver; start again."
             )
     return first
@@ -229,22 +255,23 @@ def _check_shards(newest: Entry, descriptors: Sequence[Descriptor]) -> None:
     """Refuse a micro-batch that does not follow the newest entry.
 
     Raises:
-        DisagreementError: A shard is missing or answered twice, or one started from other runs than the entry's.
+        DisagreementError: A shard of a task is missing or answered twice, or one started from other runs than the entry's.
     """
     first = descriptors[0]
-    task = newest.tasks[first.task]
-    answered = sorted(descriptor.shard for descriptor in descriptors)
-    if answered != list(range(newest.shards)):
+    flow, tasks = newest.flows[first.flow], newest.tasks_of(first.flow)
+    answered = Counter((descriptor.task, descriptor.shard) for descriptor in descriptors)
+    if answered != Counter((name, shard) for name in tasks for shard in range(newest.shards)):
         raise DisagreementError(
-            f"task={first.task} batch={first.batch}: shards {answered} of {newest.shards} answered; start again."
+            f"flow={first.flow} batch={first.batch}: of tasks={sorted(tasks)} with {newest.shards} shards each, "
+            f"{sorted(answered.elements())} answered; start again."
         )
-    if first.batch != task.progress.batch + 1:
-        raise DisagreementError(f"task={first.task}: batch {first.batch} follows {task.progress.batch}; start again.")
-    bases = shard_digests(newest, task)
+    if first.batch != flow.progress.batch + 1:
+        raise DisagreementError(f"flow={first.flow}: batch {first.batch} follows {flow.progress.batch}; start again.")
+    bases = {name: shard_digests(newest, task) for name, task in tasks.items()}
     for descriptor in descriptors:
-        if descriptor.base != bases[descriptor.shard]:
+        if descriptor.base != bases[descriptor.task][descriptor.shard]:
             raise DisagreementError(
-                f"task={first.task} batch={first.batch}: shard {descriptor.shard} started from other runs than the log's; "
+                f"task={descriptor.task} batch={first.batch}: shard {descriptor.shard} started from other runs than the log's; "
                 "start again."
             )
 
@@ -258,53 +285,77 @@ def _with_batch(
     new_id: Callable[[], str],
     keeping: Keeping,
 ) -> Entry:
-    first = descriptors[0]
-    task = newest.tasks[first.task]
-    ordered = sorted(descriptors, key=lambda d: d.shard)
-    page = partial(_path, log, first.task, newest.epoch, first.batch, "pages", new_id)
-    journal = lists.append(log.files, task.source.journal, after.journal, page)
-    changes = [(descriptor.kept, descriptor.runs) for descriptor in ordered]
-    moved = replace(
-        task,
-        progress=task.progress.after_batch(after.clock, after.holds),
-        source=task.source.after_batch(after.channels, after.positions, journal),
-        late_rows=task.late_rows.after_batch(descriptor.side for descriptor in ordered if descriptor.side),
-        stored=task.stored.after_batch(changes, after.cuts, after.coarse),
+    id, batch = descriptors[0].flow, descriptors[0].batch
+    page = partial(_path, log, id, newest.epoch, batch, "pages", new_id)
+    ordered = sorted(descriptors, key=lambda d: (d.task, d.shard))
+    known = newest.flows[id]
+    journal = lists.append(log.files, known.source.journal, after.journal, page)
+    flow = replace(
+        known.with_source(known.source.after_batch(after.channels, after.positions, journal)),
+        progress=known.progress.after_batch(after.clock, after.holds),
+        late_rows=known.late_rows.after_batch(descriptor.late for descriptor in ordered if descriptor.late),
+        coarse=after.coarse,
     )
-    entry = _moved_on(newest.with_task(first.task, moved), newest, now, keeping)
-    moved = entry.tasks[first.task]
-    restart = min(entry.clock, moved.progress.clock)
+    tasks = {**newest.tasks}
+    for name, some in groupby(ordered, lambda d: d.task):
+        task, answers = tasks[name], list(some)
+        changes = [(descriptor.kept, descriptor.runs) for descriptor in answers]
+        tasks[name] = replace(
+            task,
+            late_rows=task.late_rows.after_batch(descriptor.side for descriptor in answers if descriptor.side),
+            stored=task.stored.after_batch(changes, after.cuts),
+        )
+    entry = _moved_on(replace(newest.with_flow(id, flow), tasks=tasks), newest, now, keeping)
+    return _tidied(log, entry, id, new_id)
+
+
+def _tidied(log: Log, entry: Entry, id: str, new_id: Callable[[], str]) -> Entry:
+    """Return the entry when a flow and its tasks name no more than a start needs."""
+    flow = entry.flows[id]
+    restart = min(entry.clock, flow.progress.clock)
     # What a start may have to read again must never grow, as it would where spans on both sides of its clock are joined.
-    source = moved.source.without_old_spans(restart)
-    joined = partial(_path, log, first.task, newest.epoch, first.batch, "sides", new_id)
-    rows = _with_few_sides(log.files, moved.late_rows, source, entry.epoch, restart, page, joined)
-    return entry.with_task(first.task, replace(moved, source=source, late_rows=rows))
+    source = flow.source.without_old_spans(restart)
+
+    def tidied(rows: LateRows, name: str) -> LateRows:
+        path = partial(_path, log, name, entry.epoch, flow.progress.batch)
+        page, joined = partial(path, "pages", new_id), partial(path, "sides", new_id)
+        return _with_few_sides(log.files, rows, source, entry.epoch, restart, page, joined)
+
+    tasks = {
+        name: replace(task, late_rows=tidied(task.late_rows, name)) if task.late_rows.sides else task
+        for name, task in entry.tasks_of(id).items()
+    }
+    flow = replace(flow.with_source(source), late_rows=tidied(flow.late_rows, id))
+    return replace(entry.with_flow(id, flow), tasks={**entry.tasks, **tasks})
 
 
 def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
-    """Return the entry after `newest` with tasks that have moved: its global clock, and what follows from that."""
-    clock = global_clock(entry.tasks, newest.clock)
-    tasks = {}
+    """Return the entry after `newest` with flows that have moved: its global clock, and what follows from that."""
+    clock = global_clock(entry, newest.clock)
+    flows, tasks = {**entry.flows}, {**entry.tasks}
     for name, task in entry.tasks.items():
-        own, stored, outputs = task.progress.clock, task.stored, task.outputs
-        if task.active and task.progress.holds and own < newest.clock:
+        if not task.active:
+            continue
+        flow, stored, outputs = entry.flows[task.flow], task.stored, task.outputs
+        own = flow.progress.clock
+        if flow.progress.holds and own < newest.clock:
             # It has yet to catch up, and until then the global clock waits.
-            task = replace(task, stored=stored.with_cuts([own]))
-        elif task.active:
-            # A task that does not hold the clock back follows it: what comes below it from now on is late.
-            own = max(own, clock)
-            cuts = {*clocks.thin_cuts(stored.cuts, clock, own, entry.interval)}
-            # Under at-least-once delivery, a sink has values above the global clock. It is to be told what changed since.
-            cuts.update(c for c in stored.cuts if c > clock and c in outputs.delivered.values())
-            task = replace(task, progress=task.progress.move_to(own), stored=stored.with_cuts(cuts))
-        tasks[name] = task
+            tasks[name] = replace(task, stored=stored.with_cuts([own]))
+            continue
+        # A flow that does not hold the clock back follows it: what comes below it from now on is late.
+        own = max(own, clock)
+        cuts = {*clocks.thin_cuts(stored.cuts, clock, own, entry.interval)}
+        # Under at-least-once delivery, a sink has values above the global clock. It is to be told what changed since.
+        cuts.update(c for c in stored.cuts if c > clock and c in outputs.delivered.values())
+        tasks[name] = replace(task, stored=stored.with_cuts(cuts))
+        flows[task.flow] = flow if own == flow.progress.clock else flow.move_to(own)
     retained = newest.retained if clock == newest.clock else _retained(entry, clock, keeping)
     for name, task in tasks.items():
         if task.active and retained:
-            outputs = task.outputs
-            floor = min([retained[0], task.progress.clock, *outputs.delivered.values(), *outputs.voided.values()])
+            outputs, own = task.outputs, flows[task.flow].progress.clock
+            floor = min([retained[0], own, *outputs.delivered.values(), *outputs.voided.values()])
             tasks[name] = replace(task, stored=task.stored.with_floor(floor))
-    return newest.follower(now, clock=clock, retained=retained, tasks=tasks)
+    return newest.follower(now, clock=clock, retained=retained, flows=flows, tasks=tasks)
 
 
 def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
@@ -357,7 +408,7 @@ def _with_few_sides(
 
 
 def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
-    """Give every task one clock, the first multiple of the interval above the newest message: everything is checkpointed.
+    """Give every flow one clock, the first multiple of the interval above the newest message: everything is checkpointed.
 
     What arrives below that clock afterwards is late. Call it when the sources have been read to their end.
 
@@ -366,23 +417,23 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
     """
     while True:
         newest = own(log, epoch)
-        active = [task for task in newest.tasks.values() if task.active]
+        active = {task.flow: newest.flows[task.flow] for task in newest.tasks.values() if task.active}
         # From the positions, since a channel that has disappeared is not known any more.
-        read = newest_read(position for task in active for position in task.source.positions.values())
-        clock = max([task.progress.clock for task in active], default=newest.clock)
+        read = newest_read(position for flow in active.values() for position in flow.source.positions.values())
+        clock = max([newest.clock, *(flow.progress.clock for flow in active.values())])
         if read is not None:
             clock = max(clock, clocks.next_multiple(read, newest.interval))
-        if all(task.progress.clock == clock == newest.clock for task in active):
+        if all(flow.progress.clock == clock == newest.clock for flow in active.values()):
             return newest
-        tasks = {name: _closed(task, clock) if task.active else task for name, task in newest.tasks.items()}
-        entry = _moved_on(replace(newest, tasks=tasks), newest, now, keeping)
+        flows = {id: replace(flow.move_to(clock), coarse=()) for id, flow in active.items()}
+        tasks = {
+            name: replace(task, stored=task.stored.close(clock)) if task.active else task
+            for name, task in newest.tasks.items()
+        }
+        closed = replace(newest, flows={**newest.flows, **flows}, tasks=tasks)
+        entry = _moved_on(closed, newest, now, keeping)
         try:
             log.append(entry)
         except ExistsError:
             continue
         return entry
-
-
-def _closed(task: TaskState, clock: int) -> TaskState:
-    """Return a task that is given its last clock."""
-    return replace(task, progress=task.progress.move_to(clock), stored=task.stored.close(clock))

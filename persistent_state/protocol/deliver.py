@@ -16,7 +16,7 @@ from persistent_state.formatting import full_clock
 from persistent_state.protocol.commits import amend, own
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
-from persistent_state.store.task_state import TaskState
+from persistent_state.store.task_state import OutputState
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _waiting(entry: Entry, name: str, output: str, own: Sequence[int] = ()) -> l
     # Before a task began, it had no state. A task that is behind the global clock has yet to get there.
     clocks = {*entry.retained, *own}
     last = max(task.born, task.outputs.delivered[output])
-    return [clock for clock in sorted(clocks) if last < clock <= task.progress.clock]
+    return [clock for clock in sorted(clocks) if last < clock <= entry.flow_of(name).progress.clock]
 
 
 def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -> Entry:
@@ -85,10 +85,10 @@ def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -
         FencedError: a newer driver owns the application.
     """
 
-    def change(known: TaskState) -> TaskState:
-        return replace(known, outputs=known.outputs.record_given(output, clock))
+    def change(entry: Entry) -> Entry:
+        return _with_outputs(entry, task, entry.tasks[task].outputs.record_given(output, clock))
 
-    return amend(log, epoch, task, change, now)
+    return amend(log, epoch, change, now)
 
 
 def believe(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -> Entry:
@@ -98,10 +98,17 @@ def believe(log: Log, epoch: int, task: str, output: str, clock: int, now: int) 
         FencedError: a newer driver owns the application.
     """
 
-    def change(known: TaskState) -> TaskState:
-        return replace(known, outputs=known.outputs.believe_sink(output, clock, known.progress.clock))
+    def change(entry: Entry) -> Entry:
+        own = entry.flow_of(task).progress.clock
+        return _with_outputs(entry, task, entry.tasks[task].outputs.believe_sink(output, clock, own))
 
-    return amend(log, epoch, task, change, now)
+    return amend(log, epoch, change, now)
+
+
+def _with_outputs(entry: Entry, task: str, outputs: OutputState) -> Entry:
+    """Return the entry with this record of a task's outputs; itself if nothing changes."""
+    known = entry.tasks[task]
+    return entry if outputs == known.outputs else entry.with_task(task, replace(known, outputs=outputs))
 
 
 @dataclass
@@ -185,6 +192,6 @@ class Giver:
             return BEGINNING
         if self.task not in newest.tasks:
             return newest.clock
-        task = newest.tasks[self.task]
-        delivered = task.outputs.delivered.get(self.output, BEGINNING)
-        return max(newest.clock, task.progress.clock, task.outputs.furthest, delivered)
+        outputs = newest.tasks[self.task].outputs
+        delivered = outputs.delivered.get(self.output, BEGINNING)
+        return max(newest.clock, newest.flow_of(self.task).progress.clock, outputs.furthest, delivered)

@@ -12,7 +12,7 @@ from persistent_state.store.task_state import TaskState
 
 WAYS = (
     'Name it in rebuild=["{0}"] of run or start, and it is built again from the beginning of its source, while the global '
-    'clock waits. Under another name, or with reset=["{0}"], it starts from zero at the global clock: older messages are late.'
+    'clock waits. Under another name, or with reset=["{0}"], it starts from zero at the global clock, without older messages.'
 )
 """The ways out for a task that can't go on."""
 

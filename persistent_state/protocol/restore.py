@@ -1,8 +1,8 @@
 """Find the state that a start goes on from: by the delivery, that at the global clock, or the newest that was committed.
 
 Invariants, before and after every start, whatever delivery each start had:
-- A task's positions say what is in its runs or aside, and nothing else. How much of that a start counts again is `again`. So a
-  start that cuts a task back to a clock leaves no pair of a position above that clock.
+- A flow's positions say what is in the runs of its tasks or aside, and nothing else. How much of that a start counts again is
+  `again`. So a start that cuts a flow back to a clock leaves no pair of a position above that clock.
 - All messages before a position's `taken` are in the runs or aside, but for what a delivery may lose. A start under
   at-most-once delivery reads none of them again.
 - At-most-once delivery may lose the messages of the micro-batch that was in flight. At-least-once delivery may lose messages
@@ -14,77 +14,119 @@ Invariants, before and after every start, whatever delivery each start had:
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store import late_rows
 from persistent_state.store.files import Files
-from persistent_state.store.task_state import SourceState, TaskState
+from persistent_state.store.flow_state import FlowState, LateRows, SourceState
+from persistent_state.store.named_files import Run
+from persistent_state.store.task_state import TaskState
 
 
 def keeps_all(plan: Plan) -> bool:
     """Return True if a start keeps what a task has committed above the global clock.
 
-    Where Spark plans the micro-batches, nobody knows how far the one in flight was to read. Such a task starts under
+    Where Spark plans the micro-batches, nobody knows how far the one in flight was to read. There a task starts under
     at-most-once delivery as it does under exactly-once delivery.
     """
     return plan.delivery == AT_LEAST_ONCE or (plan.delivery == AT_MOST_ONCE and not plan.by_spark)
 
 
+@dataclass(frozen=True)
+class Strand:
+    """A flow with the tasks that it feeds, as a start goes on with them. In the entry a strand is a flow."""
+
+    flow: FlowState
+    tasks: Mapping[str, TaskState]
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all tasks."""
+        return [run for task in self.tasks.values() for run in task.stored.runs]
+
+    @property
+    def late_rows(self) -> list[LateRows]:
+        """The records of late and bad rows of the flow and of all tasks."""
+        return [self.flow.late_rows, *(task.late_rows for task in self.tasks.values())]
+
+    def with_late_rows_apart(self) -> Strand:
+        """Return the strand in which each task has for its own what came late before. Others may join it then."""
+        late = self.flow.late_rows
+        tasks = {name: replace(task, late_rows=task.late_rows.plus(late)) for name, task in self.tasks.items()}
+        return Strand(replace(self.flow, late_rows=LateRows()), tasks)
+
+    def with_rows_taken_back(self, files: Files, clock: int) -> Strand:
+        """Return the strand without the late and bad rows that its source delivers again from the clock on."""
+
+        def left(rows: LateRows) -> LateRows:
+            return late_rows.take_back(files, rows, clock, self.flow.source.next_positions)
+
+        tasks = {name: replace(task, late_rows=left(task.late_rows)) for name, task in self.tasks.items()}
+        return Strand(replace(self.flow, late_rows=left(self.flow.late_rows)), tasks)
+
+
 def restored(
-    files: Files, task: TaskState, plan: Plan, clock: int, intervals: tuple[int, int], shards: int, now: int
-) -> TaskState:
-    """Return a task as a start at the global `clock` goes on with it.
+    files: Files, strand: Strand, plan: Plan, clock: int, intervals: tuple[int, int], shards: int, now: int
+) -> Strand:
+    """Return a flow and its tasks as a start at the global `clock` goes on with them, by the plan of any of the tasks.
 
     `intervals` are the checkpoint intervals of the entry before and of this one.
     """
     if not keeps_all(plan):
-        return cut_back(files, task, clock, shards, now)
-    own = task.progress.clock
-    source, rows = restored_source(task, plan, clock, now), task.late_rows
+        return cut_back(files, strand, clock, shards, now)
+    flow = replace(
+        strand.flow,
+        progress=strand.flow.progress.keep_all(),
+        coarse=strand.flow.coarse_on(strand.runs, *intervals),
+    ).with_source(restored_source(strand, plan, clock, now))
+    tasks = {
+        name: replace(task, stored=task.stored.keep_all(shards), active=True) for name, task in strand.tasks.items()
+    }
+    kept = Strand(flow, tasks)
     if plan.delivery == AT_LEAST_ONCE:
-        rows = late_rows.take_back(files, rows, _counts_again_from(task, plan, clock), source.next_positions)
-    return replace(
-        task,
-        progress=task.progress.keep_all(),
-        source=source,
-        late_rows=rows,
-        stored=task.stored.keep_all(own, intervals, shards),
-    )
+        return kept.with_rows_taken_back(files, _counts_again_from(strand.flow, plan, clock))
+    return kept
 
 
-def restored_source(task: TaskState, plan: Plan, clock: int, now: int) -> SourceState:
+def restored_source(strand: Strand, plan: Plan, clock: int, now: int) -> SourceState:
     """Return the record of the source by which a start at the global `clock` reads on."""
-    replay = min(clock, task.progress.clock)
+    source = strand.flow.source
+    replay = min(clock, strand.flow.progress.clock)
     if not keeps_all(plan):
-        return task.source.cut_back(replay, now)
+        return source.cut_back(replay, now)
     if plan.delivery == AT_MOST_ONCE:
-        return task.source.skip_planned()
-    # What a task that was away had taken in late was cut away with the clock that it was taken for.
-    again = _counts_again_from(task, plan, clock) if task.active or not plan.takes_late else BEGINNING
-    return task.source.read_again(replay, again, now)
+        return source.skip_planned()
+    # What tasks that were away had taken in late was cut away with the clock that it was taken for.
+    was_active = all(task.active for task in strand.tasks.values())
+    again = _counts_again_from(strand.flow, plan, clock) if was_active or not plan.takes_late else BEGINNING
+    return source.read_again(replay, again, now)
 
 
-def _counts_again_from(task: TaskState, plan: Plan, clock: int) -> int:
+def _counts_again_from(flow: FlowState, plan: Plan, clock: int) -> int:
     """Return the clock from which a start under at-least-once delivery counts again what was read."""
-    # A task that takes no late messages would count a message below its own clock as late.
-    return min(clock, task.progress.clock) if plan.takes_late else task.progress.clock
+    # A flow that takes no late messages would count a message below its own clock as late.
+    return min(clock, flow.progress.clock) if plan.takes_late else flow.progress.clock
 
 
-def cut_back(files: Files, task: TaskState, clock: int, shards: int, now: int) -> TaskState:
-    """Return a task as it was at `clock`, or at its own clock if that is lower, with the runs of so many shards.
+def cut_back(files: Files, strand: Strand, clock: int, shards: int, now: int) -> Strand:
+    """Return a flow and its tasks as they were at `clock`, or at the flow's own clock if that is lower.
 
-    The task's source is replayed from there.
+    Their runs are cut into so many shards, and the source is replayed from there.
     """
-    own = task.progress.clock
+    own = strand.flow.progress.clock
     clock = min(clock, own)
-    source = task.source.cut_back(clock, now)
-    return replace(
-        task,
-        progress=task.progress.cut_back(clock),
-        source=source,
-        late_rows=late_rows.take_back(files, task.late_rows, clock, source.next_positions),
-        stored=task.stored.cut_back(clock, shards),
-        outputs=task.outputs.cut_back(clock, own),
-    )
+    flow = replace(strand.flow, progress=strand.flow.progress.cut_back(clock), coarse=())
+    tasks = {
+        name: replace(
+            task,
+            active=True,
+            stored=task.stored.cut_back(clock, shards),
+            outputs=task.outputs.cut_back(clock, own),
+        )
+        for name, task in strand.tasks.items()
+    }
+    back = Strand(flow.with_source(strand.flow.source.cut_back(clock, now)), tasks)
+    return back.with_rows_taken_back(files, clock)

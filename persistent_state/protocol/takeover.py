@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.errors import ExistsError, FencedError, InvalidInputError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
-from persistent_state.protocol import refusals, restore
+from persistent_state.protocol import flows, refusals, restore
+from persistent_state.protocol.restore import Strand
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
+from persistent_state.store.flow_state import FlowProgress, FlowState
 from persistent_state.store.log import Log
-from persistent_state.store.task_state import OutputState, StoredState, TaskProgress, TaskState
+from persistent_state.store.task_state import OutputState, StoredState, TaskState
 
 
 def take_over(
     log: Log,
-    plans: Sequence[Plan],
+    wanted: Sequence[FlowPlan],
     *,
     interval: int,
     shards: int,
@@ -30,7 +33,8 @@ def take_over(
 ) -> Entry:
     """Take the application over: a new epoch in which every task stands at the global clock and nothing is above it.
 
-    Under another delivery than exactly-once, a task stands where `restore.restored` says instead.
+    Under another delivery than exactly-once, a task stands where `restore.restored` says instead. The entry has a flow for the
+    tasks of each of the `wanted` flows, or several where some have to catch up: see `flows`.
 
     Tasks named in `reset` start from zero at that clock, whatever the store holds of them, and those named in `rebuild` at the
     clock before every message: they read their sources from the beginning, and the global clock waits until they have caught
@@ -50,8 +54,8 @@ def take_over(
         # A start whose answer was lost is its own, too.
         if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
             raise FencedError(f"a newer driver owns {log.application}; this one (epoch {after}) has stopped.")
-        refusals.check(newest, plans, reset, rebuild)
-        entry = _first_entry(log.files, newest, plans, interval, shards, writer, now, reset, rebuild)
+        refusals.check(newest, [plan for flow in wanted for plan in flow.tasks], reset, rebuild)
+        entry = _first_entry(log.files, newest, wanted, interval, shards, writer, now, reset, rebuild)
         try:
             log.append(entry)
         except ExistsError:
@@ -63,7 +67,7 @@ def take_over(
 def _first_entry(
     files: Files,
     newest: Entry | None,
-    plans: Sequence[Plan],
+    wanted: Sequence[FlowPlan],
     interval: int,
     shards: int,
     writer: str,
@@ -73,29 +77,33 @@ def _first_entry(
 ) -> Entry:
     clock = newest.clock if newest else BEGINNING
     epoch = newest.epoch + 1 if newest else 1
-    retained = newest.retained if newest else ()
-    tasks: dict[str, TaskState] = {}
-    kept = {plan.name for plan in plans if restore.keeps_all(plan)}
-    for name, task in (newest.tasks if newest else {}).items():
-        # What is to be reset is not looked at: it may be damaged.
-        if task.active and name not in (*reset, *rebuild) and name not in kept:
-            task = replace(restore.cut_back(files, task, clock, shards, now), active=False)
-        tasks[name] = task
-    for plan in plans:
-        known = tasks.get(plan.name)
-        if known is None or plan.name in (*reset, *rebuild):
-            tasks[plan.name] = _born(plan, known, epoch, BEGINNING if plan.name in rebuild else clock)
-            continue
-        # The source delivers again what the task missed. But what the task once read is not remembered for ever.
-        is_back = not (newest and newest.tasks[plan.name].active)
-        if is_back and BEGINNING < known.progress.clock < min(retained, default=known.progress.clock):
-            raise InvalidInputError(
-                f"task={plan.name} left at clock={full_clock(known.progress.clock)}, and the oldest that is retained is "
-                f"{full_clock(retained[0])}. {refusals.WAYS.format(plan.name)}"
-            )
-        intervals = (newest.interval if newest else interval, interval)
-        back = restore.restored(files, known, plan, clock, intervals, shards, now)
-        tasks[plan.name] = replace(back, active=True, outputs=back.outputs.at_restart(plan.outputs))
+    intervals = (newest.interval if newest else interval, interval)
+    known = newest.tasks if newest else {}
+    strands: list[Strand] = []
+    for flow in wanted:
+        plans = flow.by_name
+        # What is to be reset or built again is not looked at: it may be damaged.
+        continued = [name for name in plans if name in known and name not in (*reset, *rebuild)]
+        some: list[Strand] = []
+        if newest and continued:
+            for strand in flows.divided(newest, continued):
+                _check_return(newest, strand)
+                back = restore.restored(files, strand, flow.first, clock, intervals, shards, now)
+                some.append(_with_outputs(back, plans))
+            some = flows.together(files, flow, some)
+        rebuilt = [plan for name, plan in plans.items() if name in rebuild]
+        new = [plan for name, plan in plans.items() if name not in (*continued, *rebuild)]
+        if new:
+            some = flows.with_new(some, clock, partial(_all_born, new, newest, epoch))
+        if rebuilt:
+            # They catch up on their own.
+            begun = FlowState(FlowProgress(BEGINNING))
+            some = [*some, Strand(begun, _all_born(rebuilt, newest, epoch, BEGINNING))]
+        strands += [_in_order(strand, plans) for strand in some]
+    if newest:
+        taken = {name for flow in wanted for name in flow.by_name}
+        for strand in flows.divided(newest, [name for name in known if name not in taken]):
+            strands.append(_left_out(files, strand, clock, shards, now))
     return Entry(
         number=newest.number + 1 if newest else 1,
         epoch=epoch,
@@ -105,16 +113,66 @@ def _first_entry(
         interval=interval,
         shards=shards,
         clock=clock,
-        retained=retained,
-        tasks=tasks,
+        retained=newest.retained if newest else (),
+        flows={_id(strand): strand.flow for strand in strands},
+        tasks={name: replace(task, flow=_id(strand)) for strand in strands for name, task in strand.tasks.items()},
     )
 
 
-def _born(plan: Plan, known: TaskState | None, epoch: int, clock: int) -> TaskState:
-    """Return a task that starts from zero at a clock; `known` is what it was before."""
+def _id(strand: Strand) -> str:
+    """Return the id of a strand's flow: the name of its first task, which no other flow has."""
+    return next(iter(strand.tasks))
+
+
+def _in_order(strand: Strand, plans: Mapping[str, Plan]) -> Strand:
+    """Return the strand with its tasks in the order in which they were added."""
+    return replace(strand, tasks={name: strand.tasks[name] for name in plans if name in strand.tasks})
+
+
+def _with_outputs(strand: Strand, plans: Mapping[str, Plan]) -> Strand:
+    """Return the strand with the outputs that its tasks have in this start."""
+    tasks = {
+        name: replace(task, outputs=task.outputs.at_restart(plans[name].outputs)) for name, task in strand.tasks.items()
+    }
+    return replace(strand, tasks=tasks)
+
+
+def _left_out(files: Files, strand: Strand, clock: int, shards: int, now: int) -> Strand:
+    """Return a strand whose tasks are not part of the start."""
+    if not any(task.active for task in strand.tasks.values()):
+        return strand
+    back = restore.cut_back(files, strand, clock, shards, now)
+    return replace(back, tasks={name: replace(task, active=False) for name, task in back.tasks.items()})
+
+
+def _check_return(newest: Entry, strand: Strand) -> None:
+    """Refuse tasks that come back after their clock was left behind.
+
+    The source delivers again what they missed. But what they once read is not remembered for ever.
+
+    Raises:
+        InvalidInputError: Their clock is no longer retained.
+    """
+    own, oldest = strand.flow.progress.clock, min(newest.retained, default=BEGINNING)
+    for name, task in strand.tasks.items():
+        if not task.active and BEGINNING < own < oldest:
+            raise InvalidInputError(
+                f"task={name} left at clock={full_clock(own)}, and the oldest that is retained is {full_clock(oldest)}. "
+                f"{refusals.WAYS.format(name)}"
+            )
+
+
+def _all_born(plans: Sequence[Plan], newest: Entry | None, epoch: int, clock: int) -> dict[str, TaskState]:
+    """Return tasks that start from zero at a clock."""
+    return {plan.name: _born(plan, newest, epoch, clock) for plan in plans}
+
+
+def _born(plan: Plan, newest: Entry | None, epoch: int, clock: int) -> TaskState:
     life, outputs = 0, OutputState(dict.fromkeys(plan.outputs, BEGINNING))
-    if known is not None and clock != BEGINNING:
-        life, outputs = known.life, known.outputs.at_reset(plan.outputs, clock, known.progress.clock)
-    elif known is not None:
-        life, outputs = epoch, known.outputs.at_rebuild(plan.outputs, known.progress.clock)
-    return TaskState(plan.identity, clock, TaskProgress(clock), StoredState((clock,)), outputs=outputs, life=life)
+    if newest is not None and plan.name in newest.tasks:
+        known, own = newest.tasks[plan.name], newest.flow_of(plan.name).progress.clock
+        if clock != BEGINNING:
+            life, outputs = known.life, known.outputs.at_reset(plan.outputs, clock, own)
+        else:
+            life, outputs = epoch, known.outputs.at_rebuild(plan.outputs, own)
+    return TaskState(plan.identity, clock, "", StoredState((clock,)), outputs=outputs, life=life)

@@ -48,7 +48,6 @@ class Chunk:
         bad: The records that could not be made rows.
         replay: The position from which a replay that needs the chunk starts; None is `first`.
         at: The position of each row (int64); by default the positions from `first` on that no record of `bad` has.
-        unfit: True for each row whose key does not fit the key columns; None if all fit.
         originals: Returns the records at given positions as they came, of rows and of bad ones; None if the source has none.
 
     Example:
@@ -64,7 +63,6 @@ class Chunk:
     bad: tuple[BadRecord, ...] = ()
     replay: int | None = None
     at: NDArray[np.int64] | None = None
-    unfit: NDArray[np.bool_] | None = None
     originals: Originals | None = field(default=None, compare=False)
 
     @property
@@ -183,6 +181,16 @@ class TimeReplayableSource(ABC):
 
         Args:
             partitions: The partitions that have come too far ahead. Each is a channel of this name.
+        """
+
+    def stay_within(self, ends: Mapping[str, int]) -> None:  # noqa: B027
+        """Reach no further than these positions until the next call. By default nothing is done.
+
+        A start lets tasks that share the source and have read differently far meet at one place, so that it is read once for
+        all of them from then on. Without this method a task goes on alone until the positions happen to be equal.
+
+        Args:
+            ends: By partition: the position to stop at. One that is not named is not read.
         """
 
     def freeze(self) -> None:  # noqa: B027

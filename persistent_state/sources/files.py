@@ -165,6 +165,9 @@ class FileSource(TimeReplayableSource):
         for format in {self._kind(file.path)[0] for file in files} - {None, formats.PARQUET}:
             formats.check_text(str(format), self._record_schema())
 
+    def stay_within(self, ends: Mapping[str, int]) -> None:
+        self._state.most = ends.get(PARTITION, 0) >> ROW_BITS
+
     def freeze(self) -> None:
         self._take()
         self._state.is_frozen = True
@@ -172,9 +175,10 @@ class FileSource(TimeReplayableSource):
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
         state = self._state
         first = start.get(PARTITION, 0) >> ROW_BITS
-        if not state.is_frozen and (everything or first >= len(state.files)):
+        if not state.is_frozen and (everything or first >= len(state.files)) and state.most is None:
             self._take()
         end = len(state.files) if everything else self._end_of_batch(first)
+        end = end if state.most is None else max(first, min(end, state.most))
         for file in state.files[first : min(end, state.journalled)]:
             self._check_replayed(file)
         new = range(max(first, state.journalled), end)
@@ -357,6 +361,8 @@ class _Opened:
     paths: set[str]
     present: dict[str, int] = field(default_factory=dict)
     is_frozen: bool = False
+    most: int | None = None
+    """The number of files to stay within."""
 
 
 def _originals(

@@ -65,6 +65,7 @@ class RateSource(TimeReplayableSource):
         self._now_us = now_us
         self._is_noted = False
         self._frozen: int | None = None
+        self._within = 2**63
 
     @property
     def schema(self) -> pa.Schema:
@@ -92,13 +93,16 @@ class RateSource(TimeReplayableSource):
         elif self._start is None:
             self._start = self._now_us()
 
+    def stay_within(self, ends: Mapping[str, int]) -> None:
+        self._within = ends.get(PARTITION, 0)
+
     def freeze(self) -> None:
         self._frozen = self._due()
 
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
         begin = start.get(PARTITION, 0)
         due = self._due() if self._frozen is None else self._frozen
-        end = max(begin, due if everything else min(due, begin + self._most))
+        end = max(begin, min(self._within, due if everything else min(due, begin + self._most)))
         note = (f"{self._start} {self._rate}",) if begin == 0 < end and not self._is_noted else ()
         return Reach({**start, PARTITION: end} if end > begin else dict(start), {PARTITION: False}, note)
 

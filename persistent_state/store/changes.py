@@ -151,6 +151,44 @@ class Record:
         all_read(self.what, json.keys() - self.fields.keys())
 
 
+@dataclass(frozen=True)
+class Parted:
+    """Values of a class of which some attributes are records too. In the JSON the fields of all stand side by side."""
+
+    own: Record
+    parts: Mapping[str, Record]
+
+    def to_json(self, value: Any) -> Json:
+        record = {name: kind.to_json(getattr(value, name)) for name, kind in self.own.fields.items()}
+        for name, part in self.parts.items():
+            record |= part.to_json(getattr(value, name))
+        return lean(record, self.own.added)
+
+    def from_json(self, json: Json) -> Any:
+        json = {**self.own.added, **json}
+        parts = {name: part.from_json(_taken(json, part)) for name, part in self.parts.items()}
+        own = {name: kind.from_json(json.pop(name)) for name, kind in self.own.fields.items()}
+        all_read(self.own.what, json)
+        return self.own.made(**own, **parts)
+
+    def change(self, before: Any, after: Any) -> Json:
+        change = self.own.change(before, after)
+        for name, part in self.parts.items():
+            if (was := getattr(before, name)) is not (now := getattr(after, name)):
+                change |= part.change(was, now)
+        return change
+
+    def changed(self, before: Any, json: Json) -> Any:
+        json = dict(json)
+        parts = {name: part.changed(getattr(before, name), _taken(json, part)) for name, part in self.parts.items()}
+        return replace(self.own.changed(before, json), **parts)
+
+
+def _taken(json: Json, part: Record) -> Json:
+    """Take the fields of a part out of the JSON."""
+    return {name: json.pop(name) for name in part.fields if name in json}
+
+
 def lean(record: Json, added: Mapping[str, Json]) -> Json:
     """Return the record without the added fields that have their defaults."""
     return {name: value for name, value in record.items() if name not in added or value != added[name]}

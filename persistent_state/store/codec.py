@@ -18,16 +18,24 @@ from persistent_state.errors import DamagedError
 from persistent_state.partials import keys
 from persistent_state.store.changes import UnknownFieldError
 from persistent_state.store.entry import Entry
+from persistent_state.store.flow_state import INPUT
 from persistent_state.store.named_files import Run, SideFile
 from persistent_state.store.records import ADDED, ENTRY, RUN, SIDE
 
 Json: TypeAlias = dict[str, Any]
 
-FORMAT = 3
-READABLE = (1, 2, 3)
+FORMAT = 4
+READABLE = (1, 2, 3, 4)
 
 LARGE = 16 << 10
-"""The most characters of JSON about the tasks that stand in an entry as they are. More are compressed."""
+"""The most characters of JSON about the flows, or the tasks, that stand in an entry as they are. More are compressed."""
+
+_LONG = ("flows", "tasks")
+"""The fields of a whole entry that may be long."""
+
+_OF_FLOWS = ("clock", "holds", "batch", "sides", "settled", "settled_counts", "coarse")
+_OF_INPUTS = ("channels", "positions", "journal", "planned", "again")
+"""The fields of a task that are its flow's, and of them its input's, since format 4."""
 
 _REWRITTEN: tuple[dict[str, tuple[str, ...]], ...] = (
     {"channel": ("before",)},
@@ -76,7 +84,7 @@ class Written:
     def _whole(self) -> Entry:
         if self.whole is None:
             raise self._goes_not_on()
-        whole: Entry = ENTRY.from_json({**self.whole, "tasks": _unpacked(self.whole["tasks"])})
+        whole: Entry = ENTRY.from_json({**self.whole, **{name: _unpacked(self.whole[name]) for name in _LONG}})
         return whole
 
     def _goes_not_on(self) -> DamagedError:
@@ -97,7 +105,7 @@ def to_bytes(entry: Entry, before: Entry | None = None, base: int | None = None)
     record: Json = {"number": entry.number, "previous": entry.previous}
     if base in (None, entry.number):
         whole = ENTRY.to_json(entry)
-        record |= {**whole, "tasks": _packed(whole["tasks"])}
+        record |= {**whole, **{name: _packed(whole[name]) for name in _LONG}}
     if before is not None:
         changes = ENTRY.change(before, entry)
         record["changes"] = _packed(
@@ -152,6 +160,8 @@ def open_entry(data: bytes, name: str) -> Written:
             task["shards"] = [{"runs": runs} for runs in _grouped(task.pop("runs"), record["shards"])]
     base, changes = record.pop("base", number), record.pop("changes", None)
     whole = record if base == number else None
+    if format < 4:
+        whole, changes = (None if each is None else _with_flows(each) for each in (whole, changes))
     return Written(name, number, record["previous"], base, checksum(data), len(data), whole, changes)
 
 
@@ -231,6 +241,24 @@ def _as_written(body: Json, fields: Mapping[str, tuple[str, ...]]) -> Json:
         for name, task in body["tasks"].items()
     }
     return {**body, "tasks": tasks}
+
+
+def _with_flows(record: Json | str) -> Json:
+    """Return an entry, or what changed, in which each task has a flow of its own. Before format 4 tasks shared none."""
+    record = _unpacked(record)
+    tasks = _unpacked(record.pop("tasks", {}))
+    flows: Json = {}
+    for name, task in tasks.items():
+        if task is None:
+            flows[name] = None
+            continue
+        flow = {field: task.pop(field) for field in _OF_FLOWS if field in task}
+        if source := {field: task.pop(field) for field in _OF_INPUTS if field in task}:
+            flow["inputs"] = {INPUT: source}
+        if flow:
+            flows[name] = flow
+        task["flow"] = name
+    return {**record, "flows": flows, "tasks": tasks}
 
 
 def _grouped(runs: list[Json], shards: int) -> list[list[Json]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from persistent_state.store.flow_state import FlowState, LateRows
 from persistent_state.store.task_state import TaskState
 
 
@@ -38,6 +39,9 @@ class Entry:
     retained: tuple[int, ...]
     """The checkpoint clocks that can be read, ascending; the last is `clock`."""
 
+    flows: Mapping[str, FlowState]
+    """By id: the flows that feed the tasks. The tasks of one flow are all part of the newest start, or none is."""
+
     tasks: Mapping[str, TaskState]
 
     checksum: str = field(default="", compare=False)
@@ -54,15 +58,37 @@ class Entry:
         """Return the entry with this record of a task."""
         return replace(self, tasks={**self.tasks, name: task}, checksum="", base=0)
 
+    def with_flow(self, id: str, flow: FlowState) -> Entry:
+        """Return the entry with this record of a flow."""
+        return replace(self, flows={**self.flows, id: flow}, checksum="", base=0)
+
+    def flow_of(self, task: str) -> FlowState:
+        """Return the flow that feeds the task of this name."""
+        return self.flows[self.tasks[task].flow]
+
+    def tasks_of(self, flow: str) -> dict[str, TaskState]:
+        """Return the tasks of the flow with this id, by name."""
+        return {name: task for name, task in self.tasks.items() if task.flow == flow}
+
+    def is_at(self, task: str, clock: int) -> bool:
+        """Return True if the task's state at this clock can be read from what is stored."""
+        return self.tasks[task].is_at(clock, self.flow_of(task))
+
+    def late_rows_of(self, task: str) -> LateRows:
+        """Return the record of all rows that came late or are bad for the task."""
+        return self.tasks[task].late_rows.plus(self.flow_of(task).late_rows)
+
     def files(self) -> set[str]:
         """Return the path of every file that this entry names."""
-        return {stored.path for task in self.tasks.values() for stored in task.files()}
+        of_flows = (stored.path for flow in self.flows.values() for stored in flow.files())
+        return {*of_flows, *(stored.path for task in self.tasks.values() for stored in task.files())}
 
 
-def global_clock(tasks: Mapping[str, TaskState], previous: int) -> int:
+def global_clock(entry: Entry, previous: int) -> int:
     """Return the newest clock at which every active task has a durable checkpoint, and at least the previous one."""
-    active = [task for task in tasks.values() if task.active]
-    bound = min([task.progress.clock for task in active if task.progress.holds], default=None)
-    cuts = {cut for task in active for cut in task.stored.cuts}
+    active = {name: task for name, task in entry.tasks.items() if task.active}
+    flows = {task.flow: entry.flows[task.flow] for task in active.values()}
+    bound = min([flow.progress.clock for flow in flows.values() if flow.progress.holds], default=None)
+    cuts = {cut for task in active.values() for cut in task.stored.cuts}
     candidates = [cut for cut in cuts if cut > previous and (bound is None or cut <= bound)]
-    return max([c for c in candidates if all(task.is_at(c) for task in active)], default=previous)
+    return max([c for c in candidates if all(entry.is_at(name, c) for name in active)], default=previous)

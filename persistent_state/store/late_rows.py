@@ -17,8 +17,8 @@ from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.store import lists, runs
 from persistent_state.store.codec import side_from_json
 from persistent_state.store.files.base import Files
+from persistent_state.store.flow_state import LateRows
 from persistent_state.store.named_files import Cut, SideFile, Stored
-from persistent_state.store.task_state import LateRows
 
 MANY = 16
 """The most files that an entry names one by one; more are joined."""
@@ -49,12 +49,12 @@ def left(table: pa.Table, side: SideFile) -> pa.Table:
 
 
 def read_all(files: Files, rows: LateRows) -> list[pa.Table]:
-    """Return all late and bad rows of a task, oldest file first. Files may have different columns."""
+    """Return all late and bad rows of a record, oldest file first. Files may have different columns."""
     return [read(files, side) for side in all_of(files, rows)]
 
 
 def all_of(files: Files, rows: LateRows) -> list[SideFile]:
-    """Return all files of late and bad rows of a task, oldest first."""
+    """Return all files of late and bad rows of a record, oldest first."""
     return [*settled(files, rows), *rows.sides]
 
 
@@ -64,7 +64,7 @@ def settled(files: Files, rows: LateRows) -> list[SideFile]:
 
 
 def take_back(files: Files, rows: LateRows, clock: int, positions: Mapping[str, int]) -> LateRows:
-    """Return the late and bad rows of a task after a start at this clock that replays from these positions."""
+    """Return the late and bad rows of a record after a start at this clock that replays from these positions."""
     sides = (take_back_of_file(files, side, clock, positions) for side in rows.sides)
     return replace(rows, sides=tuple(side for side in sides if side is not None))
 

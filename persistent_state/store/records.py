@@ -1,4 +1,4 @@
-"""The records of an entry as JSON, field by field: of a task, and of what its parts name.
+"""The records of an entry as JSON, field by field: of flows and tasks, and of what their parts name.
 
 A field that is added to the format later is named in `ADDED` with its default, which must mean "as before": a record that lacks
 the field has the default, and where it has the default it is not written. So an older library reads what makes no use of the
@@ -7,32 +7,34 @@ field, and refuses what does. The names in the JSON are the format's: they stay 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Coarse
 from persistent_state.event_time.positions import Position
-from persistent_state.store.changes import Json, Kind, Listed, Named, Numbered, Plain, Record, all_read, lean
+from persistent_state.store.changes import Json, Kind, Listed, Named, Numbered, Parted, Plain, Record
 from persistent_state.store.entry import Entry
+from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState
 from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
-from persistent_state.store.task_state import LateRows, OutputState, SourceState, StoredState, TaskProgress, TaskState
+from persistent_state.store.task_state import OutputState, StoredState, TaskState
 
 ADDED: dict[str, dict[str, Json]] = {
     "channel": {"before": None},
     "run": {"half": None},
     "stored file": {"index": 0},
+    "input": {"planned": {}, "again": END},
     "task": {
         "delivered": {},
         "floor": BEGINNING,
-        "planned": {},
         "voided": {},
         "furthest": BEGINNING,
-        "again": END,
         "life": 0,
         "retired": [],
         "left": [],
         "cut_at": {},
+        "sides": [],
+        "settled": {"files": [], "tail": []},
+        "settled_counts": {},
     },
 }
 """Fields that are younger than the first log, with what an entry has that lacks them."""
@@ -81,77 +83,45 @@ _COARSE = Record("coarse range of clocks", Coarse, _fields("low", "high", "step"
 
 _SHARD = Record("shard", ShardRuns, {"runs": Listed(RUN)})
 
-_OWN = Record("task", TaskState, _fields("identity", "born", "active", "life"))
+_LATE_ROWS = Record("late rows", LateRows, {"sides": Listed(SIDE), "settled": _PAGES, "settled_counts": _BY_NAME})
 
-_PARTS = {
-    "progress": Record("task", TaskProgress, _fields("clock", "holds", "batch")),
-    "source": Record(
-        "task",
-        SourceState,
-        {
-            "channels": Named(_CHANNEL),
-            "positions": Named(_POSITION),
-            "journal": _PAGES,
-            "planned": _BY_NAME,
-            "again": _AS_IT_IS,
-        },
-    ),
-    "late_rows": Record("task", LateRows, {"sides": Listed(SIDE), "settled": _PAGES, "settled_counts": _BY_NAME}),
-    "stored": Record(
-        "task",
-        StoredState,
-        {"cuts": _TUPLE, "shards": Numbered(_SHARD), "coarse": Listed(_COARSE), "floor": _AS_IT_IS},
-    ),
-    "outputs": Record(
-        "task",
-        OutputState,
-        {
-            "delivered": _BY_NAME,
-            "voided": _BY_NAME,
-            "furthest": _AS_IT_IS,
-            "cut_at": _BY_NAME,
-            "left": _TUPLE,
-            "retired": _TUPLE,
-        },
-    ),
-}
+_INPUT = Record(
+    "flow's input",
+    SourceState,
+    {
+        "channels": Named(_CHANNEL),
+        "positions": Named(_POSITION),
+        "journal": _PAGES,
+        "planned": _BY_NAME,
+        "again": _AS_IT_IS,
+    },
+    ADDED["input"],
+)
 
+_FLOW = Parted(
+    Record("flow", FlowState, {"inputs": Named(_INPUT), "coarse": Listed(_COARSE)}),
+    {"progress": Record("flow", FlowProgress, _fields("clock", "holds", "batch")), "late_rows": _LATE_ROWS},
+)
 
-@dataclass(frozen=True)
-class _Task:
-    """Records of tasks. In the JSON the fields of all parts stand side by side."""
-
-    def to_json(self, task: TaskState) -> Json:
-        record = _OWN.to_json(task)
-        for name, part in _PARTS.items():
-            record |= part.to_json(getattr(task, name))
-        return lean(record, ADDED["task"])
-
-    def from_json(self, json: Json) -> TaskState:
-        json = {**ADDED["task"], **json}
-        parts = {name: part.from_json(_taken(json, part)) for name, part in _PARTS.items()}
-        own = {name: kind.from_json(json.pop(name)) for name, kind in _OWN.fields.items()}
-        all_read("task", json)
-        return TaskState(**own, **parts)
-
-    def change(self, before: TaskState, after: TaskState) -> Json:
-        change = _OWN.change(before, after)
-        for name, part in _PARTS.items():
-            if (was := getattr(before, name)) is not (now := getattr(after, name)):
-                change |= part.change(was, now)
-        return change
-
-    def changed(self, before: TaskState, json: Json) -> TaskState:
-        json = dict(json)
-        parts = {name: part.changed(getattr(before, name), _taken(json, part)) for name, part in _PARTS.items()}
-        after: TaskState = replace(_OWN.changed(before, json), **parts)
-        return after
-
-
-def _taken(json: Json, part: Record) -> Json:
-    """Take the fields of a part out of the record of a task."""
-    return {name: json.pop(name) for name in part.fields if name in json}
-
+_TASK = Parted(
+    Record("task", TaskState, _fields("identity", "born", "flow", "active", "life"), ADDED["task"]),
+    {
+        "late_rows": _LATE_ROWS,
+        "stored": Record("task", StoredState, {"cuts": _TUPLE, "shards": Numbered(_SHARD), "floor": _AS_IT_IS}),
+        "outputs": Record(
+            "task",
+            OutputState,
+            {
+                "delivered": _BY_NAME,
+                "voided": _BY_NAME,
+                "furthest": _AS_IT_IS,
+                "cut_at": _BY_NAME,
+                "left": _TUPLE,
+                "retired": _TUPLE,
+            },
+        ),
+    },
+)
 
 ENTRY = Record(
     "log entry",
@@ -159,6 +129,7 @@ ENTRY = Record(
     {
         **_fields("number", "epoch", "writer", "time", "previous", "interval", "shards", "clock"),
         "retained": Listed(_AS_IT_IS),
-        "tasks": Named(_Task()),
+        "flows": Named(_FLOW),
+        "tasks": Named(_TASK),
     },
 )

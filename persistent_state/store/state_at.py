@@ -224,8 +224,9 @@ def _checked(task: PersistentTask, identity: Mapping[str, Any]) -> KeptState[Any
 
 def find_sides(files: Files, application: str, task: PersistentTask | str) -> list[SideFile]:
     """Return the files that `read_late_rows` reads, oldest first."""
-    found = find_task(newest_entry(files, application), application, _name_of(task))
-    return late_rows.all_of(files, found.late_rows)
+    entry, name = newest_entry(files, application), _name_of(task)
+    find_task(entry, application, name)
+    return late_rows.all_of(files, entry.late_rows_of(name))
 
 
 def _name_of(task: PersistentTask | str) -> str:
@@ -290,7 +291,7 @@ def find_task(entry: Entry, application: str, name: str) -> TaskState:
 
 def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> int:
     """Return the clock to read at, a retained one at which the task existed. A stopped task is read at its own clock."""
-    newest = min(entry.clock, task.progress.clock)
+    newest = min(entry.clock, entry.flows[task.flow].progress.clock)
     at = newest if clock is None else clock
     readable = [c for c in entry.retained if task.born <= c <= newest]
     if at not in (*readable, newest):

@@ -1,14 +1,12 @@
 """The record of one task in an entry, in parts: what a micro-batch, a start and a sink make of each part stands with the part.
 
-A micro-batch changes a part by `after_batch`. A start changes it by `cut_back`, which takes back what is at or above a clock,
-or by a method that keeps everything: `protocol/restore.py` chooses, by the delivery. In the bytes of an entry the fields of all
-parts stand side by side.
+What a task shares with others of its flow is in `flow_state`. A micro-batch changes a part by `after_batch`. A start changes
+it by `cut_back`, which takes back what is at or above a clock, or by a method that keeps everything: `protocol/restore.py`
+chooses, by the delivery. In the bytes of an entry the fields of all parts stand side by side.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,158 +14,10 @@ from itertools import chain
 from typing import Any
 
 from persistent_state.event_time import clocks
-from persistent_state.event_time.channels import Channel
-from persistent_state.event_time.clocks import BEGINNING, END, Coarse
-from persistent_state.event_time.positions import (
-    Position,
-    forget_spans,
-    move_position,
-    replay_from,
-    reread_position,
-    rewind_position,
-)
+from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.partials import keys
-from persistent_state.store.named_files import Pages, Run, ShardRuns, SideFile, Stored
-
-
-@dataclass(frozen=True)
-class TaskProgress:
-    """The progress of a task in event time. Clocks are microseconds UTC."""
-
-    clock: int
-    """The task's own clock: its state at this clock is durable and no message below it counts any more."""
-
-    holds: bool = True
-    """True if messages can still arrive below the next clock, so that the global clock waits for this task."""
-
-    batch: int = 0
-    """The number of micro-batches that were committed in this epoch."""
-
-    def after_batch(self, clock: int, holds: bool) -> TaskProgress:
-        """Return the progress after one more micro-batch, which moved the task to this clock."""
-        return TaskProgress(clock, holds, self.batch + 1)
-
-    def cut_back(self, clock: int) -> TaskProgress:
-        """Return the progress for a start that takes back what is at or above the clock: its epoch has no micro-batch yet."""
-        return TaskProgress(clock)
-
-    def keep_all(self) -> TaskProgress:
-        """Return the progress for a start that takes nothing back: its epoch has no micro-batch yet."""
-        return TaskProgress(self.clock)
-
-    def move_to(self, clock: int) -> TaskProgress:
-        """Return the progress of a task that follows the global clock, or that is given its last clock."""
-        return replace(self, clock=clock)
-
-    def hold(self) -> TaskProgress:
-        """Return the progress of a task for which the global clock waits."""
-        return replace(self, holds=True)
-
-
-@dataclass(frozen=True)
-class SourceState:
-    """The record of what a task has read of its source."""
-
-    channels: Mapping[str, Channel] = field(default_factory=dict)
-    """By channel: the newest timestamp and when it last delivered."""
-
-    positions: Mapping[str, Position] = field(default_factory=dict)
-    """By partition: how far the source was read."""
-
-    journal: Pages = field(default_factory=Pages)
-    """Lines that the source wrote and is given back when it is opened again."""
-
-    planned: Mapping[str, int] = field(default_factory=dict)
-    """By partition, under at-most-once delivery: how far the micro-batch that is under way reads."""
-
-    again: int = END
-    """The clock from which this start, under at-least-once delivery, counts messages again that earlier starts counted."""
-
-    @property
-    def next_positions(self) -> dict[str, int]:
-        """By partition: the position that is read next."""
-        return {partition: position.next for partition, position in self.positions.items()}
-
-    @property
-    def known_positions(self) -> dict[str, int]:
-        """By partition: the first position that no start of the application has ever committed."""
-        return {partition: position.known for partition, position in self.positions.items()}
-
-    def announce(self, ends: Mapping[str, int], journal: Pages) -> SourceState:
-        """Return the record when the next micro-batch is known to read up to these ends."""
-        read = self.next_positions
-        ahead = {partition: end for partition, end in ends.items() if end > read.get(partition, 0)}
-        return replace(self, planned=ahead, journal=journal)
-
-    def after_batch(
-        self, channels: Mapping[str, Channel], positions: Mapping[str, Position], journal: Pages
-    ) -> SourceState:
-        """Return the record after a micro-batch that read up to these positions."""
-        return replace(self, channels=channels, positions=positions, journal=journal, planned={})
-
-    def without_old_spans(self, clock: int) -> SourceState:
-        """Return the record without the spans that no start at or above the clock has to read again."""
-        positions = {partition: forget_spans(position, clock) for partition, position in self.positions.items()}
-        return replace(self, positions=positions)
-
-    def replays_from(self, clock: int) -> dict[str, int]:
-        """Return, by partition, the lowest position that may hold a message at or above the clock."""
-        return {partition: replay_from(position, clock) for partition, position in self.positions.items()}
-
-    def cut_back(self, clock: int, now: int) -> SourceState:
-        """Return the record for a start that takes back what is at or above the clock, and reads it again."""
-        positions = {partition: rewind_position(position, clock) for partition, position in self.positions.items()}
-        return replace(self, channels=self._channels_cut_back(clock, now), positions=positions, planned={}, again=END)
-
-    def read_again(self, clock: int, again: int, now: int) -> SourceState:
-        """Return the record for a start that takes nothing back, and reads again what is at or above `clock`.
-
-        Of what it reads again, messages at or above the clock `again` count once more.
-        """
-        positions = {partition: reread_position(position, clock) for partition, position in self.positions.items()}
-        return replace(self, channels=self._channels_cut_back(clock, now), positions=positions, planned={}, again=again)
-
-    def skip_planned(self) -> SourceState:
-        """Return the record for a start that reads nothing again: neither what was read, nor what was about to be."""
-        positions = {
-            partition: move_position(known, max(known.taken, self.planned.get(partition, 0)), ())
-            for partition in {**self.positions, **self.planned}
-            for known in [self.positions.get(partition, Position())]
-        }
-        return replace(self, channels=self._channels_with_messages(), positions=positions, planned={}, again=END)
-
-    def _channels_cut_back(self, clock: int, now: int) -> dict[str, Channel]:
-        """Return the channels as a start leaves them that reads again from the clock on."""
-        return {name: channel.cut_back(clock, now) for name, channel in self._channels_with_messages().items()}
-
-    def _channels_with_messages(self) -> dict[str, Channel]:
-        """Return the channels that are more than a name: one that was named, perhaps wrongly, is there if it is named again."""
-        return {n: c for n, c in self.channels.items() if (c.newest, c.before) != (None, None)}
-
-
-@dataclass(frozen=True)
-class LateRows:
-    """The record of a task's late and bad rows. `late_rows` reads the files, and takes back what a start does."""
-
-    sides: tuple[SideFile, ...] = ()
-    """Files of which a start may still take rows back."""
-
-    settled: Pages = field(default_factory=Pages)
-    """Files of which no start takes rows back."""
-
-    settled_counts: Mapping[str, int] = field(default_factory=dict)
-    """The number of rows in the settled files, by reason."""
-
-    def counts(self) -> dict[str, int]:
-        """Return how many late and bad rows there are, by reason."""
-        total = Counter(self.settled_counts)
-        for side in self.sides:
-            total.update(side.reasons)
-        return dict(total)
-
-    def after_batch(self, sides: Iterable[SideFile]) -> LateRows:
-        """Return the record after a micro-batch whose shards wrote these files."""
-        return replace(self, sides=(*self.sides, *sides))
+from persistent_state.store.flow_state import FlowState, LateRows
+from persistent_state.store.named_files import Run, ShardRuns, Stored
 
 
 @dataclass(frozen=True)
@@ -179,9 +29,6 @@ class StoredState:
 
     shards: tuple[ShardRuns, ...] = ()
     """The state: partial sums in run files, by shard; empty as long as nothing was ever stored."""
-
-    coarse: tuple[Coarse, ...] = ()
-    """Ranges of time whose messages were folded into longer intervals than the checkpoint interval."""
 
     floor: int = BEGINNING
     """The clock by which expired values may be gone from the runs: no output needs them any more."""
@@ -200,16 +47,14 @@ class StoredState:
         """Return the runs of each of so many shards."""
         return self.shards or (ShardRuns(),) * shards
 
-    def after_batch(
-        self, changes: Sequence[tuple[int, Sequence[Run]]], cuts: Iterable[int], coarse: Iterable[Coarse]
-    ) -> StoredState:
+    def after_batch(self, changes: Sequence[tuple[int, Sequence[Run]]], cuts: Iterable[int]) -> StoredState:
         """Return the record after a micro-batch that changed the shards, whose runs keep these clocks apart too.
 
         A change says how many of a shard's oldest runs stay, and which new ones come after them.
         """
         before = self.in_shards(len(changes))
         shards = tuple(shard.changed(*change) for shard, change in zip(before, changes, strict=True))
-        return replace(self, shards=shards, cuts=(*self.cuts, *cuts), coarse=tuple(coarse))
+        return replace(self, shards=shards, cuts=(*self.cuts, *cuts))
 
     def with_cuts(self, cuts: Iterable[int]) -> StoredState:
         """Return the record with these clocks kept apart from now on, and no others."""
@@ -221,31 +66,15 @@ class StoredState:
 
     def close(self, clock: int) -> StoredState:
         """Return the record of a task that is given its last clock, which is above all that is stored."""
-        return replace(self, cuts=(*self.cuts, clock), coarse=())
+        return replace(self, cuts=(*self.cuts, clock))
 
     def cut_back(self, clock: int, shards: int) -> StoredState:
         """Return the record for a start that takes back what is at or above the clock, with the runs of so many shards."""
-        return replace(self, cuts=(clock,), shards=cut_runs(self.runs, clock, shards), coarse=())
+        return replace(self, cuts=(clock,), shards=cut_runs(self.runs, clock, shards))
 
-    def keep_all(self, clock: int, intervals: tuple[int, int], shards: int) -> StoredState:
-        """Return the record for a start that takes nothing back, with the runs of so many shards.
-
-        `clock` is the task's own. `intervals` are the checkpoint intervals before the start and from it on.
-        """
-        coarse = self._coarse_on(clock, *intervals)
-        return replace(self, shards=cut_runs(self.runs, END, shards), coarse=coarse)
-
-    def _coarse_on(self, clock: int, before: int, interval: int) -> tuple[Coarse, ...]:
-        """Return how coarse the intervals above the task's clock are, when the next clocks are multiples of another interval.
-
-        Old rows and new ones lie on different grids there: only what is a multiple of both straddles neither.
-        """
-        if before == interval:
-            return self.coarse
-        last = max((run.last for run in self.runs), default=clock)
-        fine = Coarse(clock, clocks.next_multiple(last, before), before)
-        segments = (*self.coarse, *([fine] if last >= clock and self.runs else []))
-        return tuple(replace(segment, step=math.lcm(segment.step, interval)) for segment in segments)
+    def keep_all(self, shards: int) -> StoredState:
+        """Return the record for a start that takes nothing back, with the runs of so many shards."""
+        return replace(self, shards=cut_runs(self.runs, END, shards))
 
 
 @dataclass(frozen=True)
@@ -350,11 +179,15 @@ class TaskState:
     born: int
     """The clock at which the task started from zero."""
 
-    progress: TaskProgress
+    flow: str
+    """The id of the flow that feeds the task: the name of its first task."""
+
     stored: StoredState
-    source: SourceState = SourceState()
-    late_rows: LateRows = LateRows()
-    outputs: OutputState = OutputState()
+
+    late_rows: LateRows = field(default_factory=LateRows)
+    """The rows that are bad for this task only, and the late and bad rows of the flows that it was in before."""
+
+    outputs: OutputState = field(default_factory=OutputState)
 
     active: bool = True
     """True if the task is part of the newest start."""
@@ -362,27 +195,21 @@ class TaskState:
     life: int = 0
     """The epoch of the start that built the task again from the beginning of its source; 0 if none did."""
 
-    def is_at(self, clock: int) -> bool:
-        """Return True if the state at this clock can be read from what is stored."""
-        own, stored = self.progress, self.stored
+    def is_at(self, clock: int, flow: FlowState) -> bool:
+        """Return True if the state at this clock can be read from what is stored. `flow` is the task's."""
+        own, stored = flow.progress, self.stored
         if clock in stored.cuts:
             return True
         # The state is zero at a clock below everything that is stored.
         if clock <= own.clock and (stored.first is None or stored.first >= clock):
             return True
         # Nothing can arrive below a clock that the task does not hold back.
-        return not own.holds and clock > own.clock and clocks.clean_clock(clock, stored.coarse) == clock
+        return not own.holds and clock > own.clock and clocks.clean_clock(clock, flow.coarse) == clock
 
     def files(self) -> Iterable[Stored]:
-        """Yield every file that an entry names directly for the task."""
+        """Yield every file that an entry names directly for the task, but not for its flow."""
         yield from (run.file for run in self.stored.runs)
-        yield from self.files_beside_runs()
-
-    def files_beside_runs(self) -> Iterable[Stored]:
-        """Yield every file that an entry names directly for the task, but for its runs."""
-        yield from (side.file for side in self.late_rows.sides)
-        yield from self.source.journal.files
-        yield from self.late_rows.settled.files
+        yield from self.late_rows.files()
 
 
 def cut_runs(runs: Sequence[Run], clock: int, shards: int) -> tuple[ShardRuns, ...]:

@@ -22,11 +22,12 @@ from persistent_state.store.codec import open_entry, rewritten, side_to_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.files.base import Files
+from persistent_state.store.flow_state import LateRows
 from persistent_state.store.late_rows import SIDE_COLUMNS
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run, SideFile, Stored
 from persistent_state.store.state_at import find_applications, no_application
-from persistent_state.store.task_state import LateRows, TaskState
+from persistent_state.store.task_state import TaskState
 
 Check: TypeAlias = Callable[[pa.Buffer], Iterable[str]]
 
@@ -212,11 +213,18 @@ class _Application:
             yield f"its epoch={follower.epoch} is below epoch={entry.epoch} of the entry before it"
         if follower.clock < entry.clock:
             yield f"its clock={follower.clock} is below clock={entry.clock} of the entry before it"
+        if follower.epoch != entry.epoch:
+            return
         for name, task in entry.tasks.items():
-            clock = task.progress.clock
-            is_gone = name not in follower.tasks or follower.tasks[name].progress.clock < clock
-            if follower.epoch == entry.epoch and is_gone:
+            if task.flow not in entry.flows:
+                continue  # which is a problem of that entry
+            clock, known = entry.flow_of(name).progress.clock, follower.tasks.get(name)
+            flow = follower.flows.get(known.flow) if known else None
+            if flow is None or flow.progress.clock < clock:
                 yield f"its task {name} is gone, or has a clock below clock={clock} of the entry before it"
+            elif known is not None and known.flow != task.flow:
+                # Only a start gives a task another flow.
+                yield f"its task {name} has flow={known.flow}, and flow={task.flow} in the entry before it"
 
     def _was_rewritten(self, entry: Entry, follower: Entry) -> bool:
         """Return True if an upgrade within format 1 explains why the first entry of a start names another checksum."""
@@ -238,24 +246,30 @@ class _Application:
             for run in task.stored.runs:
                 is_own = _epoch(run.file.path) == entry.epoch
                 self._name(entry, run.file, (run, is_own), partial(_run_problems, run, is_own, task.identity))
-            for side in task.late_rows.sides:
-                self._name(entry, side.file, side_to_json(side), partial(_side_problems, side))
-            for pages in (task.source.journal, task.late_rows.settled):
-                for file in pages.files:
+            self._late_rows(entry, f"task {name}", task.late_rows)
+        for id, flow in entry.flows.items():
+            self._late_rows(entry, f"flow {id}", flow.late_rows)
+            for source in flow.inputs.values():
+                for file in source.journal.files:
                     self._name(entry, file, "list", _list_problems)
-            # Most entries have the list of the one before.
-            rows = task.late_rows
-            known = (rows.settled, *sorted(rows.settled_counts.items()))
-            if known not in self._lists:
-                self._lists.add(known)
-                self._settled(entry, name, rows)
+
+    def _late_rows(self, entry: Entry, whose: str, rows: LateRows) -> None:
+        for side in rows.sides:
+            self._name(entry, side.file, side_to_json(side), partial(_side_problems, side))
+        for file in rows.settled.files:
+            self._name(entry, file, "list", _list_problems)
+        # Most entries have the list of the one before.
+        known = (rows.settled, *sorted(rows.settled_counts.items()))
+        if known not in self._lists:
+            self._lists.add(known)
+            self._settled(entry, whose, rows)
 
     def _name(self, entry: Entry, stored: Stored, role: Any, check: Check) -> None:
         named = self._named.setdefault(stored.path, _Named(entry.number))
         named.stored[stored] = None
         named.checks.setdefault(role, check)
 
-    def _settled(self, entry: Entry, name: str, rows: LateRows) -> None:
+    def _settled(self, entry: Entry, whose: str, rows: LateRows) -> None:
         """Check the files of late and bad rows that the entry names in a list."""
         try:
             settled = late_rows.settled(self._files, rows)
@@ -266,7 +280,7 @@ class _Application:
             counts.update(side.reasons)
             self._name(entry, side.file, side_to_json(side), partial(_side_problems, side))
         if counts != Counter(rows.settled_counts):
-            what = f"task {name}: settled_counts={dict(rows.settled_counts)}, and the settled files hold {dict(counts)}"
+            what = f"{whose}: settled_counts={dict(rows.settled_counts)}, and the settled files hold {dict(counts)}"
             self._found(self._log.path(entry.number), [what])
 
     def _file(self, path: str, named: _Named) -> None:
@@ -304,12 +318,21 @@ def _change_problems(entry: Entry, changed: Entry) -> Iterator[str]:
 def _entry_problems(entry: Entry) -> Iterator[str]:
     if list(entry.retained) != sorted(set(entry.retained)) or entry.retained[-1:] not in ((), (entry.clock,)):
         yield f"its retained={list(entry.retained)} do not ascend to clock={entry.clock}"
+    for name, task in entry.tasks.items():
+        if task.flow not in entry.flows:
+            yield f"its task {name} has flow={task.flow}, which is not there"
+    for id in entry.flows:
+        tasks = entry.tasks_of(id)
+        if id not in tasks:
+            yield f"its flow {id} has no task of that name, but tasks={sorted(tasks)}"
+        if len({task.active for task in tasks.values()}) > 1:
+            yield f"its flow {id} has tasks={sorted(tasks)} of which some are part of the newest start, and some are not"
 
 
 def _task_problems(entry: Entry, name: str, task: TaskState, folder: str) -> Iterator[str]:
-    for stored in task.files():
-        if not stored.path.startswith(folder):
-            yield f"task {name} names {stored.path}, which is not its own"
+    for run in task.stored.runs:
+        if not run.file.path.startswith(folder):
+            yield f"task {name} names {run.file.path}, which is not its own"
     ranges: dict[str, list[tuple[int, int]]] = {}
     shards = task.stored.shards
     # A task that was left out of a start keeps the shards that it had.

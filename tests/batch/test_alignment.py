@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -16,9 +16,9 @@ from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.messages import Report, Sender
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.channels import Channel
-from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.store.flow_state import INPUT, FlowProgress, FlowState, SourceState
 from persistent_state.store.log import Log
-from persistent_state.store.task_state import SourceState
 from tests import core
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("n", pa.int64())])
@@ -77,7 +77,7 @@ def reads(plan: Plan, source: Shelves, is_ending: bool) -> list[dict[str, int]]:
     while True:
         newest = log.newest()
         assert newest is not None
-        known = newest.tasks[plan.name].source
+        known = newest.flow_of(plan.name).source
         start = known.next_positions
         reach = aligned_reach(plan, source, known, start, everything=False, is_ending=is_ending, now=0)
         if found and dict(reach.ends) == start:
@@ -116,10 +116,10 @@ def test_what_may_still_grow_is_waited_for() -> None:
 def test_who_waits_is_not_silent(held: frozenset[str]) -> None:
     plan = plan_of(200, idle_after=50)
     channels = {"slow": Channel(10, active=0), "fast": Channel(500, active=0)}
-    entry = core.start(Log(plan.files, plan.application), [plan])
-    task = entry.tasks[plan.name]
-    task = replace(task, source=SourceState(channels), progress=replace(task.progress, batch=1))
+    flow = FlowState(FlowProgress(BEGINNING, batch=1), {INPUT: SourceState(channels)})
     reach = Reach({}, dict.fromkeys(channels, False), held=held)
-    after = advance(task, [Report(Sender(plan.name, 1, 2, "", 0, 1), 100, is_silent=True, reach=reach)], plan.settings)
+    after = advance(
+        flow, None, [Report(Sender(plan.name, 1, 2, "", 0, 1), 100, is_silent=True, reach=reach)], plan.settings
+    )
     assert after.slowest == ("fast" if held else None)
     assert after.holds is bool(held)

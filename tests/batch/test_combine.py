@@ -71,21 +71,21 @@ def planned(task: PersistentTask) -> tuple[Log, Plan, Basis]:
     plan = core.plan_of(task, SCHEMA, settings=Settings(10, ahead=2**62), shards=3)
     log = Log(plan.files, "app")
     entry, reach = core.start(log, [plan]), Reach({"": ROWS})
-    return log, plan, plan_batch(entry, plan, reach, 0)
+    return log, plan, plan_batch(entry, core.alone(plan), reach, 0)
 
 
 def committed(task: PersistentTask, keys: int) -> tuple[Any, int]:
     """The state at every clock that is kept and the bad rows of a micro-batch, and in how many blobs it came."""
     log, plan, basis = planned(task)
-    *sent, (_, report) = combine_in_pieces(plan, basis, 0, 1, chunks(keys))
+    *blobs, report = combine_in_pieces(core.alone(plan), basis, 0, 1, chunks(keys))
     assert isinstance(report, Report)
-    blobs = [(shard, blob.to_bytes()) for shard, blob in sent]
-    some = [[Blob.from_bytes(data) for number, data in blobs if number == shard] for shard in range(plan.shards)]
+    sent = [blob.to_bytes() for blob in blobs]
+    some = [[blob for blob in map(Blob.from_bytes, sent) if blob.shard == shard] for shard in range(plan.shards)]
     made = [merge_shard(plan, shard, of_shard[::-1], None, core.new_id)[0] for shard, of_shard in enumerate(some)]
     entry = core.commit(log, plan, Answers([report], made))
     aside = [
         row
-        for table in late_rows.read_all(plan.files, entry.tasks[plan.name].late_rows)
+        for table in late_rows.read_all(plan.files, entry.late_rows_of(plan.name))
         for row in table["position"].to_pylist()
     ]
     assert report.counts["messages"] == ROWS
@@ -116,7 +116,7 @@ def test_no_more_than_a_few_rows_wait_for_the_end_of_a_part() -> None:
 
     with mock.patch.object(fold, "SLICE_BYTES", 20_000):
         sent = 0
-        for _, blob in combine_in_pieces(plan, basis, 0, 1, told()):
+        for blob in combine_in_pieces(core.alone(plan), basis, 0, 1, told()):
             waiting = max(waiting, read - sent)
             sent += 0 if isinstance(blob, Report) else sum(len(table) for table in blob.tables)
     assert waiting < ROWS / 4
@@ -125,7 +125,8 @@ def test_no_more_than_a_few_rows_wait_for_the_end_of_a_part() -> None:
 def test_a_piece_that_is_missing_or_came_twice_is_noticed() -> None:
     _, plan, basis = planned(Sums())
     with mock.patch.object(fold, "SLICE_BYTES", 20_000):
-        blobs = [blob for shard, blob in combine_in_pieces(plan, basis, 0, 1, chunks(ROWS)) if shard == 0]
+        sent = combine_in_pieces(core.alone(plan), basis, 0, 1, chunks(ROWS))
+        blobs = [blob for blob in sent if isinstance(blob, Blob) and blob.shard == 0]
     assert len(blobs) > 2
     for wrong in (blobs[1:], [*blobs, blobs[0]], [*blobs, blobs[-1]], blobs[:-1]):
         with pytest.raises(DisagreementError):

@@ -22,7 +22,6 @@ from persistent_state.batch.judge import (
     NO_TIMESTAMP,
     REPLAYED_OR_LATE,
     SKIPPED,
-    UNFIT_KEY,
     Sightings,
     judge,
 )
@@ -39,9 +38,8 @@ from persistent_state.store.log import Log
 from tests import core
 from tests.core import us
 
-SCHEMA = pa.schema([("ts", pa.int64()), ("key", pa.timestamp("ns")), ("channel", pa.string()), ("n", pa.int64())])
-CLOCK, NOW, UNFIT = 100, 10_000, 1
-"""A key of 1 nanosecond can't be stored."""
+SCHEMA = pa.schema([("ts", pa.int64()), ("key", pa.int64()), ("channel", pa.string()), ("n", pa.int64())])
+CLOCK, NOW = 100, 10_000
 
 
 class Kept(PersistentTask):
@@ -59,25 +57,18 @@ def planned(task: PersistentTask | None = None, **settings: Any) -> tuple[Plan, 
     times = Settings(10, **{"ahead": 1000, **settings})
     plan = core.plan_of(task or Kept(), SCHEMA, settings=times, channel="channel")
     entry = core.start(Log(plan.files, "app"), [plan])
-    return plan, replace(plan_batch(entry, plan, Reach({}), NOW), clock=CLOCK)
+    return plan, replace(plan_batch(entry, core.alone(plan), Reach({}), NOW), clock=CLOCK)
 
 
-def judged(
-    plan: Plan, basis: Basis, rows: Sequence[tuple[Any, ...]], sightings: Sightings | None = None, **given: Any
-) -> list[int]:
-    """The verdicts on rows of (timestamp, position, key in nanoseconds, channel); the last two may be left out."""
-    padded = [(*row, *(0, "a")[len(row) - 2 :]) for row in rows]
-    stamps, positions, keys, channels = (list(column) for column in zip(*padded, strict=True))
-    columns = [
-        pa.array(stamps, pa.int64()),
-        pa.array(keys, pa.timestamp("ns")),
-        pa.array(channels),
-        pa.array(positions),
-    ]
+def judged(plan: Plan, basis: Basis, rows: Sequence[tuple[Any, ...]], sightings: Sightings | None = None) -> list[int]:
+    """The verdicts on rows of (timestamp, position, channel); the last may be left out."""
+    padded = [(*row, *("a",)[len(row) - 2 :]) for row in rows]
+    stamps, positions, channels = (list(column) for column in zip(*padded, strict=True))
+    columns = [pa.array(stamps, pa.int64()), pa.array(positions), pa.array(channels), pa.array(positions)]
     at = np.array(positions, np.int64)
-    chunk = Chunk("p", int(at.min()), pa.record_batch(columns, schema=SCHEMA), at=at, **given)
+    chunk = Chunk("p", int(at.min()), pa.record_batch(columns, schema=SCHEMA), at=at)
     position = basis.positions.get("p", Position())
-    return judge(plan, basis, chunk, place_of(plan, chunk), [position], sightings or Sightings()).tolist()
+    return judge(plan, basis, place_of(plan, chunk), [position], sightings or Sightings()).tolist()
 
 
 def test_each_verdict() -> None:
@@ -95,7 +86,6 @@ def test_each_verdict() -> None:
         (NOW + 1001, 23): AHEAD,
         (150 + 500, 24): ACCEPTED,
         (650 + 501, 25): JUMP,
-        (150, 26, UNFIT): UNFIT_KEY,
     }
     assert dict(zip(rows, judged(plan, basis, [*rows]), strict=True)) == rows
 
@@ -104,13 +94,13 @@ def test_a_row_gets_the_first_verdict_that_applies() -> None:
     plan, basis = planned(jump=500)
     basis = replace(basis, positions={"p": Position(next=10)}, restored=90)
     rows = {
-        (None, 9, UNFIT): SKIPPED,
-        (50, NO_POSITION, UNFIT): REPLAYED_OR_LATE,
-        (None, 10, UNFIT): NO_TIMESTAMP,
-        (CLOCK - 1, 11, UNFIT): LATE,
+        (None, 9): SKIPPED,
+        (50, NO_POSITION): REPLAYED_OR_LATE,
+        (None, 10): NO_TIMESTAMP,
+        (CLOCK - 1, 11): LATE,
         (CLOCK, 12): ACCEPTED,
-        (NOW + 2000, 13, UNFIT): AHEAD,
-        (CLOCK + 501, 14, UNFIT): JUMP,
+        (NOW + 2000, 13): AHEAD,
+        (CLOCK + 501, 14): JUMP,
     }
     assert dict(zip(rows, judged(plan, basis, [*rows]), strict=True)) == rows
 
@@ -118,12 +108,6 @@ def test_a_row_gets_the_first_verdict_that_applies() -> None:
 def test_a_timestamp_may_be_a_little_ahead_of_the_batch_time() -> None:
     plan, basis = planned(ahead=1000)
     assert judged(plan, basis, [(NOW + 1000, 0), (NOW + 1001, 1)]) == [ACCEPTED, AHEAD]
-
-
-def test_what_the_source_calls_unfit_is() -> None:
-    plan, basis = planned()
-    found = judged(plan, basis, [(CLOCK, 0), (CLOCK, 1), (CLOCK - 1, 2)], unfit=np.array([False, True, True]))
-    assert found == [ACCEPTED, UNFIT_KEY, LATE]
 
 
 @pytest.mark.parametrize(
@@ -147,31 +131,31 @@ class TestSightings:
     def test_the_newest_timestamp_of_a_channel_is_that_of_its_accepted_rows(self) -> None:
         plan, basis = planned()
         sightings = Sightings()
-        rows = [(110, 0, 0, "a"), (130, 1, 0, "b"), (120, 2, 0, "a"), (NOW + 2000, 3, 0, "a")]
+        rows = [(110, 0, "a"), (130, 1, "b"), (120, 2, "a"), (NOW + 2000, 3, "a")]
         judged(plan, basis, rows, sightings)
         assert sightings.newest == {"a": 120, "b": 130}
-        judged(plan, basis, [(115, 4, 0, "a")], sightings)
+        judged(plan, basis, [(115, 4, "a")], sightings)
         assert sightings.newest == {"a": 120, "b": 130}
 
     def test_a_channel_begins_with_its_newest_timestamp_of_the_batch_before(self) -> None:
         plan, basis = planned()
         basis = replace(basis, channels={"a": Channel(140, 0)})
         sightings = Sightings()
-        judged(plan, basis, [(110, 0, 0, "a")], sightings)
+        judged(plan, basis, [(110, 0, "a")], sightings)
         assert sightings.newest == {"a": 140}
 
     def test_a_new_channel_with_late_rows_only_holds_the_clock(self) -> None:
         plan, basis = planned()
         basis = replace(basis, channels={"known": Channel(200, 0)})
         sightings = Sightings()
-        judged(plan, basis, [(CLOCK - 1, 0, 0, "new"), (CLOCK - 1, 1, 0, "known")], sightings)
+        judged(plan, basis, [(CLOCK - 1, 0, "new"), (CLOCK - 1, 1, "known")], sightings)
         assert sightings.newest == {"new": None}
 
     def test_a_channel_of_which_rows_come_again_is_replaying(self) -> None:
         plan, basis = planned()
         basis = replace(basis, positions={"p": Position(next=10)})
         sightings = Sightings()
-        judged(plan, basis, [(110, 9, 0, "a"), (110, 10, 0, "b")], sightings)
+        judged(plan, basis, [(110, 9, "a"), (110, 10, "b")], sightings)
         assert sightings.replaying == {"a"}
 
     def test_a_jump_moves_no_clock_until_its_channel_is_believed(self) -> None:
@@ -204,7 +188,7 @@ class TestSightings:
         for size in [*sizes, len(rows)]:
             if some := rows[begin : begin + size]:
                 found += judged(
-                    plan, basis, [(time, begin + i, 0, name) for i, (time, name) in enumerate(some)], sightings
+                    plan, basis, [(time, begin + i, name) for i, (time, name) in enumerate(some)], sightings
                 )
             begin += size
         for name in {name for _, name in rows}:

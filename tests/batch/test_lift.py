@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from monoids import List, Sum
 from persistent_state import BadRecord, Message, NonWindowState, PersistentState, PersistentTask, TaskFailedError
 from persistent_state.batch.groups import Groups
-from persistent_state.batch.lift import Lifted, lift_chunk
+from persistent_state.batch.lift import Lifted, Read, lift_chunk
 from persistent_state.batch.messages import Basis
-from persistent_state.batch.plan import AT_LEAST_ONCE, FAIL, Plan
+from persistent_state.batch.plan import AT_LEAST_ONCE, FAIL, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
@@ -59,7 +59,7 @@ class Lists(Sums):
 
 def planned(task: PersistentTask, position: Position | None = None) -> tuple[Plan, Basis]:
     plan = core.plan_of(task, SCHEMA, settings=Settings(10, ahead=2**62))
-    basis = plan_batch(core.start(Log(plan.files, "app"), [plan]), plan, Reach({}), 0)
+    basis = plan_batch(core.start(Log(plan.files, "app"), [plan]), core.alone(plan), Reach({}), 0)
     return plan, replace(basis, clock=CLOCK, positions={"p": position or Position()})
 
 
@@ -69,15 +69,16 @@ def chunk_of(rows: Sequence[tuple[Any, ...]], first: int = 0, **given: Any) -> C
     return Chunk("p", first, batch, **given)
 
 
-def lifted(plan: Plan, basis: Basis, *chunks: Chunk) -> Lifted:
-    found = Lifted()
+def lifted(plan: Plan, basis: Basis, *chunks: Chunk) -> tuple[Read, Lifted]:
+    """What is read for all tasks, and what for the only one."""
+    read, found = Read(), Lifted()
     for chunk in chunks:
-        lift_chunk(plan, basis, chunk, found)
-    return found
+        lift_chunk(core.alone(plan), basis, chunk, read, [found])
+    return read, found
 
 
-def aside(found: Lifted) -> list[tuple[str, int | None]]:
-    return [(row["reason"], row["position"]) for table in found.sides for row in table.to_pylist()]
+def aside(tables: Sequence[pa.Table]) -> list[tuple[str, int | None]]:
+    return [(row["reason"], row["position"]) for table in tables for row in table.to_pylist()]
 
 
 ROWS = [(90, "a", 1), (110, "a", 2), (None, "b", 3), (120, "b", TOO_MUCH), (115, "b", 4)]
@@ -85,34 +86,72 @@ ROWS = [(90, "a", 1), (110, "a", 2), (None, "b", 3), (120, "b", TOO_MUCH), (115,
 
 def test_accepted_rows_become_updates_and_the_others_step_aside() -> None:
     plan, basis = planned(Sums())
-    found = lifted(plan, basis, chunk_of(ROWS))
+    read, found = lifted(plan, basis, chunk_of(ROWS))
     (table,) = found.tables
     assert table.select(["key0", "time", "value"]).to_pylist() == [
         {"key0": "a", "time": 110, "value": 2},
         {"key0": "b", "time": 115, "value": 4},
     ]
-    assert aside(found) == [("no timestamp", 2), ("late", 0), ("value does not fit", 3)]
-    assert +found.counts == {"messages": 5, "late": 1, "no timestamp": 1, "value does not fit": 1}
-    assert found.spans == [("p", 0, 120)]
+    assert aside(read.late) == [("no timestamp", 2), ("late", 0)]
+    assert aside(found.sides) == [("value does not fit", 3)]
+    assert +read.counts == {"messages": 5, "late": 1, "no timestamp": 1}
+    assert read.spans == [("p", 0, 120)]
+
+
+class ByTime(Sums):
+    """Sums by a time, of which one of nanoseconds can't be stored."""
+
+    key = "at"
+
+
+TIMES = pa.schema([*SCHEMA, ("at", pa.timestamp("ns"))])
+
+
+def test_a_row_whose_key_does_not_fit_a_task_steps_aside_for_that_task_only() -> None:
+    plans = [core.plan_of(task, TIMES, settings=Settings(10, ahead=2**62)) for task in (ByTime(), Sums())]
+    flow = FlowPlan(tuple(plans))
+    _, basis = planned(Sums())
+    rows = [(110, "a", 1, 1000), (90, "a", 2, 1), (None, "a", 4, 1), (115, "b", 8, 1)]
+    batch = pa.record_batch(
+        [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), TIMES, strict=True)], schema=TIMES
+    )
+    read, by_task = Read(), [Lifted(), Lifted()]
+    lift_chunk(flow, basis, Chunk("p", 0, batch), read, by_task)
+    # What is late or has no timestamp is that first, for both.
+    assert aside(read.late) == [("no timestamp", 2), ("late", 1)]
+    assert [aside(lifted.sides) for lifted in by_task] == [[("key does not fit", 3)], []]
+    assert [lifted.tables[0]["value"].to_pylist() for lifted in by_task] == [[1], [1, 8]]
+    assert +read.counts == {"messages": 4, "late": 1, "no timestamp": 1}
+
+
+def test_what_a_source_calls_unfit_for_a_task_is() -> None:
+    plan, basis = planned(Sums())
+    chunk = chunk_of([(110, "a", 1), (115, "b", 2), (90, "b", 4)])
+    marked = chunk.rows.append_column(plan.unfit_column, pa.array([False, True, True]))
+    read, found = lifted(plan, basis, replace(chunk, rows=marked))
+    assert (aside(read.late), aside(found.sides)) == ([("late", 2)], [("key does not fit", 1)])
+    assert found.tables[0]["value"].to_pylist() == [1]
+    # The column is not the user's.
+    assert {name for table in (*read.late, *found.sides) for name in table["row"].type.names} == {*SCHEMA.names}
 
 
 def test_what_was_read_before_is_counted_and_no_more() -> None:
     plan, basis = planned(Sums(), Position(next=2, accounted=((4, 112),)))
     bad = (BadRecord(1, "broken"), BadRecord(5, "broken"))
     rows = [(110, "a", 1), (111, "a", 2), (113, "b", 3), (114, "b", 4)]
-    found = lifted(plan, basis, chunk_of(rows, bad=bad))
+    read, found = lifted(plan, basis, chunk_of(rows, bad=bad))
     # At 0 and 2 they are accounted for, at 3 one comes again that was cut back, and at 4 one is new.
     assert [table["value"].to_pylist() for table in found.tables] == [[3, 4]]
-    assert +found.counts == {"messages": 2, "skipped": 2, "replayed": 1, "broken": 1}
-    assert aside(found) == [("broken", 5)]
-    assert found.spans == [("p", 2, 114)]
+    assert +read.counts == {"messages": 2, "skipped": 2, "replayed": 1, "broken": 1}
+    assert (aside(read.late), found.sides) == ([("broken", 5)], [])
+    assert read.spans == [("p", 2, 114)]
 
 
 def test_a_chunk_of_which_nothing_is_accepted_adds_no_update_and_no_span() -> None:
     plan, basis = planned(Sums())
-    found = lifted(plan, basis, chunk_of([(90, "a", 1), (None, "a", 1)]))
-    assert (found.tables, found.spans) == ([], [])
-    assert found.ends == {"p": 2}
+    read, found = lifted(plan, basis, chunk_of([(90, "a", 1), (None, "a", 1)]))
+    assert (found.tables, read.spans) == ([], [])
+    assert read.ends == {"p": 2}
 
 
 def test_a_replay_starts_where_the_chunk_says_but_not_before_what_is_accounted_for() -> None:
@@ -125,7 +164,7 @@ def test_a_replay_starts_where_the_chunk_says_but_not_before_what_is_accounted_f
         chunk_of(some, 9, replay=3),
         chunk_of(some, NO_POSITION, at=nowhere),
     ]
-    assert [span for chunk in chunks for span in lifted(plan, basis, chunk).spans] == [
+    assert [span for chunk in chunks for span in lifted(plan, basis, chunk)[0].spans] == [
         ("p", 7, 110),
         ("p", 6, 110),
         ("p", 5, 110),
@@ -136,19 +175,19 @@ def test_a_replay_starts_where_the_chunk_says_but_not_before_what_is_accounted_f
 def test_only_ends_that_nobody_planned_are_told() -> None:
     plan, basis = planned(Sums())
     chunks = [chunk_of([(110, "a", 1)] * 3, first) for first in (6, 2)]
-    assert lifted(plan, basis, *chunks).ends == {"p": 9}
-    assert lifted(plan, replace(basis, ends={"p": 9}), *chunks).ends == {}
+    assert lifted(plan, basis, *chunks)[0].ends == {"p": 9}
+    assert lifted(plan, replace(basis, ends={"p": 9}), *chunks)[0].ends == {}
 
 
 def test_messages_taken_late_are_at_the_clock() -> None:
     plan, basis = planned(Sums())
-    found = lifted(replace(plan, delivery=AT_LEAST_ONCE), basis, chunk_of([(90, "a", 1), (110, "a", 2)]))
+    _, found = lifted(replace(plan, delivery=AT_LEAST_ONCE), basis, chunk_of([(90, "a", 1), (110, "a", 2)]))
     assert found.tables[0]["time"].to_pylist() == [CLOCK, 110]
 
 
 def test_a_task_that_reads_its_state_gets_its_rows_whole_and_in_order() -> None:
     plan, basis = planned(Reads())
-    (table,) = lifted(plan, basis, chunk_of(ROWS)).tables
+    (table,) = lifted(plan, basis, chunk_of(ROWS))[1].tables
     assert table["row"].to_pylist()[0] == {"ts": 110, "key": "a", "n": 2}
     assert table["position"].to_pylist() == [1, 3, 4]
     assert set(table["strand"].to_pylist()) == {"p"}
@@ -156,7 +195,7 @@ def test_a_task_that_reads_its_state_gets_its_rows_whole_and_in_order() -> None:
 
 def test_updates_of_an_ordered_monoid_keep_their_order() -> None:
     plan, basis = planned(Lists())
-    (table,) = lifted(plan, basis, chunk_of([(110, "a", 2), (110, "a", 0), (105, "b", 1)], first=4)).tables
+    (table,) = lifted(plan, basis, chunk_of([(110, "a", 2), (110, "a", 0), (105, "b", 1)], first=4))[1].tables
     places = ["time", "channel", "position", "strand", "number"]
     assert [tuple(row.values()) for row in table.select(places).to_pylist()] == [
         (110, "p", 4, "p", 0),
@@ -207,15 +246,15 @@ def test_a_chunk_of_many_partitions_adds_what_a_chunk_of_each_adds(
         return kind(given.pop("partition", ""), int(at.min()), batch, at=at, **given)
 
     of = Groups.of_column(pa.array([name for _, name, _ in rows]))
-    together = lifted(plan, basis, chunk_with(rows, MixedChunk, partitions=of, channels=of))
+    read, together = lifted(plan, basis, chunk_with(rows, MixedChunk, partitions=of, channels=of))
     names = sorted({name for _, name, _ in rows})
-    apart = lifted(
+    read_apart, apart = lifted(
         plan, basis, *(chunk_with([r for r in rows if r[1] == name], Chunk, partition=name) for name in names)
     )
 
     def shown(tables: list[pa.Table]) -> list[str]:
         return sorted(str(row) for table in tables for row in table.to_pylist())
 
-    assert (shown(together.tables), shown(together.sides)) == (shown(apart.tables), shown(apart.sides))
-    assert (sorted(together.spans), together.ends) == (sorted(apart.spans), apart.ends)
-    assert (+together.counts, together.sightings) == (+apart.counts, apart.sightings)
+    assert (shown(together.tables), shown(read.late)) == (shown(apart.tables), shown(read_apart.late))
+    assert (sorted(read.spans), read.ends) == (sorted(read_apart.spans), read_apart.ends)
+    assert (+read.counts, read.sightings) == (+read_apart.counts, read_apart.sightings)

@@ -22,7 +22,7 @@ from monoids import Sum
 from persistent_state import FileSource, NonWindowState, PersistentTask
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Basis
-from persistent_state.batch.plan import COLUMN, Plan
+from persistent_state.batch.plan import Plan
 from persistent_state.engine.column_source import RowReader, _replaced
 from persistent_state.protocol import commits
 from persistent_state.sources import formats
@@ -30,7 +30,7 @@ from persistent_state.sources.base import Chunk, TimeReplayableSource
 from persistent_state.store import late_rows
 from persistent_state.store.log import Log
 from persistent_state.store.runs import write_table
-from tests.core import memory, plan_of, start
+from tests.core import alone, memory, plan_of, start
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("n", pa.int64())])
 CLOCK = 1_700_000_000_000_000
@@ -78,20 +78,20 @@ def aside(source: TimeReplayableSource, task: PersistentTask) -> pa.Table:
     entry = start(log, [plan])
     source.open([], {})
     reach = source.reach({}, everything=True)
-    basis = replace(commits.plan_batch(entry, plan, reach, 0), clock=CLOCK, now=2 * CLOCK)
+    basis = replace(commits.plan_batch(entry, alone(plan), reach, 0), clock=CLOCK, now=2 * CLOCK)
     tables: list[pa.Table] = []
     for split in source.splits({}, reach.ends, 2):
         chunks = source.read(split) if isinstance(task, Total) else through_spark(plan, source, basis, split)
-        tables += combine(plan, basis, 0, 1, chunks)[0][0].sides
+        tables += combine(alone(plan), basis, 0, 1, chunks)[0][0].late
     return late_rows.joined(tables)
 
 
 def through_spark(plan: Plan, source: TimeReplayableSource, basis: Basis, split: Any) -> Iterator[Chunk]:
     """The chunks of a split after Spark was handed their rows, and has cut them up elsewhere."""
-    batches = RowReader(plan, source, 1, 1, [0], 1).read(InputPartition((basis, 0, 1, split)))
+    batches = RowReader(alone(plan), source, 1, 1, {}, 1).read(InputPartition((basis, 0, 1, split)))
     next(batches)
     cut = [batch.slice(first, 3) for batch in batches for first in range(0, batch.num_rows, 3)]
-    return _replaced((batch.append_column(COLUMN, batch.column("n")) for batch in cut), plan)
+    return _replaced((batch.append_column(plan.column, batch.column("n")) for batch in cut), alone(plan))
 
 
 @settings(max_examples=40)

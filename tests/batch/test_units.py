@@ -149,22 +149,22 @@ def test_a_task_that_is_new_to_a_running_application_is_not_stopped() -> None:
     core.play(log, plans[0], first)
     core.start(log, plans)
     entry = core.play(log, plans[1], pa.RecordBatch.from_pylist([{"ts": stamps("ms", 0)[0], "k": "a", "n": 1}], schema))
-    assert entry.tasks["Other"].late_rows.counts() == {"late": 1}
+    assert entry.late_rows_of("Other").counts() == {"late": 1}
 
 
 def test_what_follows_in_the_first_micro_batch_stops_nobody() -> None:
     schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
     plan = core.plan_of(Rows(), schema, timestamp_unit=None)
     log = Log(plan.files, plan.application)
-    basis = commits.plan_batch(core.start(log, [plan]), plan, Reach({"": 2}), 0)
+    basis = commits.plan_batch(core.start(log, [plan]), core.alone(plan), Reach({"": 2}), 0)
     chunks = [
         Chunk("", place, pa.RecordBatch.from_pylist([{"ts": stamps(unit, 0)[0], "k": "a", "n": 1}], schema))
         for place, unit in enumerate(("us", "ms"))
     ]
-    _, report = combine(plan, basis, 0, 1, chunks)
+    _, report = combine(core.alone(plan), basis, 0, 1, chunks)
     assert report.counts["messages"] == 2
     with pytest.raises(InvalidInputError, match="timestamp_unit='ms'"):
-        combine(plan, basis, 0, 1, chunks[::-1])
+        combine(core.alone(plan), basis, 0, 1, chunks[::-1])
 
 
 COLUMNS = pa.schema([("ts", pa.int64()), ("k", pa.string())])
@@ -207,7 +207,7 @@ def test_a_folder_of_any_format_has_a_unit(tmp_path: Path, format: str) -> None:
         (chunk,) = source.read(split)
         entry = core.play(log, plan, chunk.rows)
         # What can't be told in microseconds is no timestamp; nothing wraps.
-        assert entry.tasks[plan.name].late_rows.counts() == {"no timestamp": 1}
+        assert entry.late_rows_of(plan.name).counts() == {"no timestamp": 1}
         return core.state_at(entry, plan, stamps("us", 61)[0] // 10 * 10)
 
     assert played("ms") == {("a",): 1}

@@ -361,15 +361,15 @@ def ended(task: PerMessage, rows: pa.RecordBatch) -> tuple[dict[Any, Any], list[
     plan = core.plan_of(task, schema)
     log = Log(plan.files, "app")
     entry = core.start(log, [plan])
-    basis = plan_batch(entry, plan, Reach({"": len(rows)}), 0)
+    basis = plan_batch(entry, core.alone(plan), Reach({"": len(rows)}), 0)
     chunks = [Chunk("", 0, rows)]
     if by_spark:
         source: Any = SimpleNamespace(read=lambda split: chunks)
-        reader = RowReader(plan, source, entry.epoch, 1, [0], 1)
+        reader = RowReader(core.alone(plan), source, entry.epoch, 1, {}, 1)
         _, *sent = reader.read(InputPartition((basis, 0, 1, "all")))
-        chunks = list(_replaced(map(said_by_spark, sent), plan))
-    entry = core.commit(log, plan, core.merged(plan, [combine(plan, basis, 0, 1, chunks)]))
-    aside = late_rows.read_all(plan.files, entry.tasks[plan.name].late_rows)
+        chunks = list(_replaced(map(said_by_spark, sent), core.alone(plan)))
+    entry = core.commit(log, plan, core.merged(plan, [combine(core.alone(plan), basis, 0, 1, chunks)]))
+    aside = late_rows.read_all(plan.files, entry.late_rows_of(plan.name))
     bad = [
         (row["reason"], row["position"]) for table in aside for row in table.select(["reason", "position"]).to_pylist()
     ]
@@ -380,7 +380,8 @@ def ended(task: PerMessage, rows: pa.RecordBatch) -> tuple[dict[Any, Any], list[
 
 
 def said_by_spark(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([*batch.columns, batch.column("update")], [*batch.schema.names, COLUMN])
+    column = COLUMN + BySpark.__name__
+    return pa.RecordBatch.from_arrays([*batch.columns, batch.column("update")], [*batch.schema.names, column])
 
 
 @settings(max_examples=50)
@@ -454,8 +455,8 @@ class TestOrder:
         ]
         for parts in ([[chunks[i]] for i in order], [[chunks[i] for i in order]]):
             entry = core.start(log, [plan], reset=[plan.name])
-            basis = plan_batch(entry, plan, Reach(dict.fromkeys(partitions, 1)), 0)
-            sent = [combine(plan, basis, i, len(parts), part) for i, part in enumerate(parts)]
+            basis = plan_batch(entry, core.alone(plan), Reach(dict.fromkeys(partitions, 1)), 0)
+            sent = [combine(core.alone(plan), basis, i, len(parts), part) for i, part in enumerate(parts)]
             blobs = [blob for (blob,), _ in sent]
             for arrived in (blobs, blobs[::-1]):
                 made, runs = merge_shard(plan, 0, arrived, None, core.new_id)
@@ -580,7 +581,7 @@ def play_prepared(
     log = Log(plan.files, "app")
     entry = core.start(log, [plan])
     stamps = pa.array(range(len(items)), pa.int64())
-    rows = pa.record_batch([stamps, pa.array(words, pa.string()), items, items], [*schema.names, COLUMN])
+    rows = pa.record_batch([stamps, pa.array(words, pa.string()), items, items], [*schema.names, plan.column])
     first = 0
     for size in cycle(sizes):
         if first >= len(items):
@@ -588,8 +589,7 @@ def play_prepared(
         entry = core.play(log, plan, rows.slice(first, size))
         first += size
     tables = [
-        table.select(["reason", "position"])
-        for table in late_rows.read_all(plan.files, entry.tasks[plan.name].late_rows)
+        table.select(["reason", "position"]) for table in late_rows.read_all(plan.files, entry.late_rows_of(plan.name))
     ]
     bad = [(row["reason"], row["position"]) for table in tables for row in table.to_pylist()]
     return core.state_at(entry, plan, None), sorted(bad)

@@ -18,7 +18,7 @@ from persistent_state.batch.messages import DRIVER, Answers, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.engine import arrow_source, idle_source
-from persistent_state.engine.arrow_source import ArrowReader
+from persistent_state.engine.arrow_source import ArrowReader, labels_of
 from persistent_state.engine.idle_source import IdleReader
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol.commits import Keeping, close, plan_batch, wake
@@ -88,7 +88,8 @@ class Query:
 
     def start(self) -> None:
         entry = core.start(self.log, [self.plan], now=self.now)
-        self.reader = ArrowReader(self.plan, self.source, entry.epoch, self.most, (0,), 1)
+        flow = core.alone(self.plan)
+        self.reader = ArrowReader(flow, self.source, entry.epoch, self.most, labels_of(flow), 1)
         self.offset = self.reader.initialOffset()
 
     def poll(self, *, planning: int = 0) -> Entry | None:
@@ -110,12 +111,12 @@ def test_a_silent_channel_is_declared_idle_once_however_long_planning_took(plann
     query = Query(Stamps([5, 15, 25], there=3), Settings(10, idle_after=10 * SECOND, ahead=2**62))
     entry = query.poll(planning=planning)
     assert entry is not None
-    assert entry.tasks["Counts"].progress.holds
+    assert entry.flow_of("Counts").progress.holds
     silent_since, declared = query.now, []
     for _ in range(300):
         query.now += SECOND // 5
         if entry := query.poll(planning=SECOND // 10):
-            declared.append((query.now - silent_since, entry.tasks["Counts"].progress.holds))
+            declared.append((query.now - silent_since, entry.flow_of("Counts").progress.holds))
     # One micro-batch without rows, not before it is time, nor much later.
     assert [holds for _, holds in declared] == [False]
     assert 10 * SECOND <= declared[0][0] <= 11 * SECOND
@@ -130,14 +131,14 @@ def test_a_channel_that_speaks_again_is_idle_again_later() -> None:
             source.there = there
             entry = query.poll(planning=2 * SECOND)
             assert entry is not None
-            assert entry.tasks["Counts"].progress.holds
+            assert entry.flow_of("Counts").progress.holds
         assert query.poll() is None
         query.now += 9 * SECOND
         assert query.poll() is None
         query.now += SECOND
         entry = query.poll()
         assert entry is not None
-        assert not entry.tasks["Counts"].progress.holds
+        assert not entry.flow_of("Counts").progress.holds
 
 
 @pytest.mark.parametrize(("jump", "parts"), [(None, 4), (100, 1)])
@@ -148,7 +149,7 @@ def test_a_batch_is_read_in_one_part_where_jumps_are_measured(jump: int | None, 
     assert entry is not None
     assert len(query.parts) == parts
     # Each is close to the message before it: none is a jump.
-    assert entry.tasks["Counts"].late_rows.counts() == {}
+    assert entry.late_rows_of("Counts").counts() == {}
     assert core.state_at(entry, query.plan, None) == {(): len(stamps)}
 
 
@@ -173,7 +174,7 @@ def test_a_channel_that_is_silent_from_a_start_on_is_idle_once_it_has_been_for_s
     query.now += 2 * SECOND
     entry = query.poll()
     assert entry is not None
-    assert not entry.tasks["Counts"].progress.holds
+    assert not entry.flow_of("Counts").progress.holds
 
 
 class Silent:
@@ -188,7 +189,10 @@ class Silent:
 
     def start(self) -> None:
         entry = core.start(self.log, [self.plan], now=self.now)
-        self.reader = IdleReader(self.plan, entry.epoch, lambda e, _: plan_batch(e, self.plan, self.reach, 0), (0,))
+        flow = core.alone(self.plan)
+        self.reader = IdleReader(
+            flow, entry.epoch, lambda entry, _: plan_batch(entry, flow, self.reach, 0), labels_of(flow)
+        )
         self.offset = self.reader.initialOffset()
 
     def poll(self) -> Entry | None:
@@ -210,7 +214,7 @@ class Silent:
         for _ in range(round(seconds * 5)):
             self.now += SECOND // 5
             entries.append(self.poll())
-        return [entry.tasks["Counts"].progress.holds for entry in entries if entry is not None]
+        return [entry.flow_of("Counts").progress.holds for entry in entries if entry is not None]
 
     def deliver(self) -> None:
         core.play(self.log, self.plan, pa.record_batch({"ts": [25]}), now=self.now, channels=self.reach.channels)

@@ -44,16 +44,17 @@ class Run:
 
     def read(self, now: float = 0) -> str | None:
         """Read what there is to read in one micro-batch; what is said of it."""
-        known = self.entry.tasks[self.plan.name].source.positions
+        known = self.entry.flow_of(self.plan.name).source.positions
         start = {partition: position.next for partition, position in known.items()}
         reach = self.source.reach(start, everything=True)
         entry = commits.wake(self.log, self.entry.epoch, self.plan.name, 0)
-        basis = commits.plan_batch(entry, self.plan, reach, 0)
+        flow = core.alone(self.plan)
+        basis = commits.plan_batch(entry, flow, reach, 0)
         chunks = (chunk for split in self.source.splits(start, reach.ends, 1) for chunk in self.source.read(split))
-        sent = combine(self.plan, basis, 0, 1, chunks)
+        sent = combine(flow, basis, 0, 1, chunks)
         self.entry = core.commit(self.log, self.plan, core.merged(self.plan, [sent]))
         messages = sent[1].counts.get("messages", 0)
-        return self.report.note(messages, self.entry.tasks[self.plan.name].late_rows.counts(), now)
+        return self.report.note(messages, self.entry.late_rows_of(self.plan.name).counts(), now)
 
     def close(self) -> Entry:
         self.entry = commits.close(self.log, self.entry.epoch, now=0, keeping=Keeping())

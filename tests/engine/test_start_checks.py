@@ -15,9 +15,9 @@ import pytest
 from persistent_state import FileSource, InvalidInputError, StateError, TaskFailedError
 from persistent_state.engine import garbage
 from persistent_state.engine.failures import as_own_error
-from persistent_state.engine.queries import Part
-from persistent_state.engine.start_checks import check_parts
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.engine.feeds import Part
+from persistent_state.engine.queries import Setup
+from persistent_state.engine.start_checks import check_start
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store.log import Log
@@ -28,6 +28,26 @@ from tests.fixtures.write_store import SCHEMA, Totals
 def part(folder: Path) -> Part:
     return Part(
         core.plan_of(Totals(), SCHEMA), FileSource(folder, timestamp="ts", schema=SCHEMA, format="parquet"), None
+    )
+
+
+def setup_of(some: Part) -> Setup:
+    """The set-up of an application with one task."""
+    spark: Any = None
+    return Setup(
+        spark=spark,
+        application=some.plan.application,
+        files=some.plan.files,
+        parts=[some],
+        interval=10,
+        shards=1,
+        keeping=Keeping(),
+        scratch=None,
+        max_restarts=0,
+        to_the_end=True,
+        drains=False,
+        trigger=None,
+        on_progress=None,
     )
 
 
@@ -56,9 +76,9 @@ def test_a_source_that_can_not_be_opened_is_refused_before_anything_changes(tmp_
     missing = part(tmp_path / "missing")
     files = missing.plan.files
     with pytest.raises(InvalidInputError, match="is not a folder; create it, or correct the path"):
-        check_parts(files, [missing], {}, BEGINNING)
+        check_start(setup_of(missing), None, (), ())
     assert Log(files, missing.plan.application).numbers() == []
-    check_parts(files, [part(tmp_path)], {}, BEGINNING)
+    check_start(setup_of(part(tmp_path)), None, (), ())
 
 
 def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fenced(tmp_path: Path) -> None:
@@ -66,13 +86,13 @@ def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fen
     log = Log(plan.files, plan.application)
     core.start(log, [plan])
     entry = core.play(log, plan, pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 1}], SCHEMA))
-    source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA, format="parquet")
+    setup = setup_of(Part(plan, FileSource(tmp_path, timestamp="ts", schema=SCHEMA, format="parquet"), None))
     with pytest.raises(InvalidInputError, match="its journal has only 0 files"):
-        check_parts(plan.files, [Part(plan, source, None)], entry.tasks, entry.clock)
+        check_start(setup, entry, (), ())
     newest = log.newest()
     assert newest is not None
     assert newest.epoch == entry.epoch
-    check_parts(plan.files, [Part(plan, source, None)], {}, BEGINNING)
+    check_start(setup, None, (), ())
 
 
 BY_ZERO = "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to tolerate it."

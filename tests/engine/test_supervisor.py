@@ -16,7 +16,8 @@ import pytest
 from persistent_state import Running, StateError
 from persistent_state.engine import backoff, supervisor
 from persistent_state.engine.deliveries import Deliveries
-from persistent_state.engine.queries import Part, Setup
+from persistent_state.engine.feeds import Part
+from persistent_state.engine.queries import Setup
 from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StoreUnavailableError, TaskFailedError
 from persistent_state.event_time.clocks import END
@@ -30,10 +31,13 @@ Step = Callable[["Script"], None]
 
 
 class Script:
-    """The application, and what each start of its queries does."""
+    """The application, and what each start of its queries does; `behind` has what those do first that are to meet."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps = list(steps)
+        self.behind: list[Step] = []
+        self.meeting: Any = None
+        self.waits = False
         self.plan = core.plan_of(Words(), SCHEMA)
         self.log = Log(self.plan.files, self.plan.application)
         self.queries: Any = None
@@ -64,10 +68,11 @@ class Script:
         """Commit a micro-batch, as a query does."""
         rows = pa.RecordBatch.from_pylist([{"ts": time, "word": "a"} for time in times], SCHEMA)
         core.play(self.log, self.plan, rows)
-        self.queries.committed = True
+        if self.queries is not None:
+            self.queries.committed = True
 
     def supervise(self) -> Supervisor:
-        return Supervisor(self.setup, self.log, core.start(self.log, [self.plan]), Deliveries([]))
+        return Supervisor(self.setup, self.log, core.start(self.log, [self.plan]), Deliveries([]), threading.Event())
 
     def run(self) -> Supervisor:
         """Supervise to the end."""
@@ -78,26 +83,42 @@ class Script:
 
 
 class FakeQueries:
-    """Queries of one task, which run until the script says something else."""
+    """The query of one flow, which runs until the script says something else."""
 
     script: Script
 
     def __init__(self, setup: Setup) -> None:
-        self.active_tasks: set[str] = set()
+        self.active_flows: set[str] = set()
         self.failed_commit: tuple[str, Exception] | None = None
         self.failed_query: tuple[str, Exception] | None = None
         self.committed = False
-        self.script.queries = self
+        self.looks = 0
+
+    def start_to_meet(self, entry: Entry, scratch: Any) -> bool:
+        if not self.script.behind:
+            return False
+        self.active_flows = {"Words"}
+        self.script.meeting = self
+        return True
+
+    @property
+    def are_waited_for(self) -> bool:
+        """It does what the script says the second time that somebody looks."""
+        self.looks += 1
+        if self.looks == 2:
+            self.script.behind.pop(0)(self.script)
+        return self.looks < 3 or self.script.waits
 
     def start(self, entry: Entry, scratch: Any) -> None:
-        self.active_tasks = {"Words"}
+        self.script.queries = self
+        self.active_flows = {"Words"}
         self.script.steps.pop(0)(self.script)
 
-    def has_committed(self, task: str) -> bool:
+    def has_committed(self, flow: str) -> bool:
         return self.committed
 
     def stop(self) -> None:
-        self.active_tasks = set()
+        self.active_flows = set()
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +167,47 @@ DOWN = StoreUnavailableError("the store is down.")
 def test_a_run_ends_when_its_queries_come_to_their_end() -> None:
     run = play(ends).run()
     assert (run.error, run.restarts, run.entry.epoch) == (None, 0, 1)
+
+
+def test_flows_meet_before_each_start_as_a_driver_of_their_own() -> None:
+    def meets(script: Script) -> None:
+        assert not script.queries or not script.queries.active_flows
+        script.commit(5, 25)
+
+    script = play(fails(DOWN), ends)
+    script.behind = [meets, lambda script: script.commit(35)]
+    run = script.run()
+    assert (run.error, run.restarts, run.entry.epoch, run.entry.clock) == (None, 1, 4, 30)
+    assert script.meeting.active_flows == set(), "they are stopped"
+
+
+def test_a_flow_that_fails_to_meet_goes_on_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def fails_to_commit(script: Script) -> None:
+        script.waits, script.meeting.failed_commit = True, ("Words", DOWN)
+
+    script = play(ends)
+    script.behind = [fails_to_commit]
+    run = script.run()
+    assert (run.error, run.entry.epoch) == (None, 2)
+    assert "did not come to where others of its source are, and goes on alone: the store is down." in caplog.text
+
+
+def test_a_newer_driver_fences_one_whose_flows_meet() -> None:
+    def is_taken_over(script: Script) -> None:
+        core.start(script.log, [script.plan])
+
+    script = play()
+    script.behind = [is_taken_over]
+    with pytest.raises(FencedError):
+        script.supervise()
+
+
+def test_a_signal_ends_the_wait_for_flows_that_are_to_meet() -> None:
+    script, asked = play(ends), threading.Event()
+    script.behind, script.waits = [lambda script: asked.set()], True
+    entry = core.start(script.log, [script.plan])
+    Supervisor(script.setup, script.log, entry, Deliveries([]), asked)._thread.join(60)
+    assert asked.is_set()
 
 
 def test_a_run_that_drains_commits_a_clock_above_all_messages_at_its_end() -> None:

@@ -64,9 +64,9 @@ class TestJumps:
         core.start(log, [plan])
         entry = core.play(log, plan, rows(stamps))
         for _ in range(3):
-            assert (entry.clock, entry.tasks["Counts"].late_rows.counts()) == (10, JUMPED)
+            assert (entry.clock, entry.late_rows_of("Counts").counts()) == (10, JUMPED)
             assert core.state_at(entry, plan, None) == {(): 2}
-            at = core.start(log, [plan]).tasks["Counts"].source.positions[""].next
+            at = core.start(log, [plan]).flow_of("Counts").source.positions[""].next
             # The first message is below the clock: the replay begins with it, yet it is not judged again.
             assert at == 0
             entry = core.play(log, plan, rows(stamps[at:]))
@@ -74,7 +74,7 @@ class TestJumps:
         core.start(log, [plan])
         core.start(log, [plan])
         entry = core.play(log, plan, rows([*stamps, 13, 24]))
-        assert (entry.clock, entry.tasks["Counts"].late_rows.counts()) == (20, JUMPED)
+        assert (entry.clock, entry.late_rows_of("Counts").counts()) == (20, JUMPED)
         assert core.state_at(entry, plan, None) == {(): 4}
 
 

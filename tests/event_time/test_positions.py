@@ -138,12 +138,12 @@ class TestPositions:
         core.start(log, [plan])
         core.play(log, plan, rows([5, 25]))
         entry = core.start(log, [plan])
-        assert entry.tasks["Counts"].source.positions[""].next == 0
+        assert entry.flow_of("Counts").source.positions[""].next == 0
         core.play(log, plan, rows([5, 25]))
         # All comes again, in one chunk with what is new.
         newest = log.newest()
         assert newest is not None
-        basis = commits.plan_batch(newest, plan, Reach({}), now=0)
-        sent = combine(plan, basis, 0, None, [Chunk("", min(at), rows([5, 25, 45]), at=array(at))])
+        basis = commits.plan_batch(newest, core.alone(plan), Reach({}), now=0)
+        sent = combine(core.alone(plan), basis, 0, None, [Chunk("", min(at), rows([5, 25, 45]), at=array(at))])
         core.commit(log, plan, core.merged(plan, [sent]))
-        assert core.start(log, [plan]).tasks["Counts"].source.positions[""].next == 2
+        assert core.start(log, [plan]).flow_of("Counts").source.positions[""].next == 2

@@ -385,6 +385,22 @@ def test_a_partition_that_waits_stays_where_it_is_and_leaves_its_share_to_the_ot
     assert source.reach(waits.ends, everything=False).ends == {"t-0": 50, "t-1": 50}
 
 
+def test_a_source_that_is_to_stay_within_offsets_neither_passes_them_nor_begins_another_partition(world: World) -> None:
+    world.make("t", 3, records=50)
+    source = KafkaSource("t", "nowhere:9", max_offsets_per_batch=1000)
+    source.open([], {})
+    source.stay_within({"t-0": 7, "t-1": 30})
+    assert source.reach({"t-1": 40}, everything=False).ends == {"t-0": 7, "t-1": 40}
+    assert source.reach({"t-1": 40}, everything=True).ends == {"t-0": 7, "t-1": 40}
+    # Offsets that are lost beyond it are not stepped over.
+    source = KafkaSource("t", "nowhere:9", fail_on_data_loss=False)
+    source.open([], {})
+    source.reach({}, everything=False)
+    world.logs["t"].partitions[0][0] = 20
+    source.stay_within({"t-0": 7})
+    assert source.reach({"t-0": 5}, everything=False).ends == {"t-0": 7}
+
+
 def test_progress_tells_how_many_offsets_there_were_beyond_the_micro_batch(world: World) -> None:
     world.make("t", 2, records=50)
     source = KafkaSource("t", "nowhere:9", max_offsets_per_batch=40)
@@ -396,12 +412,12 @@ def test_progress_tells_how_many_offsets_there_were_beyond_the_micro_batch(world
     assert [*left, reach.unread] == [60, 20, 0]
     plan = core.plan_of(Total("a"), pa.schema([("ts", pa.int64()), *SCHEMA]))
     log = Journal(plan.files, plan.application)
-    entry = core.start(log, [plan])
+    entry, flow = core.start(log, [plan]), core.alone(plan)
     for unread in (None, 7):
         reach = Reach({"": 1}, unread=unread)
-        basis = commits.plan_batch(entry, plan, reach, 0)
-        made = core.merged(plan, [combine(plan, basis, 0, 1, [])])
-        after = advance(entry.tasks[plan.name], made.reports, plan.settings)
+        basis = commits.plan_batch(entry, flow, reach, 0)
+        made = core.merged(plan, [combine(flow, basis, 0, 1, [])])
+        after = advance(entry.flow_of(plan.name), None, made.reports, plan.settings)
         entry = core.commit(log, plan, made)
         assert progress(entry, after, made.descriptors).unread == unread
 

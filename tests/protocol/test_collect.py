@@ -101,10 +101,10 @@ class Stream:
     def micro_batch(self) -> Entry:
         newest = self.log.newest()
         assert newest is not None
-        task = newest.tasks["Total"]
+        flow = newest.flow_of("Total")
         end = NEW_FILES * (self.batches + 1)
         now = 10**15 + HALF_A_SECOND * self.batches
-        batch = task.progress.batch + 1
+        batch = flow.progress.batch + 1
         report = Report(
             Sender("Total", 1, batch, "plan", 0, 1),
             now,
@@ -120,10 +120,10 @@ class Stream:
         kept = LEVELS - 1 if self.batches else 0
         made = [
             Descriptor(
-                "Total", 1, batch, "plan", digest_of_parts([report.sender]), shard, base, kept,
+                "Total", "Total", 1, batch, "plan", digest_of_parts([report.sender]), shard, base, kept,
                 self.runs[shard * LEVELS + kept : (shard + 1) * LEVELS], self.side(shard),
             )
-            for shard, base in enumerate(shard_digests(newest, task))
+            for shard, base in enumerate(shard_digests(newest, newest.tasks["Total"]))
         ]  # fmt: skip
         answers = Answers([report], made)
         self.entry, _ = commits.commit(
@@ -158,22 +158,22 @@ def test_an_entry_stays_small(streams: Streams) -> None:
 
 def test_nothing_of_a_list_is_lost_or_written_again_often(streams: Streams) -> None:
     stream, *_ = streams
-    task = stream.entry.tasks["Total"]
+    journal = stream.entry.flow_of("Total").source.journal
     lines = [line for batch in range(BATCHES) for line in stream.lines(batch)]
-    assert lists.read(stream.files, task.source.journal) == lines
+    assert lists.read(stream.files, journal) == lines
     written = sum(size for path, size in stream.files.written.items() if "-pages-" in path)
     assert written < 8 * sum(map(len, lines))
-    assert len(task.source.journal.files) < 10
+    assert len(journal.files) < 10
 
 
 def test_files_of_late_rows_are_few_and_hold_each_row_once(streams: Streams) -> None:
     stream, *_ = streams
-    task = stream.entry.tasks["Total"]
-    sides = late_rows.all_of(stream.files, task.late_rows)
+    known = stream.entry.late_rows_of("Total")
+    sides = late_rows.all_of(stream.files, known)
     rows = [position for side in sides for position in late_rows.read(stream.files, side)["position"].to_pylist()]
     assert sorted(rows) == [NEW_FILES * batch + shard for batch in range(BATCHES) for shard in range(SHARDS)]
-    assert task.late_rows.counts() == {"late": len(rows)}
-    assert len(late_rows.all_of(stream.files, task.late_rows)) <= late_rows.MANY
+    assert known.counts() == {"late": len(rows)}
+    assert len(late_rows.all_of(stream.files, known)) <= late_rows.MANY
     first, joined = (
         sum(size for path, size in stream.files.written.items() if word in path) for word in (".side.", "-sides-")
     )

@@ -57,13 +57,13 @@ class World:
     def play(
         self, task: int, stamps: list[int], parts: int = 1, devices: int = 1, channels: dict[str, bool] | None = None
     ) -> None:
-        clock = self.entry.tasks[self.plans[task].name].progress.clock
+        clock = self.entry.flow_of(self.plans[task].name).progress.clock
         before = self.entry.clock
         self.read[task] += [stamp for stamp in stamps if stamp >= clock]
         self.entry = core.play(
             self.log, self.plans[task], rows(stamps, devices), parts=parts, keeping=KEEPING, channels=channels
         )
-        after = self.entry.tasks[self.plans[task].name]
+        after = self.entry.flow_of(self.plans[task].name)
         # Before there is a global clock, cuts begin where messages do, or at a task's clock that is below its messages.
         lows = [min(read) for read in self.read if read] + ([clock] if clock != BEGINNING else [])
         low = before if before != BEGINNING else min(lows)
@@ -78,7 +78,7 @@ class World:
 
     def check(self) -> None:
         entry = self.entry
-        slowest = min(task.progress.clock for task in entry.tasks.values())
+        slowest = min(flow.progress.clock for flow in entry.flows.values())
         assert entry.clock <= slowest
         if slowest != BEGINNING:
             # Every clock up to the first message is as good as the beginning.
@@ -113,7 +113,7 @@ class TestSeveralTasks:
             world.play(task, stamps, data.draw(st.integers(1, 3)), devices)
             world.check()
         world.entry = close(world.log, world.entry.epoch, now=0, keeping=KEEPING)
-        assert {task.progress.clock for task in world.entry.tasks.values()} == {world.entry.clock}
+        assert {flow.progress.clock for flow in world.entry.flows.values()} == {world.entry.clock}
         world.check()
 
     def test_a_task_that_leapt_over_a_gap_does_not_hold_the_others_until_they_are_across(self) -> None:
@@ -146,12 +146,12 @@ class TestSeveralTasks:
             batch = pa.concat_batches(
                 [rows(by_device[:half]), rows(by_device[half:]).set_column(2, "device", pa.array(["1"] * half))]
             )
-            clock = world.entry.tasks["a"].progress.clock
+            clock = world.entry.flow_of("a").progress.clock
             world.read[0] += [stamp for stamp in by_device if stamp >= clock]
             world.entry = core.play(world.log, world.plans[0], batch, parts=2, keeping=KEEPING)
             world.coarsest = 1000
             world.check()
-            assert world.entry.tasks["a"].stored.coarse
+            assert world.entry.flow_of("a").coarse
 
     def test_the_first_cuts_begin_where_the_messages_of_earlier_batches_do(self) -> None:
         world = World(2, interval=10, delay=0)
@@ -185,7 +185,7 @@ def test_a_task_without_live_channels_does_not_hold_the_clock(ended: bool) -> No
     world.play(0, [5, 25])
     world.play(1, [5, 25])
     made = core.answers(world.log, world.plans[1], rows([31]), channels={"0": ended})
-    assert core.commit(world.log, world.plans[1], made).tasks["b"].progress.holds is not ended
+    assert core.commit(world.log, world.plans[1], made).flow_of("b").progress.holds is not ended
     world.read[1].append(31)
     world.play(0, [95])
     assert world.entry.clock == (90 if ended else 30)
@@ -213,11 +213,11 @@ def test_a_source_whose_channels_are_known_by_their_messages_holds_the_clock_unt
     core.start(log, plans)
     for now in (0, 10**9, 2 * 10**9):
         # However long it is silent: what it will say first may be from any time.
-        assert core.play(log, plans[1], rows([]), now=now).tasks["b"].progress.holds
+        assert core.play(log, plans[1], rows([]), now=now).flow_of("b").progress.holds
         assert core.play(log, plans[0], rows([95]), now=now).clock == BEGINNING
     assert core.play(log, plans[1], rows([5, 45]), now=2 * 10**9).clock == 40
     entry = core.play(log, plans[1], rows([]), now=2 * 10**9 + 100)
-    assert not entry.tasks["b"].progress.holds
+    assert not entry.flow_of("b").progress.holds
 
 
 @pytest.mark.parametrize("pause", [100, 15_000])
@@ -230,7 +230,7 @@ def test_idle_time_counts_from_the_first_batch_of_a_start(pause: int) -> None:
     log = Log(plan.files, "app")
     core.start(log, [plan])
     assert core.play(log, plan, said((15, "x"), (45, "x"), (15, "y")), now=1000).clock == 10
-    assert core.start(log, [plan], now=3000).tasks["a"].source.positions[""].next == 0
+    assert core.start(log, [plan], now=3000).flow_of("a").source.positions[""].next == 0
     # Spark may need longer for its first micro-batch than a channel may be silent. It replays not as far as "y" spoke.
     now = 3000 + pause
     assert core.play(log, plan, said((15, "x"), (45, "x")), now=now).clock == 10
@@ -238,5 +238,5 @@ def test_idle_time_counts_from_the_first_batch_of_a_start(pause: int) -> None:
     assert core.play(log, plan, said((46, "x")), now=now + 9_999 + 9_999).clock == 10
     entry = core.play(log, plan, said((47, "x")), now=now + 9_999 + 10_000)
     assert entry.clock == 40
-    assert entry.tasks["a"].late_rows.counts() == {}
+    assert entry.late_rows_of("a").counts() == {}
     assert core.state_at(entry, plan, None) == {(): 5}

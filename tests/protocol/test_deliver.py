@@ -12,8 +12,9 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.deliver import Due, Giver, behind, due
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
+from persistent_state.store.flow_state import FlowProgress, FlowState
 from persistent_state.store.log import Log
-from persistent_state.store.task_state import OutputState, StoredState, TaskProgress, TaskState
+from persistent_state.store.task_state import OutputState, StoredState, TaskState
 
 
 def entry_of(
@@ -26,10 +27,9 @@ def entry_of(
 ) -> Entry:
     own = retained[-1] if clock is None else clock
     identity = {} if window is None else {"window": window}
-    task = TaskState(
-        identity, born, TaskProgress(own), StoredState((own,)), outputs=OutputState(delivered={"out": delivered})
-    )
-    return Entry(1, 1, "w", 0, "", 10, 1, retained[-1], retained, {"t": task})
+    task = TaskState(identity, born, "t", StoredState((own,)), outputs=OutputState(delivered={"out": delivered}))
+    flow = FlowState(FlowProgress(own))
+    return Entry(1, 1, "w", 0, "", 10, 1, retained[-1], retained, {"t": flow}, {"t": task})
 
 
 @pytest.mark.parametrize(
@@ -99,15 +99,12 @@ def test_a_kill_before_the_record_after_a_restart_in_the_process_voids_nothing()
     def change(clock: int, epoch: int, *, starts: bool) -> None:
         entry = log.newest()
         assert entry is not None
-        task = entry.tasks["t"]
-        task = replace(
-            task,
-            progress=replace(task.progress, clock=clock),
-            outputs=task.outputs.cut_back(clock, task.progress.clock) if starts else task.outputs,
-        )
+        task, flow = entry.tasks["t"], entry.flow_of("t")
+        if starts:
+            task = replace(task, outputs=task.outputs.cut_back(clock, flow.progress.clock))
         retained = entry.retained if starts else (*entry.retained, clock)
         changes = {"number": entry.number + 1, "epoch": epoch, "clock": clock, "retained": retained}
-        log.append(replace(entry, **changes, tasks={"t": task}))
+        log.append(replace(entry, **changes, flows={"t": flow.move_to(clock)}, tasks={"t": task}))
 
     def write(entry: Entry, due: Due) -> None:
         given.append(due)

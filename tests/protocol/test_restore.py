@@ -24,7 +24,7 @@ from persistent_state import (
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Plan
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits
-from persistent_state.protocol.deliver import Due, Giver, due
+from persistent_state.protocol.deliver import Due, Giver, due, record
 from persistent_state.sources.base import Reach
 from persistent_state.store import codec, lists
 from persistent_state.store.entry import Entry
@@ -111,7 +111,7 @@ def test_at_least_once_a_late_message_is_behind_all_that_the_clock_has_passed() 
     assert state(entry, plan, 30) == [1, 2]
     assert state(entry, plan, 40) == [1, 2, 4, 5, 3]
     assert state(entry, plan) == [1, 2, 4, 5, 3, 6]
-    assert entry.tasks["ids"].late_rows.counts() == {}
+    assert entry.late_rows_of("ids").counts() == {}
 
 
 @pytest.mark.parametrize("task", [Times(), ReadTimes()])
@@ -129,7 +129,7 @@ def test_at_least_once_what_is_told_apart_by_its_time_takes_nothing_late(task: P
     log = started(plan)
     core.play(log, plan, rows((31, 1)))
     entry = core.play(log, plan, rows((7, 2)))
-    assert entry.tasks[plan.name].late_rows.counts() == {"late": 1}
+    assert entry.late_rows_of(plan.name).counts() == {"late": 1}
 
 
 def test_at_least_once_all_that_is_above_the_global_clock_counts_twice_after_a_start() -> None:
@@ -140,10 +140,10 @@ def test_at_least_once_all_that_is_above_the_global_clock_counts_twice_after_a_s
     core.play(log, other, rows((21, 1)))
     core.play(log, plan, rows((5, 1), (15, 2), (25, 3), (47, 4)))
     entry = core.start(log, [plan, other])
-    task = entry.tasks["ids"]
-    assert (entry.clock, task.progress.clock) == (20, 40)
+    flow = entry.flow_of("ids")
+    assert (entry.clock, flow.progress.clock) == (20, 40)
     assert state(entry, plan) == [1, 2, 3, 4]
-    assert task.source.positions[""].next == 0
+    assert flow.source.positions[""].next == 0
     entry = core.play(log, plan, rows((5, 1), (15, 2), (25, 3), (47, 4)))
     assert state(entry, plan) == [1, 2, 3, 3, 4, 4]
 
@@ -156,7 +156,7 @@ def test_a_task_that_leaves_at_least_once_reads_again_what_it_took_in_late() -> 
     for each in (plan, other):
         core.play(log, each, rows((31, 1)))
     core.play(log, plan, rows((7, 2)))
-    assert core.start(log, [other]).tasks["ids"].source.positions[""].next == 0
+    assert core.start(log, [other]).flow_of("ids").source.positions[""].next == 0
     core.start(log, [plan, other])
     assert state(core.play(log, plan, rows((31, 1), (7, 2))), plan) == [2, 1]
 
@@ -168,10 +168,10 @@ def test_at_most_once_a_start_goes_on_behind_what_was_about_to_be_read() -> None
     entry = commits.announce(log, 1, "ids", Reach({"": 5}, journal=("read to 5",)), 0, core.new_id)
     # Asked once more it is the same, as the source's line is kept by now.
     assert commits.announce(log, 1, "ids", Reach({"": 5}), 0, core.new_id) == entry
-    assert entry.tasks["ids"].source.planned == {"": 5}
-    task = core.start(log, [plan]).tasks["ids"]
-    assert (task.source.positions[""].next, task.source.planned, task.progress.clock) == (5, {}, 10)
-    assert lists.read(log.files, task.source.journal) == ["read to 5"]
+    assert entry.flow_of("ids").source.planned == {"": 5}
+    flow = core.start(log, [plan]).flow_of("ids")
+    assert (flow.source.positions[""].next, flow.source.planned, flow.progress.clock) == (5, {}, 10)
+    assert lists.read(log.files, flow.source.journal) == ["read to 5"]
     assert state(core.play(log, plan, rows((14, 6))), plan) == [1, 2, 6]
 
 
@@ -179,8 +179,8 @@ def test_a_micro_batch_that_was_committed_is_not_planned_any_more() -> None:
     plan = planned(Ids(), AT_MOST_ONCE)
     log = started(plan)
     commits.announce(log, 1, "ids", Reach({"": 2}), 0, core.new_id)
-    task = core.play(log, plan, rows((5, 1), (12, 2))).tasks["ids"]
-    assert (task.source.planned, task.source.positions[""].next) == ({}, 2)
+    source = core.play(log, plan, rows((5, 1), (12, 2))).flow_of("ids").source
+    assert (source.planned, source.positions[""].next) == ({}, 2)
 
 
 def test_at_most_once_starts_like_exactly_once_where_spark_plans() -> None:
@@ -199,7 +199,7 @@ def test_another_interval_cuts_nothing_that_is_kept(delivery: str) -> None:
     plan = planned(Ids(), delivery)
     log = started(plan)
     core.play(log, plan, rows((5, 1), (31, 2), (38, 3)))
-    assert newest(log).tasks["ids"].progress.clock == 30
+    assert newest(log).flow_of("ids").progress.clock == 30
     plan = planned(Ids(), delivery, log, interval=15)
     core.start(log, [plan])
     again = rows((31, 2), (38, 3)) if delivery == AT_LEAST_ONCE else rows()
@@ -235,13 +235,13 @@ def test_a_cut_takes_back_what_a_start_at_least_once_had_accounted_for() -> None
     core.play(log, slow, rows((21, 1)))
     sent = (22, 1), (31, 2), (42, 3), (57, 4)
     core.play(log, plan, rows(*sent))
-    assert (newest(log).clock, newest(log).tasks["remembered"].progress.clock) == (20, 50)
+    assert (newest(log).clock, newest(log).flow_of("remembered").progress.clock) == (20, 50)
     core.start(log, [plan, slow])
     # It is killed before it has read anything again, is left out, and comes back; or exactly once follows.
     core.start(log, [slow])
     core.start(log, [replace(each, delivery=EXACTLY_ONCE) for each in (plan, slow)])
     entry = core.play(log, replace(plan, delivery=EXACTLY_ONCE), rows(*sent))
-    assert (state(entry, plan), entry.tasks["remembered"].late_rows.counts()) == (22 + 31 + 42 + 57, {})
+    assert (state(entry, plan), entry.late_rows_of("remembered").counts()) == (22 + 31 + 42 + 57, {})
 
 
 def test_at_most_once_nothing_is_taken_in_that_a_start_at_least_once_was_about_to_read_again() -> None:
@@ -251,9 +251,9 @@ def test_at_most_once_nothing_is_taken_in_that_a_start_at_least_once_was_about_t
     core.start(log, [plan, slow])
     core.play(log, slow, rows((21, 1)))
     core.play(log, plan, rows((5, 1), (22, 2), (47, 3)))
-    assert core.start(log, [plan, slow]).tasks["ids"].source.positions[""].next < 3
-    task = core.start(log, [replace(each, delivery=AT_MOST_ONCE) for each in (plan, slow)]).tasks["ids"]
-    assert task.source.positions[""].next == 3
+    assert core.start(log, [plan, slow]).flow_of("ids").source.positions[""].next < 3
+    flow = core.start(log, [replace(each, delivery=AT_MOST_ONCE) for each in (plan, slow)]).flow_of("ids")
+    assert flow.source.positions[""].next == 3
 
 
 def test_at_most_once_what_a_start_exactly_once_was_about_to_read_again_is_not_lost() -> None:
@@ -264,7 +264,7 @@ def test_at_most_once_what_a_start_exactly_once_was_about_to_read_again_is_not_l
     plan = replace(plan, delivery=AT_MOST_ONCE)
     core.start(log, [plan])
     entry = core.play(log, plan, rows((5, 1), (12, 2), (14, 3)))
-    assert (state(entry, plan), entry.tasks["ids"].late_rows.counts()) == ([1, 2, 3], {})
+    assert (state(entry, plan), entry.late_rows_of("ids").counts()) == ([1, 2, 3], {})
 
 
 def given_above_the_global_clock() -> tuple[Log, list[Plan], list[Due]]:
@@ -305,7 +305,7 @@ def test_a_sink_is_believed_to_have_what_a_start_has_cut_away(recorded: bool) ->
     if not recorded:
         # The driver died after the sink had it.
         found = newest(log).tasks["ids"]
-        commits.amend(log, 1, "ids", lambda task: replace(task, outputs=task.outputs.record_given("out", 10)), 0)
+        record(log, 1, "ids", "out", 10, 0)
         assert found != newest(log).tasks["ids"]
     core.start(log, [slow])
     entry = core.start(log, [plan, slow])
@@ -325,7 +325,7 @@ def test_a_sink_that_answers_after_its_task_has_passed_what_a_start_cut_away_is_
     log, plans, _ = given_above_the_global_clock()
     plan, slow = (replace(plan, delivery=EXACTLY_ONCE) for plan in plans)
     # The driver died after the sink had clock 50, before the log said so.
-    commits.amend(log, 1, "ids", lambda task: replace(task, outputs=task.outputs.record_given("out", 20)), 0)
+    record(log, 1, "ids", "out", 20, 0)
     if left_out:
         core.start(log, [replace(plan, outputs=()), slow])
     core.start(log, [plan, slow])
@@ -344,9 +344,9 @@ def test_an_entry_says_nothing_of_plans_where_there_are_none() -> None:
     entry = entry_of((10, 20), 10)
     data = codec.to_bytes(entry)
     assert b"planned" not in data
-    task = entry.tasks["t"]
-    told = entry.with_task("t", replace(task, source=replace(task.source, planned={"a": 7})))
-    assert json.loads(codec.to_bytes(told).splitlines()[0])["tasks"]["t"]["planned"] == {"a": 7}
+    flow = entry.flows["t"]
+    told = entry.with_flow("t", flow.with_source(replace(flow.source, planned={"a": 7})))
+    assert json.loads(codec.to_bytes(told).splitlines()[0])["flows"]["t"]["inputs"][""]["planned"] == {"a": 7}
     assert [codec.from_bytes(codec.to_bytes(e), "name") for e in (entry, told)] == [entry, told]
 
 

@@ -14,7 +14,7 @@ from monoids import Sum
 from persistent_state import InvalidInputError, NonWindowState, PersistentTask, read_state
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.protocol import refusals
+from persistent_state.protocol import commits, refusals
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -68,14 +68,18 @@ def test_a_task_that_is_built_again_has_the_whole_history_at_every_retained_cloc
     ran = Ran()
     before = states(ran.newest, ran.old)
     entry = core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
-    assert (entry.clock, entry.tasks["sum"].progress.clock, entry.tasks["sum"].source.positions) == (40, BEGINNING, {})
+    assert (entry.clock, entry.flow_of("sum").progress.clock, entry.flow_of("sum").source.positions) == (
+        40,
+        BEGINNING,
+        {},
+    )
     core.play(ran.log, ran.new, rows(SENT[:2]))
     entry = core.play(ran.log, ran.other, rows([(67, 32)]))
-    assert (entry.clock, entry.tasks["sum"].progress.clock, entry.tasks["other"].progress.clock) == (40, 10, 60)
+    assert (entry.clock, entry.flow_of("sum").progress.clock, entry.flow_of("other").progress.clock) == (40, 10, 60)
     entry = core.play(ran.log, ran.new, rows([*SENT[2:], (55, 64), (71, 1)]))
     assert entry.clock == 60
     assert states(entry, ran.new) == {**before, 60: 1 + 2 + 4 + 8 + 16 + 64}
-    assert entry.tasks["sum"].late_rows.counts() == {}
+    assert entry.late_rows_of("sum").counts() == {}
     # What it had above the clock at the start is not read again here.
     assert states(entry, ran.other) == {**before, 60: 1 + 2 + 4 + 8}
 
@@ -88,7 +92,7 @@ def test_a_start_while_it_catches_up_goes_on_where_it_stands() -> None:
     for each in SENT[:2]:
         core.play(ran.log, ran.new, rows([each]), keeping=keeping)
     entry = core.start(ran.log, [ran.new, ran.other])
-    assert (entry.tasks["sum"].progress.clock, entry.tasks["sum"].source.positions[""].next) == (10, 1)
+    assert (entry.flow_of("sum").progress.clock, entry.flow_of("sum").source.positions[""].next) == (10, 1)
     entry = core.play(ran.log, ran.new, rows([*SENT[1:], (52, 0)]), keeping=keeping)
     assert (entry.clock, core.state_at(entry, ran.new, 40)) == (40, {(): 15.0})
     # Left out while it catches up it has no clock any more to come back to.
@@ -105,6 +109,17 @@ def test_a_new_task_may_begin_at_the_beginning_of_its_source() -> None:
     core.start(ran.log, [ran.old, ran.other, late], rebuild=["late"])
     entry = core.play(ran.log, late, rows([*SENT, (50, 0)]))
     assert (entry.clock, core.state_at(entry, late, 40)) == (40, {(): 15})
+
+
+def test_a_close_takes_a_task_that_is_built_again_to_the_global_clock() -> None:
+    ran = Ran()
+    assert commits.close(ran.log, 1, now=0, keeping=Keeping()).clock == 50
+    alone = replace(ran.new, settings=replace(ran.new.settings, interval=7))
+    entry = core.start(ran.log, [alone], rebuild=["sum"])
+    core.play(ran.log, alone, rows(SENT))
+    # The first multiple of 7 above the newest message is 42.
+    entry = commits.close(ran.log, entry.epoch, now=0, keeping=Keeping())
+    assert (entry.clock, entry.flow_of("sum").progress.clock) == (50, 50)
 
 
 def test_a_task_is_not_built_again_for_a_sink_that_has_what_it_was() -> None:

@@ -6,6 +6,7 @@ They draw from a generator of their own: the worlds of `world.py` stay what they
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from random import Random
@@ -14,10 +15,9 @@ from unittest import mock
 
 from persistent_state.batch import compaction
 from persistent_state.batch.combine import combine
-from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE, Plan
+from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING, END, Settings
-from persistent_state.event_time.positions import Position
 from persistent_state.partials import fold
 from persistent_state.partials.sessions import Living
 from persistent_state.partials.since import Since
@@ -28,10 +28,10 @@ from persistent_state.store import blocks, late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import from_bytes
 from persistent_state.store.entry import Entry
+from persistent_state.store.flow_state import SourceState
 from persistent_state.store.late_rows import LATE
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below, state_at
-from persistent_state.store.task_state import TaskState
 from persistent_state.windows import SessionWindow, TimeToLive, TumblingWindow
 from tests import core
 from tests.core import us
@@ -40,7 +40,7 @@ from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.messages import SCHEMA, Job, Sent
 from tests.simulation.oracle import Place as At
 from tests.simulation.oracle import as_dict, must
-from tests.simulation.source import Partitions, WorldSource
+from tests.simulation.source import MOVES, NO_LINES, Partitions, WorldSource
 
 APPLICATION = "app"
 DELAY = 30
@@ -107,6 +107,9 @@ class DeliveryWorld:
         self.slow = Random(f"slow sinks {seed}")
         self.own = Random(f"own deliveries {seed}")
         self.differs = self.own.random() < 0.4
+        self.flows = Random(f"flows {delivery} {seed}")
+        self.part_rate = self.flows.choice([0.0, 0.3, 1.0])
+        """How many tasks are given a source object that no other has."""
         self.delivery = delivery
         self.deliveries: tuple[str, ...] = (delivery,)
         self.lives = [5, 30, 80, 160]
@@ -138,6 +141,7 @@ class DeliveryWorld:
             vanishes=False,
             chunk_rows=rng.choice([1, 3]),
             known=tuple(sent),
+            journal=self.flows.choice([MOVES, NO_LINES]),
         )
         self.partitions.visible = dict.fromkeys(self.partitions.messages, 0)
         self.jobs = [self._job(i) for i in range(rng.randint(2 if self.haste > 1 else 1, 3))]
@@ -276,25 +280,27 @@ class DeliveryWorld:
                 giver.open()
         self.now += 1000
         self.playing = deliveries
-        entry = takeover.take_over(
-            log, list(plans.values()), interval=interval, shards=shards, writer=str(number), now=self.now
-        )
+        wanted = self._given_together(plans.values())
+        entry = takeover.take_over(log, wanted, interval=interval, shards=shards, writer=str(number), now=self.now)
+        flows = {id: flow.of(entry.tasks_of(id)) for id in entry.flows for flow in wanted if id in flow.by_name}
         sources = {}
-        for name in plans:
-            task = entry.tasks[name]
-            sources[name] = WorldSource(self.partitions, rng, self.most_rows)
-            journal, known = lists.read(files, task.source.journal), task.source.known_positions
+        for id in flows:
+            sources[id] = WorldSource(self.partitions, rng, self.most_rows)
+            state = entry.flows[id].source
+            journal, known = lists.read(files, state.journal), state.known_positions
             noted = dict.fromkeys(self.partitions.messages, 0)
             for partition, _, end in (line.replace("-", ":").split(":") for line in journal):
                 noted[partition] = max(noted[partition], int(end))
-            must(all(end <= noted[s] for s, end in known.items()), "a journal tells what was read", journal=journal)
-            sources[name].open(journal, known)
+            is_told = self.partitions.journal == NO_LINES or all(end <= noted[s] for s, end in known.items())
+            must(is_told, "a journal tells what was read", journal=journal, known=known)
+            sources[id].open(journal, known)
         collector = Collector(log)
         while not is_last or not self._is_read(plans):
             self.partitions.grow(rng, self.most_rows)
             name = rng.choice([name for name in plans for _ in range(1 if name == self.jobs[0].name else self.haste)])
             if rng.random() < 0.7:
-                self._batch(log, entry.epoch, plans[name], sources[name])
+                id = entry.tasks[name].flow
+                self._batch(log, entry.epoch, flows[id], sources[id])
             if rng.random() < 0.4 and name in givers:
                 givers[name].give_next(entry.epoch)
             if rng.random() < 0.1:
@@ -306,31 +312,37 @@ class DeliveryWorld:
             while giver.give_next(entry.epoch):
                 pass
 
+    def _given_together(self, plans: Iterable[Plan]) -> list[FlowPlan]:
+        """The flows of a start: of one delivery, with late messages or without, but for tasks with a source of their own."""
+        given: dict[Any, list[Plan]] = {}
+        for plan in plans:
+            object = plan.name if self.flows.random() < self.part_rate else ""
+            given.setdefault((plan.delivery, plan.takes_late, object), []).append(plan)
+        return [FlowPlan(tuple(some)) for some in given.values()]
+
     def _is_read(self, plans: dict[str, Plan]) -> bool:
         assert self.newest is not None
         ends = {partition: len(messages) for partition, messages in self.partitions.messages.items()}
-        tasks = [self.newest.tasks[name] for name in plans]
-        return all(
-            t.source.positions.get(partition, Position()).next == end for t in tasks for partition, end in ends.items()
-        )
+        read = [self.newest.flow_of(name).source.next_positions for name in plans]
+        return all(one.get(partition, 0) == end for one in read for partition, end in ends.items())
 
-    def _batch(self, log: Log, epoch: int, plan: Plan, source: WorldSource) -> None:
+    def _batch(self, log: Log, epoch: int, flow: FlowPlan, source: WorldSource) -> None:
         self.now += 10
         entry = commits.own(log, epoch)
-        start = entry.tasks[plan.name].source.next_positions
+        start = entry.flows[flow.id].source.next_positions
         reach = source.reach(start, everything=False)
-        if plan.delivery == AT_MOST_ONCE:
-            entry = commits.announce(log, epoch, plan.name, reach, self.now, self.new_id)
+        if flow.first.delivery == AT_MOST_ONCE:
+            entry = commits.announce(log, epoch, flow.id, reach, self.now, self.new_id)
             reach = replace(reach, journal=())
         else:
-            entry = commits.wake(log, epoch, plan.name, self.now)
-        basis = commits.plan_batch(entry, plan, reach, self.now)
+            entry = commits.wake(log, epoch, flow.id, self.now)
+        basis = commits.plan_batch(entry, flow, reach, self.now)
         splits = source.splits(start, reach.ends, self.parts) or [[]]
         sent = [
-            combine(plan, basis.of_part(i, None), i, len(splits), source.read(split)) for i, split in enumerate(splits)
+            combine(flow, basis.of_part(i, None), i, len(splits), source.read(split)) for i, split in enumerate(splits)
         ]
-        made = core.merged(plan, sent, self.new_id)
-        commits.commit(log, epoch, plan.settings, made, now=self.now, new_id=self.new_id, keeping=self.keeping)
+        made = core.merged(flow, sent, self.new_id)
+        commits.commit(log, epoch, flow.first.settings, made, now=self.now, new_id=self.new_id, keeping=self.keeping)
 
     def _giver(self, log: Log, plan: Plan, life: Life) -> Giver:
         place = self.places[plan.name]
@@ -394,23 +406,24 @@ class DeliveryWorld:
         entry = self.newest
         must(before is None or entry.clock >= before.clock, "the global clock never goes back")
         for name, task in entry.tasks.items():
+            flow = entry.flow_of(name)
             self.happened["voided"] += bool(
                 task.outputs.voided and (before is None or task.outputs.voided != before.tasks[name].outputs.voided)
             )
             if self.delivery != MIXED:
                 must(
-                    self.delivery == AT_MOST_ONCE or not task.source.planned,
+                    self.delivery == AT_MOST_ONCE or not flow.source.planned,
                     "only at most once needs a plan",
                     task=name,
                 )
             if self.delivery == AT_MOST_ONCE and before is not None and name in before.tasks and not self.leaves:
-                was, now = (self._read(entry.tasks[name]) for entry in (before, entry))
+                was, now = (self._read(each.flow_of(name).source) for each in (before, entry))
                 must(
                     all(end <= now[s] for s, end in was.items()), "at most once nothing is read again", was=was, now=now
                 )
             if self.delivery == MIXED and before is not None and name in before.tasks:
                 self._read_once(name, before, entry)
-            kept = {clock for clock in entry.retained if clock <= min(entry.clock, task.progress.clock)}
+            kept = {clock for clock in entry.retained if clock <= min(entry.clock, flow.progress.clock)}
             if self.delivery not in (EXACTLY_ONCE, MIXED) and task.active and not self.leaves:
                 # Nothing is ever voided.
                 kept.update(clock for clock in task.stored.cuts if clock != BEGINNING)
@@ -428,8 +441,9 @@ class DeliveryWorld:
         job = next(job for job in self.jobs if job.name == name)
         if entry.epoch != before.epoch and now.active and self.playing[name] == AT_MOST_ONCE:
             # All others are to be found in the state, or below its clock, at the end.
-            for partition, end in was.source.planned.items():
-                read = was.source.positions.get(partition, Position()).next
+            source = before.flow_of(name).source
+            for partition, end in source.planned.items():
+                read = source.next_positions.get(partition, 0)
                 self.given_up[name] |= {(partition, position) for position in range(read, end)}
         elif self.playing.get(name) != AT_LEAST_ONCE and job.kind == "list" and was.stored.runs != now.stored.runs:
             had, has = (self._state(name, each, END) for each in (before, entry))
@@ -454,13 +468,10 @@ class DeliveryWorld:
             )
 
     @staticmethod
-    def _read(task: TaskState) -> dict[str, int]:
-        """How far a task has read, or was about to."""
-        read = task.source.next_positions
-        return {
-            partition: max(read.get(partition, 0), task.source.planned.get(partition, 0))
-            for partition in {**read, **task.source.planned}
-        }
+    def _read(source: SourceState) -> dict[str, int]:
+        """How far a source was read, or was about to be."""
+        read, planned = source.next_positions, source.planned
+        return {partition: max(read.get(partition, 0), planned.get(partition, 0)) for partition in {**read, **planned}}
 
     def _state(self, name: str, entry: Entry, clock: int) -> Any:
         return as_dict(
@@ -472,7 +483,7 @@ class DeliveryWorld:
         assert self.newest is not None
         rows = [
             row
-            for table in late_rows.read_all(self.files, self.newest.tasks[job.name].late_rows)
+            for table in late_rows.read_all(self.files, self.newest.late_rows_of(job.name))
             for row in table.to_pylist()
         ]
         return Counter((row["reason"], row["strand"], row["position"]) for row in rows)

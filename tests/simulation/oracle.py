@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.shard import read_values
 from persistent_state.event_time.channels import Channel, listed_channels
 from persistent_state.event_time.clocks import BEGINNING, END
@@ -26,15 +26,17 @@ from persistent_state.store import blocks, late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import open_entry, side_from_json
 from persistent_state.store.entry import Entry
+from persistent_state.store.flow_state import FlowState
 from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, REPLAYED_OR_LATE, UNFIT
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Stored
 from persistent_state.store.state_at import seen_below
-from persistent_state.store.task_state import TaskState
+from persistent_state.store.task_state import OutputState
 from persistent_state.windows import SessionWindow
 from tests.core import us, whole_times
 from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
+from tests.simulation.flows import BEFORE, Flows
 from tests.simulation.messages import MONOIDS, Job, Sent
 from tests.simulation.sinks import Sinks, Values, WorldSink
 from tests.simulation.source import Partitions
@@ -42,6 +44,8 @@ from tests.simulation.source import Partitions
 STATE, COPY = "state", "copy"
 MOVES = (STATE, COPY, UNFIT)
 """What moves its channel's time."""
+NOWHERE = (STATE, COPY, REPLAYED_OR_LATE, BEFORE)
+"""What is not aside."""
 
 AHEAD_OF_GLOBAL, IN_BATCH = 8, 2
 """How many clocks stay apart between the global clock and a task's own, and within a micro-batch."""
@@ -60,15 +64,15 @@ def must(truth: bool, promise: str, **facts: Any) -> None:
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch as it is planned: what its task was before, how far the source goes, and the batch time."""
+    """A micro-batch as it is planned: what its flow was before, how far the source goes, and the batch time."""
 
-    task: TaskState
+    flow: FlowState
     reach: Reach
     now: int
 
     @property
     def channels(self) -> dict[str, Channel]:
-        return listed_channels(self.task.source.channels, self.reach.channels, self.reach.known, self.now)
+        return listed_channels(self.flow.source.channels, self.reach.channels, self.reach.known, self.now)
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Terms:
 
 @dataclass
 class Judge:
-    """All that the oracle knows of one task."""
+    """All that the oracle knows of one task, as if it were fed alone: what tasks share is worked out for each of them."""
 
     job: Job
     partitions: Partitions
@@ -135,7 +139,7 @@ class Judge:
         return found if below is None else [m for m in found if self.is_below(m.place, below)]
 
     def aside(self) -> dict[Place, str]:
-        return {p: verdict for p, verdict in self.verdicts.items() if verdict not in (STATE, COPY, REPLAYED_OR_LATE)}
+        return {p: verdict for p, verdict in self.verdicts.items() if verdict not in NOWHERE}
 
     def is_ended(self, channel: str) -> bool:
         return (
@@ -166,7 +170,7 @@ class Oracle:
         self.intervals: set[int] = set()
         self.terms: Terms | None = None
         self.delays: dict[str, int] = {}
-        self.starting: dict[str, tuple[Terms, dict[str, Plan], set[str], dict[str, dict[str, WorldSink]]]] = {}
+        self.starting: dict[str, tuple[Terms, Sequence[FlowPlan], set[str], dict[str, dict[str, WorldSink]]]] = {}
         """By writer, what a driver that is starting says."""
         self.batches: dict[tuple[str, int, int], Batch] = {}
         self.delivered: dict[tuple[str, int, int], list[Sent]] = {}
@@ -176,6 +180,7 @@ class Oracle:
         self.coarsest = 0
         self.has_lost_numbers = False
         self.sinks = Sinks(self.judges, must)
+        self.flows = Flows(self.judges, self.delays, self.files, must)
 
     def expect(self, job: Job, partitions: Partitions) -> None:
         self.judges[job.name] = Judge(job, partitions)
@@ -193,9 +198,8 @@ class Oracle:
         """The tasks that can't go on, since their clock is not retained any more."""
         if newest is None or not newest.retained:
             return set()
-        known = {
-            name: t.progress.clock for name, t in newest.tasks.items() if t.progress.clock != BEGINNING and not t.active
-        }
+        clocks = {name: newest.flow_of(name).progress.clock for name, task in newest.tasks.items() if not task.active}
+        known = {name: clock for name, clock in clocks.items() if clock != BEGINNING}
         return {name for name in names if known.get(name, newest.clock) < newest.retained[0]}
 
     # What happens
@@ -224,10 +228,10 @@ class Oracle:
         if before is None or entry.epoch != before.epoch:
             self._start(before, entry)
         else:
-            moved = [
-                name for name, task in entry.tasks.items() if task.progress.batch != before.tasks[name].progress.batch
-            ]
-            must(len(moved) <= 1, "one entry is one micro-batch", moved=moved)
+            must(entry.flows.keys() == before.flows.keys(), "only a start changes which flows there are")
+            flows = [id for id, flow in entry.flows.items() if flow.progress.batch != before.flows[id].progress.batch]
+            must(len(flows) <= 1, "one entry is one micro-batch", moved=flows)
+            moved = [name for id in flows for name in entry.tasks_of(id)]
             for name in moved:
                 self._commit(name, before, entry)
             if not self._wakes(before, entry) and not self._records(before, entry):
@@ -251,15 +255,13 @@ class Oracle:
         return entry == told and entry.tasks != before.tasks
 
     def _wakes(self, before: Entry, entry: Entry) -> bool:
-        """Whether the entry does nothing but let a task hold the clock again, before it plans a micro-batch."""
-        woken = [
-            name for name, task in before.tasks.items() if not task.progress.holds and entry.tasks[name].progress.holds
-        ]
-        for name in woken:
+        """Whether the entry does nothing but let a flow hold the clock again, before it plans a micro-batch."""
+        for id, flow in before.flows.items():
             told = replace(before, number=entry.number, previous=entry.previous, time=entry.time)
-            task = before.tasks[name]
-            if entry == told.with_task(name, replace(task, progress=replace(task.progress, holds=True))):
-                self.judges[name].holds = True
+            woken = replace(flow, progress=replace(flow.progress, holds=True))
+            if not flow.progress.holds and entry == told.with_flow(id, woken):
+                for name in entry.tasks_of(id):
+                    self.judges[name].holds = True
                 return True
         return False
 
@@ -278,8 +280,8 @@ class Oracle:
         """All that can be reached from an entry."""
         settled = [
             side_from_json(line).file.path
-            for task in entry.tasks.values()
-            for line in lists.read(self.files, task.late_rows.settled)
+            for one in (*entry.flows.values(), *entry.tasks.values())
+            for line in lists.read(self.files, one.late_rows.settled)
         ]
         return {*entry.files(), *settled}
 
@@ -291,21 +293,23 @@ class Oracle:
             number=entry.number,
         )
 
-    def opened(self, name: str, epoch: int, journal: list[str], known: Mapping[str, int]) -> None:
+    def opened(self, flow: FlowPlan, epoch: int, journal: list[str], known: Mapping[str, int]) -> None:
         """A source was opened with this."""
         if self.newest is None or self.newest.epoch != epoch:
             return
-        judge = self.judges[name]
-        must(journal == judge.journal, "a source is given back what it wrote", task=name, journal=journal)
-        must(dict(known) == judge.known, "a source is told what is known", task=name, known=known, expected=judge.known)
+        for name in flow.by_name:
+            wrote, expected = self.judges[name].journal, self.judges[name].known
+            must(journal == wrote, "a source is given back what it wrote", task=name, journal=journal, wrote=wrote)
+            must(dict(known) == expected, "a source is told what is known", task=name, known=known, expected=expected)
 
-    def counted(self, name: str, entry: Entry, counts: Mapping[str, int]) -> None:
+    def counted(self, flow: FlowPlan, entry: Entry, counts: Mapping[str, int]) -> None:
         """A micro-batch said that it met so many messages."""
         if self.newest is None or entry.number != self.newest.number:
             return
-        expected = self.judges[name].counts
-        found = {reason: counts.get(reason, 0) for reason in expected}
-        must(found == expected, "a micro-batch counts what it met", task=name, found=found, expected=expected)
+        for name in flow.by_name:
+            expected = self.judges[name].counts
+            found = {reason: counts.get(reason, 0) for reason in expected}
+            must(found == expected, "a micro-batch counts what it met", task=name, found=found, expected=expected)
 
     def emitted(self, name: str, entry: Entry, clock: int, values: Sequence[Stored | bytes]) -> None:
         """A micro-batch gave these running values of the keys that it touched."""
@@ -342,35 +346,31 @@ class Oracle:
         entry = self.newest
         assert entry is not None
         for job in jobs:
-            judge, task = self.judges[job.name], entry.tasks[job.name]
+            judge, clock = self.judges[job.name], entry.flow_of(job.name).progress.clock
             sent = {message.place for messages in judge.partitions.messages.values() for message in messages}
             if judge.partitions.leaves_out:
                 # What this start was not given, and none before had to keep.
                 sent -= {p for p in sent - judge.verdicts.keys() if judge.is_below(p, entry.clock)}
             must(judge.verdicts.keys() == sent, "no message is lost", task=job.name, lost=sent - judge.verdicts.keys())
-            must(
-                task.progress.clock == entry.clock,
-                "a close gives every task one clock",
-                task=job.name,
-                clock=task.progress.clock,
-            )
+            must(clock == entry.clock, "a close gives every task one clock", task=job.name, clock=clock)
             below, every = judge.in_state(entry.clock), judge.in_state(None)
             must(len(below) == len(every), "at a close all is below the clock", task=job.name, clock=entry.clock)
             self.sinks.finish(job.name)
-        for name, task in entry.tasks.items():
-            for clock in {entry.clock, task.progress.clock, *entry.retained, None}:
-                self.check_state(name, entry, clock)
+        for name in entry.tasks:
+            for at in {entry.clock, entry.flow_of(name).progress.clock, *entry.retained, None}:
+                self.check_state(name, entry, at)
 
     def _now(self, name: str, entry: Entry) -> int:
         """The batch time of a task's last micro-batch; long ago if there was none since the start."""
-        batch = self.batches.get((name, entry.epoch, entry.tasks[name].progress.batch))
+        id = entry.tasks[name].flow
+        batch = self.batches.get((id, entry.epoch, entry.flows[id].progress.batch))
         return batch.now if batch else 0
 
     # What must be true
 
     def _files_exist(self, entry: Entry) -> None:
-        for task in entry.tasks.values():
-            for stored in task.files():
+        for holder in (*entry.flows.values(), *entry.tasks.values()):
+            for stored in holder.files():
                 must(stored.path in self.disk.files, "every file that an entry names exists", path=stored.path)
                 data = self.disk.files[stored.path]
                 right = (
@@ -380,7 +380,8 @@ class Oracle:
                 must(right, "every file that an entry names is what was written", path=stored.path)
 
     def _start(self, before: Entry | None, entry: Entry) -> None:
-        terms, plans, reset, rebuilt = self.starting[entry.writer]
+        terms, wanted, reset, rebuilt = self.starting[entry.writer]
+        plans = {name: plan for flow in wanted for name, plan in flow.by_name.items()}
         self.writer = entry.writer
         self.terms = terms
         self.layouts.update((name, plan.layout) for name, plan in plans.items())
@@ -395,65 +396,59 @@ class Oracle:
         must(
             not self.left_behind(plans, before) - reset - rebuilt.keys(), "a task whose clock was collected is refused"
         )
+        new = {name for name in plans if before is None or name not in before.tasks or name in reset or name in rebuilt}
         for name in plans:
-            task, judge = entry.tasks[name], self.judges[name]
-            is_new = before is None or name not in before.tasks or name in reset or name in rebuilt
-            restored = entry.clock if before is None or is_new else min(entry.clock, before.tasks[name].progress.clock)
+            clock, judge = clock_of(entry, name), self.judges[name]
+            restored = entry.clock if before is None or name in new else min(entry.clock, clock_of(before, name))
             restored = BEGINNING if name in rebuilt else restored
             must(
-                task.progress.clock == restored,
+                clock == restored,
                 "a start cuts every task back to the global clock, or to its own if that is behind",
                 task=name,
-                clock=task.progress.clock,
+                clock=clock,
             )
-            for sink in self.sinks.of[name].values() if name in rebuilt else ():
-                sink.is_retired = True
+            retired = (
+                before.tasks[name].outputs if before and name in before.tasks and name in rebuilt else OutputState()
+            )
+            for output in {*retired.delivered, *retired.left}:
+                self.sinks.of[name][output].is_retired = True
             self.sinks.of[name].update(rebuilt.get(name, {}))
-            if is_new:
+            if name in new:
                 self.judges[name] = Judge(judge.job, judge.partitions)
                 self.delays[name] = terms.delay
                 continue
             self.delays[name] = min(self.delays[name], terms.delay)
         for name, task in entry.tasks.items():
             was_active = before is not None and name in before.tasks and before.tasks[name].active
-            if task.active or was_active:
-                self._cut_back(self.judges[name], task, entry.time)
+            if (task.active or was_active) and name not in new:
+                self._cut_back(self.judges[name], entry, entry.time)
+        self.flows.hear(before, entry, wanted, new, rebuilt)
 
-    def _cut_back(self, judge: Judge, task: TaskState, now: int) -> None:
+    def _cut_back(self, judge: Judge, entry: Entry, now: int) -> None:
         """Of what is to be read again, forget all but what the clock or the rows aside hold."""
-        known = max([0, *judge.read.values()])
-        judge.restored = task.progress.clock if judge.delivered else BEGINNING
-        must(
-            all(p.next <= known for p in task.source.positions.values()),
-            "nothing is skipped at a start",
-            task=judge.job.name,
-        )
-        aside = dict(self._rows_aside(judge, task))
+        name = judge.job.name
+        known, flow = max([0, *judge.read.values()]), entry.flow_of(name)
+        clock, positions = flow.progress.clock, flow.source.positions
+        judge.restored = clock if judge.delivered else BEGINNING
+        must(all(p.next <= known for p in positions.values()), "nothing is skipped at a start", task=name)
+        aside = dict(self._rows_aside(judge, entry))
         for place, verdict in list(judge.verdicts.items()):
-            sent, done = judge.sent(place), judge.is_below(place, task.progress.clock)
+            sent, done = judge.sent(place), judge.is_below(place, clock)
             if not sent.placed:
                 # It comes again, for all that anybody knows.
                 if not done:
                     del judge.verdicts[place]
             elif (
-                place[1] >= task.source.positions[place[0]].next
-                and not done
-                and (verdict == STATE or place not in aside)
+                place[1] >= positions[place[0]].next and not done and (verdict in (STATE, BEFORE) or place not in aside)
             ):
                 del judge.verdicts[place]
             else:
                 lost = verdict == STATE and not done
-                must(
-                    not lost,
-                    "all at or above the clock is replayed",
-                    task=judge.job.name,
-                    place=place,
-                    clock=task.progress.clock,
-                )
-        judge.read = task.source.next_positions
+                must(not lost, "all at or above the clock is replayed", task=name, place=place, clock=clock)
+        judge.read = flow.source.next_positions
         for channel, newest in judge.newest.items():
-            if newest is not None and task.progress.clock != BEGINNING:
-                judge.reached[channel] = min(newest, task.progress.clock)
+            if newest is not None and clock != BEGINNING:
+                judge.reached[channel] = min(newest, clock)
             elif newest is not None:
                 judge.reached.pop(channel, None)
         for channel in judge.newest.keys() - judge.heard:
@@ -467,20 +462,20 @@ class Oracle:
     def _commit(self, name: str, before: Entry, entry: Entry) -> None:
         """Judge what a micro-batch read."""
         assert self.terms is not None
-        judge, old, new = self.judges[name], before.tasks[name], entry.tasks[name]
+        judge, id, old, new = self.judges[name], entry.tasks[name].flow, before.flow_of(name), entry.flow_of(name)
         must(
             new.progress.batch == old.progress.batch + 1,
             "micro-batches follow each other",
             task=name,
             batch=new.progress.batch,
         )
-        batch = self.batches[name, entry.epoch, new.progress.batch]
+        batch = self.batches[id, entry.epoch, new.progress.batch]
         now, channels = batch.now, batch.channels
         judge.journal += batch.reach.journal
         limit = now + self.terms.ahead
         if new.progress.batch == 1:
             judge.active = dict.fromkeys(judge.active, now)
-        jumped = {place for place, reason in self._rows_aside(judge, new) if reason == JUMP}
+        jumped = {place for place, reason in self._rows_aside(judge, entry) if reason == JUMP}
         high = dict(judge.newest)
         if judge.listed:
             for partition in channels:
@@ -491,7 +486,7 @@ class Oracle:
         judge.active.update(dict.fromkeys(batch.reach.held & channels.keys(), now))
         read: list[Sent] = []
         unknown = 0
-        for sent in self._delivered(judge, new, (name, entry.epoch, new.progress.batch)):
+        for sent in self._delivered(judge, new, (id, entry.epoch, new.progress.batch)):
             is_unknown = not sent.placed and sent.timestamp is not None and sent.timestamp < judge.restored
             again = is_unknown or sent.place in judge.verdicts
             if again and sent.broken is None and judge.job.channel_of(sent) in channels:
@@ -518,9 +513,9 @@ class Oracle:
                 judge.active[channel] = now
                 newest = judge.newest[channel]
                 judge.newest[channel] = sent.timestamp if newest is None else max(newest, sent.timestamp or 0)
-        self._task_clock(judge, old, new, now, read)
+        self._flow_clock(judge, old, new, now, read)
 
-    def _delivered(self, judge: Judge, new: TaskState, batch: tuple[str, int, int]) -> list[Sent]:
+    def _delivered(self, judge: Judge, new: FlowState, batch: tuple[str, int, int]) -> list[Sent]:
         """The messages that a micro-batch had, by what it says of positions or, where only Spark knows, by what Spark gave."""
         found: list[Sent] = []
         before = dict(judge.read)
@@ -653,8 +648,8 @@ class Oracle:
             for key, value in judge.job.fold([sent]).items():
                 current[key] = MONOIDS[judge.job.kind].plus(current[key], value) if key in current else value
 
-    def _task_clock(self, judge: Judge, old: TaskState, new: TaskState, now: int, read: Sequence[Sent]) -> None:
-        """A task's clock is where its live channels let it be, but for the steps of a batch that spans very much."""
+    def _flow_clock(self, judge: Judge, old: FlowState, new: FlowState, now: int, read: Sequence[Sent]) -> None:
+        """A flow's clock is where its live channels let it be, but for the steps of a batch that spans very much."""
         assert self.terms is not None
         assert self.newest is not None
         interval, delay = self.terms.interval, self.terms.delay
@@ -665,13 +660,13 @@ class Oracle:
         top = max([BEGINNING, *(t for t in judge.newest.values() if t is not None)]) - delay
         start = max(old.progress.clock, min(times, default=top) // interval * interval)
         needed = handful(start, top, interval, IN_BATCH)
-        for segment in new.stored.coarse:
-            if segment not in old.stored.coarse:
-                joined = [old_one for old_one in old.stored.coarse if old_one.step == segment.step]
+        for segment in new.coarse:
+            if segment not in old.coarse:
+                joined = [old_one for old_one in old.coarse if old_one.step == segment.step]
                 low, high = min([start, *(s.low for s in joined)]), max([top, *(s.high for s in joined)])
                 fits = segment.step < segment.high - segment.low and low <= segment.low and segment.high <= high
                 must(fits and segment.step <= needed, "intervals are no coarser than needed", coarse=segment, top=top)
-        step = max([interval, *(segment.step for segment in new.stored.coarse)])
+        step = max([interval, *(segment.step for segment in new.coarse)])
         self.coarsest = max(self.coarsest, step, needed)
         follows = self.newest.clock if not judge.holds else BEGINNING
         newest = [judge.newest[c] for c in live]
@@ -691,7 +686,7 @@ class Oracle:
             "task": judge.job.name,
             "clock": new.progress.clock,
             "before": old.progress.clock,
-            "coarse": new.stored.coarse,
+            "coarse": new.coarse,
             "newest": judge.newest,
         }
         must(
@@ -710,24 +705,24 @@ class Oracle:
         must(entry.clock >= before.clock, "the global clock never goes back", clock=entry.clock, before=before.clock)
         holding = []
         for name, task in entry.tasks.items():
-            old, judge = before.tasks[name], self.judges[name]
+            old, judge, flow = before.flow_of(name), self.judges[name], entry.flow_of(name)
+            own, was = flow.progress.clock, old.progress.clock
             if not task.active:
-                must(task == old, "a task that is gone stays as it was", task=name)
+                must((task, flow) == (before.tasks[name], old), "a task that is gone stays as it was", task=name)
                 continue
-            is_behind = judge.holds and old.progress.clock < before.clock
-            floor = old.progress.clock if is_behind else max(old.progress.clock, entry.clock)
-            must(task.progress.clock >= floor, "no clock of a task goes back", task=name, clock=task.progress.clock)
-            for clock in (task.progress.clock, *task.stored.cuts):
+            is_behind = judge.holds and was < before.clock
+            must(own >= (was if is_behind else max(was, entry.clock)), "no clock goes back", task=name, clock=own)
+            for clock in (own, *task.stored.cuts):
                 fine = clock == BEGINNING or any(clock % interval == 0 for interval in self.intervals)
                 must(fine, "clocks are multiples of the interval", task=name, clock=clock)
             now = self._now(name, entry)
             for channel in judge.newest:
                 if not judge.is_live(channel, self.terms, now) or not moved:
-                    judge.floor[channel] = max(judge.floor[channel], task.progress.clock)
-            if moved and name not in moved and task.progress.clock != old.progress.clock:
+                    judge.floor[channel] = max(judge.floor[channel], own)
+            if moved and name not in moved and own != was:
                 must(not judge.holds, "no task is moved by another while it holds the clock", task=name)
             if judge.holds:
-                holding.append(task.progress.clock)
+                holding.append(own)
         waits = entry.clock == before.clock or entry.clock <= min(holding, default=entry.clock)
         must(waits, "the global clock waits for every task", clock=entry.clock)
         self._global_clock(before, entry, holding)
@@ -738,7 +733,7 @@ class Oracle:
             kept = tuple(clock for clock in clocks if clock >= min([oldest, *waits]))
             must(entry.retained == kept, "clocks are retained", retained=entry.retained, expected=kept)
         if not moved:
-            actives = {task.progress.clock for task in entry.tasks.values() if task.active}
+            actives = {clock_of(entry, name) for name, task in entry.tasks.items() if task.active}
             must(actives == {entry.clock}, "a close gives every task one clock", clocks=actives)
 
     def _global_clock(self, before: Entry, entry: Entry, holding: Sequence[int]) -> None:
@@ -748,30 +743,27 @@ class Oracle:
         coarser. For a task that stood behind the global clock the handful counts from where it stood, and before there is a
         global clock from its first message or its first clock, which the allowed delay may set below that.
         """
-        active = [task.progress.clock for task in entry.tasks.values() if task.active]
+        active = [clock_of(entry, name) for name, task in entry.tasks.items() if task.active]
         if len(active) == 1:
             only = max(before.clock, active[0])
             must(entry.clock == only, "the clock of the only task is the global one", clock=entry.clock, task=active)
         for name, task in entry.tasks.items():
-            if task.active and task.progress.clock != BEGINNING:
-                lows = [low for low in (before.clock, before.tasks[name].progress.clock) if low != BEGINNING]
+            clock = clock_of(entry, name)
+            if task.active and clock != BEGINNING:
+                lows = [low for low in (before.clock, clock_of(before, name)) if low != BEGINNING]
                 if len(lows) < 2:
-                    times = [
-                        m.timestamp for m in self.judges[name].in_state(task.progress.clock) if m.timestamp is not None
-                    ]
+                    times = [m.timestamp for m in self.judges[name].in_state(clock) if m.timestamp is not None]
                     own = [cut for cut in before.tasks[name].stored.cuts if cut != BEGINNING]
-                    lows.append(min([*times, *own], default=task.progress.clock))
-                low = min(lows)
-                self.coarsest = max(self.coarsest, handful(low, task.progress.clock, entry.interval, AHEAD_OF_GLOBAL))
+                    lows.append(min([*times, *own], default=clock))
+                self.coarsest = max(self.coarsest, handful(min(lows), clock, entry.interval, AHEAD_OF_GLOBAL))
         if before.clock != BEGINNING and holding:
             least = min(holding) - self.coarsest
             facts = {"clock": entry.clock, "tasks": active, "step": self.coarsest, "before": before.clock}
             must(entry.clock >= least, "the global clock is at most a step behind the slowest task", **facts)
 
-    def _rows_aside(self, judge: Judge, task: TaskState) -> list[tuple[Place, str]]:
-        settled = [side_from_json(line) for line in lists.read(self.files, task.late_rows.settled)]
+    def _rows_aside(self, judge: Judge, entry: Entry) -> list[tuple[Place, str]]:
         found = []
-        for side in (*settled, *task.late_rows.sides):
+        for side in late_rows.all_of(self.files, entry.late_rows_of(judge.job.name)):
             key = side.file.path, repr(side.cuts)
             if key not in judge.rows:
                 judge.rows[key] = [
@@ -792,18 +784,24 @@ class Oracle:
 
     def _aside(self, before: Entry | None, entry: Entry) -> None:
         """Rows aside are those that should be, each once, for the right reason."""
-        for name, task in entry.tasks.items():
+        for name in entry.tasks:
             judge = self.judges[name]
-            rows = self._rows_aside(judge, task)
+            rows = self._rows_aside(judge, entry)
             facts = {"task": name, "differ": set(rows) ^ set(judge.aside().items())}
             must(dict(rows) == judge.aside(), "aside is what should be", **facts)
             must(len(rows) == len(judge.aside()), "aside is each row once", task=name, rows=rows)
-            must(task.late_rows.counts() == Counter(judge.aside().values()), "rows aside are counted", task=name)
+            counts = entry.late_rows_of(name).counts()
+            must(counts == Counter(judge.aside().values()), "rows aside are counted", task=name, counts=counts)
+            of_flow = entry.flow_of(name).late_rows.counts()
+            must(
+                UNFIT not in of_flow, "a row that does not fit a task is aside for that task", task=name, counts=of_flow
+            )
 
     def _states(self, before: Entry | None, entry: Entry) -> None:
         for name, task in entry.tasks.items():
-            if before is None or name not in before.tasks or task != before.tasks[name]:
-                for clock in {entry.clock, task.progress.clock, *entry.retained, None}:
+            known = (before.tasks[name], before.flow_of(name)) if before and name in before.tasks else None
+            if known != (task, entry.flow_of(name)):
+                for clock in {entry.clock, clock_of(entry, name), *entry.retained, None}:
                     self.check_state(name, entry, clock)
 
     def check_state(self, name: str, entry: Entry, clock: int | None) -> None:
@@ -827,9 +825,14 @@ class Oracle:
         facts = {"task": name, "clock": clock, "differ (found, expected)": differ}
         must(len(found) == table.num_rows, "a key has one row", **facts)
         must(found == expected, "the state at a clock is the fold of the messages below it", **facts)
-        if clock is not None and clock <= min(entry.clock, task.progress.clock):
+        if clock is not None and clock <= min(entry.clock, clock_of(entry, name)):
             was = judge.was_read.setdefault(clock, found)
             must(found == was, "a state once readable never changes", **facts)
+
+
+def clock_of(entry: Entry, name: str) -> int:
+    """The clock of a task's flow."""
+    return entry.flow_of(name).progress.clock
 
 
 def handful(low: int, high: int, interval: int, most: int) -> int:

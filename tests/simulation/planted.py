@@ -13,9 +13,20 @@ from typing import Any
 from persistent_state.batch import advance, alignment, combine, groups, judge, lift, messages, shard, update
 from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import dedup, fold, layout, lookup, panes, sessions, sliding, sort, unbounded
-from persistent_state.protocol import commits, deliver, restore, takeover
+from persistent_state.protocol import commits, deliver, flows, restore, takeover
 from persistent_state.protocol.collect import Collector
-from persistent_state.store import blocks, changes, codec, entry, late_rows, log, named_files, runs, task_state
+from persistent_state.store import (
+    blocks,
+    changes,
+    codec,
+    entry,
+    flow_state,
+    late_rows,
+    log,
+    named_files,
+    runs,
+    task_state,
+)
 from persistent_state.store.files import base
 
 
@@ -100,7 +111,7 @@ BUGS = (
         "retained clocks folded over",
         "Folding keeps only the cuts apart, not the retained clocks.",
         commits._apart,
-        ("{*entry.retained, *task.stored.cuts}", "{*task.stored.cuts}"),
+        ("{*entry.retained, *(cut", "{*(cut"),
     ),
     bug(
         "coarse intervals forgotten",
@@ -173,7 +184,7 @@ BUGS = (
         "global clock of the fastest",
         "The global clock waits for one task, not for all.",
         entry.global_clock,
-        ("if all(task.is_at(c) for task in active)", "if any(task.is_at(c) for task in active)"),
+        ("if all(entry.is_at(name, c)", "if any(entry.is_at(name, c)"),
     ),
     bug(
         "upstream clock of the fastest channel",
@@ -197,7 +208,7 @@ BUGS = (
     bug(
         "channels outlive a start",
         "After a start channels are believed as far as they were before it.",
-        task_state.SourceState._channels_cut_back,
+        flow_state.SourceState._channels_cut_back,
         ("channel.cut_back(clock, now)", "channel"),
     ),
     bug(
@@ -210,13 +221,13 @@ BUGS = (
         "cuts lost at a commit",
         "A commit forgets which clocks its runs keep apart.",
         commits._with_batch,
-        ("stored.after_batch(changes, after.cuts, after.coarse)", "stored.after_batch(changes, (), after.coarse)"),
+        ("stored.after_batch(changes, after.cuts)", "stored.after_batch(changes, ())"),
     ),
     bug(
         "first cuts forgotten",
         "Before its first clock a task keeps no clocks apart.",
         advance.advance,
-        ("else _lowest(task, reports, clock)", "else clock"),
+        ("else _lowest(first, reports, clock)", "else clock"),
         theme="restless",
     ),
     bug(
@@ -228,7 +239,7 @@ BUGS = (
     bug(
         "mistaken channel for ever",
         "A channel that was only named holds the clock though nobody names it any more.",
-        task_state.SourceState._channels_with_messages,
+        flow_state.SourceState._channels_with_messages,
         (" if (c.newest, c.before) != (None, None)", ""),
     ),
     bug(
@@ -254,7 +265,7 @@ BUGS = (
         "not woken",
         "A task that does not hold the clock is moved by others while its batch is under way.",
         commits.wake,
-        ("replace(task, progress=task.progress.hold())", "task"),
+        ("entry.flows[flow].hold()", "entry.flows[flow]"),
         theme="restless",
     ),
     bug(
@@ -268,36 +279,37 @@ BUGS = (
         "behind taken along",
         "A task that has yet to catch up is moved to the global clock by others.",
         commits._moved_on,
-        ("if task.active and task.progress.holds and own < newest.clock:", "if False:"),
+        ("if flow.progress.holds and own < newest.clock:", "if False:"),
         theme="restless",
     ),
     bug(
         "behind left behind",
         "The global clock does not wait for a task that has yet to catch up.",
         entry.global_clock,
-        ("if task.progress.holds]", "if task.progress.holds and task.progress.clock >= previous]"),
-        ("for task in active)]", "for task in active if task.progress.clock >= previous)]"),
+        ("if flow.progress.holds]", "if flow.progress.holds and flow.progress.clock >= previous]"),
+        ("for name in active)]", "for name in active if entry.flow_of(name).progress.clock >= previous)]"),
         theme="restless",
     ),
     bug(
         "taken back too late",
         "A task may return though its clock was collected.",
-        takeover._first_entry,
-        ("if is_back and BEGINNING < known.progress.clock < min(retained, default=known.progress.clock):", "if False:"),
+        takeover._check_return,
+        ("if not task.active and BEGINNING < own < oldest:", "if False:"),
         theme="restless",
     ),
     bug(
         "built again from the global clock",
         "A task that is built again begins where one begins that is new.",
         takeover._first_entry,
-        ("BEGINNING if plan.name in rebuild else clock", "clock"),
+        ("FlowProgress(BEGINNING)", "FlowProgress(clock)"),
+        ("_all_born(rebuilt, newest, epoch, BEGINNING)", "_all_born(rebuilt, newest, epoch, clock)"),
         theme="rebuilt",
     ),
     bug(
         "left while it is built again",
         "A task that has yet to catch up is refused as one that was left out.",
-        takeover._first_entry,
-        ("is_back = not (newest and newest.tasks[plan.name].active)", "is_back = True"),
+        takeover._check_return,
+        ("if not task.active and", "if"),
         theme="rebuilt",
     ),
     bug(
@@ -352,15 +364,28 @@ BUGS = (
     bug(
         "spans forgotten early",
         "What a start at the global clock must read again is forgotten when the task has passed it.",
-        commits._with_batch,
-        ("without_old_spans(restart)", "without_old_spans(after.clock)"),
+        commits._tidied,
+        ("without_old_spans(restart)", "without_old_spans(flow.progress.clock)"),
     ),
     # Sources whose positions or ends nobody knows beforehand
     bug(
         "ends go back",
         "A replay from the beginning takes back how far a partition was read.",
         advance._positions,
-        ("ends[partition] = max(end, ends.get(partition, 0))", "ends[partition] = end"),
+        (
+            "found in report.ends):\n        ends[partition] = max(end, ends.get(partition, 0))",
+            "found in report.ends):\n        ends[partition] = end",
+        ),
+    ),
+    bug(
+        "ends of a source that forgets",
+        "What a source says of its end takes back how far a partition was read.",
+        advance._positions,
+        (
+            "in planned.items():\n        ends[partition] = max(end, ends.get(partition, 0))",
+            "in planned.items():\n        ends[partition] = end",
+        ),
+        theme="flows",
     ),
     bug(
         "ends of one chunk",
@@ -378,7 +403,7 @@ BUGS = (
     bug(
         "replay from no position",
         "Rows without a position say where a replay starts.",
-        lift.lift_chunk,
+        lift._note_spans,
         ("position.next if first == NO_POSITION else max(first", "max(first"),
     ),
     bug(
@@ -478,14 +503,14 @@ BUGS = (
     bug(
         "side rows kept at a start",
         "What is read again stays aside, and is set aside again.",
-        restore.cut_back,
-        ("late_rows.take_back(files, task.late_rows, clock, source.next_positions)", "task.late_rows"),
+        restore.Strand.with_rows_taken_back,
+        ("late_rows.take_back(files, rows, clock, self.flow.source.next_positions)", "rows"),
     ),
     bug(
         "side rows in every shard",
         "Every shard writes the late and bad rows.",
-        combine.combine_in_pieces,
-        ("sides if shard == part % plan.shards else ()", "sides"),
+        combine._Outgoing._sent,
+        ("is_theirs = shard == part % self._plan.shards", "is_theirs = True"),
     ),
     bug(
         "settled too early",
@@ -501,12 +526,135 @@ BUGS = (
         ("set(chain.from_iterable(self._listed.values()))", "set()"),
         theme="sleepy",
     ),
+    # Flows
+    bug(
+        "position of another task",
+        "Tasks are fed together though they have not read the same.",
+        flows._common,
+        ("first if is_done and beyond[0] == beyond[1] else None", "first"),
+        theme="flows",
+    ),
+    bug(
+        "read further by one",
+        "Tasks are fed together though one has read further and will read that again.",
+        flows._common,
+        ("is_done and beyond[0] == beyond[1]", "is_done"),
+        theme="flows",
+    ),
+    bug(
+        "replay from the later position",
+        "Where tasks are fed together, what only one of them needs again is not read again.",
+        flows._common,
+        ("return first if", "return last if"),
+        theme="flows",
+    ),
+    bug(
+        "journals that differ",
+        "Flows of which a position means different records become one.",
+        flows._common_journal,
+        (" if long[0][: len(short[0])] == short[0] else None", ""),
+        theme="flows",
+    ),
+    bug(
+        "shorter journal",
+        "Where tasks are fed together, the source is given back only what one had written.",
+        flows._common_journal,
+        ("(one, other)[long[1]]", "(one, other)[short[1]]"),
+        theme="flows",
+    ),
+    bug(
+        "other clocks",
+        "Flows become one though they are at different clocks.",
+        flows._joined,
+        ("if clock != other.flow.progress.clock:", "if False:"),
+        theme="flows",
+    ),
+    bug(
+        "rows stay aside of those who join",
+        "Where a common replay begins earlier, what it delivers again stays aside.",
+        flows._joined,
+        ("joined.with_rows_taken_back(files, clock)", "joined"),
+        theme="flows",
+    ),
+    bug(
+        "late rows of the first",
+        "Where flows become one, the late rows of one of them are those of all its tasks.",
+        flows._joined,
+        ("one, other = one.with_late_rows_apart(), other.with_late_rows_apart()", "pass"),
+        theme="flows",
+    ),
+    bug(
+        "late before it came",
+        "What came late before a task came to its flow is late for the task.",
+        flows.with_new,
+        ("strands[at].with_late_rows_apart()", "strands[at]"),
+        theme="flows",
+    ),
+    bug(
+        "late rows of the first task",
+        "Only the first task of a flow has its late rows.",
+        entry.Entry.late_rows_of,
+        (
+            "self.flow_of(task).late_rows)",
+            "self.flow_of(task).late_rows if self.tasks[task].flow == task else LateRows())",
+        ),
+    ),
+    bug(
+        "late rows of each task",
+        "Each task of a flow writes down the flow's late rows for its own.",
+        commits._with_batch,
+        (
+            "(descriptor.side for descriptor in answers if descriptor.side)",
+            "(file for d in ordered for file in (d.late, d.side if d.task == name else None) if file)",
+        ),
+    ),
+    bug(
+        "clock of another flow",
+        "What a shard starts from is told by the clock of another flow.",
+        commits.shard_digests,
+        ("entry.flows[task.flow]", "next(iter(entry.flows.values()))"),
+    ),
+    bug(
+        "one task for all",
+        "A commit takes in what one task of the flow has answered, and not what the others have.",
+        commits._with_batch,
+        ("groupby(ordered, lambda", "groupby([d for d in ordered if d.task == ordered[0].task], lambda"),
+    ),
+    bug(
+        "settled rows of those who join",
+        "A common replay delivers rows aside again that can't be taken back any more.",
+        flows._can_replay,
+        ("if replay == strand.flow.source.next_positions:", "if True:"),
+        theme="flows",
+    ),
+    bug(
+        "new with one behind",
+        "A new task comes to a flow that has yet to catch up.",
+        flows.with_new,
+        ("if strand.flow.progress.clock >= clock)", "if True)"),
+        theme="flows",
+    ),
+    bug(
+        "coarse intervals of one task",
+        "A part says how coarse the intervals are of the first task of its flow, and not of the others.",
+        combine.combine_in_pieces,
+        ("coarse for of_task in outgoing for", "coarse for of_task in outgoing[:1] for"),
+        theme="flows",
+    ),
+    bug(
+        "closed below the global clock",
+        "A close gives a task that is built again a clock below the global one.",
+        commits.close,
+        ("max([newest.clock, *(flow", "max([*(flow"),
+        theme="flows",
+    ),
     # Commit
     bug(
         "settled rows of the newest only",
         "A driver that slept through a takeover deletes late rows that the new one has settled.",
         Collector._know,
         ("in entry.tasks.values():", "in entry.tasks.values() if entry.number == self._log.numbers()[-1] else ():"),
+        ("in entry.flows.values():", "in entry.flows.values() if entry.number == self._log.numbers()[-1] else ():"),
         theme="sleepy",
     ),
     bug(
@@ -520,13 +668,13 @@ BUGS = (
         "shard missing",
         "A commit does not need all shards.",
         commits._check_shards,
-        ("answered != list(range(newest.shards))", "False"),
+        ("answered != Counter((name, shard) for name in tasks for shard in range(newest.shards))", "False"),
     ),
     bug(
         "shard twice",
         "A shard may answer twice.",
         commits._check_shards,
-        ("answered != list(range(newest.shards))", "set(answered) != set(range(newest.shards))"),
+        ("answered != Counter((name, shard)", "set(answered) != set((name, shard)"),
     ),
     bug(
         "parts not counted",
@@ -539,7 +687,7 @@ BUGS = (
         "shards may differ",
         "A commit does not look whether its shards have heard from the same parts.",
         commits._agreed,
-        ("if (other.task, other.epoch, other.batch, other.plan, other.parts) != (*batch, parts):", "if False:"),
+        ("if (other.flow, other.epoch, other.batch, other.plan, other.parts) != (*batch, parts):", "if False:"),
     ),
     bug(
         "reports not counted",
@@ -739,7 +887,7 @@ BUGS = (
         "runs stay",
         "What no entry names is never deleted.",
         Collector.collect,
-        ("and kept < written(file) < (newest.epoch, task.progress.batch)", "and False"),
+        ("if not is_named and kept < batch", "if False and kept < batch"),
     ),
     bug(
         "named run collected",
@@ -751,7 +899,10 @@ BUGS = (
         "run of a batch under way collected",
         "Collection takes runs that a commit will name.",
         Collector.collect,
-        ("< (newest.epoch, task.progress.batch)", "<= (newest.epoch, task.progress.batch + 1)"),
+        (
+            "< (newest.epoch, newest.flow_of(name).progress.batch)",
+            "<= (newest.epoch, newest.flow_of(name).progress.batch + 1)",
+        ),
     ),
     # Delivery
     bug(
@@ -782,7 +933,7 @@ BUGS = (
         "delivered before it is there",
         "A task that has yet to catch up is taken to have what it had when it left at every clock.",
         deliver._waiting,
-        ("< clock <= task.progress.clock]", "< clock]"),
+        ("< clock <= entry.flow_of(name).progress.clock]", "< clock]"),
     ),
     bug(
         "changes above the last",
@@ -815,12 +966,7 @@ BUGS = (
         "recorded in an older entry",
         "What was delivered is written into the entry that was read, whatever others have committed since.",
         commits.amend,
-        (
-            """        task = change(newest.tasks[name])
-        if""",
-            """        task = change(vars(log).setdefault("stale", newest).tasks[name])
-        if""",
-        ),
+        ("changed = change(newest)", 'changed = change(vars(log).setdefault("stale", newest))'),
     ),
     # Windows, sessions, and what expires
     bug(
@@ -897,21 +1043,21 @@ BUGS = (
         "expired before it was given",
         "What sinks have yet to be given expires.",
         commits._moved_on,
-        ("task.progress.clock, *outputs.delivered.values(), *outputs.voided.values()]", "task.progress.clock]"),
+        ("own, *outputs.delivered.values(), *outputs.voided.values()]", "own]"),
         theme="timely",
     ),
     bug(
         "expired before it was there",
         "A task that has yet to catch up loses what has not even closed at its own clock.",
         commits._moved_on,
-        ("retained[0], task.progress.clock,", "retained[0],"),
+        ("retained[0], own,", "retained[0],"),
         theme="restless",
     ),
     bug(
         "expired while it is retained",
         "What has expired by the newest clock goes, though older ones can be read.",
         commits._moved_on,
-        ("min([retained[0], task.progress.clock,", "min([retained[-1], task.progress.clock,"),
+        ("min([retained[0], own,", "min([retained[-1], own,"),
         theme="timely",
     ),
     bug(

@@ -17,6 +17,9 @@ from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
 from tests.simulation.messages import SCHEMA, Sent, batch_of
 
+MOVES, NAMES, NO_LINES = "moves", "names", ""
+"""The lines that a source writes: how far each micro-batch reads, the partitions as they are found, or none."""
+
 
 @dataclass
 class Partitions:
@@ -43,6 +46,9 @@ class Partitions:
     by_spark: bool = False
     positions: bool = True
     leaves_out: bool = False
+    journal: str = MOVES
+    forgets: float = 0.0
+    """How often a partition is said to end before where it was read to, as by a listing that is late."""
 
     @property
     def said_to_come(self) -> tuple[str, ...]:
@@ -102,13 +108,21 @@ class WorldSource(TimeReplayableSource):
             ends[partition] = begin if partition in self.held else max(begin, min(visible, begin + step))
             if not (self.partitions.vanishes and begin == len(self.partitions.messages[partition])):
                 channels[partition] = self.partitions.has_ended(partition) and ends[partition] == visible
-        moved = [
-            f"{partition}:{start.get(partition, 0)}-{end}"
-            for partition, end in ends.items()
-            if end > start.get(partition, 0)
-        ]
+            if self.partitions.forgets and ends[partition] == begin and self.rng.random() < self.partitions.forgets:
+                ends[partition] = self.rng.randint(0, begin)
+        moved = {p: (start.get(p, 0), end) for p, end in ends.items() if end > start.get(p, 0)}
+        lines = {
+            MOVES: [f"{partition}:{begin}-{end}" for partition, (begin, end) in moved.items()],
+            NAMES: [p for p, (begin, _) in moved.items() if begin == 0 and p not in self.opened[0]],
+            NO_LINES: [],
+        }
         lists = self.partitions.lists_channels and self.channel is None
-        return Reach(ends, channels if lists else None, tuple(moved), () if lists else self.partitions.said_to_come)
+        return Reach(
+            ends,
+            channels if lists else None,
+            tuple(lines[self.partitions.journal]),
+            () if lists else self.partitions.said_to_come,
+        )
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
         return [split for split in dealt(self.rng, start, end, parts) if split]

@@ -16,7 +16,7 @@ from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES,
 from persistent_state.event_time import positions
 from persistent_state.protocol import commits, restore
 from persistent_state.protocol import deliver as deliveries
-from persistent_state.store import task_state
+from persistent_state.store import flow_state
 from persistent_state.store.late_rows import LATE
 from tests.simulation.deliveries import MIXED, DeliveryWorld, is_below
 from tests.simulation.oracle import Violation, must
@@ -103,31 +103,31 @@ BUGS = (
         AT_LEAST_ONCE,
         "windows hold for late what they have",
         restore._counts_again_from,
-        ("if plan.takes_late else task.progress.clock", ""),
+        ("if plan.takes_late else flow.progress.clock", ""),
     ),
     bug(
         AT_LEAST_ONCE,
         "bad rows again",
         restore.restored,
-        ("late_rows.take_back(files, rows, _counts_again_from(task, plan, clock), source.next_positions)", "rows"),
+        ("kept.with_rows_taken_back(files, _counts_again_from(strand.flow, plan, clock))", "kept"),
     ),
     bug(
         AT_LEAST_ONCE,
         "cut back",
         restore.restored,
-        ("task.stored.keep_all(own, intervals, shards)", "task.stored.cut_back(min(clock, own), shards)"),
+        ("task.stored.keep_all(shards)", "task.stored.cut_back(min(clock, strand.flow.progress.clock), shards)"),
     ),
     bug(
         AT_LEAST_ONCE,
         "other intervals over kept ones",
-        task_state.StoredState._coarse_on,
+        flow_state.FlowState.coarse_on,
         ("if before == interval:", "if True:"),
         at=41,
     ),
     bug(
         AT_LEAST_ONCE,
         "one of two grids",
-        task_state.StoredState._coarse_on,
+        flow_state.FlowState.coarse_on,
         ("math.lcm(segment.step, interval)", "segment.step"),
         at=38,
     ),
@@ -143,7 +143,7 @@ BUGS = (
     bug(
         AT_MOST_ONCE,
         "read again",
-        task_state.SourceState.skip_planned,
+        flow_state.SourceState.skip_planned,
         ("max(known.taken, self.planned.get(partition, 0))", "known.next"),
     ),
     bug(AT_MOST_ONCE, "replayed", restore.restored_source, ("if plan.delivery == AT_MOST_ONCE:", "if False:")),
@@ -157,28 +157,28 @@ BUGS = (
     bug(
         AT_MOST_ONCE,
         "other intervals over kept ones",
-        task_state.StoredState._coarse_on,
+        flow_state.FlowState.coarse_on,
         ("if before == interval:", "if True:"),
     ),
     bug(
         AT_MOST_ONCE,
         "files not remembered",
         commits.announce,
-        ("task.source.journal, reach.journal, path", "task.source.journal, (), path"),
+        ("known.source.journal, reach.journal, path", "known.source.journal, (), path"),
     ),
     bug(
         MIXED,
         "accounted above the cut",
         positions.rewind_position,
         ("(before, min(below, clock))", "(before, below)"),
-        at=4,
+        at=8,
     ),
     bug(
         MIXED,
         "cut back is given up",
-        task_state.SourceState.skip_planned,
+        flow_state.SourceState.skip_planned,
         ("max(known.taken,", "max(known.known,"),
-        at=22,
+        at=20,
     ),
     bug(
         MIXED,
@@ -187,7 +187,7 @@ BUGS = (
         ("(position.next, END)", "(position.next, clock)"),
         at=1,
     ),
-    bug(MIXED, "again for ever", task_state.SourceState.cut_back, (", again=END", ""), at=47),
+    bug(MIXED, "again for ever", flow_state.SourceState.cut_back, (", again=END", ""), at=15),
     bug(
         MIXED,
         "given what is void",

@@ -8,16 +8,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.simulation.world import REBUILT, World, play
+from tests.simulation.world import FLOWS, REBUILT, World, play
 from tests.soak import soak_or
 
 WORLDS = int(os.environ.get("SIMULATION_WORLDS") or soak_or(ci=300, soak=5000))
 STRIDE = 20
 REBUILT_WORLDS = soak_or(ci=15, soak=300)
+FLOWS_WORLDS = soak_or(ci=20, soak=1000)
 
 
 @pytest.mark.soak
@@ -31,6 +33,12 @@ def test_every_world_keeps_the_contract(first: int) -> None:
 def test_a_task_that_is_built_again_keeps_the_contract() -> None:
     worlds = [play(seed, REBUILT) for seed in range(REBUILT_WORLDS)]
     assert any("again" in line for world in worlds for line in world.trace)
+
+
+@pytest.mark.soak
+def test_tasks_that_part_and_come_together_keep_the_contract() -> None:
+    happened = sum((play(seed, FLOWS).oracle.flows.happened for seed in range(FLOWS_WORLDS)), Counter[str]())
+    assert happened.keys() == {"came together", "came to a flow", "parted"}
 
 
 def test_a_seed_is_one_world() -> None:
@@ -53,7 +61,7 @@ def test_worlds_are_rich() -> None:
     happened = {event for world in worlds for line in world.trace for event in EVENTS if event in line}
     assert happened == set(EVENTS)
     verdicts = {verdict for w in worlds for judge in w.oracle.judges.values() for verdict in judge.verdicts.values()}
-    assert len(verdicts) == 8, verdicts
+    assert len(verdicts) == 9, verdicts
 
 
 EVENTS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -18,7 +18,7 @@ from persistent_state.batch import shard as shards
 from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers, Blob, Descriptor, Report
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import (
     CommitUnknownError,
@@ -42,10 +42,10 @@ from persistent_state.store import blocks, codec, late_rows, lists
 from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
+from persistent_state.store.flow_state import FlowState
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run
 from persistent_state.store.state_at import state_at
-from persistent_state.store.task_state import TaskState
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
 from tests.simulation.actor import Actor, Crash, Thread
@@ -53,7 +53,7 @@ from tests.simulation.files import Disk, StagedFiles
 from tests.simulation.messages import ORDERED, SCHEMA, UNFIT_VALUE, Job, Sent
 from tests.simulation.oracle import Batch, Oracle, Terms, Violation, as_dict, must
 from tests.simulation.sinks import WorldSink
-from tests.simulation.source import Partitions, Stream, WorldSource
+from tests.simulation.source import MOVES, NAMES, NO_LINES, Partitions, Stream, WorldSource
 
 APPLICATION = "app"
 START = 1_000_000
@@ -68,6 +68,9 @@ DAMAGED = "damaged"
 
 READING = "reading"
 """The theme of worlds in which every task reads its state, and partitions are far apart, as in no others."""
+
+FLOWS = "flows"
+"""The theme of worlds in which tasks of one source come, go, part and come together again, more than in others."""
 
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
 """What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter,
@@ -148,10 +151,20 @@ class World:
             self.damage_rate, self.starts = 1.0, rng.choice([3, 4, 6])
         elif self.theme == READING:
             self.starts, self.interval, self.delay, self.tick = 5, 20, rng.choice([100, 300]), 20
-        self.sources = {f"s{i}": self._partitions() for i in range(rng.choice([1, 1, 2]))}
+        elif self.theme == FLOWS:
+            self.lag, self.starts, self.idle_after = 0, rng.choice([4, 6, 8]), None
+            self.keeping, self.delay = commits.Keeping(rng.choice([1, 6]), 0), rng.choice([0, 20, 100])
+        self.sources = {f"s{i}": self._partitions() for i in range(1 if self.theme == FLOWS else rng.choice([1, 1, 2]))}
+        # Worlds in which all tasks of a source are always fed together stay what they were.
+        self.own = Random(f"flows {seed}")
+        self.part_rate = self.own.choice([0.3, 0.6] if self.theme == FLOWS else [0.0, 0.0, 0.3])
+        for partitions in self.sources.values() if self.part_rate else ():
+            partitions.journal = self.own.choice([NO_LINES, NO_LINES, NAMES, MOVES])
+            # Who is told that there is no more waits for nobody.
+            partitions.forgets = self.own.choice([0.0, 0.1]) if self.alignment is None else 0.0
         self.jobs = [
             self._job(i)
-            for i in range(rng.choice([2, 3] if self.theme in ("restless", REBUILT) else [1, 1, 1, 2, 2, 3]))
+            for i in range(rng.choice([2, 3] if self.theme in ("restless", REBUILT, FLOWS) else [1, 1, 1, 2, 2, 3]))
         ]
         for job in self.jobs:
             self.oracle.expect(job, self.sources[job.source])
@@ -409,7 +422,7 @@ class World:
             must(superseded, "what is needed is not collected", error=error)
         elif isinstance(error, InvalidInputError) and "has what it was before" in str(error):
             # Another driver has built the task again, since this one was told where its values go.
-            must(self.theme == REBUILT, "only what was built again has new outputs", error=error)
+            must(self.theme in (REBUILT, FLOWS), "only what was built again has new outputs", error=error)
         elif not isinstance(error, InvalidInputError) or actor is self.actors[-1]:
             raise error
 
@@ -426,16 +439,20 @@ class World:
         if self.theme == "restless" and number:
             # All take part at first, and one goes on without the others.
             stay = rng.choice([0.0, 0.0, 1.0])
+        elif self.theme == FLOWS:
+            stay = rng.choice([0.4, 0.7, 1.0])
         jobs = [job for job in self.jobs if is_last or rng.random() < stay] or self.jobs[:1]
         closes = is_last or rng.random() < 0.3
         shards = self.actors[-1].shards if self.actors and rng.random() < 0.4 else rng.randint(1, 3)
+        if self.part_rate and self.own.random() < 0.2:
+            jobs = self.own.sample(jobs, len(jobs))
         actor = Actor(number, self, self._terms(), shards, jobs, closes, is_last)
         actor.fate = rng.choice(["killed", "killed", "taken over", "taken over", "lives"])
         if self.theme == "sleepy":
             actor.fate = "taken over" if self.doze_rate or number != 1 else "lives"
         actor.fate_step = self.step + rng.choice([rng.randint(0, 80), rng.randint(40, 500)])
         self.actors.append(actor)
-        self.note(f"{number} starts: shards={actor.shards} {actor.terms}")
+        self.note(f"{number} starts: shards={actor.shards} {actor.terms} {[job.name for job in jobs]}")
         self._damage(actor)
         self._spawn(actor, lambda: self._drive(actor), is_worker=False)
 
@@ -572,13 +589,14 @@ class World:
         rebuilt = self._rebuilt(actor)
         for name, places in rebuilt.items():
             plans[name] = replace(plans[name], outputs=tuple(places))
-        entry = self._start(actor, log, plans, set(), rebuilt)
+        wanted = [FlowPlan(tuple(plans[job.name] for job in jobs)) for jobs in self._given_together(actor.jobs)]
+        entry = self._start(actor, log, wanted, set(), rebuilt)
         actor.epoch = entry.epoch
         actor.workers_log = Log(files, APPLICATION)
-        threads = [
-            self._spawn(actor, lambda j=job: self._read(actor, log, plans[j.name], j, entry), False)
-            for job in actor.jobs
-        ]
+        # Those that have to catch up first are fed on their own.
+        flows = [flow.of(entry.tasks_of(id)) for id in entry.flows for flow in wanted if id in flow.by_name]
+        self.note(f"{actor.number} feeds {[[*flow.by_name] for flow in flows]}")
+        threads = [self._spawn(actor, lambda f=flow: self._read(actor, log, f, entry), False) for flow in flows]
         sinks = [self.oracle.sinks.of[name][output] for name, plan in plans.items() for output in plan.outputs]
         deliveries = [
             self._spawn(actor, lambda s=sink: self._deliver(actor, log, plans[s.task], s), False) for sink in sinks
@@ -589,9 +607,17 @@ class World:
         actor.has_read = True
         self._join(*deliveries)
 
+    def _given_together(self, jobs: Sequence[Job]) -> list[list[Job]]:
+        """The tasks that are given one source object: all of a source, but where some are given another that is equal."""
+        given: dict[tuple[str, bool], list[Job]] = {}
+        for job in jobs:
+            given.setdefault((job.source, self.own.random() < self.part_rate / 2), []).append(job)
+        return list(given.values())
+
     def _rebuilt(self, actor: Actor) -> dict[str, dict[str, WorldSink]]:
         """The tasks that a start builds again, and where the values of each go from then on."""
-        if self.theme != REBUILT or not actor.number or self.rng.random() < 0.4:
+        rate = {REBUILT: 0.6, FLOWS: 0.2}.get(self.theme)
+        if rate is None or not actor.number or self.rng.random() >= rate:
             return {}
         name = self.rng.choice(actor.jobs).name
         sinks = (sink for sink in self.oracle.sinks.of[name].values() if not sink.is_retired)
@@ -660,17 +686,17 @@ class World:
         self,
         actor: Actor,
         log: Log,
-        plans: dict[str, Plan],
+        wanted: Sequence[FlowPlan],
         reset: set[str],
         rebuilt: dict[str, dict[str, WorldSink]],
     ) -> Entry:
         writer = f"d{actor.number}"
-        self.oracle.starting[writer] = actor.terms, plans, reset, rebuilt
+        self.oracle.starting[writer] = actor.terms, wanted, reset, rebuilt
         before = self.oracle.newest
         try:
             entry = takeover.take_over(
                 log,
-                list(plans.values()),
+                wanted,
                 interval=actor.terms.interval,
                 shards=actor.shards,
                 writer=writer,
@@ -679,34 +705,35 @@ class World:
                 rebuild=rebuilt.keys(),
             )
         except InvalidInputError:
-            refused = self.oracle.left_behind(plans, self.oracle.newest) - reset - rebuilt.keys()
+            names = [plan.name for flow in wanted for plan in flow.tasks]
+            refused = self.oracle.left_behind(names, self.oracle.newest) - reset - rebuilt.keys()
             # Who refuses by an entry that was the newest, as far as its listing goes, may be asked again.
             if not refused and self.oracle.newest is before and not self.lag:
                 raise
-            return self._start(actor, log, plans, reset | refused, rebuilt)
+            return self._start(actor, log, wanted, reset | refused, rebuilt)
         self.oracle.claim(entry)
         for partitions in self.sources.values():
             if partitions.mistaken and self.rng.random() < 0.5:
                 partitions.mistaken = ()
         return entry
 
-    def _read(self, actor: Actor, log: Log, plan: Plan, job: Job, started: Entry) -> None:
-        """Read a task's source to the end of what there is."""
-        rng, partitions = self.rng, self.sources[job.source]
+    def _read(self, actor: Actor, log: Log, flow: FlowPlan, started: Entry) -> None:
+        """Read a flow's source to the end of what there is."""
+        rng, partitions = self.rng, self.oracle.judges[flow.id].partitions
         rows = rng.choice([2, self.most_rows])
         source: WorldSource | Stream
         if partitions.by_spark:
-            source = Stream(partitions, rng, rows, self.skew, plan.channel, started.tasks[job.name].progress.clock)
+            source = Stream(partitions, rng, rows, self.skew, flow.first.channel, started.flows[flow.id].progress.clock)
         else:
-            source = WorldSource(partitions, rng, rows, self.skew, plan.channel)
-            state = self._newest(actor, log).tasks[job.name]
-            source.open(lists.read(log.files, state.source.journal), state.source.known_positions)
-            self.oracle.opened(job.name, actor.epoch, *source.opened)
+            source = WorldSource(partitions, rng, rows, self.skew, flow.first.channel)
+            known = self._newest(actor, log).flows[flow.id].source
+            source.open(lists.read(log.files, known.journal), known.known_positions)
+            self.oracle.opened(flow, actor.epoch, *source.opened)
         flushed, collector = False, Collector(log)
         while True:
             if rng.random() < 0.7:
                 partitions.grow(rng, self.most_rows)
-            start, reach = self._reach(actor, log, plan, source)
+            start, reach = self._reach(actor, log, flow, source)
             if reach.ends == start and rng.random() < 0.9:
                 if partitions.is_complete and start == partitions.visible:
                     if flushed or rng.random() < 0.5:
@@ -715,7 +742,7 @@ class World:
                 else:
                     self.now += self.tick
                     continue
-            self._micro_batch(actor, log, plan, job, source, started, start, reach)
+            self._micro_batch(actor, log, flow, source, started.flows[flow.id], start, reach)
             if isinstance(source, Stream):
                 source.start = dict(reach.ends)
             if rng.random() < self.collect_rate:
@@ -724,27 +751,29 @@ class World:
                     self.note(f"{actor.number} collected {path}")
                 getcurrent().thread.lists = 9
 
-    def _reach(self, actor: Actor, log: Log, plan: Plan, source: WorldSource | Stream) -> tuple[dict[str, int], Reach]:
+    def _reach(
+        self, actor: Actor, log: Log, flow: FlowPlan, source: WorldSource | Stream
+    ) -> tuple[dict[str, int], Reach]:
         """Where the next micro-batch starts, and how far it goes."""
         visible = source.partitions.visible
         if isinstance(source, Stream):
             start = {partition: source.start.get(partition, 0) for partition in visible}
         else:
-            known = self._newest(actor, log).tasks[plan.name].source
+            known = self._newest(actor, log).flows[flow.id].source
             start = {partition: known.positions.get(partition, Position()).next for partition in visible}
         everything = self.rng.random() < (0.1 if any(start.values()) else 0.4)
         if isinstance(source, Stream):
             return start, Reach(source.ends(everything))
         reach = aligned_reach(
-            plan,
+            flow.first,
             source,
             known,
             start,
-            everything=everything and plan.settings.alignment is None,
+            everything=everything and flow.first.settings.alignment is None,
             is_ending=source.partitions.is_complete,
             now=self.now,
         )
-        self.oracle.aligned(plan.name, actor.terms, start, reach)
+        self.oracle.aligned(flow.id, actor.terms, start, reach)
         return start, reach
 
     def _newest(self, actor: Actor, log: Log) -> Entry:
@@ -757,10 +786,9 @@ class World:
         self,
         actor: Actor,
         log: Log,
-        plan: Plan,
-        job: Job,
+        flow: FlowPlan,
         source: WorldSource | Stream,
-        started: Entry,
+        restored: FlowState,
         start: dict[str, int],
         reach: Reach,
     ) -> None:
@@ -771,19 +799,19 @@ class World:
             split = source.split(reach.ends, self.parts)
 
             def plan_and_combine() -> list[tuple[list[Blob], Report]]:
-                return self._by_spark(actor, plan, source, split, started.tasks[job.name], now)
+                return self._by_spark(actor, flow, source, split, restored, now)
 
         else:
-            entry = commits.wake(log, actor.epoch, job.name, now)
-            basis = commits.plan_batch(entry, plan, reach, now)
-            self.oracle.batches[job.name, basis.epoch, basis.batch] = Batch(entry.tasks[job.name], reach, now)
+            entry = commits.wake(log, actor.epoch, flow.id, now)
+            basis = commits.plan_batch(entry, flow, reach, now)
+            self.oracle.batches[flow.id, basis.epoch, basis.batch] = Batch(entry.flows[flow.id], reach, now)
             splits = source.splits(start, reach.ends, self.parts) or [[]]
 
             def plan_and_combine() -> list[tuple[list[Blob], Report]]:
                 told = [basis.of_part(i, self._partitions_in(split)) for i, split in enumerate(splits)]
-                return [combine(plan, told[i], i, len(splits), source.read(s)) for i, s in enumerate(splits)]
+                return [combine(flow, told[i], i, len(splits), source.read(s)) for i, s in enumerate(splits)]
 
-        worker = self._spawn(actor, lambda: self._work(actor, plan, plan_and_combine, sabotage == "parts"), True)
+        worker = self._spawn(actor, lambda: self._work(actor, flow, plan_and_combine, sabotage == "parts"), True)
         self._join(worker)
         if worker.error is not None:
             raise worker.error
@@ -797,7 +825,7 @@ class World:
         entry, after = commits.commit(
             log,
             actor.epoch,
-            plan.settings,
+            flow.first.settings,
             Answers(reports, descriptors),
             now=self.now,
             new_id=self.new_id,
@@ -805,39 +833,44 @@ class World:
         )
         must(sabotage is None, "a shard or a part too few or too many is refused", descriptors=descriptors)
         self.oracle.claim(entry)
-        self.oracle.counted(job.name, entry, after.counts)
-        values = [d.values for d in descriptors if d.values]
-        self.oracle.emitted(job.name, entry, after.clock, values)
+        self.oracle.counted(flow, entry, after.counts)
+        for name in flow.by_name:
+            values = [d.values for d in descriptors if d.task == name and d.values]
+            self.oracle.emitted(name, entry, after.clock, values)
 
     def _by_spark(
-        self, actor: Actor, plan: Plan, stream: Stream, splits: list[list[Sent]], restored: TaskState, now: int
+        self, actor: Actor, flow: FlowPlan, stream: Stream, splits: list[list[Sent]], restored: FlowState, now: int
     ) -> list[tuple[list[Blob], Report]]:
         """What each part sends. A part is planned when it is run, from the newest entry, maybe twice."""
-        log = actor.workers_log if self.rng.random() < 0.5 else Log(plan.files, APPLICATION)
+        log = actor.workers_log if self.rng.random() < 0.5 else Log(flow.first.files, APPLICATION)
         of_parts = []
         for part, split in enumerate(splits):
             attempts = []
             for _ in range(2 if self.rng.random() < 0.2 else 1):
-                entry = commits.wake(log, actor.epoch, plan.name, self.now)
+                entry = commits.wake(log, actor.epoch, flow.id, self.now)
                 planned = commits.plan_batch if part == 0 else commits.plan_part
-                basis = planned(entry, plan, stream.reach, 0)
+                basis = planned(entry, flow, stream.reach, 0)
                 basis = replace(basis, restored=restored.progress.clock if restored.source.positions else BEGINNING)
                 # Who has rows has the batch time from them; the driver knows it.
                 told = replace(basis, now=now) if split else basis
-                blobs, report = combine(plan, told, part, None, stream.read(split))
+                blobs, report = combine(flow, told, part, None, stream.read(split))
                 attempts.append((blobs, replace(report, now=now)))
-                known = Batch(entry.tasks[plan.name], stream.reach, now)
-                self.oracle.batches[plan.name, basis.epoch, basis.batch] = known
+                known = Batch(entry.flows[flow.id], stream.reach, now)
+                self.oracle.batches[flow.id, basis.epoch, basis.batch] = known
             every = [blobs for blobs, _ in attempts]
             chosen = [self.rng.choice(of_shard) for of_shard in zip(*every, strict=True)]
             of_parts.append((chosen, self.rng.choice(attempts)[1]))
-        self.oracle.delivered[plan.name, basis.epoch, basis.batch] = [m for split in splits for m in split]
+        self.oracle.delivered[flow.id, basis.epoch, basis.batch] = [m for split in splits for m in split]
         return of_parts
 
     def _work(
-        self, actor: Actor, plan: Plan, plan_and_combine: Callable[[], list[tuple[list[Blob], Report]]], sabotage: bool
+        self,
+        actor: Actor,
+        flow: FlowPlan,
+        plan_and_combine: Callable[[], list[tuple[list[Blob], Report]]],
+        sabotage: bool,
     ) -> tuple[list[Descriptor], list[Report]]:
-        """What the workers do: combine each part, merge each shard, some of them twice."""
+        """What the workers do: combine each part, merge each shard of each task, some of them twice."""
         rng = self.rng
         sent = plan_and_combine()
         blobs = [list(of_shard) for of_shard in zip(*(blobs for blobs, _ in sent), strict=True)]
@@ -851,7 +884,8 @@ class World:
             else:
                 parts.append(rng.choice(parts))
         descriptors = []
-        for shard, parts in enumerate(blobs):
+        for parts in blobs:
+            plan, shard = flow.by_name[parts[0].task], parts[0].shard
             attempts = [self._attempt(actor, plan, shard, parts) for _ in range(2 if rng.random() < 0.15 else 1)]
             descriptors.append(rng.choice(attempts)[0])
             if rng.random() < 0.8:
@@ -899,9 +933,9 @@ class World:
         must(not self.disk.torn, "temporary files of the dead are deleted", torn=self.disk.torn)
         named = {path for number in log.numbers() for path in self.oracle.named(log.read(number))}
         for path in self.disk.files.keys() - named:
-            folder, _, name = path.rpartition("/")
-            task = entry.tasks.get(folder.rpartition("/")[2])
-            dead = task is not None and tuple(map(int, name.split("-")[:2])) < (entry.epoch, task.progress.batch)
+            folder, _, _ = path.rpartition("/")
+            task = folder.rpartition("/")[2]
+            dead = task in entry.tasks and commits.written(path) < (entry.epoch, entry.flow_of(task).progress.batch)
             must(not dead, "what nobody needs is deleted", path=path)
         self.oracle.finish(self.actors[-1].jobs)
 

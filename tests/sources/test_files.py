@@ -549,6 +549,19 @@ class TestOrder:
             assert values(driver.next()) == [1]
             assert driver.position == {"": 2 * FILE}
 
+    def test_a_source_that_is_to_stay_within_a_position_lists_and_reads_no_more_files(self, tmp_path: Path) -> None:
+        for name in ("a.parquet", "b.parquet"):
+            write(tmp_path, name, table(0, 2))
+        opened = source(tmp_path)
+        opened.open([], {})
+        write(tmp_path, "c.parquet", table(0, 2))
+        opened.stay_within({"": 1 << 32})
+        reach = opened.reach({}, everything=True)
+        assert (reach.ends, len(reach.journal)) == ({"": 1 << 32}, 1)
+        assert opened.reach(reach.ends, everything=False).ends == reach.ends
+        beyond = {"": 2 << 32}
+        assert opened.reach(beyond, everything=True).ends == beyond
+
     def test_nothing_that_appears_after_a_freeze_is_taken(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", table(0, 1))
         driver = Driver(lambda: source(tmp_path, max_files_per_batch=1))

@@ -85,17 +85,18 @@ def test_the_source_of_the_guide_counts_every_line_once_through_restarts(tmp_pat
     for restart in range(4):
         entry = core.start(log, [plan])
         source = guide_source(tmp_path)
-        source.open((), entry.tasks[plan.name].source.known_positions)
+        source.open((), entry.flow_of(plan.name).source.known_positions)
         for batch in itertools.count():
-            start = entry.tasks[plan.name].source.next_positions
+            start = entry.flow_of(plan.name).source.next_positions
             reach = source.reach(start, everything=False)
             if dict(reach.ends) == start or (restart < 3 and batch == 5):
                 break
-            basis = commits.plan_batch(entry, plan, reach, now=0)
+            basis = commits.plan_batch(entry, core.alone(plan), reach, now=0)
             splits = source.splits(start, reach.ends, 3)
             sent = [
-                combine(plan, basis.of_part(part, source.partitions_in(split)), part, len(splits), source.read(split))
+                combine(core.alone(plan), told, part, len(splits), source.read(split))
                 for part, split in enumerate(splits)
+                for told in [basis.of_part(part, source.partitions_in(split))]
             ]
             entry = core.commit(log, plan, core.merged(plan, sent))
         write(tmp_path / "a.log", range(60 + restart, 61 + restart))

@@ -85,6 +85,19 @@ def test_an_end_is_what_is_due_when_the_source_is_frozen() -> None:
     assert source.reach({PARTITION: 50}, everything=False).ends == {PARTITION: 50}
 
 
+def test_a_source_that_is_to_stay_within_a_position_does_not_pass_it() -> None:
+    wall = Wall(0)
+    source = RateSource(10, now_us=wall)
+    source.open([], {})
+    wall.now = 100 * SECOND
+    source.stay_within({PARTITION: 7})
+    assert source.reach({}, everything=True).ends == {PARTITION: 7}
+    assert source.reach({PARTITION: 7}, everything=False).ends == {PARTITION: 7}
+    assert source.reach({PARTITION: 9}, everything=False).ends == {PARTITION: 9}
+    source.stay_within({})
+    assert source.reach({}, everything=True).ends == {}
+
+
 @pytest.mark.parametrize(
     ("other", "words"),
     [

@@ -1,4 +1,4 @@
-"""A stream of small files that grows, two tasks that keep it, and what plain Python makes of it."""
+"""A stream of small files that grows, two or three tasks that keep it, and what plain Python makes of it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from monoids import List, Sum
+from monoids import List, Max, Sum
 from persistent_state import (
     Application,
     FileSource,
@@ -68,7 +69,18 @@ class Journal(PersistentTask):
         return pa.ListArray.from_arrays(pa.array(range(batch.num_rows + 1), pa.int32()), batch["id"])
 
 
+class Newest(PersistentTask):
+    """Each key's newest message, by its number: the update is a column."""
+
+    key = "key"
+    value = "id"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Max())
+
+
 TASKS: Sequence[PersistentTask] = (Balance(), Journal())
+THREE: Sequence[PersistentTask] = (*TASKS, Newest())
 
 
 def application(
@@ -78,9 +90,10 @@ def application(
     interval: str,
     tasks: Sequence[PersistentTask] = TASKS,
     store: str | None = None,
+    one_source: bool = False,
     **more: Any,
 ) -> Application:
-    """Both tasks over the stream in a folder. The store is in the folder too, if none is given."""
+    """The tasks over the stream in a folder, each with a source or all with one. The store is there too, if none is given."""
     app = Application(
         NAME,
         store=store or str(folder / "store"),
@@ -90,8 +103,12 @@ def application(
         shards=shards,
         **more,
     )
-    for task in tasks:
-        app.add(task, FileSource(str(folder / "stream"), timestamp="ts", schema=SCHEMA, max_files_per_batch=2))
+    sources = [
+        FileSource(str(folder / "stream"), timestamp="ts", schema=SCHEMA, max_files_per_batch=2)
+        for _ in tasks[: 1 if one_source else None]
+    ]
+    for task, source in zip(tasks, cycle(sources)):
+        app.add(task, source)
     return app
 
 
@@ -196,8 +213,8 @@ def aside(folder: Path, task: PersistentTask) -> Aside:
     return Aside(ids)
 
 
-def state(folder: Path, task: PersistentTask) -> dict[str, Any]:
-    return {row["key"]: row["value"] for row in read_state(str(folder / "store"), NAME, task).to_pylist()}
+def state(folder: Path, task: PersistentTask, clock: int | None = None) -> dict[str, Any]:
+    return {row["key"]: row["value"] for row in read_state(str(folder / "store"), NAME, task, clock).to_pylist()}
 
 
 def progress(folder: Path) -> list[dict[str, Any]]:
@@ -224,6 +241,11 @@ def balance_of(messages: Iterable[Sent]) -> dict[str, int]:
     return dict(found)
 
 
+def newest_of(messages: Iterable[Sent]) -> dict[str, int]:
+    """What `Newest` holds of messages."""
+    return {message.key: message.id for message in sorted(messages, key=lambda m: m.id)}
+
+
 def check_cut(folder: Path, stream: Stream) -> None:
     """Whatever was killed when: at the global clock the journal holds what it must, in order, and nothing twice.
 
@@ -232,27 +254,47 @@ def check_cut(folder: Path, stream: Stream) -> None:
     entry = Log(open_files(str(folder / "store")), NAME).newest()
     if entry is None:
         return
-    held = state(folder, Journal())
-    ids = {id for journal in held.values() for id in journal}
-    below = [m for m in stream.sent if m.problem(Journal()) is None and m.ts is not None and m.ts < entry.clock]
-    assert held == journal_of(m for m in below if m.id in ids)
-    assert [m for m in below if m.is_on_time and m.id not in ids] == []
+    ids = {message.id for message in _in_journal(folder, stream, entry.clock)}
     assert not ids & aside(folder, Journal()).late
 
 
+def check_clocks(folder: Path, stream: Stream) -> int:
+    """Whatever was killed when: at each retained clock all three tasks hold the same messages. How many clocks there were."""
+    entry = Log(open_files(str(folder / "store")), NAME).newest()
+    assert entry is not None
+    assert {name: entry.tasks[name].flow for name in entry.tasks} == {task.task_name: "Balance" for task in THREE}
+    for clock in entry.retained:
+        held = _in_journal(folder, stream, clock)
+        assert state(folder, Balance(), clock) == balance_of(m for m in held if m.problem(Balance()) is None)
+        assert state(folder, Newest(), clock) == newest_of(held)
+    assert aside(folder, Newest()) == aside(folder, Journal())
+    return len(entry.retained)
+
+
+def _in_journal(folder: Path, stream: Stream, clock: int) -> list[Sent]:
+    """The messages that the journal holds at a clock: in order, nothing twice, and every one that is on time."""
+    held = state(folder, Journal(), clock)
+    ids = {id for journal in held.values() for id in journal}
+    below = [m for m in stream.sent if m.problem(Journal()) is None and m.ts is not None and m.ts < clock]
+    assert held == journal_of(m for m in below if m.id in ids)
+    assert [m for m in below if m.is_on_time and m.id not in ids] == []
+    return [m for m in below if m.id in ids]
+
+
 def check_end(folder: Path, stream: Stream) -> dict[str, int]:
-    """After a close, every message is in the state, or late, or bad, once: how many of each there are, both tasks together."""
+    """After a close, every message is in the state, or late, or bad, once: how many of each there are, all tasks together."""
     entry = Log(open_files(str(folder / "store")), NAME).newest()
     assert entry is not None
     total: Counter[str] = Counter()
-    for task, fold in ((Balance(), balance_of), (Journal(), journal_of)):
+    third = [(Newest(), newest_of)] if "Newest" in entry.tasks else []
+    for task, fold in ((Balance(), balance_of), (Journal(), journal_of), *third):
         found = aside(folder, task)
         late = found.late
         bad = {m.id: reason for m in stream.sent if (reason := m.problem(task)) is not None}
         assert {reason: sorted(ids) for reason, ids in found.ids.items() if reason != LATE} == _by_reason(bad)
         assert len(found.ids.get(LATE, ())) == len(late), "a late row is kept once"
         assert [m for m in stream.sent if m.id in late and (m.is_on_time or m.id in bad)] == []
-        assert entry.tasks[task.task_name].late_rows.counts() == {reason: len(ids) for reason, ids in found.ids.items()}
+        assert entry.late_rows_of(task.task_name).counts() == {reason: len(ids) for reason, ids in found.ids.items()}
         kept = [m for m in stream.sent if m.id not in late and m.id not in bad]
         assert state(folder, task) == fold(kept)
         total += Counter(kept=len(kept), late=len(late), bad=len(bad))

@@ -167,17 +167,17 @@ def test_what_runs_in_foreach_batch_can_be_pickled_and_commits_through_the_store
     log = Log(plan.files, plan.application)
     entry = core.start(log, [plan])
     delivered = str(tmp_path / "delivered")
-    given = Commit(plan, entry.epoch, Keeping(), None, lambda progress: Path(delivered).touch(), False, {})
+    given = Commit(core.alone(plan), entry.epoch, Keeping(), {}, lambda progress: Path(delivered).touch(), {})
     rows = pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 3}], SCHEMA)
     made = core.answers(log, plan, rows)
-    told = {"shard": DRIVER, "answer": cloudpickle.dumps((0, [report.to_bytes() for report in made.reports]))}
-    controls = [told, *({"shard": d.shard, "answer": cloudpickle.dumps(d)} for d in made.descriptors)]
+    told = {"label": DRIVER, "answer": cloudpickle.dumps((0, [report.to_bytes() for report in made.reports]))}
+    controls = [told, *({"label": i, "answer": cloudpickle.dumps(d)} for i, d in enumerate(made.descriptors))]
     # As in a process of its own, which has nothing but this.
     program = "import sys, cloudpickle; call, rows = cloudpickle.load(sys.stdin.buffer); call(rows, 0)"
     data = cloudpickle.dumps((given, SimpleNamespace(collect=partial(list, controls))))
     subprocess.run([sys.executable, "-c", program], input=data, check=True, cwd=sessions.ROOT)
     newest = log.newest()
     assert newest is not None
-    assert (newest.number, newest.tasks[plan.name].progress.batch) == (entry.number + 1, 1)
+    assert (newest.number, newest.flow_of(plan.name).progress.batch) == (entry.number + 1, 1)
     assert core.state_at(newest, plan, None) == {("a", 1): {"sales": 1, "total": 3}}
     assert Path(delivered).exists()

@@ -23,9 +23,9 @@ assert task_state.cut_runs
 task_state.cut_runs = lambda runs, clock, shards: ()
 """,
     "replay": """
-from persistent_state.store import task_state
-assert task_state.rewind_position
-task_state.rewind_position = lambda position, clock: position
+from persistent_state.store import flow_state
+assert flow_state.rewind_position
+flow_state.rewind_position = lambda position, clock: position
 """,
     "late rule": """
 from persistent_state.batch import advance

@@ -286,7 +286,11 @@ def test_a_failing_task_names_the_message_and_leaves_the_state_as_it_was(
         assert word in str(failed.value)
     entry = Log(open_files(app.store), app.name).newest()
     assert entry is not None
-    assert (entry.number, entry.tasks["Stumbles"].stored.runs, entry.tasks["Stumbles"].source.positions) == (1, (), {})
+    assert (entry.number, entry.tasks["Stumbles"].stored.runs, entry.flow_of("Stumbles").source.positions) == (
+        1,
+        (),
+        {},
+    )
     # The next start reads what the failed one did not commit.
     (tmp_path / "in" / "1.parquet").unlink()
     write(tmp_path / "in", "2.parquet", [("a", 1, 10, 100), ("b", 1, 5, 130)])

@@ -2,7 +2,8 @@
 
 Of most only the Python is killed, and of some only the JVM, which the Python then tells before it ends.
 
-Each victim is the restart after the one before it, with another number of shards and another checkpoint interval.
+Each victim is the restart after the one before it, with another number of shards and another checkpoint interval. Where three
+tasks have one source, a driver is killed at any moment, too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from persistent_state.store.log import Log
 from tests.soak import soak_or
 from tests.spark.conftest import Launch, Rehearsal
 from tests.spark.sessions import Jvm
-from tests.spark.stream import NAME, Stream, check_cut, check_end, progress
+from tests.spark.stream import NAME, Stream, check_clocks, check_cut, check_end, progress
 
 PHASES = ("start", "commit", "collect", "close")
 WRITES = ("create", "delete")
@@ -39,6 +40,9 @@ OF_JVM = ("start", "commit")
 
 AT_RANDOM = soak_or(ci=2, soak=40)
 """Drivers that are killed at any step."""
+
+OF_THREE = soak_or(ci=5, soak=40)
+"""Drivers of three tasks that are killed at any moment."""
 
 SOON = 60
 """Seconds in which a driver without a JVM must end. It takes about one where nothing else runs."""
@@ -131,11 +135,11 @@ class Chain:
             self.stream.grow()
 
     def _read(self) -> int:
-        """How many files both tasks have committed."""
+        """How many files all tasks have committed."""
         entry = Log(open_files(str(self.folder / "store")), NAME).newest()
         if entry is None:
             return 0
-        positions = [task.source.positions.get(PARTITION, Position()) for task in entry.tasks.values()]
+        positions = [flow.source.positions.get(PARTITION, Position()) for flow in entry.flows.values()]
         return min(position.next >> ROW_BITS for position in positions)
 
     def _log(self) -> str:
@@ -210,3 +214,38 @@ def test_a_store_is_exact_whatever_step_its_drivers_are_killed_at(
         )
         assert replayed > 0
         assert end["late"] > 0
+
+
+@pytest.mark.soak
+def test_three_tasks_of_one_source_are_exact_at_every_clock_whenever_their_driver_is_killed(
+    launch: Launch, jvms: Sequence[Jvm], tmp_path: Path
+) -> None:
+    chance, sent, clocks = random.Random(3), Stream(tmp_path / "stream", seed=3), 0
+
+    def driver(link: int, *arguments: str) -> subprocess.Popen[bytes]:
+        sent.grow(6)
+        told = ["--three", "--shards", str(link % 3 + 1), "--interval", ("10 seconds", "15 seconds")[link % 2]]
+        return launch(
+            "-m", "tests.spark.victim", str(tmp_path), *told, *arguments, folder=tmp_path, **jvms[link % 2].env
+        )
+
+    def lines(name: str) -> int:
+        return len((tmp_path / name).read_text().splitlines()) if (tmp_path / name).exists() else 0
+
+    for link in range(OF_THREE):
+        # Each commit tells of three tasks. The steps come before the first commit.
+        file, more = ("steps", 1) if link % 3 == 2 else ("progress", 3 * chance.randint(1, 2))
+        begun = lines(file)
+        victim = driver(link, "--continuous")
+        while lines(file) < begun + more:
+            assert victim.poll() is None, (tmp_path / "log").read_text()[-4000:]
+            time.sleep(0.02)
+        time.sleep(chance.random())
+        victim.kill()
+        assert victim.wait(timeout=60) == -signal.SIGKILL
+        clocks += check_clocks(tmp_path, sent)
+    last = driver(OF_THREE)
+    assert last.wait(timeout=120) == 0, (tmp_path / "log").read_text()[-4000:]
+    assert clocks + check_clocks(tmp_path, sent) > OF_THREE
+    assert check_end(tmp_path, sent)["late"] > 0
+    assert sum(told["replayed"] for told in progress(tmp_path)) > 0

@@ -27,7 +27,7 @@ from persistent_state import (
     StoreUnavailableError,
     ValuesAtClock,
 )
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.engine import backoff, deliveries
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.event_time.clocks import BEGINNING
@@ -104,7 +104,7 @@ def recorded(plan: Plan) -> dict[str, int]:
 
 def running(plan: Plan) -> int:
     """Take the application over; the number of the start."""
-    entry = take_over(Log(plan.files, "app"), [plan], interval=10, shards=1, writer="w", now=0)
+    entry = take_over(Log(plan.files, "app"), [FlowPlan((plan,))], interval=10, shards=1, writer="w", now=0)
     return entry.epoch
 
 

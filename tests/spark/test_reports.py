@@ -25,8 +25,9 @@ def ran(spark: SparkSession, folder: Path, *tasks: Words, drain: bool = False) -
     app = Application(
         "words", str(folder / "store"), checkpoint_interval="10 seconds", allowed_delay="1 minute", shards=1
     )
+    source = FileSource(folder / "in", timestamp="ts", schema=SCHEMA)
     for task in tasks:
-        app.add(task, FileSource(folder / "in", timestamp="ts", schema=SCHEMA))
+        app.add(task, source)
     return app.run(spark, drain=drain)
 
 

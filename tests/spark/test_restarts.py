@@ -124,7 +124,7 @@ def test_what_may_change_between_starts_changes_and_nothing_is_lost_or_counted_t
     run([Account(), highest_of("accounts.v2")], 2, "20 seconds", "30 seconds")
     gone = newest(tmp_path)
     assert not gone.tasks["Journal"].active
-    assert left_at < gone.tasks["Journal"].progress.clock < gone.clock
+    assert left_at < gone.flow_of("Journal").progress.clock < gone.clock
     # The task that was gone is back, and reads what it has missed.
     run([Account(), Journal(), highest_of("accounts.v2")], 4, "10 seconds", "30 seconds", drain=True)
     check_end(tmp_path, sent)
@@ -338,7 +338,7 @@ def test_a_task_is_built_again_beside_one_that_goes_on(spark: SparkSession, tmp_
     with pytest.raises(StateError, match="stumbled at call 2"):
         app(DoubleTotal(), "doubled", RunningValues(Stumbling(lambda call: call == 2))).run(spark, rebuild=["Total"])
     entry = newest(tmp_path, "built")
-    assert (entry.clock, entry.tasks["Total"].progress.clock < clock) == (clock, True)
+    assert (entry.clock, entry.flow_of("Total").progress.clock < clock) == (clock, True)
     with pytest.raises(InvalidInputError, match="task=Total is built again and has reached clock="):
         read_state(str(tmp_path / "store"), "built", DoubleTotal(), clock)
     numbers(tmp_path / "more", [6], [7])

@@ -85,15 +85,15 @@ def test_the_global_clock_goes_on_without_streams_that_are_silent(spark: SparkSe
     write(tmp_path / "busy", 0, range(100, 200))
     with started(spark, tmp_path):
         wait_for(lambda: newest(tmp_path).clock >= 199 * SECOND)
-        assert not any(newest(tmp_path).tasks[name].progress.holds for name in ("Quiet", "Never"))
+        assert not any(newest(tmp_path).flow_of(name).progress.holds for name in ("Quiet", "Never"))
         # One that wakes it after that, as an attempt that nobody waits for may, holds it for a while at the most.
         wake(Log(open_files(str(tmp_path / "store")), "app"), newest(tmp_path).epoch, "Quiet", 0)
         write(tmp_path / "busy", 1, range(200, 300))
         wait_for(lambda: newest(tmp_path).clock >= 299 * SECOND)
         # What comes then counts, from the clock on.
         write(tmp_path / "quiet", 1, range(290, 310))
-        wait_for(lambda: newest(tmp_path).tasks["Quiet"].progress.clock >= 309 * SECOND)
-    assert newest(tmp_path).tasks["Quiet"].late_rows.counts() == {"late": 9}
+        wait_for(lambda: newest(tmp_path).flow_of("Quiet").progress.clock >= 309 * SECOND)
+    assert newest(tmp_path).late_rows_of("Quiet").counts() == {"late": 9}
     # After a start they deliver nothing: the clock goes on all the same.
     write(tmp_path / "busy", 2, range(310, 400))
     with started(spark, tmp_path):

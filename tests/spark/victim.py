@@ -3,6 +3,7 @@
     python -m tests.spark.victim FOLDER [--master "local[2]"] [--shards 2] [--interval "10 seconds"]
         [--die STEP [--of jvm] [--from-call 3]] [--pause STEP STEP] [--stumble] [--kill-every 9]
         [--store URL --options FILE --scratch FOLDER] [--when FILE] [--continuous | --twice] [--delivery at-least-once]
+        [--three]
 
 At the step of --die it is ended by SIGKILL, or with --of jvm only its JVM is. At that of --pause all its processes stop
 by SIGSTOP; when it was fenced it starts again, for the next of these steps. With --stumble every first attempt of a Spark
@@ -10,6 +11,8 @@ task fails, and with --kill-every 9 the worker is killed that is at every ninth 
 
 With --when it starts once that file is there. A --store is given what the JSON of --options says, and has no steps. Its Spark
 tells all it does, and keeps an event log.
+
+With --three there is a third task, and all of them have one source.
 
 It ends with exit code 0 when it has read everything and closed, or with --continuous when it was asked to stop. With
 --twice it starts again before it closes. FOLDER/progress gets its progress as lines of JSON, and FOLDER/steps the steps
@@ -213,6 +216,7 @@ def main() -> None:
     parser.add_argument("--twice", action="store_true")
     parser.add_argument("--continuous", action="store_true")
     parser.add_argument("--delivery", default="exactly-once")
+    parser.add_argument("--three", action="store_true")
     told = parser.parse_args()
     jvm = Jvm()
     act = jvm.pause_with_all if told.pause else jvm.kill if told.of == "jvm" else _die
@@ -220,7 +224,7 @@ def main() -> None:
     if told.store is None:
         watch(steps)
     backoff.LONGEST_WAIT = 0.1
-    tasks = stream.TASKS
+    tasks = stream.THREE if told.three else stream.TASKS
     if told.stumble:
         stumbles = Stumbles(told.folder / "stumbles")
         WatchedFiles.for_workers = partial(StumblingFiles, stumbles=stumbles)
@@ -237,6 +241,7 @@ def main() -> None:
         storage_options=json.loads(told.options.read_text()) if told.options else {},
         scratch=told.scratch,
         delivery=told.delivery,
+        one_source=told.three,
     )
 
     def tell(progress: micro_batch.Progress) -> None:

@@ -78,10 +78,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def test_an_entry_says_what_changed_and_nothing_else(world: World) -> None:
     world.play(7)
     changes = world.record(world.entry.number)["changes"]
-    assert changes.keys() <= {"time", "clock", "retained", "tasks"}
-    (change,) = changes["tasks"].values()
-    assert change.keys() <= {"clock", "batch", "channels", "positions", "cuts", "shards", "floor"}
-    assert len(change["shards"]) == 1
+    assert changes.keys() <= {"time", "clock", "retained", "flows", "tasks"}
+    (flow,), (task,) = changes["flows"].values(), changes["tasks"].values()
+    assert flow.keys() <= {"clock", "batch", "inputs"}
+    assert flow["inputs"][""].keys() == {"channels", "positions"}
+    assert task.keys() <= {"cuts", "shards", "floor"}
+    assert len(task["shards"]) == 1
 
 
 def test_one_changed_shard_costs_no_more_beside_many_others(world: World) -> None:

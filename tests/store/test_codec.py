@@ -1,4 +1,4 @@
-"""The store's format: read as docs/format.md says, without the library, from a store that the first version wrote."""
+"""The store's format: read as docs/format.md says, without the library, from a store of each format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import InvalidInputError, clocks, read_late_rows, read_state
-from persistent_state.store import blocks
+from persistent_state.store import blocks, codec, late_rows, lists
 from tests.fixtures.write_store import APPLICATION, Notes, Totals, rows, write
 
 STORE = Path(__file__).parents[1] / "fixtures" / "store-v1"
@@ -23,7 +23,27 @@ WITHOUT_TIMESTAMP = {13, 47}
 
 
 LISTS = ("retained", "sides", "coarse", "files", "tail", "spans", "runs")
-BY_NAME = ("tasks", "channels", "positions", "planned", "settled_counts", "delivered", "voided", "cut_at")
+BY_NAME = (
+    "flows",
+    "tasks",
+    "inputs",
+    "channels",
+    "positions",
+    "planned",
+    "settled_counts",
+    "delivered",
+    "voided",
+    "cut_at",
+)
+DEFAULTS: dict[str, Any] = {
+    **{field: {} for field in ("planned", "settled_counts", "delivered", "voided", "cut_at")},
+    "sides": [],
+    "settled": {"files": [], "tail": []},
+}
+"""What may have a change though it was never written."""
+
+OF_FLOWS = ("clock", "batch", "holds", "coarse", "sides", "settled", "settled_counts")
+OF_INPUTS = ("channels", "positions", "journal", "planned", "again")
 
 
 def written(store: Path, number: int) -> tuple[dict[str, Any], str]:
@@ -32,9 +52,8 @@ def written(store: Path, number: int) -> tuple[dict[str, Any], str]:
     body, seal = data.splitlines(keepends=True)
     assert seal == b"sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n"
     entry: dict[str, Any] = json.loads(body)
-    assert entry["format"] == (1 if store == STORE else 3)
     assert entry["number"] == number
-    for field in ("tasks", "changes"):
+    for field in ("flows", "tasks", "changes"):
         if isinstance(entry.get(field), str):
             entry[field] = json.loads(zlib.decompress(base64.b64decode(entry[field])))
     return entry, hashlib.sha256(data).hexdigest()
@@ -49,7 +68,17 @@ def newest_entry(store: Path) -> dict[str, Any]:
         change, own = written(store, link)
         assert change["previous"] == checksum
         entry, checksum = changed("entry", entry, change["changes"]), own
-    return entry
+    return entry if entry["format"] > 3 else {**entry, "flows": own_flows(entry["tasks"])}
+
+
+def own_flows(tasks: dict[str, Any]) -> dict[str, Any]:
+    """The flows of tasks that share none, from an entry of a format that knows none. They have the tasks' names."""
+    flows = {}
+    for name, task in tasks.items():
+        source = {field: task.pop(field) for field in OF_INPUTS if field in task}
+        flows[name] = {"inputs": {"": source}, **{field: task.pop(field) for field in OF_FLOWS}}
+        task["flow"] = name
+    return flows
 
 
 def changed(field: str, before: Any, change: Any) -> Any:
@@ -63,13 +92,13 @@ def changed(field: str, before: Any, change: Any) -> Any:
         return change
     after = {**before}
     for name, value in change.items():
-        if value is None and field in BY_NAME:
+        if field in BY_NAME and value is None:
             del after[name]
-        elif name not in before and (field in BY_NAME or name not in ("planned", "delivered", "voided", "cut_at")):
-            after[name] = value
+        elif field in BY_NAME:
+            after[name] = changed("", before[name], value) if name in before else value
         else:
-            # A map that is empty by default may not have been written.
-            after[name] = changed(name if field not in BY_NAME else "", before.get(name, {}), value)
+            was = before.get(name, DEFAULTS.get(name))
+            after[name] = value if was is None else changed(name, was, value)
     return after
 
 
@@ -114,7 +143,8 @@ def state_rows(store: Path, task: dict[str, Any], clock: int) -> Iterator[dict[s
 def totals_by_hand(store: Path, clock: int) -> dict[tuple[Any, ...], dict[str, int]]:
     found: dict[tuple[Any, ...], dict[str, int]] = {}
     for row in state_rows(store, newest_entry(store)["tasks"]["Totals"], clock):
-        total = found.setdefault((row["key0"], row["key1"]), {"sales": 0, "total": 0})
+        key = tuple(row[name] for name in ("key0", "key1") if name in row)
+        total = found.setdefault(key, {"sales": 0, "total": 0})
         for name in total:
             total[name] += row["value"][name]
     return found
@@ -129,6 +159,26 @@ def notes_by_hand(store: Path, clock: int) -> dict[Any, list[str]]:
     for row in by_order:
         found.setdefault(row["key0"], []).extend(row["value"])
     return found
+
+
+def late_by_hand(store: Path, task: str) -> Iterator[dict[str, Any]]:
+    """The late and bad rows of a task: its own, and those of its flow."""
+    entry = newest_entry(store)
+    record = entry["tasks"][task]
+    for holder in (record, entry["flows"][record["flow"]]):
+        listed = holder.get("settled", DEFAULTS["settled"])
+        older = [json.loads(line) for file in listed["files"] for line in content(store, file).splitlines()]
+        settled = [json.loads(item) for item in (*older, *listed["tail"])]
+        for side in (*settled, *holder.get("sides", [])):
+            for row in pa.ipc.open_file(content(store, side["file"])).read_all().to_pylist():
+                if all(is_left(row, cut) for cut in side["cuts"]):
+                    yield row
+
+
+def is_left(row: dict[str, Any], cut: dict[str, Any]) -> bool:
+    """Whether a start has left a row where it is."""
+    is_below = row["timestamp"] is not None and row["timestamp"] < cut["clock"]
+    return is_below or (row["position"] is not None and row["position"] < cut["positions"].get(row["strand"], 0))
 
 
 def sales_below(clock: int) -> list[tuple[int, dict[str, Any]]]:
@@ -154,15 +204,19 @@ def expected_notes(clock: int) -> dict[Any, list[str]]:
     return wanted
 
 
-@pytest.fixture(params=["kept", "fresh"])
+@pytest.fixture(params=["kept", "fresh", "of one flow", "compressed and in lists"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store of the first version, and one that this version writes."""
-    if request.param == "fresh":
-        # Or each file would have one block.
-        monkeypatch.setattr(blocks, "BLOCK", 200)
-        write(tmp_path)
-        return tmp_path
-    return STORE
+    """A store of the first version, and stores that this version writes."""
+    if request.param == "kept":
+        return STORE
+    # Or each file would have one block.
+    monkeypatch.setattr(blocks, "BLOCK", 200)
+    if request.param == "compressed and in lists":
+        monkeypatch.setattr(codec, "LARGE", 0)
+        monkeypatch.setattr(late_rows, "MANY", 0)
+        monkeypatch.setattr(lists, "TAIL", 0)
+    write(tmp_path, as_one=request.param == "of one flow")
+    return tmp_path
 
 
 def test_the_store_is_read_by_hand_at_every_retained_clock(store: Path) -> None:
@@ -190,11 +244,14 @@ def test_the_store_holds_what_the_format_is_about(store: Path) -> None:
     assert any(run["below"] is not None for run in runs)
     assert len({run["file"]["path"] for run in runs}) < len(runs)
     assert max(run["last"] for run in runs) >= entry["clock"]
-    assert all(task["sides"] for task in entry["tasks"].values())
+    assert all(flow["sides"] or flow["settled"]["files"] for flow in entry["flows"].values())
+    assert {task["flow"] for task in entry["tasks"].values()} == entry["flows"].keys()
 
 
 def test_late_and_bad_rows_are_each_there_once(store: Path) -> None:
     for task in ("Totals", "Notes"):
+        by_hand = [row["position"] for row in late_by_hand(store, task)]
+        assert sorted(by_hand) == sorted(LATE | WITHOUT_TIMESTAMP)
         found = [row for table in read_late_rows(str(store), APPLICATION, task) for row in table.to_pylist()]
         assert sorted(row["position"] for row in found) == sorted(LATE | WITHOUT_TIMESTAMP)
         assert {row["position"] for row in found if row["reason"] == "late"} == LATE

@@ -38,10 +38,10 @@ BORN = 160
 """The clock at which the second task started from zero."""
 
 
-def go_on(files: Files, events: Path) -> None:
+def go_on(files: Files, events: Path, as_one: bool = False) -> None:
     """Start the application with another number of shards, and read new files too."""
     add_files(events, rows(), 15)
-    log, sources = start(files, events, [Totals(), Windows()], 2, 20, ["sink"])
+    log, sources = start(files, events, [Totals(), Windows()], 2, 20, ["sink"], as_one=as_one)
     add_files(events, rows(), 20)
     read_all(log, sources)
     newest = log.newest()
@@ -97,21 +97,35 @@ def check(files: Files, read: int) -> None:
         assert sorted(row["price"] for row in late) == [i for i in range(read) if is_late(task, i)]
 
 
+def flows_of(files: Files) -> dict[str, set[str]]:
+    """The tasks of each flow, by its id."""
+    entry = Log(files, APPLICATION).newest()
+    assert entry is not None
+    return {id: set(entry.tasks_of(id)) for id in entry.flows}
+
+
+@pytest.mark.parametrize("as_one", [False, True])
 @pytest.mark.parametrize("name", STORES)
-def test_a_store_of_two_tasks_that_read_a_folder_in_different_orders_is_gone_on_from(name: str, tmp_path: Path) -> None:
+def test_a_store_of_two_tasks_that_read_a_folder_in_different_orders_is_gone_on_from(
+    name: str, as_one: bool, tmp_path: Path
+) -> None:
+    """The tasks never share a flow, though they may be wanted in one: a position means different files to them."""
     files = unpacked(name)
     check(files, 75)
     for _ in range(2):
-        go_on(files, tmp_path)
+        go_on(files, tmp_path, as_one)
         check(files, 100)
+        assert flows_of(files) == {"Totals": {"Totals"}, "Windows": {"Windows"}}
     assert clocks(files.url, APPLICATION)[-1] > 800
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("after", "as_one"), [(False, True), (True, False)])
 @pytest.mark.parametrize("name", STORES)
-def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(name: str, after: bool, tmp_path: Path) -> None:
+def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(
+    name: str, after: bool, as_one: bool, tmp_path: Path
+) -> None:
     files = unpacked(name)
-    assert survive(files, after, lambda mortal: go_on(mortal, tmp_path)) > 4
+    assert survive(files, after, lambda mortal: go_on(mortal, tmp_path, as_one)) > 4
     check(files, 100)
 
 
@@ -122,7 +136,8 @@ def test_the_store_holds_what_it_is_about(name: str) -> None:
     assert entry is not None
     totals, windows = entry.tasks["Totals"], entry.tasks["Windows"]
     orders = [
-        [json.loads(line)["path"] for line in lists.read(files, task.source.journal)] for task in (totals, windows)
+        [json.loads(line)["path"] for line in lists.read(files, entry.flow_of(task).source.journal)]
+        for task in ("Totals", "Windows")
     ]
     assert sorted(orders[0]) == sorted(orders[1])
     assert orders[0] != orders[1]

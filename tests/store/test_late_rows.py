@@ -35,7 +35,7 @@ def rows_of(*stamps: int | None) -> pa.RecordBatch:
 
 
 def kept(entry: Entry, log: Log) -> list[int | None]:
-    tables = late_rows.read_all(log.files, entry.tasks["Total"].late_rows)
+    tables = late_rows.read_all(log.files, entry.late_rows_of("Total"))
     return [stamp for table in tables for stamp in table["timestamp"].to_pylist()]
 
 
@@ -64,13 +64,13 @@ def test_a_settled_row_is_never_delivered_again_where_a_slow_channel_catches_up(
     for n in range(3):
         entry = go((10 * (MOST_SPANS + n) + 1, "fast"), (None, "fast"))
     told = {"no timestamp": [ts for ts, _ in sent].count(None)}
-    assert entry.tasks["Total"].late_rows.counts() == told
-    assert bool(entry.tasks["Total"].late_rows.settled_counts) == (large == 0)
-    first = start(log, [plan]).tasks["Total"].source.positions[""].next
+    assert entry.late_rows_of("Total").counts() == told
+    assert bool(entry.late_rows_of("Total").settled_counts) == (large == 0)
+    first = start(log, [plan]).flows["Total"].source.positions[""].next
     assert 0 < first < len(sent)
     again = sent[first:]
     del sent[first:]
-    assert go(*again).tasks["Total"].late_rows.counts() == told
+    assert go(*again).late_rows_of("Total").counts() == told
 
 
 def test_a_lost_file_is_named_and_a_task_can_start_anew_without_it(tmp_path: Path) -> None:
@@ -78,14 +78,14 @@ def test_a_lost_file_is_named_and_a_task_can_start_anew_without_it(tmp_path: Pat
     log = Log(plan.files, plan.application)
     start(log, [plan])
     entry = play(log, plan, rows_of(100, None), placed=False)
-    lost = tmp_path / entry.tasks["Total"].late_rows.sides[0].file.path
+    lost = tmp_path / entry.late_rows_of("Total").sides[0].file.path
     lost.unlink()
     for n in range(2 * late_rows.MANY):
         entry = play(log, plan, rows_of(100 + n, None), placed=False)
     with pytest.raises(DamagedError, match=rf"{lost.name}.*; restore it, or reset the task"):
         start(log, [plan])
     entry = start(log, [plan], reset=["Total"])
-    assert entry.tasks["Total"].late_rows.sides == ()
+    assert entry.late_rows_of("Total").sides == ()
 
 
 def test_the_oldest_rows_aside_come_first_and_large_files_are_left_as_they_are(
@@ -97,17 +97,15 @@ def test_the_oldest_rows_aside_come_first_and_large_files_are_left_as_they_are(
     for n in range(40):
         entry = play(log, plan, rows_of(1000 * (n == 0), *[None] * (1 + n % 3)))
     positions = [
-        p
-        for table in late_rows.read_all(log.files, entry.tasks["Total"].late_rows)
-        for p in table["position"].to_pylist()
+        p for table in late_rows.read_all(log.files, entry.late_rows_of("Total")) for p in table["position"].to_pylist()
     ]
-    assert len(entry.tasks["Total"].late_rows.sides) <= late_rows.MANY
+    assert len(entry.late_rows_of("Total").sides) <= late_rows.MANY
     assert len(positions) == len(set(positions)) == sum(1 + n % 3 for n in range(40)) + 39
     monkeypatch.setattr(late_rows, "LARGE", 0)
-    before = len(entry.tasks["Total"].late_rows.sides)
+    before = len(entry.late_rows_of("Total").sides)
     for _ in range(20):
         entry = play(log, plan, rows_of(None))
-    assert len(entry.tasks["Total"].late_rows.sides) == before + 20
+    assert len(entry.late_rows_of("Total").sides) == before + 20
 
 
 def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
@@ -130,32 +128,32 @@ def test_rows_that_never_settle_stand_in_few_files_and_a_start_takes_all_of_them
     count, written = 120, Counter[str]()
     for n in range(count):
         entry = play(log, plan, rows_of(n, None), placed=False)
-        listed = entry.tasks["Total"].late_rows.sides
+        listed = entry.late_rows_of("Total").sides
         assert len(listed) <= late_rows.MANY
         written.update({side.file.path: sum(side.reasons.values()) for side in listed if side.file.path not in written})
     assert written.total() < 4 * count, "each row is written again a few times, not hundreds of times"
     assert kept(entry, log) == [None] * count
-    assert entry.tasks["Total"].late_rows.counts() == {"no timestamp": count}
+    assert entry.late_rows_of("Total").counts() == {"no timestamp": count}
     assert verify(str(tmp_path)).problems == ()
     entry = start(log, [plan])
-    assert entry.tasks["Total"].late_rows.counts() == {}
+    assert entry.late_rows_of("Total").counts() == {}
     entry = play(log, plan, rows_of(*range(entry.clock, count), *[None] * count), placed=False)
-    assert entry.tasks["Total"].late_rows.counts() == {"no timestamp": count}
+    assert entry.late_rows_of("Total").counts() == {"no timestamp": count}
 
 
 def test_late_rows_of_many_starts_stand_in_one_file_for_each(tmp_path: Path) -> None:
     plan = plan_of(Total(), ROW, files=open_files(tmp_path))
     log, sent, starts = Log(plan.files, plan.application), list[int](), 5
     for n in range(starts):
-        positions = start(log, [plan]).tasks["Total"].source.positions
+        positions = start(log, [plan]).flows["Total"].source.positions
         if positions:
             play(log, plan, rows_of(*sent[positions[""].next :]))
         for stamp in (1000 * (n + 1), *range(late_rows.MANY)):
             sent.append(stamp)
             entry = play(log, plan, rows_of(stamp))
-    task = entry.tasks["Total"]
-    assert len(task.late_rows.sides) <= late_rows.MANY
-    assert len(late_rows.settled(log.files, task.late_rows)) == starts - 1
+    rows = entry.late_rows_of("Total")
+    assert len(rows.sides) <= late_rows.MANY
+    assert len(late_rows.settled(log.files, rows)) == starts - 1
     assert sorted(filter(None, kept(entry, log))) == sorted(starts * [*range(1, late_rows.MANY)])
-    assert task.late_rows.counts() == {"late": starts * late_rows.MANY}
+    assert rows.counts() == {"late": starts * late_rows.MANY}
     assert verify(str(tmp_path)).problems == ()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
@@ -41,16 +43,21 @@ from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
+from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
-from persistent_state.store.task_state import LateRows, OutputState, SourceState, StoredState, TaskProgress, TaskState
+from persistent_state.store.task_state import OutputState, StoredState, TaskState
 from tests import core
 
-GOLDEN = Path(__file__).parent / "golden_entry-3.json"
-GOLDEN_EVERY_FIELD = Path(__file__).parent / "golden_every_field-3.json"
-GOLDEN_CHANGES = Path(__file__).parent / "golden_changes-3.json"
+GOLDEN = Path(__file__).parent / "golden_entry-4.json"
+GOLDEN_EVERY_FIELD = Path(__file__).parent / "golden_every_field-4.json"
+GOLDEN_CHANGES = Path(__file__).parent / "golden_changes-4.json"
 GOLDEN_1 = Path(__file__).parent / "golden_entry-1.json"
 GOLDEN_2 = Path(__file__).parent / "golden_entry-2.json"
+GOLDEN_3 = Path(__file__).parent / "golden_entry-3.json"
+GOLDEN_EVERY_FIELD_3 = Path(__file__).parent / "golden_every_field-3.json"
+GOLDEN_CHANGES_3 = Path(__file__).parent / "golden_changes-3.json"
+GOLDEN_PACKED_3 = Path(__file__).parent / "golden_packed-3.json"
 
 
 def of_shards(*runs: Run) -> tuple[ShardRuns, ...]:
@@ -68,6 +75,33 @@ FULL = Entry(
     shards=2,
     clock=120_000_000,
     retained=(BEGINNING, 60_000_000, 120_000_000),
+    flows={
+        "totals": FlowState(
+            progress=FlowProgress(clock=180_000_000, holds=False, batch=3),
+            inputs={
+                "": SourceState(
+                    channels={"a": Channel(200_000_000, 5), "b": Channel(None, 6, ended=True, beyond=2)},
+                    positions={"events/1.csv": Position(9, ((12, 60_000_000),), ((0, 59_000_000), (4, 130_000_000)))},
+                    journal=Pages((Stored("app/runs/totals/p", 5, "01" * 32),), ("one", 'two "quoted"\n')),
+                )
+            },
+            late_rows=LateRows(
+                sides=(
+                    SideFile(
+                        Stored("app/runs/totals/c.side.arrow", 7, "23" * 32),
+                        {"late": 2, "no timestamp": 1},
+                        None,
+                        {"events/1.csv": 9},
+                        (Cut(60_000_000, {"events/1.csv": 3}),),
+                    ),
+                ),
+                settled=Pages((), ("{}",)),
+                settled_counts={"late": 4},
+            ),
+            coarse=(Coarse(0, 960_000_000, 120_000_000),),
+        ),
+        "gone": FlowState(FlowProgress(60_000_000)),
+    },
     tasks={
         "totals": TaskState(
             identity={
@@ -76,7 +110,7 @@ FULL = Entry(
                 "key": [{"name": "größe", "type": "string"}],
             },
             born=BEGINNING,
-            progress=TaskProgress(clock=180_000_000, holds=False, batch=3),
+            flow="totals",
             stored=StoredState(
                 cuts=(BEGINNING, 120_000_000, 180_000_000),
                 shards=of_shards(
@@ -93,37 +127,18 @@ FULL = Entry(
                         half=240_000_000,
                     ),
                 ),
-                coarse=(Coarse(0, 960_000_000, 120_000_000),),
                 floor=60_000_000,
-            ),
-            source=SourceState(
-                channels={"a": Channel(200_000_000, 5), "b": Channel(None, 6, ended=True, beyond=2)},
-                positions={"events/1.csv": Position(9, ((12, 60_000_000),), ((0, 59_000_000), (4, 130_000_000)))},
-                journal=Pages((Stored("app/runs/totals/p", 5, "01" * 32),), ("one", 'two "quoted"\n')),
-            ),
-            late_rows=LateRows(
-                sides=(
-                    SideFile(
-                        Stored("app/runs/totals/c.side.arrow", 7, "23" * 32),
-                        {"late": 2, "no timestamp": 1},
-                        None,
-                        {"events/1.csv": 9},
-                        (Cut(60_000_000, {"events/1.csv": 3}),),
-                    ),
-                ),
-                settled=Pages((), ("{}",)),
-                settled_counts={"late": 4},
             ),
             outputs=OutputState(delivered={"sql sqlite:///größe.db totals": 120_000_000, "function f": BEGINNING}),
         ),
-        "gone": TaskState(
-            identity={}, born=0, progress=TaskProgress(60_000_000), stored=StoredState((60_000_000,)), active=False
-        ),
+        "gone": TaskState(identity={}, born=0, flow="gone", stored=StoredState((60_000_000,)), active=False),
     },
 )
+"""An entry of tasks that share no flow, as entries of every format can say it."""
 
 _totals = FULL.tasks["totals"]
-EVERY_FIELD = FULL.with_task(
+_source = replace(FULL.flows["totals"].source, planned={"events/1.csv": 11}, again=120_000_001)
+EVERY_FIELD_OF_ONE = FULL.with_task(
     "totals",
     replace(
         _totals,
@@ -133,7 +148,6 @@ EVERY_FIELD = FULL.with_task(
             _totals.stored,
             shards=of_shards(*(replace(run, file=replace(run.file, index=400)) for run in _totals.stored.runs)),
         ),
-        source=replace(_totals.source, planned={"events/1.csv": 11}, again=120_000_001),
         outputs=replace(
             _totals.outputs,
             voided={"function f": 60_000_000},
@@ -143,8 +157,21 @@ EVERY_FIELD = FULL.with_task(
             retired=("delta d",),
         ),
     ),
-)
-"""No field of the task is as it is by default."""
+).with_flow("totals", FULL.flows["totals"].with_source(_source))
+"""What an entry of format 3 can say of a task, and nothing of it as by default."""
+
+EVERY_FIELD = EVERY_FIELD_OF_ONE.with_task(
+    "totals",
+    replace(
+        EVERY_FIELD_OF_ONE.tasks["totals"],
+        late_rows=LateRows(
+            (SideFile(Stored("app/runs/totals/d.side.arrow", 8, "45" * 32), {"value does not fit": 1}, None, {}, ()),),
+            Pages((Stored("app/runs/totals/q", 6, "67" * 32),), ("{}",)),
+            {"key does not fit": 2},
+        ),
+    ),
+).with_task("shops", replace(FULL.tasks["gone"], flow="totals"))
+"""Two tasks of one flow. No field of the first, and of the flow, is as it is by default."""
 
 INTS = st.integers(-(2**63), 2**64)
 NAMES = st.text(max_size=6)
@@ -164,29 +191,36 @@ SIDES = st.builds(
 COUNTS = st.dictionaries(NAMES, INTS, max_size=2)
 TEXTS = st.lists(NAMES, max_size=2).map(tuple)
 RUNS = st.builds(Run, STORED, INTS, INTS, INTS, INTS, INTS, st.one_of(st.none(), INTS), st.one_of(st.none(), INTS))
+LATE_ROWS = st.builds(LateRows, st.lists(SIDES, max_size=2).map(tuple), PAGES, COUNTS)
+SOURCES = st.builds(
+    SourceState,
+    channels=st.dictionaries(
+        NAMES, st.builds(Channel, st.one_of(st.none(), INTS), INTS, st.booleans(), INTS), max_size=2
+    ),
+    positions=st.dictionaries(NAMES, st.builds(Position, INTS, PAIRS, PAIRS), max_size=2),
+    journal=PAGES,
+    planned=COUNTS,
+    again=INTS,
+)
+FLOWS = st.builds(
+    FlowState,
+    progress=st.builds(FlowProgress, INTS, st.booleans(), INTS),
+    inputs=st.dictionaries(NAMES, SOURCES, max_size=2),
+    late_rows=LATE_ROWS,
+    coarse=st.lists(st.builds(Coarse, INTS, INTS, INTS), max_size=2).map(tuple),
+)
 TASKS = st.builds(
     TaskState,
     identity=st.dictionaries(NAMES, st.one_of(NAMES, st.lists(INTS, max_size=2)), max_size=2),
     born=INTS,
-    progress=st.builds(TaskProgress, INTS, st.booleans(), INTS),
+    flow=NAMES,
     stored=st.builds(
         StoredState,
         cuts=NUMBERS,
         shards=st.lists(st.builds(ShardRuns, st.lists(RUNS, max_size=3).map(tuple)), max_size=3).map(tuple),
-        coarse=st.lists(st.builds(Coarse, INTS, INTS, INTS), max_size=2).map(tuple),
         floor=INTS,
     ),
-    source=st.builds(
-        SourceState,
-        channels=st.dictionaries(
-            NAMES, st.builds(Channel, st.one_of(st.none(), INTS), INTS, st.booleans(), INTS), max_size=2
-        ),
-        positions=st.dictionaries(NAMES, st.builds(Position, INTS, PAIRS, PAIRS), max_size=2),
-        journal=PAGES,
-        planned=COUNTS,
-        again=INTS,
-    ),
-    late_rows=st.builds(LateRows, st.lists(SIDES, max_size=2).map(tuple), PAGES, COUNTS),
+    late_rows=LATE_ROWS,
     outputs=st.builds(OutputState, COUNTS, COUNTS, INTS, COUNTS, TEXTS, TEXTS),
     active=st.booleans(),
     life=INTS,
@@ -202,6 +236,7 @@ ENTRIES = st.builds(
     shards=INTS,
     clock=INTS,
     retained=NUMBERS,
+    flows=st.dictionaries(NAMES, FLOWS, max_size=2),
     tasks=st.dictionaries(NAMES, TASKS, max_size=2),
 )
 
@@ -223,6 +258,60 @@ def without_added(data: bytes) -> bytes:
         for channel in task["channels"].values():
             del channel["before"]
     return sealed(record)
+
+
+OF_FLOWS = ("batch", "clock", "coarse", "holds", "settled", "settled_counts", "sides")
+"""The fields of a flow that before format 4 were a task's. So were those of its only input."""
+
+
+def as_of_format_3(entry: Entry) -> Entry:
+    """The entry with what format 3 could say of it: each task has a flow of its own, with one input."""
+    some = [*entry.flows.values(), FlowState(FlowProgress(0))]
+    flows = {
+        name: replace(some[i % len(some)], inputs={"": source_of(some[i % len(some)])})
+        for i, name in enumerate(entry.tasks)
+    }
+    tasks = {name: replace(task, flow=name, late_rows=LateRows()) for name, task in entry.tasks.items()}
+    return replace(entry, flows=flows, tasks=tasks)
+
+
+def source_of(flow: FlowState) -> SourceState:
+    return next(iter(flow.inputs.values()), SourceState())
+
+
+def in_format_3(data: bytes) -> bytes:
+    """An entry of tasks with a flow of their own as the library of format 3 would have written it."""
+    record = json.loads(data.splitlines()[0])
+    if "tasks" in record:
+        record = without_flows(record)
+    if "changes" in record:
+        is_packed = isinstance(record["changes"], str)
+        changes = without_flows(unpacked(record["changes"]))
+        record["changes"] = packed(changes) if is_packed else changes
+    return sealed({**record, "format": 3})
+
+
+def without_flows(record: dict[str, Any]) -> dict[str, Any]:
+    is_packed = isinstance(record.get("tasks"), str)
+    flows, tasks = (unpacked(record.pop(field, {})) for field in ("flows", "tasks"))
+    for name, flow in flows.items():
+        task = tasks.setdefault(name, {})
+        if task is not None:
+            inputs = flow.pop("inputs", {"": {}})
+            assert flow.keys() <= {*OF_FLOWS}
+            tasks[name] = {**task, **flow, **inputs[""]}
+    for task in tasks.values():
+        if task is not None:
+            task.pop("flow", None)
+    return {**record, **({"tasks": packed(tasks) if is_packed else tasks} if tasks or is_packed else {})}
+
+
+def unpacked(record: Any) -> Any:
+    return json.loads(zlib.decompress(base64.b64decode(record))) if isinstance(record, str) else record
+
+
+def packed(record: Any) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(record).encode())).decode()
 
 
 def values_of(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -267,11 +356,12 @@ class TestEntries:
         assert codec.to_bytes(FULL) == GOLDEN.read_bytes()
         assert codec.from_bytes(GOLDEN.read_bytes(), "golden") == FULL
 
-    def test_each_field_of_a_task_keeps_its_name_in_the_bytes(self) -> None:
+    def test_each_field_of_a_task_and_of_a_flow_keeps_its_name_in_the_bytes(self) -> None:
         assert codec.to_bytes(EVERY_FIELD) == GOLDEN_EVERY_FIELD.read_bytes()
         assert codec.from_bytes(GOLDEN_EVERY_FIELD.read_bytes(), "golden") == EVERY_FIELD
-        task = EVERY_FIELD.tasks["totals"]
-        for part in (task, task.progress, task.stored, task.source, task.late_rows, task.outputs):
+        task, flow = EVERY_FIELD.tasks["totals"], EVERY_FIELD.flows["totals"]
+        parts = (task, task.stored, task.late_rows, task.outputs, flow, flow.progress, flow.source, flow.late_rows)
+        for part in parts:
             for each in fields(part):
                 default = each.default if each.default_factory is MISSING else each.default_factory()
                 assert getattr(part, each.name) != default, f"{type(part).__name__}.{each.name} is as by default"
@@ -282,17 +372,48 @@ class TestEntries:
         oldest = without_added(GOLDEN_1.read_bytes())
         entry = codec.from_bytes(oldest, "oldest")
         task = entry.tasks["totals"]
-        assert (task.outputs.delivered, task.stored.floor, task.source.planned) == ({}, BEGINNING, {})
+        source = entry.flow_of("totals").source
+        assert (task.outputs.delivered, task.stored.floor, source.planned) == ({}, BEGINNING, {})
         assert [run.half for run in task.stored.runs] == [None, None]
-        assert [channel.before for channel in task.source.channels.values()] == [None, None]
+        assert [channel.before for channel in source.channels.values()] == [None, None]
         wanted = FULL.tasks["totals"]
         shards = of_shards(*(replace(run, half=None) for run in wanted.stored.runs))
         stored = replace(wanted.stored, floor=BEGINNING, shards=shards)
         assert task == replace(wanted, stored=stored, outputs=OutputState())
+        assert entry.flows == FULL.flows
 
     def test_an_entry_of_the_second_format_is_one_whose_files_have_no_blocks(self) -> None:
         assert codec.from_bytes(GOLDEN_2.read_bytes(), "golden") == FULL
         assert {run.file.index for run in FULL.tasks["totals"].stored.runs} == {0}
+
+    def test_in_an_entry_of_the_third_format_each_task_has_a_flow_of_its_own(self) -> None:
+        full = codec.from_bytes(GOLDEN_3.read_bytes(), "golden")
+        assert full == FULL
+        assert codec.from_bytes(GOLDEN_EVERY_FIELD_3.read_bytes(), "golden") == EVERY_FIELD_OF_ONE
+        changed = codec.from_bytes(GOLDEN_CHANGES_3.read_bytes(), "golden", full)
+        assert changed == replace(EVERY_FIELD_OF_ONE, number=8, previous=full.checksum)
+        # One task is gone, another is new. This entry is whole and says what changed, both compressed.
+        new = replace(FULL.tasks["totals"], born=60_000_000, flow="new")
+        packed = codec.from_bytes(GOLDEN_PACKED_3.read_bytes(), "golden")
+        assert packed == codec.from_bytes(GOLDEN_PACKED_3.read_bytes(), "golden", full)
+        assert packed.tasks == {"totals": changed.tasks["totals"], "new": new}
+        assert packed.flows == {"totals": changed.flows["totals"], "new": FULL.flows["totals"]}
+
+    @settings(max_examples=60)
+    @given(st.data(), st.booleans(), st.booleans())
+    def test_entries_of_the_third_format_are_read_as_they_were_meant(
+        self, data: st.DataObject, is_whole: bool, is_packed: bool
+    ) -> None:
+        """Tasks come, go and change, in whole entries and in changes, as they are and compressed."""
+        one, other = (data.draw(ENTRIES.map(as_of_format_3)) for _ in range(2))
+        with mock.patch.object(codec, "LARGE", 0 if is_packed else codec.LARGE):
+            before = codec.from_bytes(in_format_3(codec.to_bytes(one)), "before")
+            entry = replace(other, previous=before.checksum)
+            written = in_format_3(codec.to_bytes(entry, before, entry.number if is_whole else entry.number - 1))
+        assert before == one
+        assert codec.from_bytes(written, "entry", before) == entry
+        if is_whole:
+            assert codec.from_bytes(written, "entry") == entry
 
     @settings(max_examples=60)
     @given(ENTRIES)
@@ -355,25 +476,29 @@ class TestEntries:
         assert len(digests) == 3 + len([*values_of(run)])
 
     def test_an_added_field_is_written_only_where_it_is_not_as_before(self) -> None:
-        task = json.loads(GOLDEN.read_bytes().splitlines()[0])["tasks"]["gone"]
-        assert not codec.ADDED["task"].keys() & task.keys()
-        task = replace(FULL.tasks["gone"], source=SourceState(planned={"a": 7}))
-        assert json.loads(codec.to_bytes(FULL.with_task("gone", task)).splitlines()[0])["tasks"]["gone"]["planned"]
+        record = json.loads(GOLDEN.read_bytes().splitlines()[0])
+        assert not codec.ADDED["task"].keys() & record["tasks"]["gone"].keys()
+        assert not codec.ADDED["input"].keys() & record["flows"]["gone"]["inputs"][""].keys()
+        flow = FULL.flows["gone"].with_source(SourceState(planned={"a": 7}))
+        record = json.loads(codec.to_bytes(FULL.with_flow("gone", flow)).splitlines()[0])
+        assert record["flows"]["gone"]["inputs"][""]["planned"]
 
     @pytest.mark.parametrize(
         ("place", "told"),
         [
             ((), "lives in a log entry"),
             (("tasks", "totals"), "lives in a task"),
+            (("flows", "totals"), "lives in a flow"),
+            (("flows", "totals", "inputs", ""), "lives in a flow's input"),
             (("tasks", "totals", "shards", 0, "runs", 0), "lives in a run"),
             (("tasks", "totals", "shards", 0), "lives in a shard"),
-            (("tasks", "totals", "channels", "a"), "lives in a channel"),
-            (("tasks", "totals", "positions", "events/1.csv"), "lives in a position"),
-            (("tasks", "totals", "sides", 0), "lives in a file of late and bad rows"),
-            (("tasks", "totals", "sides", 0, "cuts", 0), "lives in a cut of late and bad rows"),
-            (("tasks", "totals", "journal"), "lives in a list"),
+            (("flows", "totals", "inputs", "", "channels", "a"), "lives in a channel"),
+            (("flows", "totals", "inputs", "", "positions", "events/1.csv"), "lives in a position"),
+            (("flows", "totals", "sides", 0), "lives in a file of late and bad rows"),
+            (("flows", "totals", "sides", 0, "cuts", 0), "lives in a cut of late and bad rows"),
+            (("flows", "totals", "inputs", "", "journal"), "lives in a list"),
             (("tasks", "totals", "shards", 0, "runs", 0, "file"), "lives in a stored file"),
-            (("tasks", "totals", "coarse", 0), "lives in a coarse range of clocks"),
+            (("flows", "totals", "coarse", 0), "lives in a coarse range of clocks"),
         ],
     )
     def test_a_field_of_a_later_version_is_refused_with_what_to_do(self, place: Sequence[Any], told: str) -> None:
@@ -558,14 +683,14 @@ class TestPages:
 
 
 def with_journal(known: Pages) -> Entry:
-    task = FULL.tasks["totals"]
-    return FULL.with_task("totals", replace(task, source=replace(task.source, journal=known)))
+    flow = FULL.flows["totals"]
+    return FULL.with_flow("totals", flow.with_source(replace(flow.source, journal=known)))
 
 
-def with_settled(entry: Entry, page: Stored) -> TaskState:
-    task = entry.tasks["totals"]
-    settled = replace(task.late_rows.settled, files=(page, *task.late_rows.settled.files[1:]))
-    return replace(task, late_rows=replace(task.late_rows, settled=settled))
+def with_settled(entry: Entry, page: Stored) -> FlowState:
+    flow = entry.flows["totals"]
+    settled = replace(flow.late_rows.settled, files=(page, *flow.late_rows.settled.files[1:]))
+    return replace(flow, late_rows=replace(flow.late_rows, settled=settled))
 
 
 def flip(files: Files, path: str, byte: int) -> None:
@@ -684,15 +809,13 @@ class TestApplications:
                 if batch % 6 == 5:
                     log, (plan,) = started(files)
                     entry = log.newest() or entry
-                at = entry.tasks["totals"].source.positions[""].next
-        task = entry.tasks["totals"]
-        assert len(task.late_rows.sides) < 15
-        assert task.late_rows.settled.files
-        stamps = [
-            stamp for table in late_rows.read_all(files, task.late_rows) for stamp in table["timestamp"].to_pylist()
-        ]
+                at = entry.flow_of("totals").source.positions[""].next
+        late = entry.late_rows_of("totals")
+        assert len(late.sides) < 15
+        assert late.settled.files
+        stamps = [stamp for table in late_rows.read_all(files, late) for stamp in table["timestamp"].to_pylist()]
         assert sorted(stamps) == list(range(30))
-        assert task.late_rows.counts() == {"late": 30}
+        assert late.counts() == {"late": 30}
         assert sum(core.state_at(entry, plan, None).values()) == 31
 
     @pytest.mark.parametrize("large", [0, late_rows.LARGE])
@@ -710,27 +833,20 @@ class TestApplications:
             log, (plan,) = started(core.memory())
             for at in range(0, len(stream), 2):
                 entry = core.play(log, plan, rows_of(*stream[at : at + 2]))
-            task = entry.tasks["totals"]
-            assert bool(task.late_rows.settled_counts) == (large == 0)
-            settled = sum(
-                table.num_rows
-                for table in [late_rows.read(plan.files, s) for s in late_rows.settled(plan.files, task.late_rows)]
-            )
+            late = entry.late_rows_of("totals")
+            assert bool(late.settled_counts) == (large == 0)
+            settled = sum(late_rows.read(plan.files, side).num_rows for side in late_rows.settled(plan.files, late))
             for _ in range(2):
-                core.start(log, [plan])
-                task = (log.newest() or entry).tasks["totals"]
-                at = task.source.positions[""].next
+                entry = core.start(log, [plan])
+                at = entry.flow_of("totals").source.positions[""].next
                 # What stayed is what is not delivered again, no more and no less.
-                assert task.late_rows.counts() == {"no timestamp": stream[:at].count(None)}
+                assert entry.late_rows_of("totals").counts() == {"no timestamp": stream[:at].count(None)}
                 assert stream[:at].count(None) >= settled
                 entry = core.play(log, plan, rows_of(*stream[at:]))
-                task = entry.tasks["totals"]
-                assert task.late_rows.counts() == {"no timestamp": batches}
-                kept = [
-                    position
-                    for t in late_rows.read_all(plan.files, task.late_rows)
-                    for position in t["position"].to_pylist()
-                ]
+                late = entry.late_rows_of("totals")
+                assert late.counts() == {"no timestamp": batches}
+                tables = late_rows.read_all(plan.files, late)
+                kept = [position for table in tables for position in table["position"].to_pylist()]
                 assert sorted(kept) == list(range(1, len(stream), 2))
                 assert sum(core.state_at(entry, plan, None).values()) == batches
 
@@ -878,12 +994,13 @@ class TestCollection:
             mock.patch.object(lists, "TAIL", 3),
             mock.patch.object(late_rows, "LARGE", 0),
         ):
-            log, (plan,) = started(core.memory())
+            log, (plan, other) = started(core.memory(), "totals", "other")
             files = log.files
             entry = core.play(log, plan, rows_of(100), keeping=self.KEEPING)
             for i in range(20):
+                core.play(log, other, rows_of(101 + 10 * i), now=i, keeping=self.KEEPING)
                 entry = core.play(log, plan, rows_of(i, 101 + 10 * i), now=i, keeping=self.KEEPING)
-            (page, *_) = entry.tasks["totals"].late_rows.settled.files
+            (page, *_) = entry.flows["totals"].late_rows.settled.files
             named = {json.loads(line)["file"]["path"] for line in lists.read_file(files, page)}
             content = bytes(files.read(page.path)).replace(b'{\\"cuts', b'{\\"lives\\":3,\\"cuts')
             if fault == "damaged":
@@ -893,17 +1010,20 @@ class TestCollection:
             if fault == "later":
                 files.create(page.path, content)
                 later = replace(page, length=len(content), checksum=hashlib.sha256(content).hexdigest())
-                log.append(entry.follower(20, tasks={"totals": with_settled(entry, later)}))
+                log.append(entry.follower(20, flows={**entry.flows, "totals": with_settled(entry, later)}))
             runs_io._verified.clear()
             collector = Collector(Log(files, "app"))
             for i in range(20, 40):
-                core.play(log, plan, rows_of(101 + 10 * i), now=1000 * i, keeping=self.KEEPING)
+                for each in (plan, other):
+                    core.play(log, each, rows_of(101 + 10 * i), now=1000 * i, keeping=self.KEEPING)
                 collector.collect(1, now=1000 * i, keeping=self.KEEPING)
         assert log.numbers()[0] > entry.number
         assert named <= self.run_files(files)
         left = {path for number in log.numbers() for path in log.read(number).files()}
-        unnamed = {path for path in self.run_files(files) - left if ".side." not in path}
+        unnamed = {path for path in self.run_files(files) - left if ".late." not in path}
         assert all(commits.written(path) <= commits.written(page.path) for path in unnamed)
+        # The list is of another flow's micro-batches.
+        assert self.run_files(files, "other") <= left
         told = [record.message for record in caplog.records]
         assert [page.path in message for message in told] == [True], told
 

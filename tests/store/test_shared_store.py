@@ -15,14 +15,14 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import PersistentTask, clocks, read_late_rows, read_state
-from persistent_state.store.files.base import Files
+from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from persistent_state.store.verify import verify
 from tests import core
 from tests.fixtures.write_folder_store import APPLICATION, KEEPING, Totals, Windows, add_files, read_all, start
 from tests.fixtures.write_shared_store import LARGE, LATE, NO_NUMBER, WITHOUT_TIMESTAMP, Counts, rows
-from tests.store.test_codec import runs_of
-from tests.store.test_folder_store import expected_totals, expected_windows, found_totals, found_windows
+from tests.store.test_codec import late_by_hand, newest_entry, runs_of, totals_by_hand
+from tests.store.test_folder_store import expected_totals, expected_windows, flows_of, found_totals, found_windows
 from tests.store.test_upgrades import FIXTURES, survive, unpacked
 
 STORES = sorted(path.name for path in FIXTURES.glob("shared-*"))
@@ -30,10 +30,10 @@ BORN = 160
 """The clock at which "Counts" started from zero."""
 
 
-def go_on(files: Files, events: Path, upto: int) -> None:
+def go_on(files: Files, events: Path, upto: int, as_one: bool = False) -> None:
     """Start the application with another number of shards, and read the files up to this one, new ones too."""
     add_files(events, rows(), 15)
-    log, sources = start(files, events, [Totals(), Windows(), Counts()], 2, 20, ["sink"])
+    log, sources = start(files, events, [Totals(), Windows(), Counts()], 2, 20, ["sink"], as_one=as_one)
     add_files(events, rows(), upto)
     read_all(log, sources)
     newest = log.newest()
@@ -41,12 +41,12 @@ def go_on(files: Files, events: Path, upto: int) -> None:
     core.collect(log, newest.epoch, now=0, keeping=KEEPING)
 
 
-def go_on_for_a_while(files: Files, events: Path, tasks: Sequence[PersistentTask]) -> None:
-    """Start the application with these tasks only, and read one file for each."""
+def go_on_for_a_while(files: Files, events: Path, tasks: Sequence[PersistentTask], as_one: bool = False) -> None:
+    """Start the application with these tasks only, and read one file for each flow."""
     add_files(events, rows(), 15)
-    log, sources = start(files, events, tasks, 3, 20, [])
-    for plan, source in sources:
-        core.play_source(log, plan, source, parts=2, keeping=KEEPING)
+    log, sources = start(files, events, tasks, 3, 20, [], as_one=as_one)
+    for flow, source in sources:
+        core.play_source(log, flow, source, parts=2, keeping=KEEPING)
 
 
 def why_aside(task: str, number: int) -> str | None:
@@ -76,6 +76,12 @@ def expected_counts(clock: int) -> dict[Any, int]:
     return wanted
 
 
+def expected_aside(task: str, read: int) -> list[tuple[str, bytes]]:
+    """The late and bad rows of a task, with their reasons, after so many rows."""
+    wanted = [(why, row) for i, row in enumerate(rows()[:read]) if (why := why_aside(task, i)) is not None]
+    return sorted((why, json.dumps(row).encode()) for why, row in wanted)
+
+
 def check(files: Files, read: int) -> None:
     """The store is sound, and each of the rows that were read is in it once."""
     assert verify(files.url).problems == ()
@@ -86,40 +92,75 @@ def check(files: Files, read: int) -> None:
         assert {row["shop"]: row["value"] for row in counts} == expected_counts(clock)
     for task in ("Totals", "Windows", "Counts"):
         aside = [row for table in read_late_rows(files.url, APPLICATION, task) for row in table.to_pylist()]
-        wanted = [(why, row) for i, row in enumerate(rows()[:read]) if (why := why_aside(task, i)) is not None]
-        assert sorted((row["reason"], row["record"]) for row in aside) == sorted(
-            (why, json.dumps(row).encode()) for why, row in wanted
-        )
+        assert sorted((row["reason"], row["record"]) for row in aside) == expected_aside(task, read)
 
 
+@pytest.mark.parametrize("as_one", [False, True])
 @pytest.mark.parametrize("name", STORES)
-def test_a_store_of_tasks_that_read_a_folder_alike_is_gone_on_from(name: str, tmp_path: Path) -> None:
+def test_a_store_of_tasks_that_read_a_folder_alike_is_gone_on_from(name: str, as_one: bool, tmp_path: Path) -> None:
+    """The tasks that have read alike become one flow if they are wanted in one. The third has read in another order."""
     files = unpacked(name)
     check(files, 75)
+    assert flows_of(files) == {task: {task} for task in ("Totals", "Windows", "Counts")}
     for _ in range(2):
-        go_on(files, tmp_path, 20)
+        go_on(files, tmp_path, 20, as_one)
         check(files, 100)
+        if as_one:
+            assert flows_of(files) == {"Totals": {"Totals", "Windows"}, "Counts": {"Counts"}}
     assert clocks(files.url, APPLICATION)[-1] > 800
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("after", "as_one"), [(False, False), (True, True)])
 @pytest.mark.parametrize("name", STORES)
-def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(name: str, after: bool, tmp_path: Path) -> None:
+def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(
+    name: str, after: bool, as_one: bool, tmp_path: Path
+) -> None:
     files = unpacked(name)
-    assert survive(files, after, lambda mortal: go_on(mortal, tmp_path, 17)) > 4
+    assert survive(files, after, lambda mortal: go_on(mortal, tmp_path, 17, as_one)) > 4
     check(files, 85)
 
 
+@pytest.mark.parametrize("as_one", [False, True])
 @pytest.mark.parametrize(
     "tasks", [[Windows(), Counts()], [Totals(), Counts()], [Windows()]], ids=["Totals", "Windows", "Totals and Counts"]
 )
 @pytest.mark.parametrize("name", STORES)
-def test_a_task_that_is_left_out_comes_back(name: str, tasks: Sequence[PersistentTask], tmp_path: Path) -> None:
+def test_a_task_that_is_left_out_comes_back(
+    name: str, tasks: Sequence[PersistentTask], as_one: bool, tmp_path: Path
+) -> None:
     files = unpacked(name)
-    go_on_for_a_while(files, tmp_path, tasks)
+    go_on_for_a_while(files, tmp_path, [Totals(), Windows(), Counts()], as_one)
+    go_on_for_a_while(files, tmp_path, tasks, as_one)
     check(files, 75)
-    go_on(files, tmp_path, 20)
+    assert flows_of(files) == {task: {task} for task in ("Totals", "Windows", "Counts")}
+    go_on(files, tmp_path, 20, as_one)
     check(files, 100)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_tasks_that_shared_a_flow_take_a_copy_of_it_each_where_they_are_wanted_apart(name: str, tmp_path: Path) -> None:
+    files = unpacked(name)
+    go_on(files, tmp_path, 17, as_one=True)
+    go_on(files, tmp_path, 20, as_one=False)
+    check(files, 100)
+    assert flows_of(files) == {task: {task} for task in ("Totals", "Windows", "Counts")}
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_the_store_is_read_by_hand_before_and_after_this_version_goes_on_from_it(name: str, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    files = unpacked(name, open_files(str(store)))
+    for format, read in ((3, 75), (4, 100)):
+        entry = newest_entry(store)
+        assert entry["format"] == format
+        for clock in entry["retained"]:
+            totals = totals_by_hand(store, clock)
+            assert {shop: value for (shop,), value in totals.items()} == expected_totals(counted("Totals"), clock)
+        for task in ("Totals", "Windows", "Counts"):
+            aside = [(row["reason"], row["record"]) for row in late_by_hand(store, task)]
+            assert sorted(aside) == expected_aside(task, read)
+        go_on(files, tmp_path / "events", 20, as_one=True)
+    assert newest_entry(store)["tasks"]["Windows"]["flow"] == "Totals"
 
 
 @pytest.mark.parametrize("name", STORES)

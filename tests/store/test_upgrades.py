@@ -75,9 +75,9 @@ def survive(files: Files, after: bool, go_on: Callable[[Files], None]) -> int:
     return lives
 
 
-def unpacked(name: str) -> Files:
-    """The store of this name, in memory."""
-    files, place = core.memory(), FIXTURES / name
+def unpacked(name: str, files: Files | None = None) -> Files:
+    """The store of this name, by default in memory."""
+    files, place = files or core.memory(), FIXTURES / name
     if place.is_dir():
         content = {str(file.relative_to(place)): file.read_bytes() for file in place.rglob("*") if file.is_file()}
     else:
@@ -100,7 +100,7 @@ def go_on(files: Files) -> None:
     entry = core.start(log, plans)
     keeping = commits.Keeping(clocks=3, grace=10**15)
     for plan in plans:
-        while (at := (log.newest() or entry).tasks[plan.name].source.positions[""].next) < 60:
+        while (at := (log.newest() or entry).flow_of(plan.name).source.positions[""].next) < 60:
             entry = core.play(log, plan, batch(rows()[at : at + 10]), parts=2, keeping=keeping)
     core.collect(log, entry.epoch, now=0, keeping=keeping)
 
@@ -193,6 +193,6 @@ def test_the_stores_hold_what_an_upgrade_is_about() -> None:
     """Or going on from them would prove little."""
     entry = Log(unpacked(UPGRADED), APPLICATION).newest()
     assert entry is not None
-    assert entry.tasks["Totals"].source.planned
+    assert entry.flow_of("Totals").source.planned
     assert entry.tasks["Totals"].outputs.delivered["sink"] in entry.retained
-    assert all(task.late_rows.settled.files and task.late_rows.sides for task in entry.tasks.values())
+    assert all(flow.late_rows.settled.files and flow.late_rows.sides for flow in entry.flows.values())

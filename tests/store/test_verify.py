@@ -221,6 +221,11 @@ def of_part(part: str, change: Callable[[TaskState, Path], dict[str, Any]], name
     return forge
 
 
+def of_tasks(name: str, **changes: Any) -> Forge:
+    """The entry with other values in the record of a task."""
+    return lambda entry, store: entry.with_task(name, replace(entry.tasks[name], **changes))
+
+
 def of_runs(change: Callable[[tuple[Run, ...]], tuple[Run, ...]]) -> Forge:
     return of_part("stored", lambda task, store: {"shards": in_shards(task, change(task.stored.runs))})
 
@@ -262,12 +267,34 @@ def other_task(task: TaskState, store: Path) -> dict[str, Any]:
     return {"shards": in_shards(task, (*task.stored.runs[:-1], replace(run, file=replace(notes.file, path=path))))}
 
 
-def side(**changes: Any) -> Forge:
-    def forge(task: TaskState, store: Path) -> dict[str, Any]:
-        kept = task.late_rows.sides
-        return {"sides": (replace(kept[0], **changes), *kept[1:])}
+def of_flow(part: str, **changes: Any) -> Forge:
+    """The entry with other values in one part of a flow's record."""
 
-    return of_part("late_rows", forge)
+    def forge(entry: Entry, store: Path) -> Entry:
+        flow = entry.flow_of("Totals")
+        changed: Any = replace(getattr(flow, part), **changes)
+        return entry.with_flow("Totals", replace(flow, **{part: changed}))
+
+    return forge
+
+
+def side(**changes: Any) -> Forge:
+    def forge(entry: Entry, store: Path) -> Entry:
+        first, *others = entry.flow_of("Totals").late_rows.sides
+        return of_flow("late_rows", sides=(replace(first, **changes), *others))(entry, store)
+
+    return forge
+
+
+def own_side(**changes: Any) -> Forge:
+    """The entry in which a file of late rows of the flow is the task's own."""
+
+    def forge(entry: Entry, store: Path) -> Entry:
+        first = entry.flow_of("Totals").late_rows.sides[0]
+        moved = of_flow("late_rows", sides=())(entry, store)
+        return of_part("late_rows", lambda task, store: {"sides": (replace(first, **changes),)})(moved, store)
+
+    return forge
 
 
 @pytest.mark.parametrize(
@@ -280,15 +307,26 @@ def side(**changes: Any) -> Forge:
         (lambda entry, store: replace(entry, number=17), "it says that it is entry 17"),
         (lambda entry, store: replace(entry, shards=2), "has runs in 3 shards, not in 2"),
         (
-            of_part("progress", lambda task, store: {"clock": 100}),
+            of_flow("progress", clock=100),
             "its task Totals is gone, or has a clock below clock=220",
         ),
         (
             of_part("stored", lambda task, store: {"shards": task.stored.shards[::-1]}),
             "from 0 to .*, which is not in shard 2",
         ),
+        (of_tasks("Totals", flow="Others"), "its task Totals has flow=Others, which is not there"),
+        (of_tasks("Totals", flow="Notes"), "its flow Totals has no task of that name, but tasks=\\[\\]"),
+        (of_tasks("Totals", flow="Notes"), "its task Totals has flow=Notes, and flow=Totals in the entry before it"),
+        (
+            of_tasks("Totals", flow="Notes", active=False),
+            "its flow Notes has tasks=.* of which some are part of the newest",
+        ),
         (of_runs(lambda runs: (runs[0], *runs)), "has rows of .* twice"),
-        (of_part("late_rows", lambda task, store: {"settled_counts": {"late": 3}}), "settled_counts={'late': 3}"),
+        (
+            of_part("late_rows", lambda task, store: {"settled_counts": {"late": 3}}),
+            "task Totals: settled_counts={'late': 3}",
+        ),
+        (of_flow("late_rows", settled_counts={"late": 3}), "flow Totals: settled_counts={'late': 3}"),
         (lambda entry, store: entry.with_task("Totals", entry.tasks["Notes"]), "which is not its own"),
         (first_run(rows=99), "rows, not 99"),
         (first_run(first=-5), "not from -5 to"),
@@ -322,6 +360,7 @@ def side(**changes: Any) -> Forge:
         ),
         (side(cuts=(Cut(-(2**62), {}),)), "it holds {}, not {"),
         (side(reasons={"late": 7}), "it holds .* not {'late': 7}"),
+        (own_side(reasons={"late": 7}), "it holds .* not {'late': 7}"),
     ],
 )
 def test_what_a_newest_entry_says_is_held_against_what_is_there(store: Path, forge: Forge, what: str) -> None:
@@ -338,11 +377,11 @@ def test_files_that_stand_in_lists_are_verified_too(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(late_rows, "MANY", 0)
     monkeypatch.setattr(lists, "TAIL", 0)
     entry = write_store.write(tmp_path)
-    task = entry.tasks["Notes"]
-    (listed, *_) = late_rows.settled(open_files(str(tmp_path)), task.late_rows)
+    rows = entry.late_rows_of("Notes")
+    (listed, *_) = late_rows.settled(open_files(str(tmp_path)), rows)
     assert verify(str(tmp_path)).problems == ()
-    for path in (task.late_rows.settled.files[0].path, listed.file.path):
-        assert path not in {side.file.path for side in task.late_rows.sides}
+    for path in (rows.settled.files[0].path, listed.file.path):
+        assert path not in {side.file.path for side in rows.sides}
         flip(tmp_path / path, 333)
         assert list(found(verify(str(tmp_path)))) == [path]
         flip(tmp_path / path, 333)

@@ -1,0 +1,87 @@
+"""The sources of an application, each with the tasks that are to be fed by it together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.kafka.connector import KafkaConnectorSource
+from persistent_state.outputs import Outputs
+from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.sources.dataframe import DataFrameSource
+from persistent_state.store.entry import Entry
+
+AnySource: TypeAlias = TimeReplayableSource | DataFrameSource | KafkaConnectorSource
+
+
+@dataclass(frozen=True)
+class Part:
+    """A task of an application with its source and its outputs."""
+
+    plan: Plan
+    source: AnySource
+    outputs: Outputs
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A source with the tasks that are to be fed by it together, of which some may have to catch up first."""
+
+    plan: FlowPlan
+    source: AnySource
+
+
+def feeds_of(parts: Sequence[Part]) -> list[Feed]:
+    """Return the tasks by what feeds them: one source object, one delivery, one way of reading.
+
+    Spark reads for a task with a Column. Under at-least-once delivery, what is late for some tasks is not for others.
+    """
+    feeds: dict[tuple[object, ...], list[Part]] = {}
+    for part in parts:
+        feeds.setdefault((id(part.source), *_way(part.plan)), []).append(part)
+    return [Feed(FlowPlan(tuple(part.plan for part in some)), some[0].source) for some in feeds.values()]
+
+
+def _way(plan: Plan) -> tuple[object, ...]:
+    """Return all but the source that tasks must have in common to be fed together."""
+    by_column = plan.task.update_way == "column" and not plan.by_spark
+    return plan.delivery, by_column, plan.takes_late
+
+
+def equal_sources(parts: Sequence[Part]) -> list[list[Part]]:
+    """Return the tasks, by what they have in common, whose sources are equal and yet are not all one object."""
+    groups: list[list[Part]] = []
+    for part in parts:
+        group = next((group for group in groups if _are_fed_alike(group[0], part)), None)
+        if group is None:
+            groups.append([part])
+        else:
+            group.append(part)
+    return [group for group in groups if any(part.source is not group[0].source for part in group)]
+
+
+def _are_fed_alike(one: Part, other: Part) -> bool:
+    return _way(one.plan) == _way(other.plan) and _are_equal(one.source, other.source)
+
+
+def _are_equal(one: object, other: object) -> bool:
+    """Return whether two sources are one object, or are of one class and hold the same."""
+    if type(one) is not type(other):
+        return False
+    # What a source of the user's holds may have no such comparison, as a NumPy array has none.
+    with suppress(Exception):
+        return one is other or bool(vars(one) == vars(other))
+    return False
+
+
+def stays_within(source: object) -> bool:
+    """Return whether a source can be kept behind another flow."""
+    return isinstance(source, TimeReplayableSource) and type(source).stay_within is not TimeReplayableSource.stay_within
+
+
+def flows_of(feed: Feed, entry: Entry) -> list[str]:
+    """Return the ids of the flows in which the entry has the tasks of a feed, in their order."""
+    return list(dict.fromkeys(entry.tasks[plan.name].flow for plan in feed.plan.tasks))

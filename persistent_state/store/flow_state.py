@@ -1,0 +1,234 @@
+"""The record of one flow in an entry: where its tasks stand in event time and in their source, and which rows came late.
+
+A flow is read once for all of its tasks. A micro-batch changes a flow by `after_batch`. A start changes it by `cut_back`, which
+takes back what is at or above a clock, or by a method that keeps everything: `protocol/restore.py` chooses, by the delivery.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from persistent_state.event_time import clocks
+from persistent_state.event_time.channels import Channel
+from persistent_state.event_time.clocks import END, Coarse
+from persistent_state.event_time.positions import (
+    Position,
+    forget_spans,
+    move_position,
+    replay_from,
+    reread_position,
+    rewind_position,
+)
+from persistent_state.store.named_files import Pages, Run, SideFile, Stored
+
+INPUT = ""
+"""The name of a flow's only input."""
+
+
+@dataclass(frozen=True)
+class FlowProgress:
+    """The progress of a flow in event time. Clocks are microseconds UTC."""
+
+    clock: int
+    """The flow's own clock: the state of its tasks at this clock is durable, and no message below it counts any more."""
+
+    holds: bool = True
+    """True if messages can still arrive below the next clock, so that the global clock waits for this flow."""
+
+    batch: int = 0
+    """The number of micro-batches that were committed in this epoch."""
+
+    def after_batch(self, clock: int, holds: bool) -> FlowProgress:
+        """Return the progress after one more micro-batch, which moved the flow to this clock."""
+        return FlowProgress(clock, holds, self.batch + 1)
+
+    def cut_back(self, clock: int) -> FlowProgress:
+        """Return the progress for a start that takes back what is at or above the clock: its epoch has no micro-batch yet."""
+        return FlowProgress(clock)
+
+    def keep_all(self) -> FlowProgress:
+        """Return the progress for a start that takes nothing back: its epoch has no micro-batch yet."""
+        return FlowProgress(self.clock)
+
+    def move_to(self, clock: int) -> FlowProgress:
+        """Return the progress of a flow that follows the global clock, or that is given its last clock."""
+        return replace(self, clock=clock)
+
+    def hold(self) -> FlowProgress:
+        """Return the progress of a flow for which the global clock waits."""
+        return replace(self, holds=True)
+
+
+@dataclass(frozen=True)
+class SourceState:
+    """The record of what a flow has read of one input."""
+
+    channels: Mapping[str, Channel] = field(default_factory=dict)
+    """By channel: the newest timestamp and when it last delivered."""
+
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    """By partition: how far the source was read."""
+
+    journal: Pages = field(default_factory=Pages)
+    """Lines that the source wrote and is given back when it is opened again."""
+
+    planned: Mapping[str, int] = field(default_factory=dict)
+    """By partition, under at-most-once delivery: how far the micro-batch that is under way reads."""
+
+    again: int = END
+    """The clock from which this start, under at-least-once delivery, counts messages again that earlier starts counted."""
+
+    @property
+    def next_positions(self) -> dict[str, int]:
+        """By partition: the position that is read next."""
+        return {partition: position.next for partition, position in self.positions.items()}
+
+    @property
+    def known_positions(self) -> dict[str, int]:
+        """By partition: the first position that no start of the application has ever committed."""
+        return {partition: position.known for partition, position in self.positions.items()}
+
+    def announce(self, ends: Mapping[str, int], journal: Pages) -> SourceState:
+        """Return the record when the next micro-batch is known to read up to these ends."""
+        read = self.next_positions
+        ahead = {partition: end for partition, end in ends.items() if end > read.get(partition, 0)}
+        return replace(self, planned=ahead, journal=journal)
+
+    def after_batch(
+        self, channels: Mapping[str, Channel], positions: Mapping[str, Position], journal: Pages
+    ) -> SourceState:
+        """Return the record after a micro-batch that read up to these positions."""
+        return replace(self, channels=channels, positions=positions, journal=journal, planned={})
+
+    def without_old_spans(self, clock: int) -> SourceState:
+        """Return the record without the spans that no start at or above the clock has to read again."""
+        positions = {partition: forget_spans(position, clock) for partition, position in self.positions.items()}
+        return replace(self, positions=positions)
+
+    def replays_from(self, clock: int) -> dict[str, int]:
+        """Return, by partition, the lowest position that may hold a message at or above the clock."""
+        return {partition: replay_from(position, clock) for partition, position in self.positions.items()}
+
+    def cut_back(self, clock: int, now: int) -> SourceState:
+        """Return the record for a start that takes back what is at or above the clock, and reads it again."""
+        positions = {partition: rewind_position(position, clock) for partition, position in self.positions.items()}
+        return replace(self, channels=self._channels_cut_back(clock, now), positions=positions, planned={}, again=END)
+
+    def read_again(self, clock: int, again: int, now: int) -> SourceState:
+        """Return the record for a start that takes nothing back, and reads again what is at or above `clock`.
+
+        Of what it reads again, messages at or above the clock `again` count once more.
+        """
+        positions = {partition: reread_position(position, clock) for partition, position in self.positions.items()}
+        return replace(self, channels=self._channels_cut_back(clock, now), positions=positions, planned={}, again=again)
+
+    def skip_planned(self) -> SourceState:
+        """Return the record for a start that reads nothing again: neither what was read, nor what was about to be."""
+        positions = {
+            partition: move_position(known, max(known.taken, self.planned.get(partition, 0)), ())
+            for partition in {**self.positions, **self.planned}
+            for known in [self.positions.get(partition, Position())]
+        }
+        return replace(self, channels=self._channels_with_messages(), positions=positions, planned={}, again=END)
+
+    def _channels_cut_back(self, clock: int, now: int) -> dict[str, Channel]:
+        """Return the channels as a start leaves them that reads again from the clock on."""
+        return {name: channel.cut_back(clock, now) for name, channel in self._channels_with_messages().items()}
+
+    def _channels_with_messages(self) -> dict[str, Channel]:
+        """Return the channels that are more than a name: one that was named, perhaps wrongly, is there if it is named again."""
+        return {n: c for n, c in self.channels.items() if (c.newest, c.before) != (None, None)}
+
+
+@dataclass(frozen=True)
+class LateRows:
+    """The record of late and bad rows. `late_rows` reads the files, and takes back what a start does."""
+
+    sides: tuple[SideFile, ...] = ()
+    """Files of which a start may still take rows back."""
+
+    settled: Pages = field(default_factory=Pages)
+    """Files of which no start takes rows back."""
+
+    settled_counts: Mapping[str, int] = field(default_factory=dict)
+    """The number of rows in the settled files, by reason."""
+
+    def counts(self) -> dict[str, int]:
+        """Return how many late and bad rows there are, by reason."""
+        total = Counter(self.settled_counts)
+        for side in self.sides:
+            total.update(side.reasons)
+        return dict(total)
+
+    def after_batch(self, sides: Iterable[SideFile]) -> LateRows:
+        """Return the record after a micro-batch whose shards wrote these files."""
+        return replace(self, sides=(*self.sides, *sides))
+
+    def plus(self, other: LateRows) -> LateRows:
+        """Return a record of these rows and of others, which no file of this record has."""
+        mine, others = self.settled, other.settled
+        return LateRows(
+            (*self.sides, *other.sides),
+            Pages((*mine.files, *others.files), (*mine.tail, *others.tail)),
+            dict(Counter(self.settled_counts) + Counter(other.settled_counts)),
+        )
+
+    def files(self) -> Iterator[Stored]:
+        """Yield every file that the record names directly."""
+        yield from (side.file for side in self.sides)
+        yield from self.settled.files
+
+
+@dataclass(frozen=True)
+class FlowState:
+    """The record of one flow in an entry: all that its tasks share. Clocks are microseconds UTC."""
+
+    progress: FlowProgress
+
+    inputs: Mapping[str, SourceState] = field(default_factory=lambda: {INPUT: SourceState()})
+    """By the name of an input: what was read of it."""
+
+    late_rows: LateRows = field(default_factory=LateRows)
+    """The rows that came late or are bad for every task, since the flow has had the tasks that it has."""
+
+    coarse: tuple[Coarse, ...] = ()
+    """Ranges of time whose messages were folded into longer intervals than the checkpoint interval."""
+
+    @property
+    def source(self) -> SourceState:
+        """The record of the flow's only input."""
+        return self.inputs[INPUT]
+
+    def with_source(self, source: SourceState) -> FlowState:
+        """Return the flow with this record of its only input."""
+        return replace(self, inputs={INPUT: source})
+
+    def hold(self) -> FlowState:
+        """Return the flow when the global clock waits for it; itself if it does already."""
+        return self if self.progress.holds else replace(self, progress=self.progress.hold())
+
+    def move_to(self, clock: int) -> FlowState:
+        """Return the flow when it follows the global clock, or is given its last clock."""
+        return replace(self, progress=self.progress.move_to(clock))
+
+    def coarse_on(self, runs: Sequence[Run], before: int, interval: int) -> tuple[Coarse, ...]:
+        """Return how coarse the intervals of `runs` above the clock are, once clocks are multiples of another interval.
+
+        Old rows and new ones lie on different grids there: only what is a multiple of both straddles neither.
+        """
+        if before == interval:
+            return self.coarse
+        clock = self.progress.clock
+        last = max((run.last for run in runs), default=clock)
+        fine = Coarse(clock, clocks.next_multiple(last, before), before)
+        segments = (*self.coarse, *([fine] if last >= clock and runs else []))
+        return tuple(replace(segment, step=math.lcm(segment.step, interval)) for segment in segments)
+
+    def files(self) -> Iterator[Stored]:
+        """Yield every file that an entry names directly for the flow."""
+        yield from self.late_rows.files()
+        for source in self.inputs.values():
+            yield from source.journal.files

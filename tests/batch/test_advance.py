@@ -1,0 +1,46 @@
+"""The positions of a flow after a micro-batch, as the parts' reports tell them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persistent_state.batch.advance import advance
+from persistent_state.batch.messages import Report, Sender
+from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.positions import Position
+from persistent_state.sources.base import Reach
+from persistent_state.store.flow_state import INPUT, FlowProgress, FlowState, SourceState
+
+SETTINGS = Settings(10)
+PARTITIONS = st.sampled_from("pqr")
+ENDS = st.dictionaries(PARTITIONS, st.integers(0, 9))
+
+
+def positions(known: dict[str, Position], planned: dict[str, int], *told: dict[str, int]) -> dict[str, Position]:
+    """The positions after parts have told of these ends, where the planner knew some beforehand."""
+    flow = FlowState(FlowProgress(0), {INPUT: SourceState(positions=known)})
+    reports = [
+        Report(Sender("t", 1, 1, "", part, len(told)), ends=tuple(ends.items()), reach=None if part else Reach(planned))
+        for part, ends in enumerate(told)
+    ]
+    return dict(advance(flow, None, reports, SETTINGS).positions)
+
+
+@given(ENDS, ENDS, st.lists(ENDS, min_size=1, max_size=3))
+def test_the_next_position_is_the_greatest_that_is_known_planned_or_told(
+    known: dict[str, int], planned: dict[str, int], told: list[dict[str, int]]
+) -> None:
+    found = positions({name: Position(next) for name, next in known.items()}, planned, *told)
+    wanted = {
+        name: max(some[name] for some in (known, planned, *told) if name in some)
+        for name in {*known, *planned, *(name for ends in told for name in ends)}
+    }
+    assert {name: position.next for name, position in found.items()} == wanted
+
+
+@pytest.mark.parametrize(("planned", "told"), [({"p": 3}, {}), ({}, {"p": 3}), ({"p": 3}, {"p": 4}), ({}, {})])
+def test_the_next_position_never_falls_and_loses_no_account(planned: dict[str, int], told: dict[str, int]) -> None:
+    known = {"p": Position(5, ((9, 40),), ((4, 50),))}
+    assert positions(known, planned, told) == known

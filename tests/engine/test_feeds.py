@@ -1,0 +1,78 @@
+"""The flows that an application is to have, and the sources that look as if one would do, without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from monoids import Sum
+from persistent_state import FileSource, PersistentTask, TumblingWindow, WindowState
+from persistent_state.batch.plan import DELIVERIES
+from persistent_state.engine.feeds import Part, equal_sources, feeds_of
+from persistent_state.outputs import outputs_of
+from tests import core
+from tests.words import SCHEMA, Words
+
+
+class InWindows(PersistentTask):
+    key = "word"
+    value = "ts"
+
+    def persistent_state(self) -> WindowState[int]:
+        return WindowState(Sum(), TumblingWindow(core.us(10)))
+
+
+def part(task: PersistentTask, source: Any, delivery: str = "exactly-once") -> Part:
+    return Part(core.plan_of(task, SCHEMA, delivery=delivery), source, outputs_of(task.task_name, None))
+
+
+def flows(*parts: Part) -> list[list[str]]:
+    return [[plan.name for plan in feed.plan.tasks] for feed in feeds_of(parts)]
+
+
+def files(folder: Path, **more: Any) -> FileSource:
+    return FileSource(folder, timestamp="ts", schema=SCHEMA, **more)
+
+
+def test_tasks_are_fed_together_that_have_one_source_object_and_one_delivery(tmp_path: Path) -> None:
+    one, other = files(tmp_path), files(tmp_path)
+    parts = [part(Words("A"), one), part(Words("B"), other), part(Words("C"), one)]
+    assert flows(*parts) == [["A", "C"], ["B"]]
+    parts = [part(Words(delivery), one, delivery) for delivery in DELIVERIES]
+    assert flows(*parts, part(Words("Last"), one)) == [["exactly-once", "Last"], ["at-least-once"], ["at-most-once"]]
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_a_task_for_which_late_is_late_is_apart_from_one_that_takes_late_messages(
+    tmp_path: Path, delivery: str
+) -> None:
+    source = files(tmp_path)
+    found = flows(part(Words("A"), source, delivery), part(InWindows(), source, delivery))
+    assert found == ([["A"], ["InWindows"]] if delivery == "at-least-once" else [["A", "InWindows"]])
+
+
+@dataclass
+class OwnSource:
+    """A source that holds something which has no single answer to whether it is equal."""
+
+    held: Any = field(default_factory=lambda: np.arange(3))
+
+
+def test_equal_sources_that_are_not_one_object_are_found(tmp_path: Path) -> None:
+    one, other, third = files(tmp_path), files(tmp_path), files(tmp_path / "elsewhere")
+    parts = [part(Words("A"), one), part(Words("B"), third), part(Words("C"), other), part(Words("D"), one)]
+    assert [[each.plan.name for each in group] for group in equal_sources(parts)] == [["A", "C", "D"]]
+    assert equal_sources([parts[0], parts[1], parts[3]]) == []
+    assert equal_sources([part(Words("A"), one), part(Words("B"), files(tmp_path, max_files_per_batch=1))]) == []
+
+
+def test_sources_that_can_not_be_compared_are_not_equal() -> None:
+    assert equal_sources([part(Words("A"), OwnSource()), part(Words("B"), OwnSource())]) == []
+    assert equal_sources([part(Words("A"), object()), part(Words("B"), object())]) == []
+    (found,) = equal_sources([part(Words("A"), OwnSource(pa.array([1]))), part(Words("B"), OwnSource(pa.array([1])))])
+    assert len(found) == 2
