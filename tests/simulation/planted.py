@@ -185,6 +185,7 @@ BUGS = (
         "The global clock waits for one task, not for all.",
         entry.global_clock,
         ("if all(entry.is_at(name, c)", "if any(entry.is_at(name, c)"),
+        theme="flows",
     ),
     bug(
         "upstream clock of the fastest channel",
@@ -1051,7 +1052,7 @@ BUGS = (
         "A task that has yet to catch up loses what has not even closed at its own clock.",
         commits._moved_on,
         ("retained[0], own,", "retained[0],"),
-        theme="restless",
+        theme="rebuilt",
     ),
     bug(
         "expired while it is retained",
