@@ -194,7 +194,7 @@ BUGS = (
         deliveries.due,
         ("outputs.voided.get(output, outputs.delivered[output])", "outputs.delivered[output]"),
         ("output not in outputs.voided and", ""),
-        at=152,
+        at=244,
     ),
 )
 
