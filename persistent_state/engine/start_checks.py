@@ -60,26 +60,26 @@ def check_feed(setup: Setup, feed: Feed, newest: Entry | None, reset: Sequence[s
     rebuilt = [name for name in flow.by_name if name in rebuild]
     new = [name for name in flow.by_name if name not in rebuild and (name not in known or name in reset)]
     continued = [name for name in flow.by_name if name not in (*rebuilt, *new)]
-    strands = flows.divided(newest, continued) if newest and continued else []
+    groups = flows.divided(newest, continued) if newest and continued else []
     begins = [BEGINNING] if rebuilt else []
-    if new and all(strand.flow.progress.clock < clock for strand in strands):
+    if new and all(group.flow.progress.clock < clock for group in groups):
         # Nobody is there whom they could come to.
         begins.append(clock)
     if isinstance(source, DataFrameSource):
         # It was opened from the beginning before. A function may make no DataFrame to replay from a clock.
-        for begin in {*begins, *(min(clock, strand.flow.progress.clock) for strand in strands)} if newest else ():
+        for begin in {*begins, *(min(clock, group.flow.progress.clock) for group in groups)} if newest else ():
             dataframe_source.opened(setup.spark, source, begin)
         return
     check_source(flow.title, source)
     if begins:
         _copy(source).open([], {})
-    for strand in strands:
-        opened, record = _copy(source), strand.flow.source
+    for group in groups:
+        opened, record = _copy(source), group.flow.source
         with named_by_newest():
             journal = lists.read(setup.files, record.journal)
         opened.open(journal, record.known_positions)
         # The source must still have the messages that it is to replay. Only the positions count here, so any time does.
-        replayed = restore.restored_source(strand, flow.first, clock, now=0)
+        replayed = restore.restored_source(group, flow.first, clock, now=0)
         opened.reach(replayed.next_positions, everything=False)
 
 

@@ -1,15 +1,15 @@
 """Flows at a start: which tasks go on together, which come to them, and which read their source on their own for now.
 
 Tasks that are given one source object, one delivery and one way of reading are wanted in one flow. Those that the log has in
-one flow stay together. Strands of different flows become one only where each message is accounted for in both, or in none:
+one flow stay together. Groups of different flows become one only where each message is accounted for in both, or in none:
 
 - their clocks are equal, and their journals, so that a position means the same record to both;
 - what they have read, and up to which clock it is accounted for, is the same;
 - where the common replay begins before that of one of them, it reads none of that one's settled late and bad rows again.
 
-Any other strand reads on its own, and is looked at again at the next start. Before that the engine lets those that need only
-read on meet. A task that is new starts from zero, at the
-positions of the first strand that has come to the global clock.
+Any other group reads on its own, and is looked at again at the next start. Before it starts their queries, the engine lets
+groups meet that need only read on for that. A task that is new starts from zero, at the positions of the first group that has
+come to the global clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import replace
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.errors import DamagedError
 from persistent_state.event_time.positions import Position
-from persistent_state.protocol.restore import Strand, keeps_all
+from persistent_state.protocol.restore import TaskGroup, keeps_all
 from persistent_state.store import late_rows, lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
@@ -29,36 +29,36 @@ from persistent_state.store.named_files import Pages
 from persistent_state.store.task_state import TaskState
 
 
-def divided(entry: Entry, names: Iterable[str]) -> list[Strand]:
-    """Return the strands of these tasks by the log, in the order of the names: tasks of one flow stay together."""
-    strands: dict[str, dict[str, TaskState]] = {}
+def divided(entry: Entry, names: Iterable[str]) -> list[TaskGroup]:
+    """Return the groups of these tasks by the log, in the order of the names: tasks of one flow stay together."""
+    groups: dict[str, dict[str, TaskState]] = {}
     for name in names:
-        strands.setdefault(entry.tasks[name].flow, {})[name] = entry.tasks[name]
-    return [Strand(entry.flows[id], tasks) for id, tasks in strands.items()]
+        groups.setdefault(entry.tasks[name].flow, {})[name] = entry.tasks[name]
+    return [TaskGroup(entry.flows[id], tasks) for id, tasks in groups.items()]
 
 
-def together(files: Files, wanted: FlowPlan, strands: Sequence[Strand]) -> list[Strand]:
-    """Return restored strands of one flow that is wanted, of which those are one that can be."""
+def together(files: Files, wanted: FlowPlan, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
+    """Return restored groups of one flow that is wanted, of which those are one that can be."""
     if keeps_all(wanted.first):
-        return [*strands]
-    left: list[Strand] = []
-    for strand in _with_longest_journals(files, strands):
+        return [*groups]
+    left: list[TaskGroup] = []
+    for group in _with_longest_journals(files, groups):
         for i, other in enumerate(left):
-            if (joined := _joined(files, other, strand)) is not None:
+            if (joined := _joined(files, other, group)) is not None:
                 left[i] = joined
                 break
         else:
-            left.append(strand)
+            left.append(group)
     return left
 
 
-def _with_longest_journals(files: Files, strands: Sequence[Strand]) -> list[Strand]:
-    """Return the strands so that two of which one's journal is the beginning of the other's have the longer one.
+def _with_longest_journals(files: Files, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
+    """Return the groups so that two of which one's journal is the beginning of the other's have the longer one.
 
-    The one that has read less would else find the same files in another order, and never be where the other is. A strand
+    The one that has read less would else find the same files in another order, and never be where the other is. A group
     without a journal has yet to find its order.
     """
-    some = [*strands]
+    some = [*groups]
     for i, one in enumerate(some):
         source = one.flow.source
         for other in some if source.journal != Pages() else ():
@@ -69,17 +69,19 @@ def _with_longest_journals(files: Files, strands: Sequence[Strand]) -> list[Stra
     return some
 
 
-def with_new(strands: Sequence[Strand], clock: int, born_at: Callable[[int], Mapping[str, TaskState]]) -> list[Strand]:
-    """Return the strands with new tasks, which `born_at` makes for the clock of the flow that they come to.
+def with_new(
+    groups: Sequence[TaskGroup], clock: int, born_at: Callable[[int], Mapping[str, TaskState]]
+) -> list[TaskGroup]:
+    """Return the groups with new tasks, which `born_at` makes for the clock of the flow that they come to.
 
-    It is the flow of the first strand that has come to the global clock, or one that begins there.
+    It is the flow of the first group that has come to the global clock, or one that begins there.
     """
-    at = next((i for i, strand in enumerate(strands) if strand.flow.progress.clock >= clock), None)
+    at = next((i for i, group in enumerate(groups) if group.flow.progress.clock >= clock), None)
     if at is None:
-        return [*strands, Strand(FlowState(FlowProgress(clock)), born_at(clock))]
-    known = strands[at].with_late_rows_apart()
-    joined = Strand(known.flow, {**known.tasks, **born_at(known.flow.progress.clock)})
-    return [*strands[:at], joined, *strands[at + 1 :]]
+        return [*groups, TaskGroup(FlowState(FlowProgress(clock)), born_at(clock))]
+    known = groups[at].with_late_rows_apart()
+    joined = TaskGroup(known.flow, {**known.tasks, **born_at(known.flow.progress.clock)})
+    return [*groups[:at], joined, *groups[at + 1 :]]
 
 
 def meeting_positions(entry: Entry, ids: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -89,17 +91,17 @@ def meeting_positions(entry: Entry, ids: Sequence[str]) -> dict[str, dict[str, i
     that has read furthest is, in each partition. A flow that is there already is not named.
     """
     meeting: dict[str, dict[str, int]] = {}
-    groups: list[list[str]] = []
+    sets: list[list[str]] = []
     for id in ids:
-        group = next((group for group in groups if _are_alike(entry.flows[group[0]], entry.flows[id])), None)
-        groups.append([id]) if group is None else group.append(id)
-    for group in groups:
-        known = {id: entry.flows[id].source.known_positions for id in group}
+        alike = next((alike for alike in sets if _are_alike(entry.flows[alike[0]], entry.flows[id])), None)
+        sets.append([id]) if alike is None else alike.append(id)
+    for alike in sets:
+        known = {id: entry.flows[id].source.known_positions for id in alike}
         ends: dict[str, int] = {}
         for positions in known.values():
             for partition, end in positions.items():
                 ends[partition] = max(end, ends.get(partition, 0))
-        meeting |= {id: ends for id in group if any(known[id].get(name, 0) < end for name, end in ends.items())}
+        meeting |= {id: ends for id in alike if any(known[id].get(name, 0) < end for name, end in ends.items())}
     return meeting
 
 
@@ -107,8 +109,8 @@ def _are_alike(one: FlowState, other: FlowState) -> bool:
     return one.progress.clock == other.progress.clock and one.source.journal == other.source.journal
 
 
-def _joined(files: Files, one: Strand, other: Strand) -> Strand | None:
-    """Return two strands that were cut back to one clock as one strand; None if they have read different messages."""
+def _joined(files: Files, one: TaskGroup, other: TaskGroup) -> TaskGroup | None:
+    """Return two groups that were cut back to one clock as one group; None if they have read different messages."""
     clock = one.flow.progress.clock
     if clock != other.flow.progress.clock:
         return None
@@ -124,11 +126,11 @@ def _joined(files: Files, one: Strand, other: Strand) -> Strand | None:
     if journal is None:
         return None
     replay = {partition: position.next for partition, position in positions.items()}
-    if not all(_can_replay(files, strand, clock, replay) for strand in (one, other)):
+    if not all(_can_replay(files, group, clock, replay) for group in (one, other)):
         return None
     source = replace(mine, channels={**others.channels, **mine.channels}, positions=positions, journal=journal)
     one, other = one.with_late_rows_apart(), other.with_late_rows_apart()
-    joined = Strand(one.flow.with_source(source), {**one.tasks, **other.tasks})
+    joined = TaskGroup(one.flow.with_source(source), {**one.tasks, **other.tasks})
     # The common replay may begin before that of one of them.
     return joined.with_rows_taken_back(files, clock)
 
@@ -145,12 +147,12 @@ def _common(one: Position, other: Position, clock: int) -> Position | None:
     return first if is_done and beyond[0] == beyond[1] else None
 
 
-def _can_replay(files: Files, strand: Strand, clock: int, replay: Mapping[str, int]) -> bool:
+def _can_replay(files: Files, group: TaskGroup, clock: int, replay: Mapping[str, int]) -> bool:
     """Return whether a replay from these positions delivers no settled late or bad row again, which would be there twice."""
-    if replay == strand.flow.source.next_positions:
+    if replay == group.flow.source.next_positions:
         return True
     try:
-        settled = [side for rows in strand.late_rows for side in late_rows.settled(files, rows)]
+        settled = [side for rows in group.late_rows for side in late_rows.settled(files, rows)]
     except (DamagedError, FileNotFoundError):
         # The damage is named when somebody reads the rows, and keeps nobody from starting.
         return False

@@ -36,8 +36,8 @@ def keeps_all(plan: Plan) -> bool:
 
 
 @dataclass(frozen=True)
-class Strand:
-    """A flow with the tasks that it feeds, as a start goes on with them. In the entry a strand is a flow."""
+class TaskGroup:
+    """Tasks with the flow that feeds them, as a start goes on with them. In the entry each group has a flow of its own."""
 
     flow: FlowState
     tasks: Mapping[str, TaskState]
@@ -52,56 +52,56 @@ class Strand:
         """The records of late and bad rows of the flow and of all tasks."""
         return [self.flow.late_rows, *(task.late_rows for task in self.tasks.values())]
 
-    def with_late_rows_apart(self) -> Strand:
-        """Return the strand in which each task has for its own what came late before. Others may join it then."""
+    def with_late_rows_apart(self) -> TaskGroup:
+        """Return the group in which each task has for its own what came late before. Others may join it then."""
         late = self.flow.late_rows
         tasks = {name: replace(task, late_rows=task.late_rows.plus(late)) for name, task in self.tasks.items()}
-        return Strand(replace(self.flow, late_rows=LateRows()), tasks)
+        return TaskGroup(replace(self.flow, late_rows=LateRows()), tasks)
 
-    def with_rows_taken_back(self, files: Files, clock: int) -> Strand:
-        """Return the strand without the late and bad rows that its source delivers again from the clock on."""
+    def with_rows_taken_back(self, files: Files, clock: int) -> TaskGroup:
+        """Return the group without the late and bad rows that its source delivers again from the clock on."""
 
         def left(rows: LateRows) -> LateRows:
             return late_rows.take_back(files, rows, clock, self.flow.source.next_positions)
 
         tasks = {name: replace(task, late_rows=left(task.late_rows)) for name, task in self.tasks.items()}
-        return Strand(replace(self.flow, late_rows=left(self.flow.late_rows)), tasks)
+        return TaskGroup(replace(self.flow, late_rows=left(self.flow.late_rows)), tasks)
 
 
 def restored(
-    files: Files, strand: Strand, plan: Plan, clock: int, intervals: tuple[int, int], shards: int, now: int
-) -> Strand:
+    files: Files, group: TaskGroup, plan: Plan, clock: int, intervals: tuple[int, int], shards: int, now: int
+) -> TaskGroup:
     """Return a flow and its tasks as a start at the global `clock` goes on with them, by the plan of any of the tasks.
 
     `intervals` are the checkpoint intervals of the entry before and of this one.
     """
     if not keeps_all(plan):
-        return cut_back(files, strand, clock, shards, now)
+        return cut_back(files, group, clock, shards, now)
     flow = replace(
-        strand.flow,
-        progress=strand.flow.progress.keep_all(),
-        coarse=strand.flow.coarse_on(strand.runs, *intervals),
-    ).with_source(restored_source(strand, plan, clock, now))
+        group.flow,
+        progress=group.flow.progress.keep_all(),
+        coarse=group.flow.coarse_on(group.runs, *intervals),
+    ).with_source(restored_source(group, plan, clock, now))
     tasks = {
-        name: replace(task, stored=task.stored.keep_all(shards), active=True) for name, task in strand.tasks.items()
+        name: replace(task, stored=task.stored.keep_all(shards), active=True) for name, task in group.tasks.items()
     }
-    kept = Strand(flow, tasks)
+    kept = TaskGroup(flow, tasks)
     if plan.delivery == AT_LEAST_ONCE:
-        return kept.with_rows_taken_back(files, _counts_again_from(strand.flow, plan, clock))
+        return kept.with_rows_taken_back(files, _counts_again_from(group.flow, plan, clock))
     return kept
 
 
-def restored_source(strand: Strand, plan: Plan, clock: int, now: int) -> SourceState:
+def restored_source(group: TaskGroup, plan: Plan, clock: int, now: int) -> SourceState:
     """Return the record of the source by which a start at the global `clock` reads on."""
-    source = strand.flow.source
-    replay = min(clock, strand.flow.progress.clock)
+    source = group.flow.source
+    replay = min(clock, group.flow.progress.clock)
     if not keeps_all(plan):
         return source.cut_back(replay, now)
     if plan.delivery == AT_MOST_ONCE:
         return source.skip_planned()
     # What tasks that were away had taken in late was cut away with the clock that it was taken for.
-    was_active = all(task.active for task in strand.tasks.values())
-    again = _counts_again_from(strand.flow, plan, clock) if was_active or not plan.takes_late else BEGINNING
+    was_active = all(task.active for task in group.tasks.values())
+    again = _counts_again_from(group.flow, plan, clock) if was_active or not plan.takes_late else BEGINNING
     return source.read_again(replay, again, now)
 
 
@@ -111,14 +111,14 @@ def _counts_again_from(flow: FlowState, plan: Plan, clock: int) -> int:
     return min(clock, flow.progress.clock) if plan.takes_late else flow.progress.clock
 
 
-def cut_back(files: Files, strand: Strand, clock: int, shards: int, now: int) -> Strand:
+def cut_back(files: Files, group: TaskGroup, clock: int, shards: int, now: int) -> TaskGroup:
     """Return a flow and its tasks as they were at `clock`, or at the flow's own clock if that is lower.
 
     Their runs are cut into so many shards, and the source is replayed from there.
     """
-    own = strand.flow.progress.clock
+    own = group.flow.progress.clock
     clock = min(clock, own)
-    flow = replace(strand.flow, progress=strand.flow.progress.cut_back(clock), coarse=())
+    flow = replace(group.flow, progress=group.flow.progress.cut_back(clock), coarse=())
     tasks = {
         name: replace(
             task,
@@ -126,7 +126,7 @@ def cut_back(files: Files, strand: Strand, clock: int, shards: int, now: int) ->
             stored=task.stored.cut_back(clock, shards),
             outputs=task.outputs.cut_back(clock, own),
         )
-        for name, task in strand.tasks.items()
+        for name, task in group.tasks.items()
     }
-    back = Strand(flow.with_source(strand.flow.source.cut_back(clock, now)), tasks)
+    back = TaskGroup(flow.with_source(group.flow.source.cut_back(clock, now)), tasks)
     return back.with_rows_taken_back(files, clock)

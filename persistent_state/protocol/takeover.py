@@ -11,7 +11,7 @@ from persistent_state.errors import ExistsError, FencedError, InvalidInputError,
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import flows, refusals, restore
-from persistent_state.protocol.restore import Strand
+from persistent_state.protocol.restore import TaskGroup
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowProgress, FlowState
@@ -79,16 +79,16 @@ def _first_entry(
     epoch = newest.epoch + 1 if newest else 1
     intervals = (newest.interval if newest else interval, interval)
     known = newest.tasks if newest else {}
-    strands: list[Strand] = []
+    groups: list[TaskGroup] = []
     for flow in wanted:
         plans = flow.by_name
         # What is to be reset or built again is not looked at: it may be damaged.
         continued = [name for name in plans if name in known and name not in (*reset, *rebuild)]
-        some: list[Strand] = []
+        some: list[TaskGroup] = []
         if newest and continued:
-            for strand in flows.divided(newest, continued):
-                _check_return(newest, strand)
-                back = restore.restored(files, strand, flow.first, clock, intervals, shards, now)
+            for group in flows.divided(newest, continued):
+                _check_return(newest, group)
+                back = restore.restored(files, group, flow.first, clock, intervals, shards, now)
                 some.append(_with_outputs(back, plans))
             some = flows.together(files, flow, some)
         rebuilt = [plan for name, plan in plans.items() if name in rebuild]
@@ -98,12 +98,12 @@ def _first_entry(
         if rebuilt:
             # They catch up on their own.
             begun = FlowState(FlowProgress(BEGINNING))
-            some = [*some, Strand(begun, _all_born(rebuilt, newest, epoch, BEGINNING))]
-        strands += [_in_order(strand, plans) for strand in some]
+            some = [*some, TaskGroup(begun, _all_born(rebuilt, newest, epoch, BEGINNING))]
+        groups += [_in_order(group, plans) for group in some]
     if newest:
         taken = {name for flow in wanted for name in flow.by_name}
-        for strand in flows.divided(newest, [name for name in known if name not in taken]):
-            strands.append(_left_out(files, strand, clock, shards, now))
+        for group in flows.divided(newest, [name for name in known if name not in taken]):
+            groups.append(_left_out(files, group, clock, shards, now))
     return Entry(
         number=newest.number + 1 if newest else 1,
         epoch=epoch,
@@ -114,38 +114,38 @@ def _first_entry(
         shards=shards,
         clock=clock,
         retained=newest.retained if newest else (),
-        flows={_id(strand): strand.flow for strand in strands},
-        tasks={name: replace(task, flow=_id(strand)) for strand in strands for name, task in strand.tasks.items()},
+        flows={_id(group): group.flow for group in groups},
+        tasks={name: replace(task, flow=_id(group)) for group in groups for name, task in group.tasks.items()},
     )
 
 
-def _id(strand: Strand) -> str:
+def _id(group: TaskGroup) -> str:
     """Return the id of a strand's flow: the name of its first task, which no other flow has."""
-    return next(iter(strand.tasks))
+    return next(iter(group.tasks))
 
 
-def _in_order(strand: Strand, plans: Mapping[str, Plan]) -> Strand:
-    """Return the strand with its tasks in the order in which they were added."""
-    return replace(strand, tasks={name: strand.tasks[name] for name in plans if name in strand.tasks})
+def _in_order(group: TaskGroup, plans: Mapping[str, Plan]) -> TaskGroup:
+    """Return the group with its tasks in the order in which they were added."""
+    return replace(group, tasks={name: group.tasks[name] for name in plans if name in group.tasks})
 
 
-def _with_outputs(strand: Strand, plans: Mapping[str, Plan]) -> Strand:
-    """Return the strand with the outputs that its tasks have in this start."""
+def _with_outputs(group: TaskGroup, plans: Mapping[str, Plan]) -> TaskGroup:
+    """Return the group with the outputs that its tasks have in this start."""
     tasks = {
-        name: replace(task, outputs=task.outputs.at_restart(plans[name].outputs)) for name, task in strand.tasks.items()
+        name: replace(task, outputs=task.outputs.at_restart(plans[name].outputs)) for name, task in group.tasks.items()
     }
-    return replace(strand, tasks=tasks)
+    return replace(group, tasks=tasks)
 
 
-def _left_out(files: Files, strand: Strand, clock: int, shards: int, now: int) -> Strand:
-    """Return a strand whose tasks are not part of the start."""
-    if not any(task.active for task in strand.tasks.values()):
-        return strand
-    back = restore.cut_back(files, strand, clock, shards, now)
+def _left_out(files: Files, group: TaskGroup, clock: int, shards: int, now: int) -> TaskGroup:
+    """Return a group whose tasks are not part of the start."""
+    if not any(task.active for task in group.tasks.values()):
+        return group
+    back = restore.cut_back(files, group, clock, shards, now)
     return replace(back, tasks={name: replace(task, active=False) for name, task in back.tasks.items()})
 
 
-def _check_return(newest: Entry, strand: Strand) -> None:
+def _check_return(newest: Entry, group: TaskGroup) -> None:
     """Refuse tasks that come back after their clock was left behind.
 
     The source delivers again what they missed. But what they once read is not remembered for ever.
@@ -153,8 +153,8 @@ def _check_return(newest: Entry, strand: Strand) -> None:
     Raises:
         InvalidInputError: Their clock is no longer retained.
     """
-    own, oldest = strand.flow.progress.clock, min(newest.retained, default=BEGINNING)
-    for name, task in strand.tasks.items():
+    own, oldest = group.flow.progress.clock, min(newest.retained, default=BEGINNING)
+    for name, task in group.tasks.items():
         if not task.active and BEGINNING < own < oldest:
             raise InvalidInputError(
                 f"task={name} left at clock={full_clock(own)}, and the oldest that is retained is {full_clock(oldest)}. "

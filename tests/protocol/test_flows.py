@@ -23,7 +23,7 @@ from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.protocol import commits, flows
-from persistent_state.protocol.restore import Strand
+from persistent_state.protocol.restore import TaskGroup
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.store import late_rows, lists
 from persistent_state.store import runs as runs_io
@@ -140,21 +140,21 @@ def task_state(flow: str, rows: LateRows = NO_ROWS, clock: int = CLOCK) -> TaskS
     return TaskState({}, BEGINNING, flow, StoredState((clock,)), late_rows=rows)
 
 
-def strand(
+def group(
     name: str,
     positions: Mapping[str, Position] | None = None,
     journal: Pages = NO_LINES,
     *,
     clock: int = CLOCK,
     late: LateRows = NO_ROWS,
-) -> Strand:
+) -> TaskGroup:
     source = SourceState({name: Channel(None, 0)}, positions or {}, journal)
-    return Strand(FlowState(FlowProgress(clock), {INPUT: source}, late), {name: task_state(name, clock=clock)})
+    return TaskGroup(FlowState(FlowProgress(clock), {INPUT: source}, late), {name: task_state(name, clock=clock)})
 
 
-def joined(*strands: Strand, delivery: str | None = None) -> list[Strand]:
+def joined(*groups: TaskGroup, delivery: str | None = None) -> list[TaskGroup]:
     world = World(Ids("a"), Ids("b"), Ids("c"), delivery=delivery)
-    return flows.together(world.log.files, world.flow("a", "b", "c"), strands)
+    return flows.together(world.log.files, world.flow("a", "b", "c"), groups)
 
 
 class TestTogether:
@@ -162,8 +162,8 @@ class TestTogether:
         world = World(*map(Ids, "abcd"))
         entry = world.start("ab", "cd")
         assert flows.divided(entry, ["d", "b", "a"]) == [
-            Strand(entry.flows["c"], {"d": entry.tasks["d"]}),
-            Strand(entry.flows["a"], {"b": entry.tasks["b"], "a": entry.tasks["a"]}),
+            TaskGroup(entry.flows["c"], {"d": entry.tasks["d"]}),
+            TaskGroup(entry.flows["a"], {"b": entry.tasks["b"], "a": entry.tasks["a"]}),
         ]
         assert list(flows.divided(entry, ["b", "a"])[0].tasks) == ["b", "a"]
 
@@ -190,7 +190,7 @@ class TestTogether:
         self, one: Position, other: Position, common: Position | None
     ) -> None:
         for first, second in ((one, other), (other, one)):
-            found = joined(strand("a", {"p": first}), strand("b", {"p": second}))
+            found = joined(group("a", {"p": first}), group("b", {"p": second}))
             assert [list(each.tasks) for each in found] == ([["a"], ["b"]] if common is None else [["a", "b"]])
             assert found[0].flow.source.positions == {"p": first if common is None else common}
 
@@ -200,27 +200,25 @@ class TestTogether:
     def test_a_partition_that_a_flow_does_not_name_was_not_read(self, position: Position, is_one: bool) -> None:
         read = {"p": Position(5)}
         for first, second in (({**read, "q": position}, read), (read, {**read, "q": position})):
-            assert (len(joined(strand("a", first), strand("b", second))) == 1) is is_one
+            assert (len(joined(group("a", first), group("b", second))) == 1) is is_one
 
     def test_flows_of_other_clocks_or_deliveries_stay_apart(self) -> None:
-        assert len(joined(strand("a"), strand("b", clock=CLOCK + 10))) == 2
-        assert len(joined(strand("a"), strand("b"))) == 1
+        assert len(joined(group("a"), group("b", clock=CLOCK + 10))) == 2
+        assert len(joined(group("a"), group("b"))) == 1
         for delivery in (AT_LEAST_ONCE, AT_MOST_ONCE):
-            assert len(joined(strand("a"), strand("b"), delivery=delivery)) == 2
+            assert len(joined(group("a"), group("b"), delivery=delivery)) == 2
 
     def test_what_came_late_before_stays_with_those_for_whom_it_did(self) -> None:
-        (found,) = joined(strand("a", late=late("a")), strand("b", late=late("b")))
+        (found,) = joined(group("a", late=late("a")), group("b", late=late("b")))
         assert found.flow.late_rows == NO_ROWS
         assert {name: task.late_rows for name, task in found.tasks.items()} == {"a": late("a"), "b": late("b")}
 
     def test_a_flow_joins_any_before_it(self) -> None:
-        found = joined(
-            strand("a", {"p": Position(5)}), strand("b", {"p": Position(7)}), strand("c", {"p": Position(7)})
-        )
+        found = joined(group("a", {"p": Position(5)}), group("b", {"p": Position(7)}), group("c", {"p": Position(7)}))
         assert [list(each.tasks) for each in found] == [["a"], ["b", "c"]]
 
     def test_a_flow_knows_the_channels_of_both_and_of_one_that_both_know_what_the_first_does(self) -> None:
-        one, other = strand("a"), strand("b")
+        one, other = group("a"), group("b")
         own = {"x": Channel(None, 0, before=5), "y": Channel(None, 0)}
         one = replace(one, flow=one.flow.with_source(SourceState({"x": Channel(None, 0, before=7)})))
         other = replace(other, flow=other.flow.with_source(SourceState(own)))
@@ -235,8 +233,8 @@ class TestTogether:
             return lists.append(world.log.files, Pages(), some, core.new_id)
 
         def is_one(first: Pages, second: Pages) -> list[Pages]:
-            strands = strand("a", journal=first), strand("b", journal=second)
-            found = flows.together(world.log.files, world.flow("a", "b"), strands)
+            groups = group("a", journal=first), group("b", journal=second)
+            found = flows.together(world.log.files, world.flow("a", "b"), groups)
             return [each.flow.source.journal for each in found]
 
         short, long, other = written(lines[:2]), written(lines), written([*lines[:1], "other"])
@@ -258,7 +256,7 @@ def late(name: str) -> LateRows:
 
 class TestNew:
     def test_a_new_task_comes_to_the_first_flow_that_has_come_to_the_global_clock(self) -> None:
-        behind, at, other = strand("a", clock=10), strand("b", {"p": Position(5)}, late=late("b")), strand("c")
+        behind, at, other = group("a", clock=10), group("b", {"p": Position(5)}, late=late("b")), group("c")
         born: list[int] = []
 
         def born_at(clock: int) -> dict[str, TaskState]:
@@ -273,13 +271,13 @@ class TestNew:
         assert found[1].tasks["b"].late_rows == late("b")
 
     def test_where_all_are_behind_new_tasks_have_a_flow_of_their_own(self) -> None:
-        behind = strand("a", {"p": Position(5)}, clock=10)
+        behind = group("a", {"p": Position(5)}, clock=10)
         found = flows.with_new([behind], CLOCK, lambda clock: {"b": task_state("", clock=clock)})
-        own = Strand(FlowState(FlowProgress(CLOCK)), {"b": task_state("", clock=CLOCK)})
+        own = TaskGroup(FlowState(FlowProgress(CLOCK)), {"b": task_state("", clock=CLOCK)})
         assert found == [behind, own]
 
     def test_a_task_has_its_own_late_rows_before_those_of_the_flows_that_it_was_in(self) -> None:
-        one = strand("a", late=late("flow"))
+        one = group("a", late=late("flow"))
         one = replace(one, tasks={"a": task_state("a", late("own"))})
         rows = one.with_late_rows_apart().tasks["a"].late_rows
         assert [side.file.path for side in rows.sides] == ["own-side", "flow-side"]
@@ -547,31 +545,31 @@ class TestStarts:
 
     def test_flows_that_have_each_read_more_of_a_partition_both_read_on(self) -> None:
         entry = entry_of(
-            strand("a", {"p": Position(5), "q": Position(2)}), strand("b", {"p": Position(3), "q": Position(7)})
+            group("a", {"p": Position(5), "q": Position(2)}), group("b", {"p": Position(3), "q": Position(7)})
         )
         assert flows.meeting_positions(entry, ["a", "b"]) == {name: {"p": 5, "q": 7} for name in "ab"}
 
     def test_flows_of_other_journals_do_not_meet(self) -> None:
         lines = [Pages((), ("x", "y")), Pages((), ("x", "z"))]
-        entry = entry_of(strand("a", {"p": Position(5)}, lines[0]), strand("b", {"p": Position(3)}, lines[1]))
+        entry = entry_of(group("a", {"p": Position(5)}, lines[0]), group("b", {"p": Position(3)}, lines[1]))
         assert flows.meeting_positions(entry, ["a", "b"]) == {}
 
     def test_a_flow_takes_the_longer_journal_that_goes_on_from_its_own(self) -> None:
         short, long, other = Pages((), ("x",)), Pages((), ("x", "y")), Pages((), ("z",))
         # One without a journal has yet to find its order.
         found = joined(
-            strand("a", {"p": Position(5)}, long),
-            strand("b", {"p": Position(3)}, short),
-            strand("c", {"p": Position(2)}, other),
-            strand("d", {"p": Position(1)}),
+            group("a", {"p": Position(5)}, long),
+            group("b", {"p": Position(3)}, short),
+            group("c", {"p": Position(2)}, other),
+            group("d", {"p": Position(1)}),
         )
         assert [each.flow.source.journal for each in found] == [long, long, other, NO_LINES]
 
 
-def entry_of(*strands: Strand) -> Entry:
+def entry_of(*groups: TaskGroup) -> Entry:
     """An entry with these flows."""
     entry = core.start(Log(core.memory(), "app"), [core.plan_of(Ids("a"), SCHEMA)])
-    return replace(entry, flows={next(iter(each.tasks)): each.flow for each in strands})
+    return replace(entry, flows={next(iter(each.tasks)): each.flow for each in groups})
 
 
 STAMPS = st.lists(st.none() | st.integers(0, 90), max_size=24)

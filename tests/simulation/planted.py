@@ -504,7 +504,7 @@ BUGS = (
     bug(
         "side rows kept at a start",
         "What is read again stays aside, and is set aside again.",
-        restore.Strand.with_rows_taken_back,
+        restore.TaskGroup.with_rows_taken_back,
         ("late_rows.take_back(files, rows, clock, self.flow.source.next_positions)", "rows"),
     ),
     bug(
@@ -588,7 +588,7 @@ BUGS = (
         "late before it came",
         "What came late before a task came to its flow is late for the task.",
         flows.with_new,
-        ("strands[at].with_late_rows_apart()", "strands[at]"),
+        ("groups[at].with_late_rows_apart()", "groups[at]"),
         theme="flows",
     ),
     bug(
@@ -625,14 +625,14 @@ BUGS = (
         "settled rows of those who join",
         "A common replay delivers rows aside again that can't be taken back any more.",
         flows._can_replay,
-        ("if replay == strand.flow.source.next_positions:", "if True:"),
+        ("if replay == group.flow.source.next_positions:", "if True:"),
         theme="flows",
     ),
     bug(
         "new with one behind",
         "A new task comes to a flow that has yet to catch up.",
         flows.with_new,
-        ("if strand.flow.progress.clock >= clock)", "if True)"),
+        ("if group.flow.progress.clock >= clock)", "if True)"),
         theme="flows",
     ),
     bug(

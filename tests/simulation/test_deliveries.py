@@ -109,13 +109,13 @@ BUGS = (
         AT_LEAST_ONCE,
         "bad rows again",
         restore.restored,
-        ("kept.with_rows_taken_back(files, _counts_again_from(strand.flow, plan, clock))", "kept"),
+        ("kept.with_rows_taken_back(files, _counts_again_from(group.flow, plan, clock))", "kept"),
     ),
     bug(
         AT_LEAST_ONCE,
         "cut back",
         restore.restored,
-        ("task.stored.keep_all(shards)", "task.stored.cut_back(min(clock, strand.flow.progress.clock), shards)"),
+        ("task.stored.keep_all(shards)", "task.stored.cut_back(min(clock, group.flow.progress.clock), shards)"),
     ),
     bug(
         AT_LEAST_ONCE,
