@@ -119,7 +119,8 @@ class Application:
 
         Args:
             task: An instance of your `PersistentTask`.
-            source: Where its messages come from. Tasks that are given one object share it: it is read once for all of them.
+            source: Where its messages come from. Tasks that are given one object share it: it is read once for
+                all of them that have the same delivery and way of reading.
             sink: Where its values at each checkpoint clock go: a `Sink`, a function of (values, clock), `ValuesAtClock`,
                 `RunningValues`, or a list of these.
             on_bad_row: "keep" stores bad rows beside the late ones, "fail" stops the application at the first one.
