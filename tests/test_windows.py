@@ -214,7 +214,7 @@ def test_no_interval_reaches_over_the_edge_of_a_window_or_a_clock(
     count = 0
     with mock.patch.object(compaction, "LAZY", rewriting):
         for batch in batches:
-            fixed, fresh = ran.task.progress.clock, []
+            fixed, fresh = ran.entry.flow_of(ran.plan.name).progress.clock, []
             for number, (key, time) in enumerate(batch, count):
                 fresh.append((key, time, number))
                 in_window = not isinstance(windowing, SlidingWindow) or time % windowing.slide < windowing.size
@@ -227,7 +227,7 @@ def test_no_interval_reaches_over_the_edge_of_a_window_or_a_clock(
 
 def check_rows(ran: Ran, windowing: Windowing | None, accepted: Mapping[int, Sent]) -> None:
     """What is stored is each message that may still be needed, once, and in intervals of which none reaches over an edge."""
-    clocks = {*ran.entry.retained, *ran.task.stored.cuts, ran.task.progress.clock}
+    clocks = {*ran.entry.retained, *ran.task.stored.cuts, ran.entry.flow_of(ran.plan.name).progress.clock}
     stored: Counter[int] = Counter()
     for row in ran.stored():
         stored.update(dict(row["value"]))
