@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from persistent_state.event_time.clocks import BEGINNING
@@ -19,7 +20,9 @@ def summary(files: Files, name: str) -> dict[str, Any]:
         InvalidInputError: There is no such application.
     """
     entry = newest_entry(files, name)
-    tasks = [_task(files, entry, name) for name in sorted(entry.tasks)]
+    stored = {name: _stored(files, entry, name) for name in sorted(entry.tasks)}
+    # The tasks of a flow share some files.
+    every = {path: length for of_task in stored.values() for path, length in of_task.items()}
     return {
         "application": name,
         "clock": None if entry.clock == BEGINNING else entry.clock,
@@ -29,15 +32,19 @@ def summary(files: Files, name: str) -> dict[str, Any]:
         "epoch": entry.epoch,
         "entry": entry.number,
         "written": entry.time,
-        "bytes": sum(task["bytes"] for task in tasks),
-        "tasks": tasks,
+        "bytes": sum(every.values()),
+        "tasks": [_task(entry, name, of_task) for name, of_task in stored.items()],
     }
 
 
-def _task(files: Files, entry: Entry, name: str) -> dict[str, Any]:
+def _stored(files: Files, entry: Entry, name: str) -> dict[str, int]:
+    """Return the length of each file of a task and of its flow, by its path."""
+    settled = (side.file for side in late_rows.settled(files, entry.late_rows_of(name)))
+    return {file.path: file.length for file in (*entry.tasks[name].files(), *entry.flow_of(name).files(), *settled)}
+
+
+def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:
     task, flow, rows = entry.tasks[name], entry.flow_of(name), entry.late_rows_of(name)
-    settled = (side.file for side in late_rows.settled(files, rows))
-    stored = {file.path: file.length for file in (*task.files(), *flow.files(), *settled)}
     channels = flow.source.channels
     timed = {channel: state.newest for channel, state in channels.items() if state.newest is not None}
     live = {channel: newest for channel, newest in timed.items() if not channels[channel].ended}

@@ -18,6 +18,7 @@ from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers, Blob
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, FAIL, FlowPlan
 from persistent_state.batch.shard import merge_shard
+from persistent_state.cli.describe import summary
 from persistent_state.errors import DisagreementError, TaskFailedError
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, Settings
@@ -339,6 +340,17 @@ class TestOneFlow:
                 merge_shard(flow.first, 0, [by_shard[each] for each in wrong], None, core.new_id)
         descriptor, _ = merge_shard(flow.first, 0, [by_shard["a", 0]], None, core.new_id)
         assert (descriptor.flow, descriptor.task, descriptor.shard) == ("a", "a", 0)
+
+    def test_a_file_that_tasks_share_counts_once_in_what_an_application_has(self) -> None:
+        world = two()
+        world.send(5, 31)
+        world.play("a", "b")
+        world.send(2)
+        world.play("a", "b")
+        assert world.aside("a") == world.aside("b") != []
+        found, paths = summary(world.log.files, "app"), world.newest.files()
+        assert found["bytes"] == sum(len(world.log.files.read(path)) for path in paths)
+        assert found["bytes"] < sum(task["bytes"] for task in found["tasks"])
 
     def test_a_plan_of_other_tasks_than_the_flow_has_is_refused(self) -> None:
         world = World(*map(Ids, "abc"))
