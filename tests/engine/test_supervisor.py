@@ -21,10 +21,10 @@ from persistent_state.engine.queries import Setup
 from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StoreUnavailableError, TaskFailedError
 from persistent_state.event_time.clocks import END
-from persistent_state.protocol.commits import Keeping
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
+from tests.engine.test_start_checks import setup_of
 from tests.words import SCHEMA, Words
 
 Step = Callable[["Script"], None]
@@ -41,23 +41,8 @@ class Script:
         self.plan = core.plan_of(Words(), SCHEMA)
         self.log = Log(self.plan.files, self.plan.application)
         self.queries: Any = None
-        spark: Any = None
         source: Any = None
-        self.setup = Setup(
-            spark=spark,
-            application=self.plan.application,
-            files=self.plan.files,
-            parts=[Part(self.plan, source, source)],
-            interval=10,
-            shards=1,
-            keeping=Keeping(),
-            scratch=None,
-            max_restarts=2,
-            to_the_end=True,
-            drains=False,
-            trigger=None,
-            on_progress=None,
-        )
+        self.setup = replace(setup_of(Part(self.plan, source, source)), max_restarts=2)
 
     def newest(self) -> Entry:
         entry = self.log.newest()
