@@ -88,9 +88,9 @@ def _positions(
 ) -> dict[str, Position]:
     """Return how far each partition is read after the micro-batch of the reports; `planned` ends are known beforehand."""
     ends = {partition: position.next for partition, position in known.items()}
-    for partition, end in (found for report in reports for found in report.ends):
-        ends[partition] = max(end, ends.get(partition, 0))
-    for partition, end in planned.items():
+    found = (end for report in reports for end in report.ends)
+    for partition, end in (*found, *planned.items()):
+        # Positions never fall.
         ends[partition] = max(end, ends.get(partition, 0))
     spans: dict[str, set[tuple[int, int]]] = {}
     for partition, first, newest in (span for report in reports for span in report.spans):

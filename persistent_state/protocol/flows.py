@@ -163,7 +163,6 @@ def _common_journal(files: Files, one: Pages, other: Pages) -> Pages | None:
     """Return the longer of two journals if the other is its beginning, or None."""
     if one == other:
         return one
-    short, long = sorted(
-        ((lists.read(files, pages), i) for i, pages in enumerate((one, other))), key=lambda x: len(x[0])
-    )
-    return (one, other)[long[1]] if long[0][: len(short[0])] == short[0] else None
+    lines = {pages: lists.read(files, pages) for pages in (one, other)}
+    short, long = sorted((one, other), key=lambda pages: len(lines[pages]))
+    return long if lines[long][: len(lines[short])] == lines[short] else None

@@ -373,19 +373,13 @@ BUGS = (
         "ends go back",
         "A replay from the beginning takes back how far a partition was read.",
         advance._positions,
-        (
-            "found in report.ends):\n        ends[partition] = max(end, ends.get(partition, 0))",
-            "found in report.ends):\n        ends[partition] = end",
-        ),
+        ("= max(end, ends.get(partition, 0))", "= max(end, ends.get(partition, 0) if partition in planned else 0)"),
     ),
     bug(
         "ends of a source that forgets",
         "What a source says of its end takes back how far a partition was read.",
         advance._positions,
-        (
-            "in planned.items():\n        ends[partition] = max(end, ends.get(partition, 0))",
-            "in planned.items():\n        ends[partition] = end",
-        ),
+        ("= max(end, ends.get(partition, 0))", "= max(end, 0 if partition in planned else ends.get(partition, 0))"),
         theme="flows",
     ),
     bug(
@@ -553,14 +547,14 @@ BUGS = (
         "journals that differ",
         "Flows of which a position means different records become one.",
         flows._common_journal,
-        (" if long[0][: len(short[0])] == short[0] else None", ""),
+        (" if lines[long][: len(lines[short])] == lines[short] else None", ""),
         theme="flows",
     ),
     bug(
         "shorter journal",
         "Where tasks are fed together, the source is given back only what one had written.",
         flows._common_journal,
-        ("(one, other)[long[1]]", "(one, other)[short[1]]"),
+        ("return long if", "return short if"),
         theme="flows",
     ),
     bug(
