@@ -234,7 +234,7 @@ class Application:
         shards = self.shards or spark.sparkContext.defaultParallelism
         parts = []
         # Tasks that were given one source object are to share it.
-        read_by: dict[int, TimeReplayableSource | KafkaConnectorSource] = {}
+        shared: dict[int, TimeReplayableSource | KafkaConnectorSource] = {}
         for added in self._added:
             source = added.source
             if isinstance(source, KafkaConnectorSource):
@@ -262,7 +262,7 @@ class Application:
                 plan.check_update(update)
             source = added.source
             if not isinstance(source, DataFrameSource):
-                source = read_by.setdefault(id(source), source.read_by(self.name))
+                source = shared.setdefault(id(source), source.read_by(self.name))
             parts.append(Part(plan, source, added.outputs))
         setup = Setup(
             spark,

@@ -145,7 +145,7 @@ class Queries:
             flow,
             entry.epoch,
             setup.keeping,
-            {part.plan.name: part.outputs.running for part in setup.parts},
+            {part.plan.name: part.outputs.running for part in setup.parts if part.plan.name in flow.by_name},
             Listener(setup.writer, setup.on_progress),
             for_sinks(blobs.sparkSession),
             self._commits,
