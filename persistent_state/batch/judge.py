@@ -53,7 +53,7 @@ class Sightings:
 def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], sightings: Sightings) -> Codes:
     """Return the verdict on each row of a chunk, and note in `sightings` what the rows tell of their channels.
 
-    It is the same for all tasks of a flow, of which `plan` is the first. `before` is how far each of the chunk's partitions was
+    All tasks of a flow share the verdicts; `plan` is that of the first. `before` is how far each of the chunk's partitions was
     read before the micro-batch.
 
     Raises:

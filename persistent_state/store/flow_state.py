@@ -1,7 +1,8 @@
 """The record of one flow in an entry: where its tasks stand in event time and in their source, and which rows came late.
 
-A flow is read once for all of its tasks. A micro-batch changes a flow by `after_batch`. A start changes it by `cut_back`, which
-takes back what is at or above a clock, or by a method that keeps everything: `protocol/restore.py` chooses, by the delivery.
+A flow is read once for all of its tasks. A micro-batch changes the parts of a flow by their `after_batch`. A start changes
+them by their `cut_back`, which takes back what is at or above a clock, or by a method that keeps everything:
+`protocol/restore.py` chooses, by the delivery.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class LateRows:
         return replace(self, sides=(*self.sides, *sides))
 
     def plus(self, other: LateRows) -> LateRows:
-        """Return a record of these rows and of others, which no file of this record has."""
+        """Return a record of these rows and of those of another record, which has none of this one's files."""
         mine, others = self.settled, other.settled
         return LateRows(
             (*self.sides, *other.sides),
