@@ -32,6 +32,7 @@ from persistent_state import (
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import positive
+from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import takeover
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -283,7 +284,7 @@ def blobs_of(setting: Setting) -> DataFrame:
         Log(files, "benchmark"), [flow], interval=interval, shards=shards, writer="benchmark", now=1
     )
     session = session_of(setting)
-    labels = arrow_source.labels_of(flow)
+    labels = numbers_of_partitions(shards)
     return arrow_source.load(session, flow, arrow_source.ArrowReader(flow, source, entry.epoch, shards, labels, 1))
 
 

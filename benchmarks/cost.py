@@ -70,7 +70,9 @@ def checkpoints(folder: str, keys: int, changed: int, emits: bool) -> Iterator[l
         basis = commits.plan_batch(entry, flow, reach, START + batch * SECOND)
         blobs, report = combine(flow, basis, 0, 1, [Chunk("", position, rows)])
         described = [
-            merge_shard(plan, shard, [blob], None, lambda: f"{next(ids):016x}")[0] for shard, blob in enumerate(blobs)
+            said
+            for shard, blob in enumerate(blobs)
+            for said in merge_shard(flow, shard, [blob], {}, lambda: f"{next(ids):016x}")[0]
         ]
         answers = Answers([report], described)
         entry, _ = commits.commit(

@@ -80,14 +80,14 @@ class Played:
         basis = commits.plan_batch(entry, flow, Reach({"events": self.position}), START)
         (blob,), report = combine(flow, basis, 0, 1, [Chunk("events", number, rows)])
         data = blob.to_bytes()
-        said, runs = merge_shard(self.plan, 0, [Blob.from_bytes(data)], None, new_id)
+        (said,), runs = merge_shard(flow, 0, [Blob.from_bytes(data)], {}, new_id)
         made = Answers([report], [said])
         commits.commit(self.log, 1, self.plan.settings, made, now=START, new_id=new_id, keeping=commits.Keeping())
         fresh = said.runs
         self.known.update(run.file.path for run in fresh)
         self.sent += len(data)
         self.rewritten += sum(run.rows for run in fresh)
-        self.held = sum(run.rows for run in runs)
+        self.held = sum(run.rows for run in runs[self.plan.name])
 
 
 def costs(monoid: Monoid[Any], keys: int, rows: int, batches: int) -> dict[str, float]:

@@ -6,7 +6,7 @@ No Spark is used: the functions are those that planner, parts, shards and driver
 source, each with as many shards, and in each shard so many levels of runs. A micro-batch is planned and read in as many parts.
 Each part has channels of its own and a row for about each shard. One part is read for all tasks, and one shard of one task is
 merged; the other shards are told to say what that one says. "Cluster" is what all parts and shards together send and take: the
-header of a blob times parts times shards times tasks, and so on.
+header of a blob times parts times shards, and so on.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def started(size: Size) -> tuple[Log, FlowPlan, Entry]:
     # One row in one channel, so that there is a channel to copy.
     basis = commits.plan_batch(entry, flow, Reach({channel(0): 1}), START)
     blobs, report = combine(flow, basis, 0, 1, [Chunk(channel(0), 0, rows(np.array([0]), START))])
-    said = [merge_shard(flow.by_name[blob.task], blob.shard, [blob], (), new_id)[0] for blob in blobs]
+    said = [each for blob in blobs for each in merge_shard(flow, blob.shard, [blob], {}, new_id)[0]]
     entry, _ = committed(log, flow, Answers([report], said))
     full = entry.follower(
         START,
@@ -214,31 +214,29 @@ def costs(size: Size) -> Costs:
         own, _ = combine(flow, told[-1], size.parts - 1, size.parts, chunks(size, size.parts - 1))
         for blob in own:
             blob.to_bytes()
-    header = len(replace(own[-1], tables=(), sides=()).to_bytes())
+    header = len(replace(own[-1], contents={}, late=()).to_bytes())
 
     sent = [combine(flow, basis, part, size.parts, chunks(size, part)) for part, basis in enumerate(told)]
     arrived = [blobs[0].to_bytes() for blobs, _ in sent]
     reports = [report.to_bytes() for _, report in sent]
-    held = [shard.runs for shard in entry.tasks[plan.name].stored.in_shards(size.shards)]
     merging = Clock()
     with merging.running():
-        first, _ = merge_shard(plan, 0, [Blob.from_bytes(data) for data in arrived], held[0], new_id)
+        first, _ = merge_shard(flow, 0, [Blob.from_bytes(data) for data in arrived], held(entry, size), new_id)
         described = pickle.dumps(first)
-    answers = [pickle.dumps(each) for each in answers_of(first, entry, basis, size, [*shards_of(flow, size)])]
+    answers = [pickle.dumps(each) for each in answers_of(first[0], entry, basis, size, [*shards_of(flow, size)])]
     committing = Clock()
     with committing.running():
-        said: list[Descriptor] = list(map(pickle.loads, answers))
+        said: list[Descriptor] = [each for answer in answers for each in pickle.loads(answer)]
         entry, _ = committed(log, flow, Answers(list(map(Report.from_bytes, reports)), said))
 
     # Another micro-batch, whose only row is for one shard.
     basis = commits.plan_batch(entry, flow, Reach(ends), START)
     blobs, report = combine(flow, basis, 0, 1, [])
-    held = [shard.runs for shard in entry.tasks[plan.name].stored.in_shards(size.shards)]
-    first, _ = merge_shard(plan, 0, [blobs[0]], held[0], new_id)
-    answers = [pickle.dumps(each) for each in answers_of(first, entry, basis, size, [(plan.name, 0)])]
+    first, _ = merge_shard(flow, 0, [blobs[0]], held(entry, size), new_id)
+    answers = [pickle.dumps(each) for each in answers_of(first[0], entry, basis, size, [(plan.name, 0)])]
     small_committing = Clock()
     with small_committing.running():
-        said = list(map(pickle.loads, answers))
+        said = [each for answer in answers for each in pickle.loads(answer)]
         small_entry, _ = committed(log, flow, Answers([report], said))
     return Costs(
         partition_bytes=sum(partitions) // size.parts,
@@ -257,6 +255,11 @@ def costs(size: Size) -> Costs:
     )
 
 
+def held(entry: Entry, size: Size) -> dict[str, tuple[Run, ...]]:
+    """The runs that the first shard holds of each task."""
+    return {name: task.stored.in_shards(size.shards)[0].runs for name, task in entry.tasks.items()}
+
+
 def shards_of(flow: FlowPlan, size: Size) -> Iterator[tuple[str, int]]:
     """The shards of all tasks."""
     return ((plan.name, shard) for plan in flow.tasks for shard in range(size.shards))
@@ -264,13 +267,15 @@ def shards_of(flow: FlowPlan, size: Size) -> Iterator[tuple[str, int]]:
 
 def answers_of(
     first: Descriptor, entry: Entry, basis: Basis, size: Size, written: Collection[tuple[str, int]]
-) -> Iterator[Descriptor]:
-    """What all shards of all tasks answer that say what the first one says, if these wrote a run each."""
-    for name, task in entry.tasks.items():
-        for shard, held in enumerate(task.stored.in_shards(size.shards)):
+) -> Iterator[list[Descriptor]]:
+    """What all shards answer for all tasks that say what the first one says, if these wrote a run each."""
+    for shard in range(size.shards):
+        answer = []
+        for name, task in entry.tasks.items():
             new = [run_of(name, shard, size, first.batch)] if (name, shard) in written else []
-            base = basis.grounds[name][shard].runs
-            yield replace(first, task=name, shard=shard, base=base, kept=len(held.runs), runs=tuple(new))
+            base, kept = basis.grounds[name][shard].runs, len(task.stored.in_shards(size.shards)[shard].runs)
+            answer.append(replace(first, task=name, shard=shard, base=base, kept=kept, runs=tuple(new)))
+        yield answer
 
 
 def length(log: Log, number: int) -> int:
@@ -280,14 +285,13 @@ def length(log: Log, number: int) -> int:
 
 def cluster(size: Size, cost: Costs) -> dict[str, float]:
     """What the whole cluster sends, and how many seconds of processors it spends, in one micro-batch."""
-    shards = size.shards * size.tasks
     return {
-        "bytes": size.parts * (cost.partition_bytes + cost.report_bytes + shards * cost.blob_header_bytes)
-        + shards * cost.descriptor_bytes
+        "bytes": size.parts * (cost.partition_bytes + cost.report_bytes + size.shards * cost.blob_header_bytes)
+        + size.shards * cost.descriptor_bytes
         + cost.entry_bytes,
         "seconds": cost.plan_seconds
         + size.parts * cost.part_seconds
-        + shards * cost.shard_seconds
+        + size.shards * cost.shard_seconds
         + cost.commit_seconds,
     }
 
@@ -325,7 +329,7 @@ def show(size: Size, cost: Costs, whole: dict[str, float]) -> None:
         ("plan", cost.partition_bytes, "a part's assignment", cost.plan_seconds),
         ("part", cost.blob_header_bytes, "the header of a blob", cost.part_seconds),
         ("", cost.report_bytes, "a part's report", 0.0),
-        ("shard", cost.descriptor_bytes, "a descriptor", cost.shard_seconds),
+        ("shard", cost.descriptor_bytes, "an answer", cost.shard_seconds),
         ("commit", cost.entry_bytes, "a run in all shards", cost.commit_seconds),
         ("", cost.small_entry_bytes, "a run in one shard", cost.small_commit_seconds),
         ("start", cost.whole_bytes, "a whole entry", cost.start_seconds),

@@ -24,7 +24,7 @@ from benchmarks.measure import write_json
 from monoids import Sum
 from persistent_state import Chunk, NonWindowState, PersistentTask, Reach
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Answers, Blob
+from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import Settings
@@ -114,13 +114,9 @@ class Driver:
                 schema=SCHEMA,
             )
             sent.append(combine(flow, basis.of_part(part, None), part, PARTS, [Chunk("", first + low, rows)]))
-        arrived: dict[tuple[str, int], list[Blob]] = {}
-        for blob in (blob for blobs, _ in sent for blob in blobs):
-            arrived.setdefault((blob.task, blob.shard), []).append(blob)
-        made = [
-            merge_shard(flow.by_name[task], shard, blobs, None, self.new_id)[0]
-            for (task, shard), blobs in arrived.items()
-        ]
+        made = []
+        for shard, blobs in enumerate(zip(*(blobs for blobs, _ in sent), strict=True)):
+            made += merge_shard(flow, shard, blobs, {}, self.new_id)[0]
         answers = Answers([report for _, report in sent], made)
         self.entry, _ = commits.commit(
             self.log, 1, flow.first.settings, answers, now=self.now, new_id=self.new_id, keeping=self.keeping

@@ -158,7 +158,7 @@ def _run(plan: Plan, source: _Messages, interval: int) -> LocalRun:
     keeping = Keeping(clocks=2**31, grace=0)
     log, flow = Log(plan.files, plan.application), FlowPlan((plan,))
     entry = takeover.take_over(log, [flow], interval=interval, shards=1, writer="local", now=0)
-    cached: tuple[Any, ...] = ()
+    cached: dict[str, Any] = {}
     while True:
         start = entry.flows[flow.id].source.next_positions
         reach = source.reach(start, everything=False)
@@ -167,8 +167,8 @@ def _run(plan: Plan, source: _Messages, interval: int) -> LocalRun:
         basis = commits.plan_batch(entry, flow, reach, now=0)
         chunks = (chunk for split in source.splits(start, reach.ends, parts=1) for chunk in source.read(split))
         blobs, report = combine(flow, basis, 0, 1, chunks)
-        descriptor, cached = merge_shard(plan, 0, blobs, cached, lambda: next(ids))
-        answers = Answers([report], [descriptor])
+        descriptors, cached = merge_shard(flow, 0, blobs, cached, lambda: next(ids))
+        answers = Answers([report], descriptors)
         entry, _ = commits.commit(
             log, entry.epoch, plan.settings, answers, now=0, new_id=lambda: next(ids), keeping=keeping
         )

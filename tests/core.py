@@ -149,12 +149,10 @@ def answers(
 def merged(
     plan: Plan | FlowPlan, sent: Sequence[tuple[list[Blob], Report]], ids: Callable[[], str] = new_id
 ) -> Answers:
-    """What the shards of each task make of what the parts sent, and the parts' reports."""
-    shards = [(task, shard) for task in alone(plan).tasks for shard in range(task.shards)]
-    made = [
-        merge_shard(task, shard, [Blob.from_bytes(blobs[i].to_bytes()) for blobs, _ in sent], None, ids)[0]
-        for i, (task, shard) in enumerate(shards)
-    ]
+    """What the shards make of what the parts sent, and the parts' reports."""
+    flow, made = alone(plan), []
+    for shard in range(flow.first.shards):
+        made += merge_shard(flow, shard, [Blob.from_bytes(blobs[shard].to_bytes()) for blobs, _ in sent], {}, ids)[0]
     return Answers([Report.from_bytes(report.to_bytes()) for _, report in sent], made)
 
 

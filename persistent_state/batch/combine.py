@@ -1,8 +1,8 @@
-"""One part of a micro-batch before the shuffle: its rows become one blob for each shard of each task."""
+"""One part of a micro-batch before the shuffle: its rows become one blob for each shard."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
-from persistent_state.batch.messages import Basis, Blob, Report, Sender
+from persistent_state.batch.messages import Basis, Blob, Content, Report, Sender
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time import clocks
 from persistent_state.partials import fold, keys, layout, sort
@@ -26,55 +26,64 @@ def combine(
     """Lift a part's rows for each task of a flow and fold them as far as no clock can come between.
 
     Returns:
-        One blob per task and shard, empty ones too, in their order, and the report to the driver.
+        One blob per shard, empty ones too, and the report to the driver.
 
     Raises:
         TaskFailedError: user code raised, or a row is bad and bad rows are to fail.
     """
-    pieces: dict[tuple[str, int], list[Blob]] = {}
+    pieces: list[list[Blob]] = [[] for _ in range(flow.first.shards)]
     report = Report(_sender(basis, part, parts))
     for sent in combine_in_pieces(flow, basis, part, parts, chunks):
         if isinstance(sent, Report):
             report = sent
         else:
-            pieces.setdefault((sent.task, sent.shard), []).append(sent)
-    blobs = [
-        replace(
-            some[-1],
-            tables=tuple(table for blob in some for table in blob.tables),
-            sides=tuple(side for blob in some for side in blob.sides),
-            late=tuple(side for blob in some for side in blob.late),
-            number=0,
-            ground=some[0].ground,
+            pieces[sent.shard].append(sent)
+    return [_whole(some) for some in pieces], report
+
+
+def _whole(pieces: Sequence[Blob]) -> Blob:
+    """Return all pieces of a blob as one."""
+    contents = {
+        task: Content(
+            tuple(table for blob in pieces for table in blob.of(task).tables),
+            tuple(side for blob in pieces for side in blob.of(task).sides),
         )
-        for plan in flow.tasks
-        for some in (pieces[plan.name, shard] for shard in range(plan.shards))
-    ]
-    return blobs, report
+        for task in dict.fromkeys(task for blob in pieces for task in blob.contents)
+    }
+    late = tuple(table for blob in pieces for table in blob.late)
+    return replace(pieces[-1], contents=contents, late=late, number=0, grounds=pieces[0].grounds)
 
 
 def combine_in_pieces(
     flow: FlowPlan, basis: Basis, part: int, parts: int | None, chunks: Iterable[Chunk]
 ) -> Iterator[Blob | Report]:
-    """Yield the blobs that `combine` returns, but several for a task and shard where they are large. At last comes the report.
+    """Yield the blobs that `combine` returns, but several for a shard where they are large. At last comes the report.
 
     Memory does not grow with the part.
 
     Raises:
         TaskFailedError: user code raised, or a row is bad and bad rows are to fail.
     """
-    read, sender = Read(), _sender(basis, part, parts)
+    read, post = Read(), _Post(basis, _sender(basis, part, parts), flow.first.shards)
     room = fold.SLICE_BYTES // len(flow.tasks)
-    outgoing = [_Outgoing(plan, basis, sender, read, plan is flow.first, room) for plan in flow.tasks]
-    lifted = [of_task.lifted for of_task in outgoing]
+    sums = [_Sums(plan, basis, read, room) for plan in flow.tasks]
+    lifted = [of_task.lifted for of_task in sums]
+    # Late and bad rows go to one shard, so that they are written and counted once.
+    home = part % flow.first.shards
     for chunk in chunks:
         lift_chunk(flow, basis, chunk, read, lifted)
-        for of_task in outgoing:
-            yield from of_task.grown()
-    for of_task in outgoing:
-        yield from of_task.ended()
+        for of_task in sums:
+            for shard, content in of_task.too_much(home):
+                yield post.blob(shard, {of_task.name: content})
+        if _bytes(read.late) > room // 4:
+            late, read.late = read.late, []
+            yield post.blob(home, {}, late)
+    ends = [of_task.rest(home) for of_task in sums]
+    for shard in range(flow.first.shards):
+        left = {of_task.name: contents[shard] for of_task, contents in zip(sums, ends, strict=True)}
+        yield from post.last(shard, left, read.late if shard == home else ())
     yield Report(
-        sender=sender,
+        sender=post.sender,
         now=basis.now,
         seen=tuple(
             (name, newest, read.sightings.beyond.get(name, 0)) for name, newest in read.sightings.newest.items()
@@ -82,61 +91,89 @@ def combine_in_pieces(
         spans=tuple(read.spans),
         ends=tuple(read.ends.items()),
         replaying=tuple(sorted(read.sightings.replaying)),
-        low=min((low for of_task in outgoing for low in of_task.lows), default=None),
-        coarse=_joined([coarse for of_task in outgoing for coarse in of_task.coarse]),
+        low=min((low for of_task in sums for low in of_task.lows), default=None),
+        coarse=_joined([coarse for of_task in sums for coarse in of_task.coarse]),
         counts=dict(read.counts),
         is_silent=basis.is_silent,
         reach=basis.reach,
     )
 
 
-class _Outgoing:
-    """The rows of a part for one task, on their way to the task's shards. The flow's late rows go with its first task.
+class _Post:
+    """The blobs of a part, numbered by shard. The first to a shard has the grounds that the planner sends there."""
 
-    About `room` bytes are kept. `lows` are the lowest starts of intervals so far, and `coarse` how coarse these had to be.
+    def __init__(self, basis: Basis, sender: Sender, shards: int) -> None:
+        self.sender = sender
+        self._grounds = basis.grounds
+        self._numbers = [0] * shards
+
+    def blob(
+        self, shard: int, contents: Mapping[str, Content], late: Sequence[pa.Table] = (), is_last: bool = False
+    ) -> Blob:
+        number = self._numbers[shard]
+        self._numbers[shard] += 1
+        grounds = {} if number else {task: of_shards[shard] for task, of_shards in self._grounds.items()}
+        return Blob(self.sender, shard, contents, tuple(late), number, is_last, grounds)
+
+    def last(self, shard: int, left: Mapping[str, Sequence[Content]], late: Sequence[pa.Table]) -> Iterator[Blob]:
+        """Yield the rest for a shard; the last blob says that no more comes."""
+        contents, size = dict[str, Content](), 0
+        for task, content in ((task, content) for task, some in left.items() for content in some):
+            more = _bytes([*content.tables, *content.sides])
+            if contents and (task in contents or size + more > PIECE_BYTES):
+                yield self.blob(shard, contents)
+                contents, size = {}, 0
+            contents[task] = content
+            size += more
+        yield self.blob(shard, contents, late, is_last=True)
+
+
+class _Sums:
+    """The rows of a part for one task, folded as far as may be. About `room` bytes are kept.
+
+    `lows` are the lowest starts of intervals so far, and `coarse` how coarse these had to be.
     """
 
-    def __init__(self, plan: Plan, basis: Basis, sender: Sender, read: Read, carries_late: bool, room: int) -> None:
+    def __init__(self, plan: Plan, basis: Basis, read: Read, room: int) -> None:
         self.lifted = Lifted()
         self.lows: list[int] = []
         self.coarse: list[clocks.Coarse] = []
-        self._plan, self._basis, self._sender, self._read = plan, basis, sender, read
-        self._carries_late, self._room = carries_late, room
-        self._grounds = basis.grounds.get(plan.name, ())
-        self._numbers = [0] * plan.shards
+        self._plan, self._basis, self._read, self._room = plan, basis, read, room
         self._kept: list[pa.Table] = []
-        self._sized, self._size = [0, 0, 0], 0
+        self._sized, self._size = [0, 0], 0
 
-    def grown(self) -> Iterator[Blob]:
-        """Fold what was lifted if it is much by now, and yield what is still too much after that."""
-        held = [self.lifted.tables, *self._aside()]
+    @property
+    def name(self) -> str:
+        return self._plan.name
+
+    def too_much(self, home: int) -> Iterator[tuple[int, Content]]:
+        """Fold what was lifted if it is much by now, and yield by shard what is still too much after that."""
+        held = [self.lifted.tables, self.lifted.sides]
         self._size += sum(_bytes(tables[known:]) for tables, known in zip(held, self._sized, strict=True))
         self._sized = [len(tables) for tables in held]
         if self._size <= self._room // 4:
             return
-        self._kept += self._sums(self.lifted.tables)
+        self._kept += self._folded(self.lifted.tables)
         self.lifted.tables, self._sized[0], self._size = [], 0, 0
         may_fold = _may_fold(self._plan)
         much = self._room // 2 if may_fold else 0
         if self._bytes_kept() <= much:
             return
-        self._kept = self._sums(self._kept) if may_fold else self._kept
+        self._kept = self._folded(self._kept) if may_fold else self._kept
         # What folding does not make much less is not worth waiting for more.
         if self._bytes_kept() > much // 2:
-            yield from self._sent(self._kept, is_end=False)
-            self._kept = []
+            for shard, contents in enumerate(self._taken(home)):
+                yield from ((shard, content) for content in contents)
 
-    def ended(self) -> Iterator[Blob]:
-        """Yield what is left; each shard is told that no more comes."""
-        yield from self._sent(self._sums([*self._kept, *self.lifted.tables]), is_end=True)
-
-    def _aside(self) -> list[list[pa.Table]]:
-        return [self.lifted.sides, self._read.late if self._carries_late else []]
+    def rest(self, home: int) -> list[list[Content]]:
+        """Return what is left, by shard."""
+        self._kept = self._folded([*self._kept, *self.lifted.tables])
+        return self._taken(home)
 
     def _bytes_kept(self) -> int:
-        return sum(map(_bytes, (self._kept, *self._aside())))
+        return _bytes([*self._kept, *self.lifted.sides])
 
-    def _sums(self, tables: Sequence[pa.Table]) -> list[pa.Table]:
+    def _folded(self, tables: Sequence[pa.Table]) -> list[pa.Table]:
         # No clock comes between the rows of what was folded: the beginning of their interval tells as much as their times.
         begun = [t if "start" in t.column_names else t.append_column("start", t["time"]) for t in tables]
         horizon = _horizon(self._plan, self._basis, self._read)
@@ -145,23 +182,13 @@ class _Outgoing:
         self.coarse.extend([] if step is None else [step])
         return [] if table is None else [table]
 
-    def _sent(self, tables: Sequence[pa.Table], is_end: bool) -> Iterator[Blob]:
-        name, numbers, part = self._plan.name, self._numbers, self._sender.part
-        sides, late = ([*tables] for tables in self._aside())
-        for tables_aside in self._aside():
-            tables_aside.clear()
-        self._sized[1:] = [0, 0]
-        for shard, of_shard in enumerate(_by_shard(self._plan, tables)):
-            # Late and bad rows go to one shard, so that they are written and counted once.
-            is_theirs = shard == part % self._plan.shards
-            lots = _lots([of_shard, sides if is_theirs else (), late if is_theirs else ()])
-            for i, (some, aside, of_flow) in enumerate(lots):
-                is_last = is_end and i == len(lots) - 1
-                if some or aside or of_flow or is_last:
-                    ground = self._grounds[shard] if self._grounds and not numbers[shard] else None
-                    contents = tuple(some), tuple(aside), tuple(of_flow)
-                    yield Blob(self._sender, name, shard, *contents, numbers[shard], is_last, ground)
-                    numbers[shard] += 1
+    def _taken(self, home: int) -> list[list[Content]]:
+        """Return what is kept by shard, in pieces that a blob may have, and keep it no more."""
+        kept, sides = self._kept, [*self.lifted.sides]
+        self._kept, self._sized[1] = [], 0
+        self.lifted.sides.clear()
+        by_shard = enumerate(_by_shard(self._plan, kept))
+        return [_pieces(tables, sides if shard == home else ()) for shard, tables in by_shard]
 
 
 def _sender(basis: Basis, part: int, parts: int | None) -> Sender:
@@ -194,18 +221,19 @@ def _by_shard(plan: Plan, tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
     return of_shards
 
 
-def _lots(kinds: Sequence[Sequence[pa.Table]]) -> list[list[list[pa.Table]]]:
-    """Return tables of several kinds, as many at a time as a blob may have."""
-    lots: list[list[list[pa.Table]]] = [[[] for _ in kinds]]
-    size = 0
-    for kind, tables in enumerate(kinds):
-        for piece in (piece for table in tables for piece in _cut(table)):
-            if size and size + piece.nbytes > PIECE_BYTES:
-                lots.append([[] for _ in kinds])
-                size = 0
-            lots[-1][kind].append(piece)
-            size += piece.nbytes
-    return lots
+def _pieces(tables: Sequence[pa.Table], sides: Sequence[pa.Table]) -> list[Content]:
+    """Return tables and bad rows, as many at a time as a blob may have."""
+    pieces, some, size = list[Content](), Content(), 0
+    cut = [Content(tables=(piece,)) for table in tables for piece in _cut(table)]
+    cut += [Content(sides=(piece,)) for side in sides for piece in _cut(side)]
+    for one in cut:
+        more = _bytes([*one.tables, *one.sides])
+        if size and size + more > PIECE_BYTES:
+            pieces.append(some)
+            some, size = Content(), 0
+        some = Content((*some.tables, *one.tables), (*some.sides, *one.sides))
+        size += more
+    return [*pieces, some] if cut else []
 
 
 def _cut(table: pa.Table) -> list[pa.Table]:

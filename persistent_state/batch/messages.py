@@ -168,50 +168,66 @@ class Advance:
 
 
 @dataclass(frozen=True)
-class Blob:
+class Content:
     """The rows of a part for one shard of a task: `tables` of partial sums, or of messages if the task reads its state.
 
-    `sides` are rows that are bad for the task, and `late` those that are late or bad for the whole flow, which go with its
-    first task. A blob may be a piece. Pieces are numbered, and each part sends each shard one that is the last. The first
-    part's first piece has the `ground`.
+    `sides` are rows that are bad for the task.
+    """
+
+    tables: tuple[pa.Table, ...] = ()
+    sides: tuple[pa.Table, ...] = ()
+
+
+@dataclass(frozen=True)
+class Blob:
+    """The message of a part to a shard of its flow, or a piece of it: the `contents` by task, those that are not empty.
+
+    `late` are rows that are late or bad for every task. Pieces are numbered, and each part sends each shard one that is the
+    last. The first part's first piece has the `grounds`, by task.
     """
 
     sender: Sender
-    task: str
     shard: int
-    tables: tuple[pa.Table, ...] = ()
-    sides: tuple[pa.Table, ...] = ()
+    contents: Mapping[str, Content] = field(default_factory=dict)
     late: tuple[pa.Table, ...] = ()
     number: int = 0
     is_last: bool = True
-    ground: Ground | None = None
+    grounds: Mapping[str, Ground] = field(default_factory=dict)
+
+    def of(self, task: str) -> Content:
+        """Return the rows for a task."""
+        return self.contents.get(task, Content())
 
     def to_bytes(self) -> bytes:
         """Return the blob as bytes. There are parts times shards of them, so a header has few bytes."""
-        tables = [to_ipc(_slim(table)) for table in self.tables]
-        sides, late = ([to_ipc(table) for table in some] for some in (self.sides, self.late))
-        place = self.task, self.shard, self.number, self.is_last
-        ground = None if self.ground is None else astuple(self.ground)
-        return pickle.dumps((astuple(self.sender), place, tables, sides, late, ground), protocol=5)
+        contents = {
+            task: ([to_ipc(_slim(table)) for table in content.tables], list(map(to_ipc, content.sides)))
+            for task, content in self.contents.items()
+        }
+        grounds = {task: astuple(ground) for task, ground in self.grounds.items()}
+        place = self.shard, self.number, self.is_last
+        return pickle.dumps((astuple(self.sender), place, contents, list(map(to_ipc, self.late)), grounds), protocol=5)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Blob:
-        sender, (task, shard, number, is_last), *streams, ground = pickle.loads(data)
-        tables, sides, late = ([pa.ipc.open_stream(stream).read_all() for stream in some] for some in streams)
-        told = None if ground is None else Ground(*ground)
-        whole = tuple(map(_whole, tables))
-        return cls(Sender(*sender), task, shard, whole, tuple(sides), tuple(late), number, is_last, told)
+        sender, (shard, number, is_last), sent, late, told = pickle.loads(data)
+        contents = {
+            task: Content(tuple(_whole(_from_ipc(table)) for table in tables), tuple(map(_from_ipc, sides)))
+            for task, (tables, sides) in sent.items()
+        }
+        grounds = {task: Ground(*ground) for task, ground in told.items()}
+        return cls(Sender(*sender), shard, contents, tuple(map(_from_ipc, late)), number, is_last, grounds)
 
 
-def check_parts(task: str, shard: int, blobs: Sequence[Blob]) -> str:
-    """Return the digest of the parts whose blobs are at a task's shard, once all pieces of all parts are there.
+def check_parts(shard: int, blobs: Sequence[Blob]) -> str:
+    """Return the digest of the parts whose blobs are at a shard, once all pieces of all parts are there.
 
     Raises:
         DisagreementError: Something is missing, came twice, or is of another micro-batch, plan or shard.
     """
     first = blobs[0].sender
-    if any((blob.task, blob.shard) != (task, shard) for blob in blobs):
-        raise DisagreementError(f"task={task} shard={shard} got what was sent to another; start it again.")
+    if any(blob.shard != shard for blob in blobs):
+        raise DisagreementError(f"flow={first.flow} shard={shard} got what was sent to another; start it again.")
     check_plan([blob.sender for blob in blobs])
     lasts = [blob for blob in blobs if blob.is_last]
     wanted = Counter((last.sender.part, number) for last in lasts for number in range(last.number + 1))
@@ -274,6 +290,10 @@ def to_ipc(table: pa.Table) -> bytes:
         writer.write_table(table)
     data: bytes = sink.getvalue().to_pybytes()
     return data
+
+
+def _from_ipc(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(data).read_all()
 
 
 @dataclass(frozen=True)

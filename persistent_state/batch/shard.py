@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from persistent_state.batch.messages import (
     digest,
     to_ipc,
 )
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.update import updates_by_key
 from persistent_state.errors import DisagreementError
 from persistent_state.event_time.clocks import BEGINNING
@@ -75,46 +75,69 @@ class Fresh:
 
 
 def merge_shard(
-    plan: Plan, shard: int, blobs: Sequence[Blob], cached: Sequence[Run] | None, new_id: Callable[[], str]
-) -> tuple[Descriptor, tuple[Run, ...]]:
-    """Fold a shard's blobs into new runs, and rewrite older runs where they have become many.
+    flow: FlowPlan,
+    shard: int,
+    blobs: Sequence[Blob],
+    cached: Mapping[str, Sequence[Run]],
+    new_id: Callable[[], str],
+) -> tuple[list[Descriptor], dict[str, tuple[Run, ...]]]:
+    """Fold a shard's blobs into new runs of each task, and rewrite older runs where they have become many.
 
     Args:
-        plan: The task's plan.
+        flow: The plans of the flow's tasks.
         shard: The number of the shard.
         blobs: What the parts have sent to the shard, in any order.
-        cached: The runs that the shard believes it holds; they are used only if the micro-batch says the same.
+        cached: By task: the runs that the shard believes it holds. They are used only if the micro-batch says the same.
         new_id: Makes names of files that nobody else has.
 
     Returns:
-        What the shard has made, durable: the driver commits it, or it never happened. And all runs that the shard has then.
+        What the shard has made for each task, durable: the driver commits it, or it never happened. And by task all runs that
+        the shard has then.
 
     Raises:
         DisagreementError: The blobs are not those of one micro-batch, each part once.
         TaskFailedError: User code raised; a task that reads its state runs here.
     """
-    work = _work(plan, shard, blobs, cached)
+    parts = check_parts(shard, blobs)
+    descriptors, runs = [], {}
+    for plan in flow.tasks:
+        late = [table for blob in blobs for table in blob.late] if plan is flow.first else []
+        work = _work(plan, shard, blobs, parts, late, cached.get(plan.name))
+        descriptor, runs[plan.name] = _merge(work, new_id)
+        descriptors.append(descriptor)
+    return descriptors, runs
+
+
+def _merge(work: Work, new_id: Callable[[], str]) -> tuple[Descriptor, tuple[Run, ...]]:
     fresh = _fold_fresh(work)
     keep = compaction.choose(work.held, fresh.table.num_rows, fresh.table.nbytes, work.ground.floor)
     runs, values = _rewrite(work, fresh, keep, new_id)
     return _descriptor(work, fresh, keep, runs, values, new_id), (*work.held[:keep], *runs)
 
 
-def _work(plan: Plan, shard: int, blobs: Sequence[Blob], cached: Sequence[Run] | None) -> Work:
-    sender, parts = blobs[0].sender, check_parts(plan.name, shard, blobs)
-    ground = next((blob.ground for blob in blobs if blob.ground is not None), None)
+def _work(
+    plan: Plan,
+    shard: int,
+    blobs: Sequence[Blob],
+    parts: str,
+    late: Sequence[pa.Table],
+    cached: Sequence[Run] | None,
+) -> Work:
+    sender = blobs[0].sender
+    ground = next((blob.grounds[plan.name] for blob in blobs if plan.name in blob.grounds), None)
     if ground is None:
         raise DisagreementError(f"task={plan.name} batch={sender.batch}: its first part did not come; start it again.")
     once = plan.layout.once
+    contents = [blob.of(plan.name) for blob in blobs]
     return Work(
         plan=plan,
         shard=shard,
         sender=sender,
         parts=parts,
         ground=ground,
-        tables=[table for blob in blobs for table in blob.tables],
-        sides=[side for blob in blobs for side in blob.sides],
-        late=[side for blob in blobs for side in blob.late],
+        tables=[table for content in contents for table in content.tables],
+        sides=[side for content in contents for side in content.sides],
+        late=late,
         held=_held_runs(plan, sender, ground, shard, cached),
         # No later message is below the floor, so none has a copy that is further below.
         ids_from=None if once is None else max(BEGINNING, ground.floor - once.horizon),

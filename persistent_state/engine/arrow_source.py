@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +21,6 @@ from persistent_state.batch.messages import DRIVER, Blob, Report
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
 from persistent_state.engine import failures
 from persistent_state.errors import StateError
-from persistent_state.partials.shuffle import lots_of_numbers
 from persistent_state.protocol import commits
 from persistent_state.sources.base import Reach, TimeReplayableSource
 from persistent_state.store import lists
@@ -31,9 +30,6 @@ from persistent_state.store.log import Log
 T = TypeVar("T")
 _has_frozen_imports = False
 SCHEMA = "label int, blob binary"
-
-Labels: TypeAlias = Mapping[tuple[str, int], int]
-"""By task and shard: the number by which Spark's shuffle finds the shard."""
 
 BATCH_BYTES = 64 << 20
 """Blobs go to Spark as soon as they are this many bytes, while the task makes more."""
@@ -60,16 +56,7 @@ def load(
     return session.readStream.format(ArrowSource.name()).load()
 
 
-def labels_of(flow: FlowPlan) -> Labels:
-    """Return the labels of a flow's shuffle. Each partition has one shard of every task."""
-    shards = flow.first.shards
-    numbers = lots_of_numbers(shards, len(flow.tasks))
-    return {
-        (plan.name, shard): lot[shard] for plan, lot in zip(flow.tasks, numbers, strict=True) for shard in range(shards)
-    }
-
-
-def blob_batches(sent: Iterable[Blob | Report], labels: Labels, attempts: int) -> Iterator[pa.RecordBatch]:
+def blob_batches(sent: Iterable[Blob | Report], labels: Sequence[int], attempts: int) -> Iterator[pa.RecordBatch]:
     """Yield blobs and a report as the rows that Spark shuffles, in batches of about `BATCH_BYTES`.
 
     If making a blob fails, the error goes to each shard and the driver in place of what was still to come.
@@ -81,11 +68,11 @@ def blob_batches(sent: Iterable[Blob | Report], labels: Labels, attempts: int) -
             if some and size + len(data) > BATCH_BYTES:
                 yield _batch(some)
                 some, size = [], 0
-            some.append((DRIVER if isinstance(message, Report) else labels[message.task, message.shard], data))
+            some.append((DRIVER if isinstance(message, Report) else labels[message.shard], data))
             size += len(data)
     except StateError as error:
         row = failures.as_row(error, attempts)
-        some = [(label, row) for label in (*labels.values(), DRIVER)]
+        some = [(label, row) for label in (*labels, DRIVER)]
     freeze_imports()
     if some:
         yield _batch(some)
@@ -111,7 +98,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         source: TimeReplayableSource,
         epoch: int,
         parts: int,
-        labels: Labels,
+        labels: Sequence[int],
         attempts: int,
         until: Mapping[str, int] | None = None,
     ) -> None:

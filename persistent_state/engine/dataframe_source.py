@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -23,7 +23,7 @@ from persistent_state.batch.groups import Groups
 from persistent_state.batch.messages import FIRST, Basis, Blob, Report
 from persistent_state.batch.plan import COLUMN, UNFIT, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
-from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, Labels, blob_batches, load, now_us
+from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load, now_us
 from persistent_state.engine.idle_source import IdleReader
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, places, raised
 from persistent_state.event_time.clocks import BEGINNING
@@ -217,7 +217,7 @@ def blobs_of_dataframe(
     source: DataFrameSource,
     epoch: int,
     restored: int,
-    labels: Labels,
+    labels: Sequence[int],
     attempts: int,
     journal: tuple[str, ...] = (),
 ) -> DataFrame:

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import FlowPlan
-from persistent_state.engine.arrow_source import Labels, blob_batches, now_us
+from persistent_state.engine.arrow_source import blob_batches, now_us
 from persistent_state.protocol import commits
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -38,7 +38,7 @@ class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     and must end. `basis` returns what the micro-batch starts from, as for the stream's own parts.
     """
 
-    def __init__(self, flow: FlowPlan, epoch: int, basis: Callable[[Entry, int], Basis], labels: Labels) -> None:
+    def __init__(self, flow: FlowPlan, epoch: int, basis: Callable[[Entry, int], Basis], labels: Sequence[int]) -> None:
         self.flow = flow
         self._epoch = epoch
         self._basis = basis

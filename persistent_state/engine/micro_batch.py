@@ -19,7 +19,7 @@ from persistent_state.batch.messages import DRIVER, Advance, Answers, Blob, Desc
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard, read_values
 from persistent_state.engine import failures
-from persistent_state.engine.arrow_source import Labels, freeze_imports, new_id, now_us
+from persistent_state.engine.arrow_source import freeze_imports, new_id, now_us
 from persistent_state.engine.failures import naming
 from persistent_state.engine.frames import NO_SINK, shown, types_of, values_schema
 from persistent_state.engine.session import settings
@@ -100,12 +100,12 @@ def is_committing() -> bool:
     return getattr(_here, "is_committing", False)
 
 
-def control_rows(blobs: DataFrame, flow: FlowPlan, labels: Labels, attempts: int) -> DataFrame:
-    """Return the rows (label, answer) of a micro-batch: a descriptor from each shard, and one row of all parts' reports.
+def control_rows(blobs: DataFrame, flow: FlowPlan, labels: Sequence[int], attempts: int) -> DataFrame:
+    """Return the rows (label, answer) of a micro-batch: the descriptors of each shard, and one row of all parts' reports.
 
     Running it writes the runs that the descriptors name. If a part or a shard fails, an error stands in place of an answer.
     """
-    places, plans = {label: place for place, label in labels.items()}, flow.by_name
+    shards = {label: shard for shard, label in enumerate(labels)}
 
     def step(key: tuple[int], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
         label = int(key[0])
@@ -115,12 +115,12 @@ def control_rows(blobs: DataFrame, flow: FlowPlan, labels: Labels, attempts: int
             answer = pickle.dumps((state.getCurrentProcessingTimeMs() * 1000, sent))
         elif answer is None:
             # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
-            cached = list(map(run_from_json, json.loads(state.get[0]))) if state.exists else None
-            task, shard = places[label]
+            kept = json.loads(state.get[0]) if state.exists else {}
+            cached = {task: list(map(run_from_json, runs)) for task, runs in kept.items()}
             try:
-                descriptor, runs = merge_shard(plans[task], shard, list(map(Blob.from_bytes, sent)), cached, new_id)
-                answer = pickle.dumps(descriptor)
-                state.update((json.dumps(list(map(run_to_json, runs))),))
+                made, runs = merge_shard(flow, shards[label], list(map(Blob.from_bytes, sent)), cached, new_id)
+                answer = pickle.dumps(made)
+                state.update((json.dumps({task: list(map(run_to_json, some)) for task, some in runs.items()}),))
             except StateError as error:
                 answer = failures.as_row(error, attempts)
         freeze_imports()
@@ -149,7 +149,7 @@ def answers_of(rows: Sequence[Row], is_planned_by_spark: bool) -> Answers:
                 # Parts without rows do not know the batch time.
                 reports = [replace(report, now=now) for report in reports]
         else:
-            descriptors.append(pickle.loads(row["answer"]))
+            descriptors += pickle.loads(row["answer"])
     return Answers(reports, descriptors)
 
 

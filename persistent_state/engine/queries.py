@@ -20,13 +20,13 @@ from persistent_state.engine import (
     kafka_connector,
     micro_batch,
 )
-from persistent_state.engine.arrow_source import Labels
 from persistent_state.engine.feeds import AnySource, Feed, Part, feeds_of, flows_of, stays_within
 from persistent_state.engine.micro_batch import Progress, Watch
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import Scratch, for_queries, for_sinks, own_session, settings
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka.connector import KafkaConnectorSource
+from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import commits, flows, restore, takeover
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.dataframe import DataFrameSource
@@ -139,7 +139,7 @@ class Queries:
         until: Mapping[str, int] | None = None,
     ) -> None:
         setup, flow = self._setup, feed.plan.of(entry.tasks_of(id))
-        labels, attempts = arrow_source.labels_of(flow), failures.attempts(setup.spark)
+        labels, attempts = numbers_of_partitions(setup.shards), failures.attempts(setup.spark)
         blobs = _blobs(setup, session, flow, feed.source, entry, labels, attempts, until)
         commit = micro_batch.Commit(
             flow,
@@ -216,7 +216,7 @@ def _blobs(
     flow: FlowPlan,
     source: AnySource,
     entry: Entry,
-    labels: Labels,
+    labels: Sequence[int],
     attempts: int,
     until: Mapping[str, int] | None,
 ) -> DataFrame:

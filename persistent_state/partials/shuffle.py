@@ -11,18 +11,12 @@ _SEED = 42
 
 def numbers_of_partitions(count: int) -> tuple[int, ...]:
     """Return a number for each of so many partitions: a shuffle by a column of type int sends the i-th to partition i."""
-    return lots_of_numbers(count, 1)[0]
-
-
-def lots_of_numbers(count: int, lots: int) -> list[tuple[int, ...]]:
-    """Return what `numbers_of_partitions` does, so many times, and no number twice."""
-    candidates = 16 * count * lots
+    candidates = 16 * count
     while True:
-        partitions = spark_hash(np.arange(candidates, dtype=np.int32)) % count
-        order = np.argsort(partitions, kind="stable")
-        begins = np.searchsorted(partitions[order], np.arange(count + 1))
-        if np.diff(begins).min() >= lots:
-            return [tuple(order[begins[:-1] + lot].tolist()) for lot in range(lots)]
+        numbers = np.arange(candidates, dtype=np.int32)
+        partitions, first = np.unique(spark_hash(numbers) % count, return_index=True)
+        if len(partitions) == count:
+            return tuple(numbers[first].tolist())
         candidates *= 2
 
 

@@ -81,7 +81,12 @@ def committed(task: PersistentTask, keys: int) -> tuple[Any, int]:
     assert isinstance(report, Report)
     sent = [blob.to_bytes() for blob in blobs]
     some = [[blob for blob in map(Blob.from_bytes, sent) if blob.shard == shard] for shard in range(plan.shards)]
-    made = [merge_shard(plan, shard, of_shard[::-1], None, core.new_id)[0] for shard, of_shard in enumerate(some)]
+    flow = core.alone(plan)
+    made = [
+        each
+        for shard, of_shard in enumerate(some)
+        for each in merge_shard(flow, shard, of_shard[::-1], {}, core.new_id)[0]
+    ]
     entry = core.commit(log, plan, Answers([report], made))
     aside = [
         row
@@ -118,7 +123,7 @@ def test_no_more_than_a_few_rows_wait_for_the_end_of_a_part() -> None:
         sent = 0
         for blob in combine_in_pieces(core.alone(plan), basis, 0, 1, told()):
             waiting = max(waiting, read - sent)
-            sent += 0 if isinstance(blob, Report) else sum(len(table) for table in blob.tables)
+            sent += 0 if isinstance(blob, Report) else sum(len(table) for table in blob.of(plan.name).tables)
     assert waiting < ROWS / 4
 
 
@@ -130,4 +135,4 @@ def test_a_piece_that_is_missing_or_came_twice_is_noticed() -> None:
     assert len(blobs) > 2
     for wrong in (blobs[1:], [*blobs, blobs[0]], [*blobs, blobs[-1]], blobs[:-1]):
         with pytest.raises(DisagreementError):
-            merge_shard(plan, 0, wrong, None, core.new_id)
+            merge_shard(core.alone(plan), 0, wrong, {}, core.new_id)

@@ -459,11 +459,11 @@ class TestOrder:
             sent = [combine(core.alone(plan), basis, i, len(parts), part) for i, part in enumerate(parts)]
             blobs = [blob for (blob,), _ in sent]
             for arrived in (blobs, blobs[::-1]):
-                made, runs = merge_shard(plan, 0, arrived, None, core.new_id)
-                rows = [runs_io.read_run(plan.files, run) for run in runs]
+                made, runs = merge_shard(core.alone(plan), 0, arrived, {}, core.new_id)
+                rows = [runs_io.read_run(plan.files, run) for run in runs[plan.name]]
                 state = fold_keys(rows, plan.layout)
                 assert state["value"].to_pylist() == [partitions]
-            entry = core.commit(log, plan, Answers([report for _, report in sent], [made]))
+            entry = core.commit(log, plan, Answers([report for _, report in sent], made))
             assert core.state_at(entry, plan, None) == {(): partitions}
 
 

@@ -18,7 +18,7 @@ from persistent_state.batch.messages import DRIVER, Answers, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.engine import arrow_source, idle_source
-from persistent_state.engine.arrow_source import ArrowReader, labels_of
+from persistent_state.engine.arrow_source import ArrowReader
 from persistent_state.engine.idle_source import IdleReader
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol.commits import Keeping, close, plan_batch, wake
@@ -32,7 +32,7 @@ def answered(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Answers:
     """What the only shard makes of the rows that Spark shuffles, and the parts' reports among them."""
     blobs = [Blob.from_bytes(row["blob"]) for row in rows if row["label"] != DRIVER]
     reports = [Report.from_bytes(row["blob"]) for row in rows if row["label"] == DRIVER]
-    return Answers(reports, [merge_shard(plan, 0, blobs, None, core.new_id)[0]])
+    return Answers(reports, merge_shard(core.alone(plan), 0, blobs, {}, core.new_id)[0])
 
 
 SECOND = 1_000_000
@@ -89,7 +89,7 @@ class Query:
     def start(self) -> None:
         entry = core.start(self.log, [self.plan], now=self.now)
         flow = core.alone(self.plan)
-        self.reader = ArrowReader(flow, self.source, entry.epoch, self.most, labels_of(flow), 1)
+        self.reader = ArrowReader(flow, self.source, entry.epoch, self.most, (0,), 1)
         self.offset = self.reader.initialOffset()
 
     def poll(self, *, planning: int = 0) -> Entry | None:
@@ -190,9 +190,7 @@ class Silent:
     def start(self) -> None:
         entry = core.start(self.log, [self.plan], now=self.now)
         flow = core.alone(self.plan)
-        self.reader = IdleReader(
-            flow, entry.epoch, lambda entry, _: plan_batch(entry, flow, self.reach, 0), labels_of(flow)
-        )
+        self.reader = IdleReader(flow, entry.epoch, lambda entry, _: plan_batch(entry, flow, self.reach, 0), (0,))
         self.offset = self.reader.initialOffset()
 
     def poll(self) -> Entry | None:

@@ -327,19 +327,31 @@ class TestOneFlow:
         core.commit(world.log, world.flow("a", "b"), Answers(made.reports, [b1, a0, b0, a1]))
         assert (world.ids("a"), world.ids("b")) == ([0, 1], [0, 1])
 
-    def test_a_blob_at_another_shard_or_task_is_refused(self) -> None:
+    def test_a_blob_at_another_shard_is_refused(self) -> None:
         world = two(shards=2)
         world.send(5, 31)
         flow = world.flow("a", "b")
         basis = commits.plan_batch(world.newest, flow, Reach({"": 2}), 0)
         blobs, _ = combine(flow, basis, 0, 1, [Chunk("", 0, world.rows(0))])
-        by_shard = {(blob.task, blob.shard): Blob.from_bytes(blob.to_bytes()) for blob in blobs}
-        assert [*by_shard] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
-        for wrong in ([("b", 0)], [("a", 1)], [("a", 0), ("b", 0)], [("a", 0), ("a", 1)]):
-            with pytest.raises(DisagreementError, match="task=a shard=0 got what was sent to another"):
-                merge_shard(flow.first, 0, [by_shard[each] for each in wrong], None, core.new_id)
-        descriptor, _ = merge_shard(flow.first, 0, [by_shard["a", 0]], None, core.new_id)
-        assert (descriptor.flow, descriptor.task, descriptor.shard) == ("a", "a", 0)
+        by_shard = [Blob.from_bytes(blob.to_bytes()) for blob in blobs]
+        assert [blob.shard for blob in by_shard] == [0, 1]
+        for wrong in ([1], [0, 1]):
+            with pytest.raises(DisagreementError, match="flow=a shard=0 got what was sent to another"):
+                merge_shard(flow, 0, [by_shard[each] for each in wrong], {}, core.new_id)
+        descriptors, runs = merge_shard(flow, 0, by_shard[:1], {}, core.new_id)
+        assert [(each.flow, each.task, each.shard) for each in descriptors] == [("a", "a", 0), ("a", "b", 0)]
+        assert [*runs] == ["a", "b"]
+
+    def test_a_blob_has_as_many_bytes_without_rows_however_many_tasks_there_are(self) -> None:
+        sizes = []
+        for names in ("a", "abcdefgh"):
+            world = World(*map(Ids, names))
+            entry = world.start(names)
+            basis = commits.plan_part(entry, world.flow(*names), Reach({}), 0)
+            blobs, _ = combine(world.flow(*names), basis, 1, 2, [])
+            sizes.append([len(blob.to_bytes()) for blob in blobs])
+        assert sizes[0] == sizes[1]
+        assert max(sizes[0]) < 300
 
     def test_a_file_that_tasks_share_counts_once_in_what_an_application_has(self) -> None:
         world = two()

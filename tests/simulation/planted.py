@@ -504,8 +504,8 @@ BUGS = (
     bug(
         "side rows in every shard",
         "Every shard writes the late and bad rows.",
-        combine._Outgoing._sent,
-        ("is_theirs = shard == part % self._plan.shards", "is_theirs = True"),
+        combine._Sums._taken,
+        ("sides if shard == home else ()", "sides"),
     ),
     bug(
         "settled too early",
@@ -633,7 +633,7 @@ BUGS = (
         "coarse intervals of one task",
         "A part says how coarse the intervals are of the first task of its flow, and not of the others.",
         combine.combine_in_pieces,
-        ("coarse for of_task in outgoing for", "coarse for of_task in outgoing[:1] for"),
+        ("coarse for of_task in sums for", "coarse for of_task in sums[:1] for"),
         theme="flows",
     ),
     bug(

@@ -870,7 +870,7 @@ class World:
         plan_and_combine: Callable[[], list[tuple[list[Blob], Report]]],
         sabotage: bool,
     ) -> tuple[list[Descriptor], list[Report]]:
-        """What the workers do: combine each part, merge each shard of each task, some of them twice."""
+        """What the workers do: combine each part, merge each shard, some of them twice."""
         rng = self.rng
         sent = plan_and_combine()
         blobs = [list(of_shard) for of_shard in zip(*(blobs for blobs, _ in sent), strict=True)]
@@ -884,24 +884,25 @@ class World:
             else:
                 parts.append(rng.choice(parts))
         descriptors = []
-        for parts in blobs:
-            plan, shard = flow.by_name[parts[0].task], parts[0].shard
-            attempts = [self._attempt(actor, plan, shard, parts) for _ in range(2 if rng.random() < 0.15 else 1)]
-            descriptors.append(rng.choice(attempts)[0])
+        for shard, parts in enumerate(blobs):
+            attempts = [self._attempt(actor, flow, shard, parts) for _ in range(2 if rng.random() < 0.15 else 1)]
+            descriptors += rng.choice(attempts)[0]
             if rng.random() < 0.8:
-                _, actor.cache[plan.name, shard] = rng.choice(attempts)
+                _, actor.cache[flow.id, shard] = rng.choice(attempts)
         return descriptors, reports
 
     def _partitions_in(self, split: Iterable[tuple[str, int, int]]) -> set[str] | None:
         """What a source may say of a split, or not."""
         return {partition for partition, _, _ in split} if self.seed % 2 else None
 
-    def _attempt(self, actor: Actor, plan: Plan, shard: int, parts: list[Blob]) -> tuple[Descriptor, tuple[Run, ...]]:
+    def _attempt(
+        self, actor: Actor, flow: FlowPlan, shard: int, parts: list[Blob]
+    ) -> tuple[list[Descriptor], dict[str, tuple[Run, ...]]]:
         for _ in range(3):
             shuffled = self.rng.sample(parts, len(parts))
-            cached = actor.cache.get((plan.name, shard)) if self.rng.random() < 0.8 else None
+            cached = actor.cache.get((flow.id, shard), {}) if self.rng.random() < 0.8 else {}
             try:
-                return merge_shard(plan, shard, shuffled, cached, self.new_id)
+                return merge_shard(flow, shard, shuffled, cached, self.new_id)
             except StoreUnavailableError as error:
                 failed = error
         raise failed
