@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -243,14 +243,23 @@ class Plan:
             )
 
 
+MergeJournals: TypeAlias = "Callable[[Sequence[str], Sequence[str], Mapping[str, int]], Sequence[str] | None]"
+"""Returns the journal of two flows by their own journals; None if a position may not mean the same record to both.
+
+The mapping is, by partition, the lesser of the positions from which the flows go on. Neither ever reads before that again.
+"""
+
+
 @dataclass(frozen=True)
 class FlowPlan:
     """The tasks that one source feeds together: it is read once for all of them.
 
-    Their plans differ in nothing that has to do with reading, so that the `first` speaks for all.
+    Their plans differ in nothing that has to do with reading, so that the `first` speaks for all. A start calls
+    `merge_journals` for two flows of which neither's journal is the beginning of the other's; None: they stay apart.
     """
 
     tasks: tuple[Plan, ...]
+    merge_journals: MergeJournals | None = None
 
     @property
     def first(self) -> Plan:
@@ -273,7 +282,7 @@ class FlowPlan:
 
     def of(self, names: Collection[str]) -> FlowPlan:
         """Return the plan of some of the tasks."""
-        return FlowPlan(tuple(plan for plan in self.tasks if plan.name in names))
+        return replace(self, tasks=tuple(plan for plan in self.tasks if plan.name in names))
 
 
 def _names_channels(type: pa.DataType) -> bool:

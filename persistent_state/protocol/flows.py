@@ -3,7 +3,8 @@
 Tasks that are given one source object, one delivery and one way of reading are wanted in one flow. Those that the log has in
 one flow stay together. Groups of different flows become one only where each message is accounted for in both, or in none:
 
-- their clocks are equal, and their journals, so that a position means the same record to both;
+- their clocks are equal, and a position means the same record to both: one's journal is the beginning of the other's, or the
+  source makes one journal of the two;
 - what they have read, and up to which clock it is accounted for, is the same;
 - where the common replay begins before that of one of them, it reads none of that one's settled late and bad rows again.
 
@@ -41,8 +42,12 @@ def together(files: Files, wanted: FlowPlan, groups: Sequence[TaskGroup]) -> lis
     """Return restored groups of one flow that is wanted, of which those are one that can be."""
     if keeps_all(wanted.first):
         return [*groups]
+    journals = _common_journals(files, wanted, groups)
     left: list[TaskGroup] = []
-    for group in _with_longest_journals(files, groups):
+    for group in groups:
+        source = group.flow.source
+        source = replace(source, journal=journals.get(source.journal, source.journal))
+        group = replace(group, flow=group.flow.with_source(source))
         for i, other in enumerate(left):
             if (joined := _joined(files, other, group)) is not None:
                 left[i] = joined
@@ -52,21 +57,50 @@ def together(files: Files, wanted: FlowPlan, groups: Sequence[TaskGroup]) -> lis
     return left
 
 
-def _with_longest_journals(files: Files, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
-    """Return the groups so that two of which one's journal is the beginning of the other's have the longer one.
+def _common_journals(files: Files, wanted: FlowPlan, groups: Sequence[TaskGroup]) -> dict[Pages, Pages]:
+    """Return, by the journals of the groups, the journal that all have from now on by which a position means the same record.
 
     The one that has read less would else find the same files in another order, and never be where the other is. A group
     without a journal has yet to find its order.
     """
-    some = [*groups]
-    for i, one in enumerate(some):
-        source = one.flow.source
-        for other in some if source.journal != Pages() else ():
-            source = replace(
-                source, journal=_common_journal(files, source.journal, other.flow.source.journal) or source.journal
-            )
-        some[i] = replace(one, flow=one.flow.with_source(source))
-    return some
+    starts: dict[Pages, list[Mapping[str, int]]] = {}
+    for source in (group.flow.source for group in groups if group.flow.source.journal != Pages()):
+        starts.setdefault(source.journal, []).append(source.next_positions)
+    if len(starts) < 2:
+        return {}
+    lines = {journal: lists.read(files, journal) for journal in starts}
+    sets: list[tuple[list[str], list[Pages]]] = []
+    for journal in starts:
+        for i, (known, alike) in enumerate(sets):
+            replay = _least([start for each in (*alike, journal) for start in starts[each]])
+            if (common := _common_journal(wanted, known, lines[journal], replay)) is not None:
+                sets[i] = common, [*alike, journal]
+                break
+        else:
+            sets.append((lines[journal], [journal]))
+    return {
+        journal: next((each for each in alike if lines[each] == common), Pages((), tuple(common)))
+        for common, alike in sets
+        for journal in alike
+    }
+
+
+def _least(positions: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Return the least position of each partition. One that is not named is 0."""
+    return {partition: min(each.get(partition, 0) for each in positions) for each in positions for partition in each}
+
+
+def _common_journal(wanted: FlowPlan, one: list[str], other: list[str], replay: Mapping[str, int]) -> list[str] | None:
+    """Return the journal of two flows, None if a position may not mean the same record to both.
+
+    It is the longer one if that begins with the other. Of any others only the source can tell. Neither flow reads again what is
+    before `replay`.
+    """
+    short, long = sorted((one, other), key=len)
+    if long[: len(short)] == short:
+        return long
+    merged = wanted.merge_journals and wanted.merge_journals(one, other, replay)
+    return None if merged is None else [*merged]
 
 
 def with_new(
@@ -122,13 +156,15 @@ def _joined(files: Files, one: TaskGroup, other: TaskGroup) -> TaskGroup | None:
         if position is None:
             return None
         positions[partition] = position
-    journal = _common_journal(files, mine.journal, others.journal)
-    if journal is None:
+    journals = {mine.journal, others.journal} - {Pages()}
+    if len(journals) > 1:
         return None
     replay = {partition: position.next for partition, position in positions.items()}
     if not all(_can_replay(files, group, clock, replay) for group in (one, other)):
         return None
-    source = replace(mine, channels={**others.channels, **mine.channels}, positions=positions, journal=journal)
+    source = replace(
+        mine, channels={**others.channels, **mine.channels}, positions=positions, journal=next(iter(journals), Pages())
+    )
     one, other = one.with_late_rows_apart(), other.with_late_rows_apart()
     joined = TaskGroup(one.flow.with_source(source), {**one.tasks, **other.tasks})
     # The common replay may begin before that of one of them.
@@ -157,12 +193,3 @@ def _can_replay(files: Files, group: TaskGroup, clock: int, replay: Mapping[str,
         # The damage is named when somebody reads the rows, and keeps nobody from starting.
         return False
     return all(side.is_settled(clock, replay) for side in settled)
-
-
-def _common_journal(files: Files, one: Pages, other: Pages) -> Pages | None:
-    """Return the longer of two journals if the other is its beginning, or None."""
-    if one == other:
-        return one
-    lines = {pages: lists.read(files, pages) for pages in (one, other)}
-    short, long = sorted((one, other), key=lambda pages: len(lines[pages]))
-    return long if lines[long][: len(lines[short])] == lines[short] else None

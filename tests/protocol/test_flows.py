@@ -247,6 +247,56 @@ class TestTogether:
         for one, two in ((other, long), (long, other), (short, other)):
             assert is_one(one, two) == [one, two]
 
+    def test_of_other_journals_the_source_makes_one_by_where_the_flows_read_on_or_they_stay_apart(self) -> None:
+        world, asked = World(*map(Ids, "abcd")), list[Any]()
+        begins = {"x": Pages((), ("x", "1")), "y": Pages((), ("y", "2", "3")), "z": Pages((), ("z",))}
+
+        def merge(one: Sequence[str], other: Sequence[str], replay: Mapping[str, int]) -> list[str] | None:
+            asked.append((list(one), list(other), dict(replay)))
+            return None if "z" in (*one, *other) else ["both", *one[1:], *other[1:]]
+
+        def of(*groups: TaskGroup) -> list[tuple[list[str], list[str]]]:
+            found = flows.together(world.log.files, replace(world.flow(*"abcd"), merge_journals=merge), groups)
+            return [([*each.tasks], lists.read(world.log.files, each.flow.source.journal)) for each in found]
+
+        read, more = {"p": Position(5), "q": Position(5)}, {"p": Position(7)}
+        x, y = group("a", read, begins["x"]), group("b", read, begins["y"])
+        assert of(x, y) == [(["a", "b"], ["both", "1", "2", "3"])]
+        assert asked == [(["x", "1"], ["y", "2", "3"], {"p": 5, "q": 5})]
+        # Those of one journal are asked for together, by where any of them reads on.
+        ahead, alone = group("b", more, begins["y"]), group("d", more, begins["z"])
+        asked.clear()
+        assert of(x, ahead, group("c", read, begins["x"]), alone) == [
+            (["a", "c"], ["both", "1", "2", "3"]),
+            (["b"], ["both", "1", "2", "3"]),
+            (["d"], ["z"]),
+        ]
+        assert asked == [
+            (["x", "1"], ["y", "2", "3"], {"p": 5, "q": 0}),
+            (["both", "1", "2", "3"], ["z"], {"p": 5, "q": 0}),
+        ]
+        # Those that now have one journal can meet.
+        (one, other) = flows.together(world.log.files, replace(world.flow(*"ab"), merge_journals=merge), [x, ahead])
+        assert flows.meeting_positions(entry_of(one, other), ["a", "b"]) == {name: {"p": 7, "q": 5} for name in "ab"}
+        assert flows.meeting_positions(entry_of(x, ahead), ["a", "b"]) == {}
+
+    def test_the_longer_journal_is_taken_without_asking_the_source(self) -> None:
+        world = World(*map(Ids, "ab"))
+        long, short = Pages((), ("x", "y")), Pages((), ("x",))
+        flow = replace(world.flow(*"ab"), merge_journals=lambda *asked: pytest.fail("asked"))
+        (found,) = flows.together(world.log.files, flow, [group("a", journal=short), group("b", journal=long)])
+        assert found.flow.source.journal is long
+
+    def test_a_start_reads_each_journal_once_and_none_if_all_are_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world, was_read = World(*map(Ids, "abcd")), list[Pages]()
+        monkeypatch.setattr(lists, "read", lambda files, pages: was_read.append(pages) or [*pages.tail])
+        one, two, three = (Pages((), ("x", str(i))) for i in range(3))
+        groups = [group(name, journal=journal) for name, journal in zip("abcd", (one, two, three, one), strict=True)]
+        assert len(flows.together(world.log.files, world.flow(*"abcd"), groups)) == 3
+        assert was_read == [one, two, three]
+        assert len(flows.together(world.log.files, world.flow(*"ad"), [groups[0], groups[3], group("b")])) == 1
+        assert was_read == [one, two, three]
+
 
 def late(name: str) -> LateRows:
     """A record of a file and of a settled one, of late rows that no start takes back."""

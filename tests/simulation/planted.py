@@ -547,14 +547,14 @@ BUGS = (
         "journals that differ",
         "Flows of which a position means different records become one.",
         flows._common_journal,
-        (" if lines[long][: len(lines[short])] == lines[short] else None", ""),
+        ("if long[: len(short)] == short:", "if True:"),
         theme="flows",
     ),
     bug(
         "shorter journal",
         "Where tasks are fed together, the source is given back only what one had written.",
         flows._common_journal,
-        ("return long if", "return short if"),
+        ("return long", "return short"),
         theme="flows",
     ),
     bug(
