@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.kafka.connector import KafkaConnectorSource
+from persistent_state.kafka.subscription import Subscription, merge_journals
 from persistent_state.outputs import Outputs
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
@@ -42,7 +43,11 @@ def feeds_of(parts: Sequence[Part]) -> list[Feed]:
     feeds: dict[tuple[object, ...], list[Part]] = {}
     for part in parts:
         feeds.setdefault((id(part.source), *_way(part.plan)), []).append(part)
-    return [Feed(FlowPlan(tuple(part.plan for part in some)), some[0].source) for some in feeds.values()]
+    return [Feed(_flow_plan(some, some[0].source), some[0].source) for some in feeds.values()]
+
+
+def _flow_plan(parts: Sequence[Part], source: AnySource) -> FlowPlan:
+    return FlowPlan(tuple(part.plan for part in parts), merge_journals if isinstance(source, Subscription) else None)
 
 
 def _way(plan: Plan) -> tuple[object, ...]:

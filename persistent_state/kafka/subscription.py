@@ -23,6 +23,7 @@ from persistent_state.kafka.topics import (
     look_up,
     offsets,
     time_at,
+    topic_of,
 )
 from persistent_state.sources.base import Reach
 
@@ -132,8 +133,7 @@ class Subscription:
             StoreUnavailableError: No broker answers.
         """
         try:
-            lines = [json.loads(line) for line in journal]
-            recorded = [TopicRecord(**line) for line in lines if GAP not in line]
+            recorded = [record for line in journal if (record := _parse(line))]
         except (TypeError, ValueError):
             recorded = []
         if known and not recorded:
@@ -216,7 +216,7 @@ class Subscription:
         if last_start != last_ends == start:
             # This start is where the last micro-batch ended, so that micro-batch and its lines were committed.
             state.journal.update(lines)
-        records = (json.dumps(vars(topic)) for topic in state.topics.values())
+        records = map(_line, state.topics.values())
         lines = tuple(line for line in (*records, *state.losses) if line not in state.journal)
         state.last_reach = lines, dict(start), ends
         unread = sum(max(0, partition.end - ends.get(name, 0)) for name, partition in state.partitions.items())
@@ -374,3 +374,44 @@ class Subscription:
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
         }
+
+
+def merge_journals(one: Sequence[str], other: Sequence[str], replay: Mapping[str, int]) -> list[str] | None:
+    """Return the journal of two flows by their own journals; None if an offset may not mean the same record to both.
+
+    It means the same if both know the same topics by their ids. As Kafka deletes old records, reading a partition may have
+    begun at other offsets, if both flows go on from behind these.
+
+    Args:
+        one: The lines of one flow.
+        other: The lines of the other flow.
+        replay: By partition: the lesser of the offsets from which the flows go on.
+    """
+    try:
+        lines = {line: _parse(line) for line in (*one, *other)}
+        mine, others = (
+            {(record.name, record.generation): record for line in own if (record := lines[line])}
+            for own in (one, other)
+        )
+        # Spark's connector may have read of a topic that it has yet to record.
+        if mine.keys() != others.keys() or not {topic_of(partition) for partition in replay} <= mine.keys():
+            return None
+    except (TypeError, ValueError):
+        return None
+    merged = [record.merge(others[key], replay) for key, record in mine.items()]
+    gaps = [line for line, record in lines.items() if record is None]
+    return None if None in merged else [*(_line(record) for record in merged if record), *gaps]
+
+
+def _line(record: TopicRecord) -> str:
+    return json.dumps(vars(record))
+
+
+def _parse(line: str) -> TopicRecord | None:
+    """Return the record of a topic that is a line of the journal; None if the line records a loss.
+
+    Raises:
+        TypeError, ValueError: The line is another source's.
+    """
+    values = json.loads(line)
+    return None if GAP in values else TopicRecord(**values)

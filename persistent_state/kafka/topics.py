@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError
@@ -54,6 +54,29 @@ class TopicRecord:
     def partition_name(self, partition: int) -> str:
         """Return the name of a partition, which is also its channel's."""
         return f"{self.name}-{partition}" + (f"#{self.generation}" if self.generation else "")
+
+    def merge(self, other: TopicRecord, replay: Mapping[str, int]) -> TopicRecord | None:
+        """Return the record of two flows by their own records; None if an offset may not mean the same record to both.
+
+        The flow that began later never had the records before, so both must go on from behind them. They go on from `replay`,
+        or from later offsets.
+        """
+        if self.id is None or replace(self, begins={}) != replace(other, begins={}):
+            return None
+        begins = {
+            number: (self.begins.get(number, 0), other.begins.get(number, 0))
+            for number in {**self.begins, **other.begins}
+        }
+        for number, (one, two) in begins.items():
+            if one != two and replay.get(self.partition_name(int(number)), 0) < max(one, two):
+                return None
+        return replace(self, begins={number: max(pair) for number, pair in begins.items()})
+
+
+def topic_of(partition: str) -> tuple[str, int]:
+    """Return the name and the generation of the topic that has a partition of this name."""
+    topic, _, number = partition.rpartition("-")
+    return topic, int(number.partition("#")[2] or 0)
 
 
 @dataclass(frozen=True)

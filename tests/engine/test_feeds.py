@@ -11,9 +11,17 @@ import pyarrow as pa
 import pytest
 
 from monoids import Sum
-from persistent_state import FileSource, PersistentTask, TumblingWindow, WindowState
+from persistent_state import (
+    FileSource,
+    KafkaConnectorSource,
+    KafkaSource,
+    PersistentTask,
+    TumblingWindow,
+    WindowState,
+)
 from persistent_state.batch.plan import DELIVERIES
 from persistent_state.engine.feeds import Part, equal_sources, feeds_of
+from persistent_state.kafka.subscription import merge_journals
 from persistent_state.outputs import outputs_of
 from tests import core
 from tests.words import SCHEMA, Words
@@ -54,6 +62,15 @@ def test_a_task_for_which_late_is_late_is_apart_from_one_that_takes_late_message
     source = files(tmp_path)
     found = flows(part(Words("A"), source, delivery), part(InWindows(), source, delivery))
     assert found == ([["A"], ["InWindows"]] if delivery == "at-least-once" else [["A", "InWindows"]])
+
+
+def test_the_flows_of_kafka_make_one_journal_of_two_and_no_others_do(tmp_path: Path) -> None:
+    kafka = [KafkaSource("t", "nowhere:9"), KafkaConnectorSource("t", "nowhere:9", lambda records: records)]
+    for source in kafka:
+        (feed,) = feeds_of([part(Words("A"), source), part(Words("B"), source)])
+        assert feed.plan.merge_journals is feed.plan.of(["B"]).merge_journals is merge_journals
+    (feed,) = feeds_of([part(Words("A"), files(tmp_path))])
+    assert feed.plan.merge_journals is None
 
 
 @dataclass

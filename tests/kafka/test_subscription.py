@@ -9,7 +9,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monoids import Sum
@@ -42,6 +42,7 @@ from persistent_state.engine import run
 from persistent_state.engine.micro_batch import progress
 from persistent_state.kafka import topics
 from persistent_state.kafka.consumer import OffsetRange
+from persistent_state.kafka.subscription import merge_journals
 from persistent_state.protocol import commits
 from persistent_state.sources.base import Reach
 from persistent_state.store.log import Log as Journal
@@ -241,10 +242,18 @@ class Reader:
     lost: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     gaps: int = 0
     most: int = 10**6
+    begin: str = "earliest"
+    began: dict[str, int] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
+    """By partition: the offset at which reading it began, and the id of its topic."""
 
     def start(self) -> Reader:
         self.source = KafkaSource(
-            re.compile("t.*"), "nowhere:9", fail_on_data_loss=False, max_offsets_per_batch=self.most
+            re.compile("t.*"),
+            "nowhere:9",
+            fail_on_data_loss=False,
+            max_offsets_per_batch=self.most,
+            starting_offsets=self.begin,
         )
         self.source.open(self.journal, self.positions)
         return self
@@ -256,12 +265,21 @@ class Reader:
             return False
         for part in (part for split in self.source.splits(self.positions, reach.ends, 3) for part in split):
             id = self.world.logs[part.topic].id
+            self.began.setdefault(part.partition_name, part.begin)
+            self.ids.setdefault(part.partition_name, id)
             self.read.update((id, part.partition, i) for i in range(max(part.begin, part.first), part.end))
             if part.gap is not None and "first" in part.gap:
                 self.gaps += 1
                 self.lost.update((id, part.partition, i) for i in range(part.gap["from"], part.gap["first"]))
         self.positions, self.journal = dict(reach.ends), [*self.journal, *reach.journal]
         return True
+
+    def reads_on(self, journal: Sequence[str], start: Mapping[str, int]) -> tuple[Counter[Any], Counter[Any]]:
+        """What one with this journal reads from there on, and is told as lost."""
+        other = Reader(self.world, [*journal], {**start}, most=self.most, begin=self.begin).start()
+        while other.batch():
+            pass
+        return other.read, other.lost
 
 
 @given(st.randoms(use_true_random=False))
@@ -303,6 +321,135 @@ def test_topics_come_and_go_and_all_that_they_hold_is_read_once_or_told_as_lost_
                 # What was gone before the topic was met is nobody's loss.
                 assert seen == list(range(seen[0] if seen else end, end))
                 assert not seen or seen[0] <= first
+
+
+@settings(max_examples=300)
+@given(st.randoms(use_true_random=False))
+def test_journals_become_one_only_if_offsets_mean_the_same_and_either_reads_on_as_before(
+    chance: random.Random,
+) -> None:
+    world = World()
+    with pytest.MonkeyPatch.context() as patch:
+        arrange(patch, world)
+        world.make("t1", 1, 20)
+        readers = [Reader(world).start(), Reader(world, begin=chance.choice(["earliest", "latest"]))]
+        readers[0].batch()
+        for last in (chance.randint(0, 6), chance.randint(0, 6)):
+            for _ in range(last):
+                log = world.logs.get(name := chance.choice(["t1", "t1", "t1", "t2"]))
+                step = chance.choice(["look", "restart", "write", "write", "retention", "grow", "make", "delete"])
+                if step == "look":
+                    readers[0].batch()
+                elif step == "restart":
+                    readers[0].start()
+                elif step == "make":
+                    world.make(name, 1, chance.randrange(40))
+                elif log is None:
+                    pass
+                elif step == "delete":
+                    del world.logs[name]
+                elif step == "write":
+                    chance.choice(log.partitions)[1] += chance.randrange(30)
+                elif step == "grow":
+                    log.partitions.append([0, 0])
+                else:
+                    place = chance.choice(log.partitions)
+                    place[0] = chance.randint(*place)
+            readers.reverse()
+            readers[0].start().batch()
+        # Each replays from an offset that it has read.
+        starts = [
+            {
+                name: chance.choice([end, chance.randint(reader.began.get(name, end), end)])
+                for name, end in reader.positions.items()
+            }
+            for reader in readers
+        ]
+        one, other = readers
+        replay = {name: min(each.get(name, 0) for each in starts) for each in starts for name in each}
+        merged = merge_journals(one.journal, other.journal, replay)
+        if merged is None:
+            return
+        for name in one.ids.keys() & other.ids.keys():
+            assert one.ids[name] == other.ids[name]
+            if one.began[name] != other.began[name]:
+                assert replay[name] >= max(one.began[name], other.began[name])
+        for reader, start in zip(readers, starts, strict=True):
+            assert reader.reads_on(merged, start) == reader.reads_on(reader.journal, start)
+        assert set(merged) >= {line for line in (*one.journal, *other.journal) if "gap" in line}
+
+
+def journals(*readers: Reader) -> list[list[str]]:
+    """What readers have written who have read all there is."""
+    for reader in readers:
+        while reader.batch():
+            pass
+    return [reader.journal for reader in readers]
+
+
+def test_a_journal_that_began_later_as_records_were_deleted_becomes_one_with_another_behind_that(world: World) -> None:
+    log = world.make("t", 2, records=100)
+    (one,) = journals(Reader(world).start())
+    log.partitions[0][0] = 60
+    (other,) = journals(Reader(world).start())
+    for first, second in ((one, other), (other, one)):
+        merged = merge_journals(first, second, {"t-0": 60, "t-1": 0})
+        assert merged is not None
+        assert [json.loads(line)["begins"] for line in merged] == [{"0": 60, "1": 0}]
+        # It goes on as it did, and is one with both.
+        assert merge_journals(merged, first, {"t-0": 60}) == merge_journals(first, merged, {"t-0": 60}) == merged
+        # One that has yet to read what the other never had stays alone.
+        assert merge_journals(first, second, {"t-0": 59, "t-1": 0}) is None
+        assert merge_journals(first, second, {"t-1": 70}) is None
+    log.partitions.append([10, 20])
+    (third,) = journals(Reader(world).start())
+    # A partition that a journal does not name began at 0.
+    assert merge_journals(one, third, {"t-0": 100, "t-1": 100, "t-2": 9}) is None
+    merged = merge_journals(one, third, {"t-0": 100, "t-1": 100, "t-2": 10})
+    assert merged is not None
+    assert json.loads(merged[0])["begins"] == {"0": 60, "1": 0, "2": 10}
+
+
+def test_journals_of_other_topics_stay_apart(world: World) -> None:
+    replay = {"t-0": 50, "t-0#1": 50}
+    log = world.make("t", records=100)
+    old = Reader(world).start()
+    (one,) = journals(old)
+    log.partitions[0][0] = 10
+    (later,) = journals(Reader(world).start())
+    assert merge_journals(one, later, replay) is None, "nobody has recorded a second topic of the name"
+    assert merge_journals(one, later, {"t-0": 50}) is not None
+    # The same offsets of another topic.
+    world.make("t", records=100)
+    (new,) = journals(Reader(world).start())
+    (both,) = journals(old.start())
+    world.logs["t"].partitions[0][0] = 10
+    (new_later,) = journals(Reader(world).start())
+    for some in ((one, new), (one, new_later), (both, new_later), (both, later), (new_later, later)):
+        assert merge_journals(*some, replay) is merge_journals(*some[::-1], {"t-0": 50}) is None
+    assert merge_journals(new, new_later, {"t-0": 50}) is not None
+    # A topic that only one of them knows.
+    world.make("t2")
+    (more,) = journals(Reader(world).start())
+    assert merge_journals(new, more, {"t-0": 50}) is None
+    # A broker gave no ids, or gives them by now.
+    without = [json.dumps({**json.loads(line), "id": None}) for (line,) in (new, new_later)]
+    for lines in ((without[0], without[1]), (without[0], new_later[0]), (new[0], without[1])):
+        assert merge_journals([lines[0]], [lines[1]], {"t-0": 50}) is None
+    # Other sources.
+    for foreign in (["a/file.parquet 7"], ['{"path": "a"}'], ["7"], []):
+        assert merge_journals(new, foreign, {"t-0": 50}) is merge_journals(foreign, new, {"t-0": 50}) is None
+        assert merge_journals(foreign, foreign, {"": 50}) is None
+
+
+def test_one_journal_records_the_losses_of_both(world: World) -> None:
+    log = world.make("t", records=100)
+    lost = [json.dumps({"gap": {"topic": "t", "partition": 0, "from": i, "first": 9}}) for i in range(3)]
+    (one,) = journals(Reader(world).start())
+    log.partitions[0][0] = 10
+    (other,) = journals(Reader(world).start())
+    merged = merge_journals([lost[0], *one, lost[1]], [*other, lost[1], lost[2]], {"t-0": 50})
+    assert merged == [*other, *lost]
 
 
 def test_a_lost_region_is_told_once_however_small_the_micro_batches(world: World) -> None:
