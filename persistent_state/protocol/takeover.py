@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from persistent_state.batch.plan import FlowPlan, Plan
@@ -17,6 +17,18 @@ from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowProgress, FlowState
 from persistent_state.store.log import Log
 from persistent_state.store.task_state import OutputState, StoredState, TaskState
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The terms of a start: what the application is set up with, who starts it and when, and which tasks begin again."""
+
+    interval: int
+    shards: int
+    writer: str
+    now: int
+    reset: Collection[str]
+    rebuild: Collection[str]
 
 
 def take_over(
@@ -55,7 +67,7 @@ def take_over(
         if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
             raise FencedError(f"a newer driver owns {log.application}; this one (epoch {after}) has stopped.")
         refusals.check(newest, [plan for flow in wanted for plan in flow.tasks], reset, rebuild)
-        entry = _first_entry(log.files, newest, wanted, interval, shards, writer, now, reset, rebuild)
+        entry = _first_entry(log.files, newest, wanted, _Start(interval, shards, writer, now, reset, rebuild))
         try:
             log.append(entry)
         except ExistsError:
@@ -64,35 +76,25 @@ def take_over(
         return entry
 
 
-def _first_entry(
-    files: Files,
-    newest: Entry | None,
-    wanted: Sequence[FlowPlan],
-    interval: int,
-    shards: int,
-    writer: str,
-    now: int,
-    reset: Collection[str],
-    rebuild: Collection[str],
-) -> Entry:
+def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan], start: _Start) -> Entry:
     clock = newest.clock if newest else BEGINNING
     epoch = newest.epoch + 1 if newest else 1
-    intervals = (newest.interval if newest else interval, interval)
+    intervals = (newest.interval if newest else start.interval, start.interval)
     known = newest.tasks if newest else {}
     groups: list[TaskGroup] = []
     for flow in wanted:
         plans = flow.by_name
         # What is to be reset or built again is not looked at: it may be damaged.
-        continued = [name for name in plans if name in known and name not in (*reset, *rebuild)]
+        continued = [name for name in plans if name in known and name not in (*start.reset, *start.rebuild)]
         some: list[TaskGroup] = []
         if newest and continued:
             for group in flows.divided(newest, continued):
                 _check_return(newest, group)
-                back = restore.restored(files, group, flow.first, clock, intervals, shards, now)
+                back = restore.restored(files, group, flow.first, clock, intervals, start.shards, start.now)
                 some.append(_with_outputs(back, plans))
             some = flows.together(files, flow, some)
-        rebuilt = [plan for name, plan in plans.items() if name in rebuild]
-        new = [plan for name, plan in plans.items() if name not in (*continued, *rebuild)]
+        rebuilt = [plan for name, plan in plans.items() if name in start.rebuild]
+        new = [plan for name, plan in plans.items() if name not in (*continued, *start.rebuild)]
         if new:
             some = flows.with_new(some, clock, partial(_all_born, new, newest, epoch))
         if rebuilt:
@@ -103,15 +105,15 @@ def _first_entry(
     if newest:
         taken = {name for flow in wanted for name in flow.by_name}
         for group in flows.divided(newest, [name for name in known if name not in taken]):
-            groups.append(_left_out(files, group, clock, shards, now))
+            groups.append(_left_out(files, group, clock, start))
     return Entry(
         number=newest.number + 1 if newest else 1,
         epoch=epoch,
-        writer=writer,
-        time=now,
+        writer=start.writer,
+        time=start.now,
         previous=newest.checksum if newest else "",
-        interval=interval,
-        shards=shards,
+        interval=start.interval,
+        shards=start.shards,
         clock=clock,
         retained=newest.retained if newest else (),
         flows={_id(group): group.flow for group in groups},
@@ -120,7 +122,7 @@ def _first_entry(
 
 
 def _id(group: TaskGroup) -> str:
-    """Return the id of a strand's flow: the name of its first task, which no other flow has."""
+    """Return the id of a group's flow: the name of its first task, which no other flow has."""
     return next(iter(group.tasks))
 
 
@@ -137,11 +139,11 @@ def _with_outputs(group: TaskGroup, plans: Mapping[str, Plan]) -> TaskGroup:
     return replace(group, tasks=tasks)
 
 
-def _left_out(files: Files, group: TaskGroup, clock: int, shards: int, now: int) -> TaskGroup:
+def _left_out(files: Files, group: TaskGroup, clock: int, start: _Start) -> TaskGroup:
     """Return a group whose tasks are not part of the start."""
     if not any(task.active for task in group.tasks.values()):
         return group
-    back = restore.cut_back(files, group, clock, shards, now)
+    back = restore.cut_back(files, group, clock, start.shards, start.now)
     return replace(back, tasks={name: replace(task, active=False) for name, task in back.tasks.items()})
 
 
