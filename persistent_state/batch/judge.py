@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.batch.groups import NO_ROWS
@@ -14,11 +13,9 @@ from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import Mask, Place
 from persistent_state.batch.units import check_unit
-from persistent_state.errors import InvalidInputError
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import beyond_limit
 from persistent_state.event_time.positions import NO_POSITION, Position, is_accounted
-from persistent_state.partials import keys
 from persistent_state.partials.sort import running_max
 from persistent_state.store import late_rows
 
@@ -149,33 +146,3 @@ def _jumping(stamps: Times, begins: NDArray[np.intp], reached: Sequence[int | No
     limit[1:] = np.where(first[1:], limit[1:], np.maximum(limit[1:], running_max(stamps, first)[:-1]))
     jumps = np.logical_or.reduceat(stamps > limit + jump, begins)
     return np.flatnonzero(jumps).tolist()
-
-
-def unfit_rows(plan: Plan, rows: pa.RecordBatch) -> Mask:
-    """Return which rows have a key or an id that can't be stored for a task."""
-    unfit = unfit_keys([rows.column(name) for name in key_columns(plan)], rows.num_rows)
-    if rows.schema.get_field_index(plan.unfit_column) >= 0:
-        unfit |= rows.column(plan.unfit_column).to_numpy(zero_copy_only=False)
-    return unfit
-
-
-def key_columns(plan: Plan) -> list[str]:
-    """Return the names of the columns that are stored as they come: those of the key, and of the message id."""
-    return [*plan.task.key_columns, *([plan.task.message_id] if plan.task.message_id else [])]
-
-
-def unfit_keys(columns: Sequence[pa.Array], rows: int) -> Mask:
-    """Return which of so many rows have a value that can't be stored, such as a time finer than microseconds."""
-    unfit = np.zeros(rows, dtype=np.bool_)
-    for column in columns:
-        if not _is_key(column):
-            unfit |= [not _is_key(column.slice(i, 1)) for i in range(len(column))]
-    return unfit
-
-
-def _is_key(column: pa.Array) -> bool:
-    try:
-        keys.normalise(column)
-    except InvalidInputError:
-        return False
-    return True

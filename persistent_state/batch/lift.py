@@ -19,7 +19,6 @@ from persistent_state.batch.judge import (
     Sightings,
     Times,
     judge,
-    unfit_rows,
 )
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import FlowPlan, Plan
@@ -33,6 +32,7 @@ from persistent_state.batch.rows import (
     side_table,
 )
 from persistent_state.batch.update import update_table, updates_of
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.partials import keys
 from persistent_state.partials.layout import ID
@@ -146,6 +146,26 @@ def _lift_task(plan: Plan, accepted: Accepted, lifted: Lifted) -> None:
     if updates.unfit.any():
         lifted.put_aside(plan, side_table(rows, updates.unfit, late_rows.UNFIT, place))
     lifted.tables.append(update_table(plan, columns, updates))
+
+
+def unfit_rows(plan: Plan, rows: pa.RecordBatch) -> Mask:
+    """Return which rows have a key or an id that can't be stored for a task, such as a time finer than microseconds."""
+    unfit = np.zeros(rows.num_rows, dtype=np.bool_)
+    for name in (*plan.task.key_columns, *([plan.task.message_id] if plan.task.message_id else [])):
+        column = rows.column(name)
+        if not _is_key(column):
+            unfit |= [not _is_key(column.slice(i, 1)) for i in range(len(column))]
+    if rows.schema.get_field_index(plan.unfit_column) >= 0:
+        unfit |= rows.column(plan.unfit_column).to_numpy(zero_copy_only=False)
+    return unfit
+
+
+def _is_key(column: pa.Array) -> bool:
+    try:
+        keys.normalise(column)
+    except InvalidInputError:
+        return False
+    return True
 
 
 def _note_spans(

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from persistent_state.batch.combine import combine_in_pieces
-from persistent_state.batch.judge import unfit_rows
+from persistent_state.batch.lift import unfit_rows
 from persistent_state.batch.messages import Basis, Blob, Report, to_ipc
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.rows import microseconds
