@@ -24,7 +24,7 @@ from persistent_state.errors import (
     TaskFailedError,
 )
 from persistent_state.kafka.connector import KafkaConnectorSource
-from persistent_state.kafka.decoders import Avro, Decoder, Json, Raw
+from persistent_state.kafka.decoders import Avro, Decoded, Decoder, Json, Raw
 from persistent_state.kafka.sink import KafkaSink
 from persistent_state.kafka.source import KafkaSource
 from persistent_state.outputs import RunningValues, ValuesAtClock
@@ -59,6 +59,7 @@ __all__ = [
     "ConsoleSink",
     "DamagedError",
     "DataFrameSource",
+    "Decoded",
     "Decoder",
     "DeltaSink",
     "FencedError",

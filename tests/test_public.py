@@ -25,6 +25,7 @@ PUBLIC_NAMES = [
     "ConsoleSink",
     "DamagedError",
     "DataFrameSource",
+    "Decoded",
     "Decoder",
     "DeltaSink",
     "FencedError",

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
-from persistent_state.sources.formats import JSON, Piece, Unfit, bad_records, check_text, json_piece, one_batch, sift
+from persistent_state.sources.base import BadRecord
+from persistent_state.sources.formats import JSON, Unfit, bad_records, check_text, json_piece, one_batch, sift
 from persistent_state.sources.schemas import arrow_schema
 
 Values: TypeAlias = "Sequence[bytes | None]"
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The columns that a decoder made of records that follow each other.
+
+    Attributes:
+        rows: A row for each good record, in their order, with the decoder's schema.
+        bad: The other records. Their positions count all records from 0.
+
+    Example:
+        >>> rows = pa.RecordBatch.from_pylist([{"word": "to"}, {"word": "be"}])
+        >>> Decoded(rows, bad=(BadRecord(1, "not UTF-8"),)).bad[0].position
+        1
+    """
+
+    rows: pa.RecordBatch
+    bad: tuple[BadRecord, ...] = ()
 
 
 class Decoder(Protocol):
@@ -30,6 +49,15 @@ class Decoder(Protocol):
         ...         return super().decode([None if value is None else gzip.decompress(value) for value in values])
         >>> GzipJson("shop STRING").decode([gzip.compress(b'{"shop": "north"}')]).rows.to_pylist()
         [{'shop': 'north'}]
+        >>> class Number:
+        ...     schema = pa.schema([("n", pa.uint8())])
+        ...
+        ...     def decode(self, values):
+        ...         numbers = [None if value is None else value[0] for value in values if value != b""]
+        ...         bad = [BadRecord(i, "empty") for i, value in enumerate(values) if value == b""]
+        ...         return Decoded(pa.record_batch([pa.array(numbers, pa.uint8())], schema=self.schema), tuple(bad))
+        >>> Number().decode([bytes([5]), b"", None]).rows.to_pylist()
+        [{'n': 5}, {'n': None}]
     """
 
     @property
@@ -40,14 +68,14 @@ class Decoder(Protocol):
             InvalidInputError: The decoder can't make such columns.
         """
 
-    def decode(self, values: Values) -> Piece:
+    def decode(self, values: Values) -> Decoded:
         """Decode keys or values of consecutive records.
 
         Args:
             values: The bytes of each record; None, such as a tombstone's value, becomes a row of nulls.
 
         Returns:
-            The rows of the good records in their order, and the bad ones with positions that count from 0.
+            The rows of the good records, and the bad ones.
         """
 
 
@@ -76,7 +104,7 @@ class Raw(Decoder):
             raise InvalidInputError(f"column={self.name!r} can't hold raw bytes as {self.type}; say binary or string.")
         return pa.schema([(self.name, self.type)])
 
-    def decode(self, values: Values) -> Piece:
+    def decode(self, values: Values) -> Decoded:
         column = pa.array(values, pa.large_binary())
 
         def read(first: int, end: int) -> pa.RecordBatch:
@@ -121,9 +149,10 @@ class Json(Decoder):
         check_text(JSON, self.columns)
         return self.columns
 
-    def decode(self, values: Values) -> Piece:
+    def decode(self, values: Values) -> Decoded:
         # The decoder makes a row of nulls of an object without members.
-        return json_piece([b"{}" if value is None else value[self.skip :] for value in values], self.columns)
+        piece = json_piece([b"{}" if value is None else value[self.skip :] for value in values], self.columns)
+        return Decoded(piece.rows, piece.bad)
 
 
 @dataclass(frozen=True)
@@ -158,7 +187,7 @@ class Avro(Decoder):
             raise InvalidInputError(f"the Avro schema is {type}, and columns are fields of a record; wrap it in one.")
         return pa.schema(list(type))
 
-    def decode(self, values: Values) -> Piece:
+    def decode(self, values: Values) -> Decoded:
         from fastavro import schemaless_reader
 
         parsed, schema = self._parsed(), self.schema
@@ -186,12 +215,12 @@ class Avro(Decoder):
                 raise Unfit("a field does not fit its column") from None
 
         good = [value for i, value in enumerate(values) if i not in bad]
-        piece = _sifted(good, read, schema)
+        decoded = _sifted(good, read, schema)
         if not bad:
-            return piece
+            return decoded
         places = [i for i in range(len(values)) if i not in bad]
-        unfit = {places[record.position]: record.reason for record in piece.bad}
-        return Piece(piece.rows, len(values), bad_records({**bad, **unfit}))
+        unfit = {places[record.position]: record.reason for record in decoded.bad}
+        return Decoded(decoded.rows, bad_records({**bad, **unfit}))
 
     def _parsed(self) -> Any:
         try:
@@ -257,22 +286,21 @@ def _arrow_type(avro: Any, defined: dict[str, pa.DataType]) -> pa.DataType:
     raise InvalidInputError(f"the Avro type {str(avro)[:100]!r} has no column of its own; read such values raw.")
 
 
-def _sifted(values: Values, read: Callable[[int, int], pa.RecordBatch], schema: pa.Schema) -> Piece:
+def _sifted(values: Values, read: Callable[[int, int], pa.RecordBatch], schema: pa.Schema) -> Decoded:
     bad: dict[int, str] = {}
     good = sift(len(values), read, bad)
-    return Piece(good[0] if len(good) == 1 else one_batch(good, schema), len(values), bad_records(bad))
+    return Decoded(good[0] if len(good) == 1 else one_batch(good, schema), bad_records(bad))
 
 
-def side_by_side(pieces: Iterable[Piece]) -> Piece:
+def side_by_side(every: Sequence[Decoded]) -> Decoded:
     """Join the columns that several decoders made of the same records. A record that any of them rejects is bad."""
-    pieces = list(pieces)
-    bad = {record.position: record.reason for piece in reversed(pieces) for record in piece.bad}
+    bad = {record.position: record.reason for one in reversed(every) for record in one.bad}
     columns: dict[str, pa.Array] = {}
-    for piece in pieces:
-        rows = piece.rows
-        if len(bad) > len(piece.bad):
-            own = {record.position for record in piece.bad}
-            places = (i for i in range(piece.count) if i not in own)
+    for one in every:
+        rows = one.rows
+        if len(bad) > len(one.bad):
+            own = {record.position for record in one.bad}
+            places = (i for i in range(rows.num_rows + len(own)) if i not in own)
             rows = rows.take(pa.array([row for row, place in enumerate(places) if place not in bad], pa.int64()))
         columns.update(zip(rows.schema.names, rows.columns, strict=True))
-    return Piece(pa.record_batch(columns), pieces[0].count, bad_records(bad))
+    return Decoded(pa.record_batch(columns), bad_records(bad))

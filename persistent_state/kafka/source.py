@@ -206,10 +206,10 @@ class KafkaSource(Subscription, TimeReplayableSource):
         except Exception as error:
             where = f"topic={offsets.topic!r} partition={offsets.partition} from offset {first}"
             raise TaskFailedError(f"a decoder of {self!r} raised {raised(error)}, for records of {where}.") from error
-        piece = decoded[0] if len(decoded) == 1 else decoders.side_by_side(decoded)
-        bad = tuple(replace(record, position=int(at[record.position])) for record in piece.bad)
+        joined = decoded[0] if len(decoded) == 1 else decoders.side_by_side(decoded)
+        bad = tuple(replace(record, position=int(at[record.position])) for record in joined.bad)
         good = np.ones(len(at), np.bool_)
-        good[[record.position for record in piece.bad]] = False
+        good[[record.position for record in joined.bad]] = False
         originals = partial(consumer.originals, at, messages)
         at = at[good]
         record = [
@@ -222,7 +222,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
             # A record without a time has -1.
             record.append(pa.array(millis * 1000, mask=millis < 0).cast(self._record.field(TIME).type))
         rows = pa.RecordBatch.from_arrays(
-            [*piece.rows.columns, *record], schema=pa.schema([*piece.rows.schema, *self._record])
+            [*joined.rows.columns, *record], schema=pa.schema([*joined.rows.schema, *self._record])
         )
         if self._transform is not None:
             rows = self._transformed_rows(rows, offsets)

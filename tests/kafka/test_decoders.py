@@ -64,10 +64,10 @@ def written(row: dict[str, Any]) -> bytes:
 
 
 def come_to(decoder: Decoder, values: list[bytes | None]) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    piece = decoder.decode(values)
-    assert piece.rows.schema == decoder.schema
-    assert piece.count == len(values) == piece.rows.num_rows + len(piece.bad)
-    return piece.rows.to_pylist(), {record.position: record.reason for record in piece.bad}
+    decoded = decoder.decode(values)
+    assert decoded.rows.schema == decoder.schema
+    assert len(values) == decoded.rows.num_rows + len(decoded.bad)
+    return decoded.rows.to_pylist(), {record.position: record.reason for record in decoded.bad}
 
 
 @given(st.lists(OBJECTS), st.randoms())
@@ -171,9 +171,9 @@ def test_raw_is_bytes_or_text() -> None:
 def test_a_record_is_bad_if_its_key_or_its_value_is(records: list[tuple[bytes | None, bytes | None]]) -> None:
     keys, values = [key for key, _ in records], [value for _, value in records]
     decoded = [Raw("k", pa.string()).decode(keys), Json(pa.schema([("n", pa.int64())])).decode(values)]
-    piece = side_by_side(decoded)
+    joined = side_by_side(decoded)
     wanted = {b"a": "a", None: None}, {b'{"n": 1}': 1, None: None}
     good = [i for i, (key, value) in enumerate(records) if key in wanted[0] and value in wanted[1]]
-    assert piece.rows.to_pylist() == [{"k": wanted[0][keys[i]], "n": wanted[1][values[i]]} for i in good]
-    assert sorted({*good, *(record.position for record in piece.bad)}) == list(range(len(records)))
-    assert all(record.reason == "not UTF-8" for record in piece.bad if keys[record.position] == b"\xff")
+    assert joined.rows.to_pylist() == [{"k": wanted[0][keys[i]], "n": wanted[1][values[i]]} for i in good]
+    assert sorted({*good, *(record.position for record in joined.bad)}) == list(range(len(records)))
+    assert all(record.reason == "not UTF-8" for record in joined.bad if keys[record.position] == b"\xff")
