@@ -487,6 +487,26 @@ class TestStarts:
         world.start("a")
         assert list(world.start("ab").flows) == ["a"]
 
+    def test_a_task_that_is_gone_leaves_no_files_once_it_was_reset_and_left_out_again(self) -> None:
+        world = two()
+        world.send(5, 31, 7)
+        world.play("a", "b", end=2)
+        world.play("a", "b")
+        world.start("a")
+        world.send(62)
+        world.play("a")
+
+        def collected() -> list[str]:
+            core.collect(world.log, world.newest.epoch, now=10**12, keeping=commits.Keeping(1, 0))
+            return world.log.files.list("app/runs/b")
+
+        assert collected() != []
+        world.start("ab", reset=["b"])
+        world.start("a")
+        world.play("a")
+        assert collected() == []
+        assert (world.ids("a"), world.aside("a")) == ([0, 1, 3], [("late", 2)])
+
     def test_tasks_that_leave_together_stay_together(self) -> None:
         world = World(*map(Ids, "abc"))
         world.start("abc")
