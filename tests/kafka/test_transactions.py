@@ -88,7 +88,8 @@ def test_each_value_is_seen_once_whenever_its_drivers_are_killed(broker: Broker,
         process.join(dice.uniform(0.3, 1.5))
         process.kill()
         process.join(60)
-    last = writer_of(broker.address, topic).last_clock(1)
+    # On a slow machine all were killed within the first clock.
+    last = max(0, writer_of(broker.address, topic).last_clock(1))
     end = last + 20
     deliver(writer_of(broker.address, topic), 2, [clock for clock in wanted if clock <= end], writers=2)
     check(seen(broker, topic), [clock for clock in wanted if clock <= end])
