@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 import monoids
 from benchmarks.measure import Pass, measured
-from benchmarks.streams import STEP, Workload
+from benchmarks.streams import CHANNEL, STEP, Workload
 from persistent_state import (
     Application,
     DataFrameSource,
@@ -75,7 +75,8 @@ Contender = Callable[[Setting], Pass]
 
 
 def rows_of(setting: Setting, session: SparkSession) -> DataFrame:
-    reader = session.readStream.schema(f"ts timestamp, k {setting.workload.key_type}, v long")
+    channel = f", {CHANNEL} string" if setting.workload.channels else ""
+    reader = session.readStream.schema(f"ts timestamp, k {setting.workload.key_type}, v long{channel}")
     return reader.option("maxFilesPerTrigger", setting.max_files_per_batch).parquet(str(setting.folder))
 
 
@@ -176,10 +177,11 @@ def task_of(setting: Setting) -> PersistentTask:
 def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> Pass:
     task = task or task_of(setting)
     app = Application("benchmark", str(setting.scratch / "store"), checkpoint_interval=setting.interval)
+    channel, most = CHANNEL if setting.workload.channels else None, setting.max_files_per_batch
     if source == "files":
-        read: Any = FileSource(setting.folder, timestamp="ts", max_files_per_batch=setting.max_files_per_batch)
+        read: Any = FileSource(setting.folder, timestamp="ts", channel=channel, max_files_per_batch=most)
     else:
-        read = DataFrameSource(rows_of(setting, session_of(setting)), "ts")
+        read = DataFrameSource(rows_of(setting, session_of(setting)), "ts", channel=channel)
     output = RunningValues(to_nowhere) if setting.window is None else ValuesAtClock(to_nowhere)
     app.add(task, read, output if setting.emits else None)
 

@@ -1,9 +1,11 @@
 """Throughput beside Spark's own ways to keep state: one session, passes interleaved, medians.
 
     python -m benchmarks.throughput [--quick] [--keys N ...] [--rows N] [--value-type long|struct] [--key-type long|string]
-        [--distribution uniform|zipf] [--source files|dataframe|messages ...] [--peers native ...] [--emit yes|no ...]
+        [--distribution uniform|zipf|hot|skewed] [--parts N] [--channels N]
+        [--source files|dataframe|messages ...] [--peers native ...] [--emit yes|no ...]
         [--intervals N] [--repetitions N] [--json FILE] [--plot FILE]
 
+With --parts a micro-batch has so many files, and there are as many parts, shards and shuffle partitions, whatever the cores.
 --quick compares a million keys, values emitted, with Spark's aggregation, and ends with a line of JSON.
 
 Every contender first has a whole pass that is not timed. The first micro-batch of each pass is not counted either. Processor
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import contenders
 from benchmarks.contenders import CONTENDERS, Setting
 from benchmarks.measure import Figures, Pass, figures, write_json
-from benchmarks.streams import ROWS_PER_FILE, Workload
+from benchmarks.streams import DISTRIBUTIONS, ROWS_PER_FILE, Workload
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,13 +37,15 @@ FILES_PER_BATCH = 2
 OURS = ("files", "dataframe", "messages")
 
 
-def session(memory: str) -> SparkSession:
+def session(memory: str, parallelism: int | None = None) -> SparkSession:
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").appName("benchmark").config("spark.ui.enabled", "false")
     builder = builder.config("spark.driver.memory", memory).config("spark.log.level", "ERROR")
     builder = builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "200000")
+    if parallelism is not None:
+        builder = builder.config("spark.default.parallelism", str(parallelism))
     return builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
 
 
@@ -49,10 +53,10 @@ def compare(
     spark: SparkSession, workload: Workload, names: Sequence[str], emits: bool, repetitions: int, interval: str
 ) -> dict[str, Figures]:
     """All contenders over one workload."""
-    folder = workload.folder()
+    folder, files = workload.folder(), FILES_PER_BATCH * ROWS_PER_FILE // workload.rows_per_file
     passes: dict[str, list[Pass]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
-        setting = Setting(spark, workload, folder, emits, FILES_PER_BATCH, Path(scratch) / "run", interval)
+        setting = Setting(spark, workload, folder, emits, files, Path(scratch) / "run", interval)
         for repetition in range(repetitions + 1):
             for name in names:
                 what = f"pass {repetition} of {repetitions}" if repetition else "warming up"
@@ -117,7 +121,9 @@ def main() -> int:
     parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--rows", type=int, default=24_000_000)
     parser.add_argument("--key-type", choices=["long", "string"], default="long")
-    parser.add_argument("--distribution", choices=["uniform", "zipf"], default="uniform")
+    parser.add_argument("--distribution", choices=DISTRIBUTIONS, default="uniform")
+    parser.add_argument("--parts", type=int, help="parts, shards and shuffle partitions; by default the cores' number")
+    parser.add_argument("--channels", type=int, default=0, help="channels, in a column of the rows")
     parser.add_argument("--value-type", choices=["long", "struct"], default="long")
     parser.add_argument("--source", choices=OURS, nargs="*", default=["files", "dataframe"])
     parser.add_argument("--peers", choices=[n for n in CONTENDERS if n not in OURS], nargs="*", default=["native"])
@@ -140,11 +146,24 @@ def main() -> int:
         )
     if arguments.plot and find_spec("matplotlib") is None:
         parser.error("package='matplotlib' is missing for --plot; pip install 'persistent-state[benchmarks]'.")
-    spark = session(arguments.memory)
+    if arguments.channels < 0 or (arguments.parts is not None and arguments.parts < 1):
+        parser.error(
+            f"parts={arguments.parts}, channels={arguments.channels}; give at least one part and no fewer channels than 0."
+        )
+    spark = session(arguments.memory, arguments.parts)
+    rows_per_file = FILES_PER_BATCH * ROWS_PER_FILE // (arguments.parts or FILES_PER_BATCH)
     interval = contenders.interval_of(FILES_PER_BATCH * ROWS_PER_FILE, 1 / arguments.intervals)
     results = []
     for keys in arguments.keys:
-        workload = Workload(keys, arguments.rows, arguments.key_type, arguments.distribution, arguments.value_type)
+        workload = Workload(
+            keys,
+            arguments.rows,
+            arguments.key_type,
+            arguments.distribution,
+            arguments.value_type,
+            channels=arguments.channels,
+            rows_per_file=rows_per_file,
+        )
         for emits in (word == "yes" for word in arguments.emit):
             names = [*arguments.source, *arguments.peers]
             found = compare(spark, workload, names, emits, arguments.repetitions, interval)
