@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -18,6 +18,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from persistent_state.errors import (
@@ -181,6 +182,9 @@ class FileSource(TimeReplayableSource):
         end = end if state.most is None else max(first, min(end, state.most))
         for file in state.files[first : min(end, state.journalled)]:
             self._check_replayed(file)
+        if end >= state.journalled:
+            # Nothing is replayed from here on.
+            state.present = None
         new = range(max(first, state.journalled), end)
         return Reach(
             ends={**start, PARTITION: end << ROW_BITS} if end > first else dict(start),
@@ -224,10 +228,8 @@ class FileSource(TimeReplayableSource):
 
     def _take(self) -> None:
         """List the folder, and number the files that are new."""
-        state, infos = self._state, self._infos()
-        state.present = {path: _size(info) for path, info in infos.items()}
-        # Of a folder of many files most are known: nothing more is done for each of them.
-        new = self._in_order(_files({path: info for path, info in infos.items() if path not in state.paths}))
+        state = self._state
+        new = self._in_order(self._listed(state.paths, state.present))
         state.files += new
         state.paths.update(file.path for file in new)
 
@@ -237,9 +239,9 @@ class FileSource(TimeReplayableSource):
         return first + max(sum(size <= self._bytes_per_batch for size in sizes), min(1, len(files)))
 
     def _check_replayed(self, file: _File) -> None:
-        size = self._state.present.get(file.path)
+        size = (self._state.present or {}).get(file.path)
         if size is None:
-            # A listing leaves out files that it could not look at, so ask for this one.
+            # No listing told it: some leave out files that they could not look at.
             system, root = self._system()
             with self._asking(file.path):
                 size = int(system.info(f"{root}/{file.path}")["size"])
@@ -254,9 +256,7 @@ class FileSource(TimeReplayableSource):
 
     def _record_schema(self) -> pa.Schema:
         if self._stored is None:
-            files = [
-                file for file in self._in_order(_files(self._infos())) if self._kind(file.path)[0] == formats.PARQUET
-            ]
+            files = [file for file in self._in_order(self._listed()) if self._kind(file.path)[0] == formats.PARQUET]
             if not files:
                 raise InvalidInputError(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
             try:
@@ -296,8 +296,16 @@ class FileSource(TimeReplayableSource):
         codec = _CODECS.get(endings[-1])
         return self._format or _FORMATS.get(endings[-2 if codec and len(endings) > 1 else -1]), codec
 
-    def _infos(self) -> dict[str, Mapping[str, Any]]:
-        """Return what the file system tells of each file in the folder, by its path in it."""
+    def _listed(self, known: Collection[str] = (), sizes: dict[str, int] | None = None) -> list[_File]:
+        """List the folder.
+
+        Args:
+            known: The paths of files that are known.
+            sizes: Takes the size of each file, also of those that are known, where the listing tells them all the same.
+
+        Returns:
+            The files that are read and are not known.
+        """
         system, root = self._system()
         with self._asking(""):
             system.invalidate_cache()
@@ -310,8 +318,15 @@ class FileSource(TimeReplayableSource):
                 if kind == "file" or any(mark in self.path for mark in "*?["):
                     instead = "give one: all files in it and below are read, and a transform can leave out rows"
                 raise InvalidInputError(f"{self!r} is not a folder; {instead}.")
+            if type(system) is LocalFileSystem:
+                return list(_local_files(root, known))
             infos = system.find(root, detail=True)
-        return {name[len(root) + 1 :]: info for name, info in infos.items()}
+        found = {name[len(root) + 1 :]: info for name, info in infos.items()}
+        if sizes is not None:
+            sizes.clear()
+            sizes.update((path, _size(info)) for path, info in found.items())
+        new = ((path, info) for path, info in found.items() if path not in known)
+        return [_File(path, _size(info), _modified(info)) for path, info in new if not _is_ignored(path)]
 
     def _in_order(self, files: list[_File]) -> list[_File]:
         if self._order_by == "name":
@@ -354,12 +369,15 @@ class _File:
 
 @dataclass
 class _Opened:
-    """The driver's view of the folder: files by ordinal, the number of them in the journal, and the newest sizes."""
+    """The driver's view of the folder: files by ordinal, the number of them in the journal, and the sizes that were listed.
+
+    Sizes are kept while files of the journal are replayed.
+    """
 
     files: list[_File]
     journalled: int
     paths: set[str]
-    present: dict[str, int] = field(default_factory=dict)
+    present: dict[str, int] | None = field(default_factory=dict)
     is_frozen: bool = False
     most: int | None = None
     """The number of files to stay within."""
@@ -421,9 +439,37 @@ def _file_of_line(line: str, ordinal: int) -> _File:
     )
 
 
-def _files(infos: Mapping[str, Mapping[str, Any]]) -> list[_File]:
-    """Return the files that are read, of what the file system tells by path."""
-    return [_File(path, _size(info), _modified(info)) for path, info in infos.items() if not _is_ignored(path)]
+def _local_files(root: str, known: Collection[str]) -> Iterator[_File]:
+    """Yield the files that are read in a folder of this machine and below it, but those whose paths in it are known.
+
+    fsspec asks for size and time of every file, and makes a dict of them: 8 µs for each that is known. This takes 1 µs.
+    """
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        # A folder that can't be read, or that goes while it is listed, holds nothing, as in a listing of fsspec.
+        with suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:
+            for entry in entries:
+                path = folder + entry.name
+                if _is_left_out(entry.name):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(path + "/")
+                elif path not in known:
+                    with suppress(FileNotFoundError):
+                        yield _local_file(path, entry)
+
+
+def _local_file(path: str, entry: os.DirEntry[str]) -> _File:
+    own = entry.stat(follow_symlinks=False)
+    size = own.st_size
+    if entry.is_symlink():
+        try:
+            size = entry.stat().st_size
+        except OSError:
+            # It links to nothing.
+            size = 0
+    return _File(path, size, _microseconds(own.st_mtime))
 
 
 def _size(info: Mapping[str, Any]) -> int:
@@ -431,8 +477,12 @@ def _size(info: Mapping[str, Any]) -> int:
 
 
 def _is_ignored(path: str) -> bool:
+    return any(map(_is_left_out, path.split("/")))
+
+
+def _is_left_out(name: str) -> bool:
     # An object store marks a folder by a file with an empty name.
-    return any(name[:1] in ("", ".", "_") or name == "tmp" or name.endswith(".tmp") for name in path.split("/"))
+    return name[:1] in ("", ".", "_") or name == "tmp" or name.endswith(".tmp")
 
 
 def _modified(info: Mapping[str, Any]) -> int | None:
@@ -442,7 +492,11 @@ def _modified(info: Mapping[str, Any]) -> int | None:
         time = datetime.fromisoformat(time.replace("Z", "+00:00"))
     if isinstance(time, datetime):
         time = time.timestamp()
-    return None if time is None else int(time * 1_000_000)
+    return None if time is None else _microseconds(time)
+
+
+def _microseconds(seconds: float) -> int:
+    return int(seconds * 1_000_000)
 
 
 def _columns(schema: pa.Schema) -> str:

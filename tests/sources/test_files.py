@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError, TaskFailedError
 from persistent_state.redact import shown
-from persistent_state.sources import formats
+from persistent_state.sources import files, formats
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.sources.files import FileSource
 
@@ -71,6 +72,16 @@ def write(folder: Path, name: str, content: pa.Table | bytes | str, modified: fl
 
 def source(folder: Path | str, **options: Any) -> FileSource:
     return FileSource(folder, **{"timestamp": "ts", "schema": SCHEMA, **options})
+
+
+def counted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    """The function, which adds its name to the calls each time."""
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        calls.append(function.__name__)
+        return function(*arguments, **options)
+
+    return count
 
 
 class Driver:
@@ -538,6 +549,50 @@ class TestOrder:
         driver.next(everything=True)
         assert driver.position == {"": 6 * FILE}
 
+    def test_a_folder_of_this_machine_is_listed_as_fsspec_lists_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("a.csv", "b/c.csv", "b/d/e f.csv", os.fsdecode(b"\xff.csv"), ".h/i.csv", "b/_j.csv", "k.csv.tmp"):
+            write(tmp_path / "in", name, table(0, 1), 5.5)
+        write(tmp_path, "outside/z.csv", table(0, 2))
+        (tmp_path / "in/empty").mkdir()
+        (tmp_path / "in/link.csv").symlink_to(tmp_path / "outside/z.csv")
+        (tmp_path / "in/folder").symlink_to(tmp_path / "outside")
+        (tmp_path / "in/nothing.csv").symlink_to(tmp_path / "gone")
+        ours = Driver(lambda: source(tmp_path / "in"))
+        monkeypatch.setattr(files, "LocalFileSystem", MemoryFileSystem)
+        theirs = Driver(lambda: source(tmp_path / "in"))
+        assert ours.source.reach({}, True) == theirs.source.reach({}, True)
+        assert len(ours.source.reach({}, True).journal) == 7
+
+    def test_a_listing_asks_for_no_file_that_is_known(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for i in range(3):
+            write(tmp_path, f"day/{i}.csv", table(i, 1))
+        driver = Driver(lambda: source(tmp_path))
+        assert values(driver.next()) == [0, 1, 2]
+        write(tmp_path, "day/new.csv", table(3, 1))
+        asked: list[str] = []
+        file_of = files._local_file
+        monkeypatch.setattr(files, "_local_file", lambda path, entry: asked.append(path) or file_of(path, entry))
+        assert values(driver.next()) == [3]
+        assert asked == ["day/new.csv"]
+
+    def test_a_file_or_folder_that_goes_while_it_is_listed_is_left_out(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("a.csv", "b.csv", "day/c.csv"):
+            write(tmp_path, name, table(0, 1))
+        file_of = files._local_file
+
+        def goes(path: str, entry: os.DirEntry[str]) -> Any:
+            if path == "b.csv":
+                (tmp_path / "b.csv").unlink()
+                shutil.rmtree(tmp_path / "day")
+            return file_of(path, entry)
+
+        monkeypatch.setattr(files, "_local_file", goes)
+        assert len(values(read_all(tmp_path))) == 1
+
     def test_a_file_that_appears_late_with_an_old_name_and_time_is_read(self, tmp_path: Path) -> None:
         for order_by in ("name", "modified"):
             folder = tmp_path / order_by
@@ -638,21 +693,37 @@ class TestReplay:
         chunks = read_all(tmp_path, transform=half)
         assert {(chunk.first >> 32) * FILE for chunk in chunks} == {chunk.replay for chunk in chunks} == {0, FILE}
 
-    def test_a_replay_lists_the_folder_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_replay_lists_the_folder_once_and_asks_for_no_file_by_itself(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for i in range(6):
+            fsspec.filesystem("memory").pipe_file(f"/replayed/{i}.csv", encode(table(i, 1), ".csv"))
+        before = Driver(lambda: source("memory://replayed"))
+        before.next()
+        calls: list[str] = []
+        for name in ("find", "info"):
+            monkeypatch.setattr(MemoryFileSystem, name, counted(getattr(MemoryFileSystem, name), calls))
+        made = lambda: source("memory://replayed", max_files_per_batch=1)  # noqa: E731
+        after = Driver(made, before.journal, FILE, 6 * FILE)
+        ends = {"": FILE}
+        for i in range(5):
+            ends = after.source.reach(ends, False).ends
+            assert ends == {"": (i + 2) * FILE}
+        # The first asks whether the folder is there.
+        assert calls == ["info", "find"]
+
+    def test_a_replay_of_a_folder_of_this_machine_lists_it_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for i in range(6):
             write(tmp_path, f"{i}.csv", table(i, 1))
         before = Driver(lambda: source(tmp_path))
         before.next()
-        listings = []
-        find = fsspec.implementations.local.LocalFileSystem.find
-        monkeypatch.setattr(
-            fsspec.implementations.local.LocalFileSystem,
-            "find",
-            lambda *args, **kwargs: listings.append(1) or find(*args, **kwargs),
-        )
+        calls: list[str] = []
+        monkeypatch.setattr(os, "scandir", counted(os.scandir, calls))
         after = Driver(lambda: source(tmp_path, max_files_per_batch=1), before.journal, FILE, 6 * FILE)
         assert [values(after.next()) for _ in range(5)] == [[1], [2], [3], [4], [5]]
-        assert len(listings) == 1
+        assert calls == ["scandir"]
 
     def test_a_replayed_file_that_is_gone_or_changed_is_named(self, tmp_path: Path) -> None:
         for i in range(3):
