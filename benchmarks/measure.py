@@ -38,6 +38,12 @@ def cpu_seconds() -> float:
     return total
 
 
+def anonymous() -> int:
+    """Bytes of memory of this process that no file is behind."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
 @contextmanager
 def measured() -> Iterator[Pass]:
     taken = Pass()

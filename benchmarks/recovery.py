@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks import contenders
 from benchmarks.contenders import Setting
-from benchmarks.measure import write_json
+from benchmarks.measure import anonymous, write_json
 from benchmarks.streams import ROWS_PER_FILE, Workload
 from benchmarks.throughput import FILES_PER_BATCH, session
 from persistent_state import clocks, read_state
@@ -92,12 +92,6 @@ def open_state(place: Path) -> dict[str, Any]:
     before, begin = anonymous(), time.perf_counter()
     state = read_state(store, "benchmark", "Sum", clock=clocks(store, "benchmark")[-1])
     return {"seconds": time.perf_counter() - begin, "rows": state.num_rows, "mebibytes": (anonymous() - before) / 2**20}
-
-
-def anonymous() -> int:
-    """Bytes of memory of this process that no file is behind."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def main() -> int:
