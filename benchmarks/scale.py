@@ -17,7 +17,7 @@ import pickle
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count
@@ -34,6 +34,8 @@ from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Advance, Answers, Basis, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
+from persistent_state.engine import micro_batch
+from persistent_state.engine.reports import Reports
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import keys
@@ -80,6 +82,8 @@ class Costs:
     shard_seconds: float
     commit_seconds: float
     small_commit_seconds: float
+    progress_bytes: int
+    progress_seconds: float
     start_seconds: float
 
 
@@ -227,7 +231,10 @@ def costs(size: Size) -> Costs:
     committing = Clock()
     with committing.running():
         said: list[Descriptor] = [each for answer in answers for each in pickle.loads(answer)]
-        entry, _ = committed(log, flow, Answers(list(map(Report.from_bytes, reports)), said))
+        entry, after = committed(log, flow, Answers(list(map(Report.from_bytes, reports)), said))
+    reporting = Clock()
+    with reporting.running():
+        lines = progress_lines(flow, entry, after, said)
 
     # Another micro-batch, whose only row is for one shard.
     basis = commits.plan_batch(entry, flow, Reach(ends), START)
@@ -251,8 +258,23 @@ def costs(size: Size) -> Costs:
         shard_seconds=merging.seconds,
         commit_seconds=committing.seconds,
         small_commit_seconds=small_committing.seconds,
+        progress_bytes=len(lines[0]),
+        progress_seconds=reporting.seconds,
         start_seconds=taken(lambda: Log(store, "scale").newest()),
     )
+
+
+def progress_lines(flow: FlowPlan, entry: Entry, after: Advance, said: Sequence[Descriptor]) -> list[str]:
+    """What is logged of a commit: a line for each task."""
+    by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in flow.tasks}
+    for each in said:
+        by_task[each.task].append(each)
+    reports = Reports("scale", flow.tasks, entry, False, lambda: None)
+    told = [micro_batch.progress(entry, after, some) for some in by_task.values()]
+    for one in told:
+        reports.hear(one)
+    reports.close()
+    return [micro_batch.line_of(one) for one in told]
 
 
 def held(entry: Entry, size: Size) -> dict[str, tuple[Run, ...]]:
@@ -332,6 +354,7 @@ def show(size: Size, cost: Costs, whole: dict[str, float]) -> None:
         ("shard", cost.descriptor_bytes, "an answer", cost.shard_seconds),
         ("commit", cost.entry_bytes, "a run in all shards", cost.commit_seconds),
         ("", cost.small_entry_bytes, "a run in one shard", cost.small_commit_seconds),
+        ("progress", cost.progress_bytes, "a line", cost.progress_seconds),
         ("start", cost.whole_bytes, "a whole entry", cost.start_seconds),
     ]
     for name, size_of, what, seconds in lines:

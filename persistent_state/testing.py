@@ -189,7 +189,7 @@ def _result(plan: Plan, entry: Entry) -> LocalRun:
         except Exception as error:
             raise plan.failed_to_present(error) from error
         before = clock
-    if reasons := Counter(entry.late_rows_of(plan.name).counts()):
+    if reasons := Counter(entry.late_counts_of(plan.name)):
         counts = ", ".join(f"{count:,} {reason!r}" for reason, count in reasons.most_common())
         _logger.warning(
             "task=%s: %s rows did not count: %s. See `late` of the run.", plan.name, reasons.total(), counts

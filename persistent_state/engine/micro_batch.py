@@ -277,7 +277,7 @@ def progress(entry: Entry, after: Advance, descriptors: Sequence[Descriptor]) ->
     """Return the progress of a task in the micro-batch of these descriptors of its shards, which the entry commits."""
     first, counts = descriptors[0], after.counts
     name = first.task
-    reasons = entry.late_rows_of(name).counts()
+    reasons = entry.late_counts_of(name)
     late = reasons.get(LATE, 0)
     return Progress(
         task=name,

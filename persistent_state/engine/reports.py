@@ -99,7 +99,7 @@ class TaskReport:
     def __init__(self, plan: Plan, entry: Entry, first: float) -> None:
         task, source = entry.tasks[plan.name], entry.flow_of(plan.name).source
         self._plan = plan
-        self._before = Counter(entry.late_rows_of(plan.name).counts())
+        self._before = Counter(entry.late_counts_of(plan.name))
         self._aside: Counter[str] = Counter()
         self._messages = 0
         self._reported = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -77,6 +78,10 @@ class Entry:
     def late_rows_of(self, task: str) -> LateRows:
         """Return the record of all rows that came late or are bad for the task."""
         return self.tasks[task].late_rows.plus(self.flow_of(task).late_rows)
+
+    def late_counts_of(self, task: str) -> dict[str, int]:
+        """Return how many rows came late or are bad for the task, by reason. The flow's are counted once for all its tasks."""
+        return dict(Counter(self.tasks[task].late_rows.counts()) + Counter(self.flow_of(task).late_rows.counts()))
 
     def files(self) -> set[str]:
         """Return the path of every file that this entry names."""

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import Channel
@@ -159,10 +160,15 @@ class LateRows:
 
     def counts(self) -> dict[str, int]:
         """Return how many late and bad rows there are, by reason."""
+        return dict(self._counts)
+
+    @cached_property
+    def _counts(self) -> Counter[str]:
+        # Each shard may write a file in each micro-batch, and every task of a flow counts the flow's files.
         total = Counter(self.settled_counts)
         for side in self.sides:
             total.update(side.reasons)
-        return dict(total)
+        return total
 
     def after_batch(self, sides: Iterable[SideFile]) -> LateRows:
         """Return the record after a micro-batch whose shards wrote these files."""

@@ -23,10 +23,10 @@ def test_an_application_has_what_its_size_says() -> None:
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_a_cluster_sends_a_blob_from_each_part_to_each_shard_of_each_task(tasks: int) -> None:
+def test_a_cluster_sends_a_blob_from_each_part_to_each_shard_for_all_tasks(tasks: int) -> None:
     size = Size(parts=3, shards=4, channels=1, levels=1, tasks=tasks)
-    cost = Costs(10, 100, 20, 1000, 10_000, 500, 90_000, 1.0, 0.5, 0.25, 2.0, 1.0, 9.0)
+    cost = Costs(10, 100, 20, 1000, 10_000, 500, 90_000, 1.0, 0.5, 0.25, 2.0, 1.0, 700, 0.01, 9.0)
     assert cluster(size, cost) == {
-        "bytes": 3 * (10 + 20 + tasks * 4 * 100) + tasks * 4 * 1000 + 10_000,
-        "seconds": 1 + 3 * 0.5 + tasks * 4 * 0.25 + 2,
+        "bytes": 3 * (10 + 20 + 4 * 100) + 4 * 1000 + 10_000,
+        "seconds": 1 + 3 * 0.5 + 4 * 0.25 + 2,
     }

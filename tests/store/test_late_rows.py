@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,7 +18,9 @@ from persistent_state.protocol.commits import Keeping
 from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
+from persistent_state.store.flow_state import LateRows
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import SideFile, Stored
 from persistent_state.store.verify import verify
 from tests.core import collect, plan_of, play, start
 
@@ -157,3 +161,27 @@ def test_late_rows_of_many_starts_stand_in_one_file_for_each(tmp_path: Path) -> 
     assert sorted(filter(None, kept(entry, log))) == sorted(starts * [*range(1, late_rows.MANY)])
     assert rows.counts() == {"late": starts * late_rows.MANY}
     assert verify(str(tmp_path)).problems == ()
+
+
+def test_the_late_rows_of_a_flow_are_counted_once_for_all_its_tasks() -> None:
+    class Counted(dict[str, int]):
+        """The reasons of a file, which note that they are counted."""
+
+        def items(self) -> Any:
+            counted.append(1)
+            return super().items()
+
+    counted: list[int] = []
+    plan = plan_of(Total(), ROW)
+    entry = start(Log(plan.files, plan.application), [plan])
+    side = SideFile(Stored("late", 1, "0" * 64), Counted(late=2), None, {})
+    (flow,) = entry.flows.values()
+    entry = entry.with_flow("Total", replace(flow, late_rows=LateRows((side, side), settled_counts={"late": 5})))
+    task = entry.tasks["Total"]
+    own = replace(task, late_rows=LateRows((SideFile(side.file, {"no timestamp": 1}, None, {}),)))
+    for name in ("Total", "Other", "Third"):
+        entry = entry.with_task(name, own)
+    for name in entry.tasks:
+        assert entry.late_counts_of(name) == {"late": 9, "no timestamp": 1} == entry.late_rows_of(name).counts()
+    # One time for each file, and once more each time that `late_rows_of` makes a record of both.
+    assert len(counted) == 2 + 3 * 2
