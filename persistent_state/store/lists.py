@@ -56,7 +56,10 @@ def read(files: Files, pages: Pages) -> list[str]:
 
 def read_file(files: Files, file: Stored) -> list[str]:
     """Return the items in one of a list's files."""
-    return [json.loads(line) for line in bytes(runs_io.read_bytes(files, file)).splitlines()]
+    # Decoded as one array, which takes a third of the time. No line has an end of line in it.
+    lines = bytes(runs_io.read_bytes(files, file)).removesuffix(b"\n").replace(b"\n", b",")
+    items: list[str] = json.loads(b"[%b]" % lines)
+    return items
 
 
 def _lines(items: Sequence[str]) -> bytes:
