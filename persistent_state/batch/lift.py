@@ -31,10 +31,10 @@ from persistent_state.batch.rows import (
     place_of,
     side_table,
 )
-from persistent_state.batch.update import update_table, updates_of
+from persistent_state.batch.update import Updates, update_table, updates_of
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.positions import NO_POSITION, Position
-from persistent_state.partials import keys
+from persistent_state.partials import few, keys
 from persistent_state.partials.layout import ID
 from persistent_state.sources.base import Chunk
 from persistent_state.store import late_rows
@@ -47,11 +47,13 @@ UNREAD = Position()
 class Lifted:
     """The result of a part of a micro-batch for one task, which grows chunk by chunk.
 
-    `tables` hold updates, or messages where a task reads its state, and `sides` rows that are bad for the task.
+    `tables` hold updates, or messages where a task reads its state, and `sides` rows that are bad for the task. Tables with the
+    column `start` are folded. `are_few` is true as long as the rows of each chunk had few keys.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
     sides: list[pa.Table] = field(default_factory=list)
+    are_few: bool = True
 
     def put_aside(self, plan: Plan, table: pa.Table) -> None:
         """Keep rows that are bad for the task.
@@ -124,10 +126,10 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
         accepted = accepted.take(is_accepted)
     _note_spans(before, _firsts(chunk, place), accepted, read.spans)
     for plan, result in zip(flow.tasks, lifted, strict=True):
-        _lift_task(plan, accepted, result)
+        _lift_task(plan, basis, accepted, result)
 
 
-def _lift_task(plan: Plan, accepted: Accepted, lifted: Lifted) -> None:
+def _lift_task(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
     """Add the updates that a task makes of rows to its result, and the rows that are bad for it."""
     if (unfit := unfit_rows(plan, accepted.rows)).any():
         rows = accepted.rows.select(plan.schema.names)
@@ -136,8 +138,9 @@ def _lift_task(plan: Plan, accepted: Accepted, lifted: Lifted) -> None:
     if accepted.rows.num_rows == 0:
         return
     rows, place = accepted.rows.select(plan.schema.names), accepted.place
-    columns = _key_and_order(plan, rows, place, accepted.times)
+    key = [keys.normalise(rows.column(name)) for name in plan.task.key_columns]
     if plan.task.reads_state:
+        columns = _key_and_order(plan, key, rows, place, accepted.times)
         row = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
         lifted.tables.append(pa.table({**columns, "row": row}))
         return
@@ -145,7 +148,22 @@ def _lift_task(plan: Plan, accepted: Accepted, lifted: Lifted) -> None:
     updates = updates_of(plan, rows, place, computed)
     if updates.unfit.any():
         lifted.put_aside(plan, side_table(rows, updates.unfit, late_rows.UNFIT, place))
-    lifted.tables.append(update_table(plan, columns, updates))
+    if (folded := _fold_few(plan, basis, key, accepted.times, updates, lifted)) is not None:
+        lifted.tables.append(folded)
+        return
+    lifted.tables.append(update_table(plan, _key_and_order(plan, key, rows, place, accepted.times), updates))
+
+
+def _fold_few(
+    plan: Plan, basis: Basis, key: Sequence[pa.Array], times: Times, updates: Updates, lifted: Lifted
+) -> pa.Table | None:
+    """Return the updates folded, if they have few keys, as those of each chunk before had; else None."""
+    # A flow that is behind keeps more clocks apart than those of its intervals.
+    if not lifted.are_few or basis.is_behind or updates.taken is not None or not few.may_be_few(plan.layout):
+        return None
+    folded = few.fold_few(key[0], times, updates.values, plan.layout, basis.clock, plan.settings.interval)
+    lifted.are_few = folded is not None
+    return folded
 
 
 def unfit_rows(plan: Plan, rows: pa.RecordBatch) -> Mask:
@@ -223,9 +241,10 @@ def _count(place: Place, before: Sequence[Position], codes: Codes, counts: Count
         counts["replayed"] += int(np.count_nonzero(is_replayed))
 
 
-def _key_and_order(plan: Plan, rows: pa.RecordBatch, place: Place, times: pa.Array) -> dict[str, pa.Array]:
+def _key_and_order(
+    plan: Plan, key: Sequence[pa.Array], rows: pa.RecordBatch, place: Place, times: Times
+) -> dict[str, pa.Array]:
     """Return the columns that an update has from its row: the key, the time, the id, and the order if that counts."""
-    key = [keys.normalise(rows.column(name)) for name in plan.task.key_columns]
     columns = {
         "hash": pa.array(keys.hash_keys(key, rows.num_rows)),
         **{f"key{i}": column for i, column in enumerate(key)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,7 @@ from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import DisagreementError
 from persistent_state.event_time.clocks import Settings
-from persistent_state.partials import fold
+from persistent_state.partials import few, fold
 from persistent_state.protocol.commits import plan_batch
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.store import late_rows
@@ -95,6 +96,23 @@ def committed(task: PersistentTask, keys: int) -> tuple[Any, int]:
     ]
     assert report.counts["messages"] == ROWS
     return ([core.state_at(entry, plan, clock) for clock in (*entry.retained, None)], sorted(aside)), len(blobs)
+
+
+@pytest.mark.parametrize("keys", [1, 3, ROWS])
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_part_of_few_keys_sends_the_same_without_sorting_it(keys: int, is_behind: bool) -> None:
+    def sent() -> list[bytes]:
+        _, plan, basis = planned(Sums())
+        basis = replace(basis, is_behind=is_behind, apart=(2_004, 10_005))
+        return [each.to_bytes() for each in combine_in_pieces(core.alone(plan), basis, 0, 1, chunks(keys))]
+
+    more = mock.patch.multiple(few, MOST_STARTS=20, ROWS_OF_A_KEY=1)
+    with more, mock.patch.object(few, "fold_few", wraps=few.fold_few) as folded:
+        unsorted = sent()
+    # After one chunk of many keys, the others are sorted at once. A flow that is behind keeps more clocks apart.
+    assert folded.call_count == (0 if is_behind else 1 if keys == ROWS else ROWS // 100)
+    with mock.patch.object(few, "may_be_few", return_value=False):
+        assert unsorted == sent()
 
 
 @pytest.mark.parametrize("keys", [5, ROWS])

@@ -1,0 +1,106 @@
+"""Fold the updates of few keys as they come, before anything else is done for each of them.
+
+A table of the keys takes in row after row. Only the keys are hashed, and nothing is sorted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from monoids import Count, Max, Min, Monoid, Struct, Sum
+from persistent_state.event_time import clocks
+from persistent_state.partials import keys
+from persistent_state.partials.layout import Layout
+from persistent_state.partials.unbounded import Unbounded
+
+EVERY = 16
+"""The first one of so many rows are a sample."""
+
+MOST_NEW = 0.8
+"""The largest share of a sample's rows with a key that no row of the sample before them has."""
+
+ROWS_OF_A_KEY = 6
+"""The least rows that a key must have on the average, so that to fold them now pays."""
+
+MOST_STARTS = 4
+"""The most intervals whose rows are folded."""
+
+_OPERATIONS: dict[type[Monoid[Any]], np.ufunc] = {Sum: np.add, Count: np.add, Min: np.minimum, Max: np.maximum}
+"""The operations that add numbers of int64 in any order with the same result. A subclass may add otherwise."""
+
+
+def may_be_few(layout: Layout) -> bool:
+    """Return whether `fold_few` knows how to fold rows of a layout."""
+    is_plain = type(layout.kind) is Unbounded and layout.once is None and len(layout.key_types) == 1
+    return is_plain and _is_added(layout.monoid)
+
+
+def _is_added(monoid: Monoid[Any]) -> bool:
+    if type(monoid) is Struct:
+        return all(map(_is_added, monoid.monoids.values()))
+    return type(monoid) in _OPERATIONS and monoid.type == pa.int64()
+
+
+def fold_few(
+    key: pa.Array, times: NDArray[np.int64], values: pa.Array, layout: Layout, clock: int, interval: int
+) -> pa.Table | None:
+    """Return partial sums of updates, unsorted: one row for each key and checkpoint interval from the clock on.
+
+    Args:
+        key: The key of each update, normalised.
+        times: The time of each update. None is below the clock.
+        values: The values of the updates, of the monoid's type.
+        layout: A layout that `may_be_few`.
+        clock: The clock before which there are no intervals.
+        interval: The checkpoint interval.
+
+    Returns:
+        The rows; None if the keys or the intervals are many, or some values are null.
+    """
+    rows = len(key)
+    sample = key.slice(0, rows // EVERY)
+    if len(sample) == 0 or len(sample.unique()) > MOST_NEW * len(sample) or _has_nulls(values):
+        return None
+    starts, _ = clocks.split_intervals(times, clock, clock, interval)
+    each = starts[:1] if starts.min() == starts.max() else np.unique(starts)
+    encoded = key.dictionary_encode(null_encoding="encode")
+    distinct = encoded.dictionary
+    if len(each) > MOST_STARTS or len(distinct) * len(each) * ROWS_OF_A_KEY > rows:
+        return None
+    groups = encoded.indices.to_numpy().astype(np.intp)
+    for i, start in enumerate(each[1:], 1):
+        groups[starts == start] += i * len(distinct)
+    count = len(distinct) * len(each)
+    columns = {
+        "hash": np.tile(keys.hash_keys([distinct], len(distinct)), len(each)),
+        layout.key_names[0]: pa.concat_arrays([distinct] * len(each)),
+        "start": np.repeat(each, len(distinct)),
+        "value": _sums(layout.monoid, values, groups, count),
+    }
+    table = pa.table(columns)
+    if len(each) == 1:
+        return table
+    return table.take(pa.array(np.flatnonzero(np.bincount(groups, minlength=count))))
+
+
+def _has_nulls(values: pa.Array) -> bool:
+    fields = values.flatten() if pa.types.is_struct(values.type) else []
+    return bool(values.null_count) or any(map(_has_nulls, fields))
+
+
+def _sums(monoid: Monoid[Any], values: pa.Array, groups: NDArray[np.intp], count: int) -> pa.Array:
+    """Return the sum of each group of a column, and anything for a group without rows."""
+    if type(monoid) is Struct:
+        sums = [_sums(part, values.field(name), groups, count) for name, part in monoid.monoids.items()]
+        return pa.StructArray.from_arrays(sums, fields=list(monoid.type))
+    operation, numbers = _OPERATIONS[type(monoid)], values.to_numpy()
+    totals = np.zeros(count, np.int64)
+    if operation is not np.add:
+        # The least and the greatest of numbers stay the same if one of the numbers comes twice.
+        totals[groups] = numbers
+    operation.at(totals, groups, numbers)
+    return pa.array(totals)
