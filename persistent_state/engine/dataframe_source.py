@@ -42,6 +42,9 @@ _NOW = "_persistent_state_now"
 GATHERED = 1 << 19
 """The number of rows of many channels that are lifted at a time."""
 
+LIFTED = 1 << 17
+"""The least number of other rows that are lifted at a time. With more, Spark would make rows while none are lifted."""
+
 _STATEFUL = {
     "Aggregate",
     "Deduplicate",
@@ -290,12 +293,11 @@ def chunks_of(
     batches: Iterable[pa.RecordBatch], flow: FlowPlan, channel: str | None, position: str | None
 ) -> Iterator[Chunk]:
     """Yield the rows of a DataFrame as chunks. If there are positions, each channel is a partition."""
-    if position is None:
-        for batch in batches:
+    # Something is done for each chunk, and for each channel that it has, so a chunk should have many rows.
+    for batch in _gathered(batches, LIFTED if channel is None or position is None else GATHERED):
+        if position is None:
             yield Chunk("", 0, source_rows(batch, flow), at=np.full(batch.num_rows, NO_POSITION))
-        return
-    # Something is done for each channel that a chunk has, so a chunk should have many rows of each.
-    for batch in batches if channel is None else _gathered(batches):
+            continue
         rows, positions = source_rows(batch, flow), _positions(batch, flow, position)
         if channel is None:
             yield Chunk("", int(positions.min()), rows, at=positions)
@@ -317,14 +319,18 @@ def _positions(batch: pa.RecordBatch, flow: FlowPlan, position: str) -> NDArray[
     return positions
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in fewer batches."""
+def _gathered(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in fewer batches, of at least so many rows unless they are large."""
     some, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         some.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= GATHERED or size >= BATCH_BYTES:
-            yield one_batch(some, some[0].schema)
+        if rows >= least or size >= BATCH_BYTES:
+            yield _joined(some)
             some, rows, size = [], 0, 0
     if some:
-        yield one_batch(some, some[0].schema)
+        yield _joined(some)
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else one_batch(batches, batches[0].schema)
