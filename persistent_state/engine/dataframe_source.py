@@ -39,11 +39,8 @@ from persistent_state.task import PersistentTask
 
 _NOW = "_persistent_state_now"
 
-GATHERED = 1 << 19
-"""The number of rows of many channels that are lifted at a time."""
-
-LIFTED = 1 << 17
-"""The least number of other rows that are lifted at a time. With more, Spark would make rows while none are lifted."""
+GATHERED = 1 << 20
+"""The number of rows that are lifted at a time, unless they are large."""
 
 _STATEFUL = {
     "Aggregate",
@@ -293,8 +290,8 @@ def chunks_of(
     batches: Iterable[pa.RecordBatch], flow: FlowPlan, channel: str | None, position: str | None
 ) -> Iterator[Chunk]:
     """Yield the rows of a DataFrame as chunks. If there are positions, each channel is a partition."""
-    # Something is done for each chunk, and for each channel that it has, so a chunk should have many rows.
-    for batch in _gathered(batches, LIFTED if channel is None or position is None else GATHERED):
+    # Something is done for each chunk, and for each key and channel that it has, so a chunk should have many rows of each.
+    for batch in _gathered(batches):
         if position is None:
             yield Chunk("", 0, source_rows(batch, flow), at=np.full(batch.num_rows, NO_POSITION))
             continue
@@ -319,13 +316,13 @@ def _positions(batch: pa.RecordBatch, flow: FlowPlan, position: str) -> NDArray[
     return positions
 
 
-def _gathered(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in fewer batches, of at least so many rows unless they are large."""
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in fewer batches."""
     some, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         some.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= least or size >= BATCH_BYTES:
+        if rows >= GATHERED or size >= BATCH_BYTES:
             yield _joined(some)
             some, rows, size = [], 0, 0
     if some:
