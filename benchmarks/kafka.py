@@ -184,6 +184,7 @@ def session(memory: str) -> Iterator[SparkSession]:
     builder = SparkSession.builder.master("local[2]").appName("benchmark").config("spark.ui.enabled", "false")
     builder = builder.config("spark.driver.memory", memory).config("spark.log.level", "ERROR")
     builder = builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "200000")
+    builder = builder.config("spark.python.unix.domain.socket.enabled", "true")
     builder = builder.config("spark.jars", ",".join(map(str, connector_jars())))
     spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
     yield spark

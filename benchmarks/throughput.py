@@ -44,6 +44,7 @@ def session(memory: str, parallelism: int | None = None) -> SparkSession:
     builder = SparkSession.builder.master("local[2]").appName("benchmark").config("spark.ui.enabled", "false")
     builder = builder.config("spark.driver.memory", memory).config("spark.log.level", "ERROR")
     builder = builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "200000")
+    builder = builder.config("spark.python.unix.domain.socket.enabled", "true")
     if parallelism is not None:
         builder = builder.config("spark.default.parallelism", str(parallelism))
     return builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()

@@ -12,7 +12,7 @@ from typing import Any
 
 from persistent_state.batch import advance, alignment, combine, groups, judge, lift, messages, shard, update
 from persistent_state.event_time import channels, clocks, positions
-from persistent_state.partials import dedup, fold, layout, lookup, panes, sessions, sliding, sort, unbounded
+from persistent_state.partials import dedup, few, fold, layout, lookup, panes, sessions, sliding, sort, unbounded
 from persistent_state.protocol import commits, deliver, flows, restore, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.store import (
@@ -151,6 +151,19 @@ BUGS = (
         shard._apart_from,
         ("return clock if is_all else BEGINNING", "return clock"),
         theme="ordered",
+    ),
+    bug(
+        "few keys folded over intervals",
+        "Rows of few keys are folded into the first of their intervals.",
+        few.fold_few,
+        ("groups[starts == start] += i * len(distinct)", "pass"),
+    ),
+    bug(
+        "few keys folded over retained clocks",
+        "Rows of few keys are folded as they come by a task that catches up, over clocks that are retained.",
+        lift._fold_few,
+        ("not lifted.are_few or basis.is_behind or", "not lifted.are_few or"),
+        theme="rebuilt",
     ),
     bug(
         "a last message without its place",

@@ -32,7 +32,7 @@ from persistent_state.errors import (
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
-from persistent_state.partials import fold, keys, panes
+from persistent_state.partials import few, fold, keys, panes
 from persistent_state.partials.since import Since
 from persistent_state.protocol import collect, commits, takeover
 from persistent_state.protocol.collect import Collector
@@ -329,15 +329,16 @@ class World:
         blocks._indexes.clear()
         honest = keys.hash_keys
 
-        def few(columns: Any, rows: int) -> Any:
+        def alike(columns: Any, rows: int) -> Any:
             return honest(columns, rows) & np.uint64(0xF << 60)
 
         with (
-            mock.patch.object(keys, "hash_keys", few if self.few_hashes else honest),
+            mock.patch.object(keys, "hash_keys", alike if self.few_hashes else honest),
             mock.patch.object(compaction, "EAGER", (self.growth, 2)),
             mock.patch.object(compaction, "LAZY", (self.growth, 3)),
             mock.patch.object(compaction, "MANY", 4),
             mock.patch.object(blocks, "BLOCK", 48 << self.seed % 4),
+            mock.patch.multiple(few, EVERY=1, MOST_NEW=1, ROWS_OF_A_KEY=1),
             mock.patch.object(fold, "SLICE", 5),
             mock.patch.object(fold, "SLICE_BYTES", 400),
             mock.patch.object(panes, "WIDE", self.wide),
