@@ -43,13 +43,9 @@ def combine(
 
 def _whole(pieces: Sequence[Blob]) -> Blob:
     """Return all pieces of a blob as one."""
-    contents = {
-        task: Content(
-            tuple(table for blob in pieces for table in blob.of(task).tables),
-            tuple(side for blob in pieces for side in blob.of(task).sides),
-        )
-        for task in dict.fromkeys(task for blob in pieces for task in blob.contents)
-    }
+    contents: dict[str, Content] = {}
+    for task, content in ((task, content) for blob in pieces for task, content in blob.contents.items()):
+        contents[task] = contents.get(task, Content()).plus(content)
     late = tuple(table for blob in pieces for table in blob.late)
     return replace(pieces[-1], contents=contents, late=late, number=0, grounds=pieces[0].grounds)
 
@@ -119,12 +115,11 @@ class _Post:
         """Yield the rest for a shard; the last blob says that no more comes."""
         contents, size = dict[str, Content](), 0
         for task, content in ((task, content) for task, some in left.items() for content in some):
-            more = _bytes([*content.tables, *content.sides])
-            if contents and (task in contents or size + more > PIECE_BYTES):
+            if contents and (task in contents or size + content.size > PIECE_BYTES):
                 yield self.blob(shard, contents)
                 contents, size = {}, 0
             contents[task] = content
-            size += more
+            size += content.size
         yield self.blob(shard, contents, late, is_last=True)
 
 
@@ -223,22 +218,27 @@ def _by_shard(plan: Plan, tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
 
 def _pieces(tables: Sequence[pa.Table], sides: Sequence[pa.Table]) -> list[Content]:
     """Return tables and bad rows, as many at a time as a blob may have."""
-    pieces, some, size = list[Content](), Content(), 0
-    cut = [Content(tables=(piece,)) for table in tables for piece in _cut(table)]
-    cut += [Content(sides=(piece,)) for side in sides for piece in _cut(side)]
-    for one in cut:
-        more = _bytes([*one.tables, *one.sides])
-        if size and size + more > PIECE_BYTES:
-            pieces.append(some)
-            some, size = Content(), 0
-        some = Content((*some.tables, *one.tables), (*some.sides, *one.sides))
-        size += more
-    return [*pieces, some] if cut else []
+    cut = [Content(tables=(piece,), size=size) for table in tables for piece, size in _cut(table)]
+    cut += [Content(sides=(piece,), size=size) for side in sides for piece, size in _cut(side)]
+    pieces: list[Content] = []
+    for content in cut:
+        if pieces and pieces[-1].size + content.size <= PIECE_BYTES:
+            pieces[-1] = pieces[-1].plus(content)
+        else:
+            pieces.append(content)
+    return pieces
 
 
-def _cut(table: pa.Table) -> list[pa.Table]:
-    rows = -(-len(table) // max(1, -(-table.nbytes // PIECE_BYTES)))
-    return [table.slice(first, rows) for first in range(0, len(table), max(1, rows))]
+def _cut(table: pa.Table) -> Iterator[tuple[pa.Table, int]]:
+    """Yield the rows of a table in pieces that fit into a blob, each with about its bytes."""
+    size, rows = table.nbytes, table.num_rows
+    count = -(-size // PIECE_BYTES)
+    if count <= 1:
+        yield table, size
+        return
+    some = -(-rows // count)
+    for first in range(0, rows, some):
+        yield table.slice(first, some), size // count
 
 
 def _partial_sums(

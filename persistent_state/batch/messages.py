@@ -6,9 +6,11 @@ import hashlib
 import pickle
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from persistent_state.errors import DisagreementError
@@ -22,6 +24,9 @@ from persistent_state.store.named_files import Run, ShardRuns, SideFile, Stored
 
 DRIVER = -1
 """The driver's place among the numbers of the shards, and its label among theirs: reports go there."""
+
+GATHERED = 1 << 16
+"""The most rows of small tables for which something is worked out at a time."""
 
 FIRST = 0
 """The number of the first part, which carries what the planner tells shards and driver. Only a part without rows is lower."""
@@ -171,11 +176,16 @@ class Advance:
 class Content:
     """The rows of a part for one shard of a task: `tables` of partial sums, or of messages if the task reads its state.
 
-    `sides` are rows that are bad for the task.
+    `sides` are rows that are bad for the task. `size` is how many bytes of memory all of them take, as far as that counts.
     """
 
     tables: tuple[pa.Table, ...] = ()
     sides: tuple[pa.Table, ...] = ()
+    size: int = 0
+
+    def plus(self, other: Content) -> Content:
+        """Return these rows and those of another."""
+        return Content((*self.tables, *other.tables), (*self.sides, *other.sides), self.size + other.size)
 
 
 @dataclass(frozen=True)
@@ -204,15 +214,16 @@ class Blob:
             task: ([to_ipc(_slim(table)) for table in content.tables], list(map(to_ipc, content.sides)))
             for task, content in self.contents.items()
         }
-        grounds = {task: astuple(ground) for task, ground in self.grounds.items()}
+        grounds = {task: _fields(ground) for task, ground in self.grounds.items()}
         place = self.shard, self.number, self.is_last
-        return pickle.dumps((astuple(self.sender), place, contents, list(map(to_ipc, self.late)), grounds), protocol=5)
+        return pickle.dumps((_fields(self.sender), place, contents, list(map(to_ipc, self.late)), grounds), protocol=5)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Blob:
+        """Return the blob of these bytes. Its tables lack what `whole_tables` works out."""
         sender, (shard, number, is_last), sent, late, told = pickle.loads(data)
         contents = {
-            task: Content(tuple(_whole(_from_ipc(table)) for table in tables), tuple(map(_from_ipc, sides)))
+            task: Content(tuple(map(_from_ipc, tables)), tuple(map(_from_ipc, sides)))
             for task, (tables, sides) in sent.items()
         }
         grounds = {task: Ground(*ground) for task, ground in told.items()}
@@ -267,14 +278,40 @@ def short_digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:32]
 
 
+def _fields(value: Sender | Ground) -> tuple[Any, ...]:
+    return tuple(vars(value).values())
+
+
 def _slim(table: pa.Table) -> pa.Table:
     """Return a table without what is soon worked out again: a byte costs more on its way through Spark."""
     return _replaced(table, hash=pa.nulls(table.num_rows), start=table["start"].dictionary_encode())
 
 
-def _whole(slim: pa.Table) -> pa.Table:
-    columns = [layout.one_chunk(slim[name]) for name in slim.column_names if re.fullmatch(r"key\d+", name)]
-    return _replaced(slim, hash=pa.array(keys.hash_keys(columns, slim.num_rows)), start=slim["start"].cast(pa.int64()))
+def whole_tables(sent: Sequence[pa.Table]) -> list[pa.Table]:
+    """Return the tables of blobs with what was left out on their way."""
+    whole: list[pa.Table] = []
+    for some in _gathered(sent):
+        # Of many small tables, what is left out is worked out for all rows at a time.
+        table = pa.concat_tables(some).combine_chunks()
+        columns = [layout.one_chunk(table[name]) for name in table.column_names if re.fullmatch(r"key\d+", name)]
+        hashes = pa.array(keys.hash_keys(columns, table.num_rows))
+        table = _replaced(table, hash=hashes, start=table["start"].cast(pa.int64()))
+        ends = np.cumsum([each.num_rows for each in some]).tolist()
+        whole += [table.slice(end - each.num_rows, each.num_rows) for each, end in zip(some, ends, strict=True)]
+    return whole
+
+
+def _gathered(tables: Sequence[pa.Table]) -> Iterator[list[pa.Table]]:
+    """Yield tables with rows in groups of not many rows."""
+    some, rows = list[pa.Table](), 0
+    for table in tables:
+        if some and rows + table.num_rows > GATHERED:
+            yield some
+            some, rows = [], 0
+        some.append(table)
+        rows += table.num_rows
+    if some:
+        yield some
 
 
 def _replaced(table: pa.Table, **columns: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -16,6 +16,7 @@ from persistent_state.batch.messages import (
     check_parts,
     digest,
     to_ipc,
+    whole_tables,
 )
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.update import updates_by_key
@@ -135,7 +136,7 @@ def _work(
         sender=sender,
         parts=parts,
         ground=ground,
-        tables=[table for content in contents for table in content.tables],
+        tables=whole_tables([table for content in contents for table in content.tables]),
         sides=[side for content in contents for side in content.sides],
         late=late,
         held=_held_runs(plan, sender, ground, shard, cached),
