@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
-from persistent_state.batch.messages import Basis, Blob, Content, Report, Sender
+from persistent_state.batch.messages import Basis, Blob, Content, Report, Sender, slim
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time import clocks
 from persistent_state.partials import fold, keys, layout, sort
@@ -218,7 +218,7 @@ def _by_shard(plan: Plan, tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
 
 def _pieces(tables: Sequence[pa.Table], sides: Sequence[pa.Table]) -> list[Content]:
     """Return tables and bad rows, as many at a time as a blob may have."""
-    cut = [Content(tables=(piece,), size=size) for table in tables for piece, size in _cut(table)]
+    cut = [Content(tables=(slim(piece),), size=size) for table in tables for piece, size in _cut(table)]
     cut += [Content(sides=(piece,), size=size) for side in sides for piece, size in _cut(side)]
     pieces: list[Content] = []
     for content in cut:

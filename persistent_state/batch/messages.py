@@ -176,7 +176,8 @@ class Advance:
 class Content:
     """The rows of a part for one shard of a task: `tables` of partial sums, or of messages if the task reads its state.
 
-    `sides` are rows that are bad for the task. `size` is how many bytes of memory all of them take, as far as that counts.
+    The tables are as `slim` leaves them. `sides` are rows that are bad for the task. `size` is about how many bytes of memory the
+    rows take; 0 where nobody asks.
     """
 
     tables: tuple[pa.Table, ...] = ()
@@ -211,7 +212,7 @@ class Blob:
     def to_bytes(self) -> bytes:
         """Return the blob as bytes. There are parts times shards of them, so a header has few bytes."""
         contents = {
-            task: ([to_ipc(_slim(table)) for table in content.tables], list(map(to_ipc, content.sides)))
+            task: (list(map(to_ipc, content.tables)), list(map(to_ipc, content.sides)))
             for task, content in self.contents.items()
         }
         grounds = {task: _fields(ground) for task, ground in self.grounds.items()}
@@ -220,7 +221,6 @@ class Blob:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Blob:
-        """Return the blob of these bytes. Its tables lack what `whole_tables` works out."""
         sender, (shard, number, is_last), sent, late, told = pickle.loads(data)
         contents = {
             task: Content(tuple(map(_from_ipc, tables)), tuple(map(_from_ipc, sides)))
@@ -282,13 +282,13 @@ def _fields(value: Sender | Ground) -> tuple[Any, ...]:
     return tuple(vars(value).values())
 
 
-def _slim(table: pa.Table) -> pa.Table:
+def slim(table: pa.Table) -> pa.Table:
     """Return a table without what is soon worked out again: a byte costs more on its way through Spark."""
     return _replaced(table, hash=pa.nulls(table.num_rows), start=table["start"].dictionary_encode())
 
 
 def whole_tables(sent: Sequence[pa.Table]) -> list[pa.Table]:
-    """Return the tables of blobs with what was left out on their way."""
+    """Return tables with what `slim` has left out."""
     whole: list[pa.Table] = []
     for some in _gathered(sent):
         # Of many small tables, what is left out is worked out for all rows at a time.
