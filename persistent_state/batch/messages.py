@@ -176,8 +176,8 @@ class Advance:
 class Content:
     """The rows of a part for one shard of a task: `tables` of partial sums, or of messages if the task reads its state.
 
-    The tables are as `slim` leaves them. `sides` are rows that are bad for the task. `size` is about how many bytes of memory the
-    rows take; 0 where nobody asks.
+    The tables are as `slim` leaves them. `sides` are rows that are bad for the task. `size` is about how many bytes of memory
+    the rows take; 0 where nobody asks.
     """
 
     tables: tuple[pa.Table, ...] = ()
