@@ -38,10 +38,10 @@ def combine(
             report = sent
         else:
             pieces[sent.shard].append(sent)
-    return [_whole(some) for some in pieces], report
+    return [_joined(some) for some in pieces], report
 
 
-def _whole(pieces: Sequence[Blob]) -> Blob:
+def _joined(pieces: Sequence[Blob]) -> Blob:
     """Return all pieces of a blob as one."""
     contents: dict[str, Content] = {}
     for task, content in ((task, content) for blob in pieces for task, content in blob.contents.items()):
@@ -71,13 +71,12 @@ def combine_in_pieces(
         for of_task in sums:
             for shard, content in of_task.too_much(home):
                 yield post.blob(shard, {of_task.name: content})
-        if _bytes(read.late) > room // 4:
-            late, read.late = read.late, []
-            yield post.blob(home, {}, late)
+        if read.late_bytes > room // 4:
+            yield from post.late(home, read.take_late())
+    yield from post.late(home, read.take_late())
     ends = [of_task.rest(home) for of_task in sums]
     for shard in range(flow.first.shards):
-        left = {of_task.name: contents[shard] for of_task, contents in zip(sums, ends, strict=True)}
-        yield from post.last(shard, left, read.late if shard == home else ())
+        yield from post.rest(shard, {of_task.name: some[shard] for of_task, some in zip(sums, ends, strict=True)})
     yield Report(
         sender=post.sender,
         now=basis.now,
@@ -88,7 +87,7 @@ def combine_in_pieces(
         ends=tuple(read.ends.items()),
         replaying=tuple(sorted(read.sightings.replaying)),
         low=min((low for of_task in sums for low in of_task.lows), default=None),
-        coarse=_joined([coarse for of_task in sums for coarse in of_task.coarse]),
+        coarse=_coarsest([coarse for of_task in sums for coarse in of_task.coarse]),
         counts=dict(read.counts),
         is_silent=basis.is_silent,
         reach=basis.reach,
@@ -111,8 +110,13 @@ class _Post:
         grounds = {} if number else {task: of_shards[shard] for task, of_shards in self._grounds.items()}
         return Blob(self.sender, shard, contents, tuple(late), number, is_last, grounds)
 
-    def last(self, shard: int, left: Mapping[str, Sequence[Content]], late: Sequence[pa.Table]) -> Iterator[Blob]:
-        """Yield the rest for a shard; the last blob says that no more comes."""
+    def late(self, shard: int, tables: Sequence[pa.Table]) -> Iterator[Blob]:
+        """Yield late rows for a shard."""
+        for content in _pieces((), tables):
+            yield self.blob(shard, {}, content.sides)
+
+    def rest(self, shard: int, left: Mapping[str, Sequence[Content]]) -> Iterator[Blob]:
+        """Yield what is left for a shard, by task. The last blob says that no more comes."""
         contents, size = dict[str, Content](), 0
         for task, content in ((task, content) for task, some in left.items() for content in some):
             if contents and (task in contents or size + content.size > PIECE_BYTES):
@@ -120,7 +124,7 @@ class _Post:
                 contents, size = {}, 0
             contents[task] = content
             size += content.size
-        yield self.blob(shard, contents, late, is_last=True)
+        yield self.blob(shard, contents, is_last=True)
 
 
 class _Sums:
@@ -194,7 +198,7 @@ def _bytes(tables: Sequence[pa.Table]) -> int:
     return sum(table.nbytes for table in tables)
 
 
-def _joined(coarse: Sequence[clocks.Coarse]) -> clocks.Coarse | None:
+def _coarsest(coarse: Sequence[clocks.Coarse]) -> clocks.Coarse | None:
     """Return how coarse the intervals are at the most; of two steps, one is a multiple of the other."""
     if not coarse:
         return None

@@ -69,11 +69,12 @@ class Lifted:
 class Read:
     """The result of a part of a micro-batch for all tasks of its flow, which grows chunk by chunk.
 
-    `late` holds rows that are late or bad for every task. `spans` are (partition, first position, newest timestamp), and `ends`
-    tell how far the rows of a partition go whose end nobody planned.
+    `late` holds rows that are late or bad for every task, `late_bytes` of them. `spans` are (partition, first position, newest
+    timestamp), and `ends` tell how far the rows of a partition go whose end nobody planned.
     """
 
     late: list[pa.Table] = field(default_factory=list)
+    late_bytes: int = 0
     sightings: Sightings = field(default_factory=Sightings)
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
@@ -88,7 +89,13 @@ class Read:
         for plan in flow.tasks:
             check_bad_rows(plan, table)
         self.late.append(table)
+        self.late_bytes += table.nbytes
         self.counts.update(table["reason"].to_pylist())
+
+    def take_late(self) -> list[pa.Table]:
+        """Return the late rows that were kept so far, and keep them no more."""
+        late, self.late, self.late_bytes = self.late, [], 0
+        return late
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,9 @@ def _fold_few(
     """Return the updates folded, if they have few keys, as those of each chunk before had; else None."""
     # A flow that is behind keeps more clocks apart than those of its intervals.
     if not lifted.are_few or basis.is_behind or updates.taken is not None or not few.may_be_few(plan.layout):
+        return None
+    # A short chunk does not tell how many keys there are.
+    if len(times) < few.LEAST or few.has_nulls(updates.values):
         return None
     folded = few.fold_few(key[0], times, updates.values, plan.layout, basis.clock, plan.settings.interval)
     lifted.are_few = folded is not None

@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,8 +25,10 @@ from persistent_state.store.named_files import Run, ShardRuns, SideFile, Stored
 DRIVER = -1
 """The driver's place among the numbers of the shards, and its label among theirs: reports go there."""
 
-GATHERED = 1 << 16
-"""The most rows of small tables for which something is worked out at a time."""
+GATHERED_ROWS, GATHERED_BYTES = 1 << 16, 1 << 25
+"""The most rows and bytes of small tables for which something is worked out at a time."""
+
+_ALIGNED = 8
 
 FIRST = 0
 """The number of the first part, which carries what the planner tells shards and driver. Only a part without rows is lower."""
@@ -210,24 +212,39 @@ class Blob:
         return self.contents.get(task, Content())
 
     def to_bytes(self) -> bytes:
-        """Return the blob as bytes. There are parts times shards of them, so a header has few bytes."""
-        contents = {
-            task: (list(map(to_ipc, content.tables)), list(map(to_ipc, content.sides)))
-            for task, content in self.contents.items()
-        }
+        """Return the blob as bytes. There are parts times shards of them, so what comes before the tables has few bytes."""
+        tables: list[bytes] = []
+
+        def lengths(some: Iterable[pa.Table]) -> list[int]:
+            new = list(map(to_ipc, some))
+            tables.extend(new)
+            return list(map(len, new))
+
+        contents = {task: (lengths(content.tables), lengths(content.sides)) for task, content in self.contents.items()}
         grounds = {task: _fields(ground) for task, ground in self.grounds.items()}
         place = self.shard, self.number, self.is_last
-        return pickle.dumps((_fields(self.sender), place, contents, list(map(to_ipc, self.late)), grounds), protocol=5)
+        head = pickle.dumps((_fields(self.sender), place, contents, lengths(self.late), grounds), protocol=5)
+        # Tables begin at a multiple of 8, as Arrow wants it of memory that it reads in place.
+        head += bytes(-len(head) % _ALIGNED)
+        return b"".join([len(head).to_bytes(_ALIGNED, "little"), head, *tables])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Blob:
-        sender, (shard, number, is_last), sent, late, told = pickle.loads(data)
-        contents = {
-            task: Content(tuple(map(_from_ipc, tables)), tuple(map(_from_ipc, sides)))
-            for task, (tables, sides) in sent.items()
-        }
+        """Return the blob of these bytes. Its tables lie in them."""
+        view = memoryview(data)
+        end = _ALIGNED + int.from_bytes(view[:_ALIGNED], "little")
+        sender, (shard, number, is_last), sizes, late_sizes, told = pickle.loads(view[_ALIGNED:end])
+
+        def tables(lengths: Sequence[int]) -> tuple[pa.Table, ...]:
+            nonlocal end
+            ends = (np.cumsum(lengths) + end).tolist()
+            some = tuple(_from_ipc(view[last - length : last]) for length, last in zip(lengths, ends, strict=True))
+            end = ends[-1] if ends else end
+            return some
+
+        contents = {task: Content(tables(of_tables), tables(of_sides)) for task, (of_tables, of_sides) in sizes.items()}
         grounds = {task: Ground(*ground) for task, ground in told.items()}
-        return cls(Sender(*sender), shard, contents, tuple(map(_from_ipc, late)), number, is_last, grounds)
+        return cls(Sender(*sender), shard, contents, tables(late_sizes), number, is_last, grounds)
 
 
 def check_parts(shard: int, blobs: Sequence[Blob]) -> str:
@@ -291,25 +308,29 @@ def whole_tables(sent: Sequence[pa.Table]) -> list[pa.Table]:
     """Return tables with what `slim` has left out."""
     whole: list[pa.Table] = []
     for some in _gathered(sent):
-        # Of many small tables, what is left out is worked out for all rows at a time.
-        table = pa.concat_tables(some).combine_chunks()
-        columns = [layout.one_chunk(table[name]) for name in table.column_names if re.fullmatch(r"key\d+", name)]
-        hashes = pa.array(keys.hash_keys(columns, table.num_rows))
-        table = _replaced(table, hash=hashes, start=table["start"].cast(pa.int64()))
-        ends = np.cumsum([each.num_rows for each in some]).tolist()
-        whole += [table.slice(end - each.num_rows, each.num_rows) for each, end in zip(some, ends, strict=True)]
+        # Of many small tables, what is left out is worked out for all rows at a time. The values stay where they are.
+        names = [name for name in some[0].column_names if re.fullmatch(r"key\d+", name)]
+        keyed = pa.concat_tables([table.select([*names, "start"]) for table in some]).combine_chunks()
+        hashes = pa.array(keys.hash_keys([layout.one_chunk(keyed[name]) for name in names], keyed.num_rows))
+        starts = layout.one_chunk(keyed["start"]).cast(pa.int64())
+        first = 0
+        for table in some:
+            rows = table.num_rows
+            whole.append(_replaced(table, hash=hashes.slice(first, rows), start=starts.slice(first, rows)))
+            first += rows
     return whole
 
 
 def _gathered(tables: Sequence[pa.Table]) -> Iterator[list[pa.Table]]:
-    """Yield tables with rows in groups of not many rows."""
-    some, rows = list[pa.Table](), 0
+    """Yield tables in groups of neither many rows nor many bytes, unless one table has that many."""
+    some, rows, size = list[pa.Table](), 0, 0
     for table in tables:
-        if some and rows + table.num_rows > GATHERED:
+        more = table.nbytes
+        if some and (rows + table.num_rows > GATHERED_ROWS or size + more > GATHERED_BYTES):
             yield some
-            some, rows = [], 0
+            some, rows, size = [], 0, 0
         some.append(table)
-        rows += table.num_rows
+        rows, size = rows + table.num_rows, size + more
     if some:
         yield some
 
@@ -329,8 +350,8 @@ def to_ipc(table: pa.Table) -> bytes:
     return data
 
 
-def _from_ipc(data: bytes) -> pa.Table:
-    return pa.ipc.open_stream(data).read_all()
+def _from_ipc(data: memoryview) -> pa.Table:
+    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Fold the updates of few keys as they come, before anything else is done for each of them.
 
-A table of the keys takes in row after row. Only the keys are hashed, and nothing is sorted.
+Each update is added to the sum of its key. Then only the keys are hashed, and nothing is sorted.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from persistent_state.partials import keys
 from persistent_state.partials.layout import Layout
 from persistent_state.partials.unbounded import Unbounded
 
+LEAST = 1_000
+"""The least rows that tell whether keys are few."""
+
 EVERY = 16
 """The first one of so many rows are a sample."""
 
 MOST_NEW = 0.8
-"""The largest share of a sample's rows with a key that no row of the sample before them has."""
+"""The largest share of different keys in a sample."""
 
 ROWS_OF_A_KEY = 6
 """The least rows that a key must have on the average, so that to fold them now pays."""
@@ -45,6 +48,12 @@ def _is_added(monoid: Monoid[Any]) -> bool:
     return type(monoid) in _OPERATIONS and monoid.type == pa.int64()
 
 
+def has_nulls(values: pa.Array) -> bool:
+    """Return whether some of the values, or of their fields, are null."""
+    fields = values.flatten() if pa.types.is_struct(values.type) else []
+    return bool(values.null_count) or any(map(has_nulls, fields))
+
+
 def fold_few(
     key: pa.Array, times: NDArray[np.int64], values: pa.Array, layout: Layout, clock: int, interval: int
 ) -> pa.Table | None:
@@ -53,17 +62,17 @@ def fold_few(
     Args:
         key: The key of each update, normalised.
         times: The time of each update. None is below the clock.
-        values: The values of the updates, of the monoid's type.
+        values: The values of the updates, of the monoid's type. None is null.
         layout: A layout that `may_be_few`.
         clock: The clock before which there are no intervals.
         interval: The checkpoint interval.
 
     Returns:
-        The rows; None if the keys or the intervals are many, or some values are null.
+        The rows; None if the keys or the intervals are many.
     """
     rows = len(key)
     sample = key.slice(0, rows // EVERY)
-    if len(sample) == 0 or len(sample.unique()) > MOST_NEW * len(sample) or _has_nulls(values):
+    if len(sample.unique()) > MOST_NEW * len(sample):
         return None
     starts, _ = clocks.split_intervals(times, clock, clock, interval)
     each = starts[:1] if starts.min() == starts.max() else np.unique(starts)
@@ -85,11 +94,6 @@ def fold_few(
     if len(each) == 1:
         return table
     return table.take(pa.array(np.flatnonzero(np.bincount(groups, minlength=count))))
-
-
-def _has_nulls(values: pa.Array) -> bool:
-    fields = values.flatten() if pa.types.is_struct(values.type) else []
-    return bool(values.null_count) or any(map(_has_nulls, fields))
 
 
 def _sums(monoid: Monoid[Any], values: pa.Array, groups: NDArray[np.intp], count: int) -> pa.Array:

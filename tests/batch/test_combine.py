@@ -13,6 +13,7 @@ import pytest
 from monoids import List, Monoid, Sum
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
 from persistent_state.batch import combine as combining
+from persistent_state.batch import messages
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import Answers, Basis, Blob, Report
 from persistent_state.batch.plan import Plan
@@ -106,13 +107,71 @@ def test_a_part_of_few_keys_sends_the_same_without_sorting_it(keys: int, is_behi
         basis = replace(basis, is_behind=is_behind, apart=(2_004, 10_005))
         return [each.to_bytes() for each in combine_in_pieces(core.alone(plan), basis, 0, 1, chunks(keys))]
 
-    more = mock.patch.multiple(few, MOST_STARTS=20, ROWS_OF_A_KEY=1)
+    more = mock.patch.multiple(few, LEAST=1, MOST_STARTS=20, ROWS_OF_A_KEY=1)
     with more, mock.patch.object(few, "fold_few", wraps=few.fold_few) as folded:
         unsorted = sent()
     # After one chunk of many keys, the others are sorted at once. A flow that is behind keeps more clocks apart.
     assert folded.call_count == (0 if is_behind else 1 if keys == ROWS else ROWS // 100)
     with mock.patch.object(few, "may_be_few", return_value=False):
         assert unsorted == sent()
+
+
+def test_a_short_chunk_and_one_with_a_null_do_not_tell_how_many_keys_there_are() -> None:
+    _, plan, basis = planned(Sums())
+    of_few = list(chunks(3))
+    short, null = of_few[0].rows.slice(0, 20), of_few[1].rows
+    null = null.set_column(2, "value", pa.array([None, *range(null.num_rows - 1)], pa.int64()))
+    read = [Chunk("", 0, short), Chunk("", 20, null), *of_few[2:]]
+    with (
+        mock.patch.multiple(few, LEAST=50, ROWS_OF_A_KEY=1, MOST_STARTS=100),
+        mock.patch.object(few, "fold_few", wraps=few.fold_few) as folded,
+    ):
+        assert list(combine_in_pieces(core.alone(plan), basis, 0, 1, read))
+    assert folded.call_count == len(of_few) - 2
+
+
+def test_late_rows_go_out_in_pieces_and_each_once() -> None:
+    _, plan, basis = planned(Sums())
+    basis = replace(basis, clock=10**9)
+    with mock.patch.object(fold, "SLICE_BYTES", 20_000), mock.patch.object(combining, "PIECE_BYTES", 3_000):
+        sent = list(combine_in_pieces(core.alone(plan), basis, 0, 1, [*chunks(3), Chunk("", ROWS, whole_rows())]))
+    late = [table for blob in sent if isinstance(blob, Blob) for table in blob.late]
+    assert sum(len(table) for table in late) == 2 * ROWS
+    # A piece is cut by rows, which are not all of one size.
+    assert max(sum(table.nbytes for table in blob.late) for blob in sent if isinstance(blob, Blob)) < 2 * 3_000
+    assert {blob.shard for blob in sent if isinstance(blob, Blob) and blob.late} == {0}
+
+
+def whole_rows() -> pa.RecordBatch:
+    """The rows of all chunks as one."""
+    return pa.Table.from_batches([chunk.rows for chunk in chunks(3)]).combine_chunks().to_batches()[0]
+
+
+@pytest.mark.parametrize("limits", [(1, 1 << 25), (7, 1 << 25), (1 << 16, 1), (1 << 16, 500), (1 << 16, 1 << 25)])
+@pytest.mark.parametrize("task", [Sums(), Once(), Lists(), Reads()], ids=lambda task: task.task_name)
+def test_what_a_blob_leaves_out_is_worked_out_again(task: PersistentTask, limits: tuple[int, int]) -> None:
+    _, plan, basis = planned(task)
+    with mock.patch.object(combining, "slim", lambda table: table):
+        whole = [
+            blob for blob in combine_in_pieces(core.alone(plan), basis, 0, 1, chunks(50)) if isinstance(blob, Blob)
+        ]
+    slim = [Blob.from_bytes(replace_tables(blob).to_bytes()) for blob in whole]
+    rows, size = limits
+    with mock.patch.multiple(messages, GATHERED_ROWS=rows, GATHERED_BYTES=size):
+        made = messages.whole_tables([table for blob in slim for table in blob.of(plan.name).tables])
+    expected = [table for blob in whole for table in blob.of(plan.name).tables]
+    assert len(expected) > 2
+    assert [table.to_pylist() for table in made] == [table.to_pylist() for table in expected]
+    assert [table.schema for table in made] == [table.schema for table in expected]
+
+
+def replace_tables(blob: Blob) -> Blob:
+    """The blob with tables as they are sent."""
+    contents = {
+        task: replace(content, tables=tuple(map(messages.slim, content.tables)))
+        for task, content in blob.contents.items()
+    }
+    return replace(blob, contents=contents)
 
 
 @pytest.mark.parametrize("keys", [5, ROWS])
@@ -122,9 +181,10 @@ def test_a_part_in_pieces_comes_to_the_same(task: PersistentTask, keys: int) -> 
     with mock.patch.object(fold, "SLICE_BYTES", 20_000), mock.patch.object(combining, "PIECE_BYTES", 3_000):
         in_pieces, many = committed(task, keys)
     assert in_pieces == whole
-    assert few == 3
+    # One for each shard, and one of late rows.
+    assert few == 4
     # Where keys are few they are folded instead.
-    assert many > 30 or (keys == 5 and isinstance(task, Sums) and many == 3)
+    assert many > 30 or (keys == 5 and isinstance(task, Sums) and many == 4)
 
 
 def test_no_more_than_a_few_rows_wait_for_the_end_of_a_part() -> None:

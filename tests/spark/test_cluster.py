@@ -171,7 +171,7 @@ def test_what_runs_in_foreach_batch_can_be_pickled_and_commits_through_the_store
     rows = pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 3}], SCHEMA)
     made = core.answers(log, plan, rows)
     told = {"label": DRIVER, "answer": cloudpickle.dumps((0, [report.to_bytes() for report in made.reports]))}
-    controls = [told, *({"label": i, "answer": cloudpickle.dumps(d)} for i, d in enumerate(made.descriptors))]
+    controls = [told, *({"label": i, "answer": cloudpickle.dumps([d])} for i, d in enumerate(made.descriptors))]
     # As in a process of its own, which has nothing but this.
     program = "import sys, cloudpickle; call, rows = cloudpickle.load(sys.stdin.buffer); call(rows, 0)"
     data = cloudpickle.dumps((given, SimpleNamespace(collect=partial(list, controls))))

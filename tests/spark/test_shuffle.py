@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from persistent_state.partials.shuffle import lots_of_numbers, numbers_of_partitions, spark_hash
+from persistent_state.partials.shuffle import numbers_of_partitions, spark_hash
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,12 +27,3 @@ def test_spark_sends_each_label_to_a_partition_of_its_own(spark: SparkSession) -
     rows = spark.createDataFrame([(label,) for label in labels], "label int").repartition(7, "label")
     parts = rows.selectExpr("label", "spark_partition_id() AS part").collect()
     assert {row["part"]: row["label"] for row in parts} == dict(enumerate(labels))
-
-
-def test_spark_sends_the_shards_of_all_tasks_to_one_partition(spark: SparkSession) -> None:
-    lots = lots_of_numbers(5, 3)
-    rows = spark.createDataFrame([(label,) for lot in lots for label in lot], "label int").repartition(5, "label")
-    parts = rows.selectExpr("label", "spark_partition_id() AS part").collect()
-    assert len(parts) == len({row["label"] for row in parts}) == 15
-    found = {row["label"]: row["part"] for row in parts}
-    assert [[found[label] for label in lot] for lot in lots] == [[*range(5)]] * 3
