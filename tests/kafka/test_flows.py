@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from examples.broker import Broker
-from monoids import Sum
-from persistent_state import Json, KafkaSource, NonWindowState, PersistentTask
+from persistent_state import Json, KafkaSource
 from persistent_state.engine.feeds import Part, feeds_of
 from persistent_state.kafka import topics
 from persistent_state.outputs import outputs_of
@@ -18,6 +17,7 @@ from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
+from tests.kafka.test_subscription import Total
 from tests.kafka.topics import deleted_before, made_anew, new_topic, produce
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -27,16 +27,6 @@ SCHEMA = pa.schema([("n", pa.int64())])
 def _impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a single broker says is so."""
     monkeypatch.setattr(topics, "PATIENCE", 0.5)
-
-
-class Total(PersistentTask):
-    value = "n"
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def persistent_state(self) -> NonWindowState[int]:
-        return NonWindowState(Sum())
 
 
 class Shops:

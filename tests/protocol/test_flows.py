@@ -377,6 +377,19 @@ class TestOneFlow:
         core.commit(world.log, world.flow("a", "b"), Answers(made.reports, [b1, a0, b0, a1]))
         assert (world.ids("a"), world.ids("b")) == ([0, 1], [0, 1])
 
+    def test_a_part_reports_the_lowest_interval_of_any_task(self) -> None:
+        world = World(ByTime(), Ids("a"))
+        world.start(["times", "a"])
+        # The time of the first row does not fit the first task.
+        world.sent = [(5, 1), (61, 0)]
+        flow = world.flow("times", "a")
+        lows = []
+        for some in (flow, flow.of(["times"])):
+            basis = commits.plan_batch(world.newest, flow, Reach({"": 2}), 0)
+            _, report = combine(some, basis, 0, 1, [Chunk("", 0, world.rows(0))])
+            lows.append(report.low)
+        assert lows == [0, 60]
+
     def test_a_blob_at_another_shard_is_refused(self) -> None:
         world = two(shards=2)
         world.send(5, 31)
