@@ -183,9 +183,8 @@ class _Sums:
 
     def _taken(self, home: int) -> list[list[Content]]:
         """Return what is kept by shard, in pieces that a blob may have, and keep it no more."""
-        kept, sides = self._kept, [*self.lifted.sides]
-        self._kept, self._sized[1] = [], 0
-        self.lifted.sides.clear()
+        kept, sides = self._kept, self.lifted.sides
+        self._kept, self.lifted.sides, self._sized[1] = [], [], 0
         by_shard = enumerate(_by_shard(self._plan, kept))
         return [_pieces(tables, sides if shard == home else ()) for shard, tables in by_shard]
 

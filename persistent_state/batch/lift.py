@@ -48,12 +48,12 @@ class Lifted:
     """The result of a part of a micro-batch for one task, which grows chunk by chunk.
 
     `tables` hold updates, or messages where a task reads its state, and `sides` rows that are bad for the task. Tables with the
-    column `start` are folded. `are_few` is true as long as the rows of each chunk had few keys.
+    column `start` are folded. `keys_are_few` is true as long as the rows of each chunk had few keys.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
     sides: list[pa.Table] = field(default_factory=list)
-    are_few: bool = True
+    keys_are_few: bool = True
 
     def put_aside(self, plan: Plan, table: pa.Table) -> None:
         """Keep rows that are bad for the task.
@@ -166,13 +166,13 @@ def _fold_few(
 ) -> pa.Table | None:
     """Return the updates folded, if they have few keys, as those of each chunk before had; else None."""
     # A flow that is behind keeps more clocks apart than those of its intervals.
-    if not lifted.are_few or basis.is_behind or updates.taken is not None or not few.may_be_few(plan.layout):
+    if not lifted.keys_are_few or basis.is_behind or updates.taken is not None or not few.can_fold(plan.layout):
         return None
     # A short chunk does not tell how many keys there are.
     if len(times) < few.LEAST or few.has_nulls(updates.values):
         return None
     folded = few.fold_few(key[0], times, updates.values, plan.layout, basis.clock, plan.settings.interval)
-    lifted.are_few = folded is not None
+    lifted.keys_are_few = folded is not None
     return folded
 
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from persistent_state.errors import DisagreementError
@@ -26,7 +25,7 @@ DRIVER = -1
 """The driver's place among the numbers of the shards, and its label among theirs: reports go there."""
 
 GATHERED_ROWS, GATHERED_BYTES = 1 << 16, 1 << 25
-"""The most rows and bytes of small tables for which something is worked out at a time."""
+"""The most rows and bytes of small tables whose hashes are worked out together."""
 
 _ALIGNED = 8
 
@@ -237,10 +236,11 @@ class Blob:
 
         def tables(lengths: Sequence[int]) -> tuple[pa.Table, ...]:
             nonlocal end
-            ends = (np.cumsum(lengths) + end).tolist()
-            some = tuple(_from_ipc(view[last - length : last]) for length, last in zip(lengths, ends, strict=True))
-            end = ends[-1] if ends else end
-            return some
+            some = []
+            for length in lengths:
+                some.append(_from_ipc(view[end : end + length]))
+                end += length
+            return tuple(some)
 
         contents = {task: Content(tables(of_tables), tables(of_sides)) for task, (of_tables, of_sides) in sizes.items()}
         grounds = {task: Ground(*ground) for task, ground in told.items()}

@@ -44,7 +44,7 @@ def _stored(files: Files, entry: Entry, name: str) -> dict[str, int]:
 
 
 def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:
-    task, flow, rows = entry.tasks[name], entry.flow_of(name), entry.late_rows_of(name)
+    task, flow = entry.tasks[name], entry.flow_of(name)
     channels = flow.source.channels
     timed = {channel: state.newest for channel, state in channels.items() if state.newest is not None}
     live = {channel: newest for channel, newest in timed.items() if not channels[channel].ended}
@@ -62,7 +62,7 @@ def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:
         "rows": sum(run.rows for run in {run.file: run for run in task.stored.runs}.values()),
         "files": len(stored),
         "bytes": sum(stored.values()),
-        "late_and_bad": rows.counts(),
+        "late_and_bad": entry.late_counts_of(name),
         "outputs": [
             {
                 "output": output,

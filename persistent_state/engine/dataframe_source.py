@@ -323,11 +323,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         some.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows >= GATHERED or size >= BATCH_BYTES:
-            yield _joined(some)
+            yield one_batch(some, some[0].schema)
             some, rows, size = [], 0, 0
     if some:
-        yield _joined(some)
-
-
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else one_batch(batches, batches[0].schema)
+        yield one_batch(some, some[0].schema)

@@ -289,7 +289,7 @@ def _arrow_type(avro: Any, defined: dict[str, pa.DataType]) -> pa.DataType:
 def _sifted(values: Values, read: Callable[[int, int], pa.RecordBatch], schema: pa.Schema) -> Decoded:
     bad: dict[int, str] = {}
     good = sift(len(values), read, bad)
-    return Decoded(good[0] if len(good) == 1 else one_batch(good, schema), bad_records(bad))
+    return Decoded(one_batch(good, schema), bad_records(bad))
 
 
 def side_by_side(every: Sequence[Decoded]) -> Decoded:

@@ -21,9 +21,9 @@ LEAST = 1_000
 """The least rows that tell whether keys are few."""
 
 EVERY = 16
-"""The first one of so many rows are a sample."""
+"""The sample has one row in so many: the first ones."""
 
-MOST_NEW = 0.8
+MOST_DISTINCT = 0.8
 """The largest share of different keys in a sample."""
 
 ROWS_OF_A_KEY = 6
@@ -36,15 +36,15 @@ _OPERATIONS: dict[type[Monoid[Any]], np.ufunc] = {Sum: np.add, Count: np.add, Mi
 """The operations that add numbers of int64 in any order with the same result. A subclass may add otherwise."""
 
 
-def may_be_few(layout: Layout) -> bool:
+def can_fold(layout: Layout) -> bool:
     """Return whether `fold_few` knows how to fold rows of a layout."""
     is_plain = type(layout.kind) is Unbounded and layout.once is None and len(layout.key_types) == 1
-    return is_plain and _is_added(layout.monoid)
+    return is_plain and _adds_whole_numbers(layout.monoid)
 
 
-def _is_added(monoid: Monoid[Any]) -> bool:
+def _adds_whole_numbers(monoid: Monoid[Any]) -> bool:
     if type(monoid) is Struct:
-        return all(map(_is_added, monoid.monoids.values()))
+        return all(map(_adds_whole_numbers, monoid.monoids.values()))
     return type(monoid) in _OPERATIONS and monoid.type == pa.int64()
 
 
@@ -61,9 +61,9 @@ def fold_few(
 
     Args:
         key: The key of each update, normalised.
-        times: The time of each update. None is below the clock.
-        values: The values of the updates, of the monoid's type. None is null.
-        layout: A layout that `may_be_few`.
+        times: The time of each update, at or above the clock.
+        values: The values of the updates, of the monoid's type, without nulls.
+        layout: A layout of which `can_fold` says yes.
         clock: The clock before which there are no intervals.
         interval: The checkpoint interval.
 
@@ -72,7 +72,7 @@ def fold_few(
     """
     rows = len(key)
     sample = key.slice(0, rows // EVERY)
-    if len(sample.unique()) > MOST_NEW * len(sample):
+    if len(sample.unique()) > MOST_DISTINCT * len(sample):
         return None
     starts, _ = clocks.split_intervals(times, clock, clock, interval)
     each = starts[:1] if starts.min() == starts.max() else np.unique(starts)

@@ -103,7 +103,10 @@ def check_text(format: str, schema: pa.Schema) -> None:
 
 
 def one_batch(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows of all parts as one batch."""
+    """Return the rows of all parts as one batch: a single part as it is."""
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts[0]
     batches = pa.Table.from_batches(parts, schema).combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
 
@@ -188,7 +191,7 @@ def _piece(
     if unfit:
         places = np.delete(np.arange(count), list(bad)).tolist()
         bad = {**bad, **{places[row]: reason for row, reason in unfit.items()}}
-    rows = good[0] if len(good) == 1 else one_batch(good, schema)
+    rows = one_batch(good, schema)
     return Piece(rows, count, bad_records(bad), original)
 
 

@@ -112,7 +112,7 @@ def test_a_part_of_few_keys_sends_the_same_without_sorting_it(keys: int, is_behi
         unsorted = sent()
     # After one chunk of many keys, the others are sorted at once. A flow that is behind keeps more clocks apart.
     assert folded.call_count == (0 if is_behind else 1 if keys == ROWS else ROWS // 100)
-    with mock.patch.object(few, "may_be_few", return_value=False):
+    with mock.patch.object(few, "can_fold", return_value=False):
         assert unsorted == sent()
 
 

@@ -60,7 +60,7 @@ def test_updates_fold_to_the_same_rows_as_they_come(
     key = keys.normalise(pa.array([row[0] for row in rows], type))
     times, values = [row[1] for row in rows], column(monoid, [row[2] for row in rows])
     of = layout(monoid, type)
-    with mock.patch.multiple(few, EVERY=1, MOST_NEW=1, ROWS_OF_A_KEY=0):
+    with mock.patch.multiple(few, EVERY=1, MOST_DISTINCT=1, ROWS_OF_A_KEY=0):
         found = few.fold_few(key, np.array(times), values, of, clock, INTERVAL)
     assert found is not None
     assert len(found) == len({(repr(key[i].as_py()), row[1] // INTERVAL) for i, row in enumerate(rows)})
@@ -85,7 +85,7 @@ def test_only_few_keys_and_intervals_are_folded(distinct: int, spread: int, fold
     "monoid", [Sum(pa.float64()), Min(pa.string()), Average(), Last(pa.int64()), Struct(a=Average())]
 )
 def test_what_depends_on_order_or_is_no_whole_number_is_sorted(monoid: Monoid[Any]) -> None:
-    assert not few.may_be_few(layout(monoid))
+    assert not few.can_fold(layout(monoid))
 
 
 def test_a_subclass_may_add_otherwise() -> None:
@@ -93,12 +93,12 @@ def test_a_subclass_may_add_otherwise() -> None:
         def plus(self, a: int, b: int) -> int:
             return super().plus(a, b) | 1
 
-    assert few.may_be_few(layout(Sum()))
-    assert not few.may_be_few(layout(Odd()))
+    assert few.can_fold(layout(Sum()))
+    assert not few.can_fold(layout(Odd()))
 
 
 def test_windows_ids_and_several_key_columns_are_sorted() -> None:
-    assert not few.may_be_few(Layout((pa.int64(),), Sum(), kind_of(None), Once(pa.int64(), 5)))
-    assert not few.may_be_few(Layout((pa.int64(), pa.int64()), Sum(), kind_of(None)))
-    assert not few.may_be_few(Layout((), Sum(), kind_of(None)))
-    assert few.may_be_few(layout_of(None))
+    assert not few.can_fold(Layout((pa.int64(),), Sum(), kind_of(None), Once(pa.int64(), 5)))
+    assert not few.can_fold(Layout((pa.int64(), pa.int64()), Sum(), kind_of(None)))
+    assert not few.can_fold(Layout((), Sum(), kind_of(None)))
+    assert few.can_fold(layout_of(None))

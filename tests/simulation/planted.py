@@ -162,7 +162,7 @@ BUGS = (
         "few keys folded over retained clocks",
         "Rows of few keys are folded as they come by a task that catches up, over clocks that are retained.",
         lift._fold_few,
-        ("not lifted.are_few or basis.is_behind or", "not lifted.are_few or"),
+        ("not lifted.keys_are_few or basis.is_behind or", "not lifted.keys_are_few or"),
         theme="rebuilt",
     ),
     bug(

@@ -338,7 +338,7 @@ class World:
             mock.patch.object(compaction, "LAZY", (self.growth, 3)),
             mock.patch.object(compaction, "MANY", 4),
             mock.patch.object(blocks, "BLOCK", 48 << self.seed % 4),
-            mock.patch.multiple(few, LEAST=1, EVERY=1, MOST_NEW=1, ROWS_OF_A_KEY=1),
+            mock.patch.multiple(few, LEAST=1, EVERY=1, MOST_DISTINCT=1, ROWS_OF_A_KEY=1),
             mock.patch.object(fold, "SLICE", 5),
             mock.patch.object(fold, "SLICE_BYTES", 400),
             mock.patch.object(panes, "WIDE", self.wide),
