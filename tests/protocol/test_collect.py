@@ -34,7 +34,7 @@ HALF_A_SECOND = 500_000
 KEEPING = Keeping(grace=10_000_000)
 
 
-class Total(PersistentTask):
+class TotalOfLongRun(PersistentTask):
     value = "n"
 
     def persistent_state(self) -> NonWindowState[int]:
@@ -72,7 +72,7 @@ class Stream:
     def __post_init__(self) -> None:
         settings = clocks.Settings(interval=10_000_000, ahead=2**62)
         schema = pa.schema([("ts", pa.int64()), ("n", pa.int64())])
-        plan = core.plan_of(Total(), schema, files=self.files, settings=settings, shards=SHARDS)
+        plan = core.plan_of(TotalOfLongRun(), schema, files=self.files, settings=settings, shards=SHARDS)
         self.plan = replace(plan, outputs=("sink",))
         self.log = Log(self.files, "app")
         self.entry = core.start(self.log, [self.plan])
@@ -83,12 +83,12 @@ class Stream:
 
     def run(self, shard: int, level: int, name: str) -> Run:
         low, high = (2**64 * i // SHARDS for i in (shard, shard + 1))
-        path = f"app/runs/Total/{1:06d}-{self.batches:09d}-{shard:04d}-{level}{name}.arrow"
+        path = f"app/runs/TotalOfLongRun/{1:06d}-{self.batches:09d}-{shard:04d}-{level}{name}.arrow"
         return Run(Stored(path, 12345, f"{level:064x}"), 1000, low, high, 10**15, 10**15 + 10**9)
 
     def side(self, shard: int) -> SideFile:
         row = {"reason": "late", "timestamp": 5, "strand": "", "position": NEW_FILES * self.batches + shard}
-        path = f"app/runs/Total/{1:06d}-{self.batches + 1:09d}-{shard:04d}-{self.new_id()}.side.arrow"
+        path = f"app/runs/TotalOfLongRun/{1:06d}-{self.batches + 1:09d}-{shard:04d}-{self.new_id()}.side.arrow"
         table = pa.Table.from_pylist([{**row, "channel": "", "record": None, "row": {"ts": 5, "n": 1}}])
         return late_rows.side_file(runs_io.write_table(self.files, path, table), table)
 
@@ -101,12 +101,12 @@ class Stream:
     def micro_batch(self) -> Entry:
         newest = self.log.newest()
         assert newest is not None
-        flow = newest.flow_of("Total")
+        flow = newest.flow_of("TotalOfLongRun")
         end = NEW_FILES * (self.batches + 1)
         now = 10**15 + HALF_A_SECOND * self.batches
         batch = flow.progress.batch + 1
         report = Report(
-            Sender("Total", 1, batch, "plan", 0, 1),
+            Sender("TotalOfLongRun", 1, batch, "plan", 0, 1),
             now,
             seen=(("", now, 0),),
             spans=(("", end - NEW_FILES, now),),
@@ -120,10 +120,10 @@ class Stream:
         kept = LEVELS - 1 if self.batches else 0
         made = [
             Descriptor(
-                "Total", "Total", 1, batch, "plan", digest_of_parts([report.sender]), shard, base, kept,
+                "TotalOfLongRun", "TotalOfLongRun", 1, batch, "plan", digest_of_parts([report.sender]), shard, base, kept,
                 self.runs[shard * LEVELS + kept : (shard + 1) * LEVELS], self.side(shard),
             )
-            for shard, base in enumerate(shard_digests(newest, newest.tasks["Total"]))
+            for shard, base in enumerate(shard_digests(newest, newest.tasks["TotalOfLongRun"]))
         ]  # fmt: skip
         answers = Answers([report], made)
         self.entry, _ = commits.commit(
@@ -138,7 +138,7 @@ def streams() -> tuple[Stream, list[int], Collector, Giver]:
     """A stream after many micro-batches, the bytes of its entries, and who else of the driver looked at each."""
     stream, sizes = Stream(), []
     collector = Collector(Log(stream.files, "app"))
-    giver = Giver(Log(stream.files, "app"), "Total", "sink", lambda: None, lambda entry, due: None, lambda: 0)
+    giver = Giver(Log(stream.files, "app"), "TotalOfLongRun", "sink", lambda: None, lambda entry, due: None, lambda: 0)
     for batch in range(BATCHES):
         sizes.append(len(to_bytes(stream.micro_batch())))
         giver.give_next(1)
@@ -158,7 +158,7 @@ def test_an_entry_stays_small(streams: Streams) -> None:
 
 def test_nothing_of_a_list_is_lost_or_written_again_often(streams: Streams) -> None:
     stream, *_ = streams
-    journal = stream.entry.flow_of("Total").source.journal
+    journal = stream.entry.flow_of("TotalOfLongRun").source.journal
     lines = [line for batch in range(BATCHES) for line in stream.lines(batch)]
     assert lists.read(stream.files, journal) == lines
     written = sum(size for path, size in stream.files.written.items() if "-pages-" in path)
@@ -168,7 +168,7 @@ def test_nothing_of_a_list_is_lost_or_written_again_often(streams: Streams) -> N
 
 def test_files_of_late_rows_are_few_and_hold_each_row_once(streams: Streams) -> None:
     stream, *_ = streams
-    known = stream.entry.late_rows_of("Total")
+    known = stream.entry.late_rows_of("TotalOfLongRun")
     sides = late_rows.all_of(stream.files, known)
     rows = [position for side in sides for position in late_rows.read(stream.files, side)["position"].to_pylist()]
     assert sorted(rows) == [NEW_FILES * batch + shard for batch in range(BATCHES) for shard in range(SHARDS)]
@@ -183,8 +183,8 @@ def test_files_of_late_rows_are_few_and_hold_each_row_once(streams: Streams) -> 
 def test_the_driver_keeps_few_entries_and_reads_each_once_to_collect(streams: Streams) -> None:
     stream, _, collector, _ = streams
     gc.collect()
-    # Other tests have entries of their own in this process.
-    assert sum(isinstance(each, Entry) and "Total" in each.tasks for each in gc.get_objects()) < 10
+    # Other tests have entries of their own in this process, but none of a task of this name.
+    assert sum(isinstance(each, Entry) and "TotalOfLongRun" in each.tasks for each in gc.get_objects()) < 10
     now = 10**15 + HALF_A_SECOND * BATCHES
     collector.collect(1, now=now, keeping=KEEPING)
     first = len(stream.files.reads)
@@ -192,4 +192,4 @@ def test_the_driver_keeps_few_entries_and_reads_each_once_to_collect(streams: St
     assert stream.files.reads[first:] == []
     # Of the last ten seconds and what has come since the collection before.
     assert len(stream.log.numbers()) < 100
-    assert len(stream.files.list("app/runs/Total")) < 100 * SHARDS
+    assert len(stream.files.list("app/runs/TotalOfLongRun")) < 100 * SHARDS
