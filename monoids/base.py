@@ -127,13 +127,34 @@ class Monoid(Semigroup[T]):
     def missing(self) -> T:
         return self.zero
 
+    @property
+    def is_group(self) -> bool:
+        """Return whether every value has an inverse: then `inverses` gives it."""
+        return False
+
+    def inverses(self, values: Array) -> Array:
+        """Return the inverse of each value of a column: added to the value it gives the zero. Null stays null.
+
+        Raises:
+            MonoidError: The values have no inverses.
+        """
+        raise MonoidError(f"{self!r} is no group: what was added can't be taken back. Use a group, such as Sum.")
+
 
 class Group(Monoid[T]):
     """A monoid with subtraction: plus(minus(a, b), b) is a."""
 
+    @property
+    def is_group(self) -> bool:
+        return True
+
     @abstractmethod
     def minus(self, a: T, b: T) -> T:
         """Return what is left of a without b. It changes neither."""
+
+    def inverses(self, values: Array) -> Array:
+        items = self.from_arrow(values)
+        return self.to_arrow([None if item is None else self.minus(self.zero, item) for item in items])
 
 
 @dataclass(frozen=True)

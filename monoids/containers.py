@@ -84,6 +84,15 @@ class Fields(Monoid[T]):
         sums = [reduce_part(monoid, values.field(name), starts) for name, monoid in self.monoids.items()]
         return pa.StructArray.from_arrays(sums, fields=list(self.type))
 
+    @property
+    def is_group(self) -> bool:
+        return all(monoid.is_group for monoid in self.monoids.values())
+
+    def inverses(self, values: Array) -> Array:
+        parts = [monoid.inverses(values.field(name)) for name, monoid in self.monoids.items()]
+        mask = values.is_null() if values.null_count else None
+        return pa.StructArray.from_arrays(parts, fields=list(self.type), mask=mask)
+
     def _value(self, fields: Iterable[Any]) -> T:
         value: T = self.codec.value(tuple(fields))
         return value

@@ -49,7 +49,7 @@ def monoid_laws(
     values: what its values are, None left out; None: those of `monoids.strategies`, which knows the monoids of this package.
     same: when two values are the same; `monoid.near` unless said, which for an exact monoid is ==.
     """
-    laws = {law.name: law for law in LAWS if isinstance(monoid, law.of)}
+    laws = {law.name: law for law in LAWS if law.applies(monoid)}
 
     @pytest.mark.parametrize("law", laws)
     def test(law: str) -> None:
@@ -67,7 +67,7 @@ def check_laws(
         LawBroken: the first of them that does not hold.
     """
     for law in LAWS:
-        if isinstance(monoid, law.of):
+        if law.applies(monoid):
             _check(law, monoid, values, same, examples)
 
 
@@ -98,6 +98,11 @@ class Law:
     name: str
     of: type
     check: Callable[[Subject], None]
+    of_groups: bool = False
+
+    def applies(self, monoid: Any) -> bool:
+        """Return whether the monoid must keep the law."""
+        return isinstance(monoid, self.of) and (not self.of_groups or bool(getattr(monoid, "is_group", False)))
 
 
 def _check(law: Law, monoid: Any, values: Any, same: Same | None, examples: int) -> None:
@@ -142,6 +147,17 @@ def _inverse(subject: Subject) -> None:
     plus, minus = subject.monoid.plus, subject.monoid.minus
     subject.equal("minus(plus(a, b), b)", lambda a, b, c: minus(plus(a, b), b), "a", lambda a, b, c: a)
     subject.equal("plus(minus(a, b), b)", lambda a, b, c: plus(minus(a, b), b), "a", lambda a, b, c: a)
+
+
+def _inverses(subject: Subject) -> None:
+    monoid = subject.monoid
+    values = monoid.to_arrow(subject.values)
+    inverses = monoid.from_arrow(monoid.inverses(values))
+    for value, inverse in zip(monoid.from_arrow(values), inverses, strict=True):
+        total = monoid.plus(value, inverse)
+        subject.must(
+            monoid.near(total, monoid.zero), f"plus({value!r}, {inverse!r}), its inverse, is {total!r}, not the zero"
+        )
 
 
 def _no_mutation(subject: Subject) -> None:
@@ -234,5 +250,6 @@ LAWS = (
     Law("reduction", Semigroup, _reduction),
     Law("reduction of nothing", Semigroup, _of_nothing),
     Law("declaration", Semigroup, _declared),
+    Law("inverses of a column", Monoid, _inverses, of_groups=True),
 )
 """Every law, and of what it is one."""

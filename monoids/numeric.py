@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from monoids.base import Group, Monoid, MonoidError
 from monoids.codec import Array, DataType, Rows, segments, sort_within, told_by
@@ -87,6 +88,9 @@ class Sum(Group[T]):
 
     def minus(self, a: T, b: T) -> T:
         return self._fitted(_EXACT.subtract if self._kind == "decimal" else operator.sub, a, b)
+
+    def inverses(self, values: Array) -> Array:
+        return pc.negate(values)
 
     def near(self, a: T, b: T) -> bool:
         return a == b if self.exact else close(a, b)  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from persistent_state.errors import (
     StoreUnavailableError,
     TaskFailedError,
 )
+from persistent_state.inputs import Input
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.kafka.decoders import Avro, Decoded, Decoder, Json, Raw
 from persistent_state.kafka.sink import KafkaSink
@@ -38,6 +39,7 @@ from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayabl
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.rate import RateSource
+from persistent_state.sources.tasks import Changes, ClosedWindows
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, PersistentTask
@@ -54,7 +56,9 @@ __all__ = [
     "Application",
     "Avro",
     "BadRecord",
+    "Changes",
     "Chunk",
+    "ClosedWindows",
     "CommitUnknownError",
     "ConsoleSink",
     "DamagedError",
@@ -64,6 +68,7 @@ __all__ = [
     "DeltaSink",
     "FencedError",
     "FileSource",
+    "Input",
     "InvalidInputError",
     "Json",
     "KafkaConnectorSource",

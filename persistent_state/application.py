@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyarrow as pa
+
+from persistent_state.batch.changes import TIMESTAMP, schema_of
+from persistent_state.batch.changes import check as check_fed
+from persistent_state.batch.of_input import OfInput
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
+from persistent_state.batch.rows import MOST
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import Settings
-from persistent_state.event_time.durations import Duration, duration, positive
+from persistent_state.event_time.durations import Duration, duration, positive, show_duration
+from persistent_state.event_time.inputs import INPUT
+from persistent_state.inputs import AnySource, Input, Inputs
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
-from persistent_state.store.files import open_files
+from persistent_state.sources.tasks import TASK_SOURCES, Changes, TaskSource
+from persistent_state.store.files import Files, open_files
 from persistent_state.task import PersistentTask
 
 if TYPE_CHECKING:
@@ -26,16 +38,37 @@ if TYPE_CHECKING:
     from persistent_state.engine.micro_batch import Progress
     from persistent_state.engine.run import Running
 
+_logger = logging.getLogger("persistent_state")
+
+SourceAsRead: TypeAlias = TimeReplayableSource | DataFrameSource
+ColumnsOf: TypeAlias = "Callable[[PersistentTask, AnySource], tuple[SourceAsRead, pa.Schema, pa.DataType | None]]"
+
 
 @dataclass(frozen=True)
 class _Added:
-    """A task with its source and its outputs."""
+    """A task with its inputs and its outputs."""
 
     task: PersistentTask
-    source: TimeReplayableSource | DataFrameSource | KafkaConnectorSource
+    inputs: Mapping[str, Input]
     outputs: Outputs
     on_bad_row: str
     delivery: str
+    without: tuple[str, ...]
+
+    @property
+    def upstream(self) -> dict[str, TaskSource]:
+        """The tasks that feed it, by input."""
+        return {name: of.source for name, of in self.inputs.items() if isinstance(of.source, TASK_SOURCES)}
+
+    def source(self, read_by: Callable[[AnySource], AnySource]) -> AnySource:
+        """Return the source of the task's flow: the only one, or several as one. Of a derived task it is one that feeds it.
+
+        `read_by` returns a source as the application reads it.
+        """
+        if [*self.inputs] == [INPUT] or len(self.upstream) == len(self.inputs):
+            return read_by(next(iter(self.inputs.values())).source)
+        sources = {name: read_by(of.source) for name, of in self.inputs.items() if name not in self.upstream}
+        return Inputs({name: source for name, source in sources.items() if isinstance(source, TimeReplayableSource)})
 
 
 @dataclass
@@ -110,21 +143,25 @@ class Application:
     def add(
         self,
         task: PersistentTask,
-        source: TimeReplayableSource | DataFrameSource | KafkaConnectorSource,
+        source: AnySource | Mapping[str, AnySource | Input],
         sink: Output | Sequence[Output] | None = None,
         on_bad_row: str = KEEP,
         delivery: str | None = None,
+        without: Sequence[str] = (),
     ) -> Application:
-        """Add a task that is fed by a source.
+        """Add a task that is fed by a source, by several, or by other tasks.
 
         Args:
             task: An instance of your `PersistentTask`.
             source: Where its messages come from. Tasks that are given one object share it: it is read once for
-                all of them that have the same delivery and way of reading.
+                all of them that have the same delivery and way of reading. Several inputs have names, as in
+                `{"orders": KafkaSource(...), "rates": Changes("Rates")}`. The clock waits for all of them. Of messages of one
+                time, those of the first input come first. An `Input` says what is different in one of them.
             sink: Where its values at each checkpoint clock go: a `Sink`, a function of (values, clock), `ValuesAtClock`,
                 `RunningValues`, or a list of these.
             on_bad_row: "keep" stores bad rows beside the late ones, "fail" stops the application at the first one.
             delivery: How often its messages and outputs count when something fails; by default what the application says.
+            without: Inputs that the task had at earlier starts, and that end.
 
         Returns:
             The application itself.
@@ -134,13 +171,14 @@ class Application:
                 outputs write to one place that keeps a record, or `delivery` is none.
         """
         _check_task(task)
-        _check_source(task.task_name, source)
+        inputs = _inputs(task.task_name, source)
+        _check_without(task.task_name, inputs, without)
         if any(added.task.task_name == task.task_name for added in self._added):
             raise InvalidInputError(f"two tasks are named {task.task_name}; give one a name of its own.")
         outputs = outputs_of(task.task_name, sink)
         check_places({**{added.task.task_name: added.outputs for added in self._added}, task.task_name: outputs})
         delivery = _checked_delivery(self.delivery if delivery is None else delivery)
-        self._added.append(_Added(task, source, outputs, on_bad_row, delivery))
+        self._added.append(_Added(task, inputs, outputs, on_bad_row, delivery, tuple(without)))
         return self
 
     def start(
@@ -220,9 +258,8 @@ class Application:
         to_the_end: bool,
         drains: bool = False,
     ) -> Running:
-        from persistent_state.engine import dataframe_source, kafka_connector
         from persistent_state.engine.feeds import Part
-        from persistent_state.engine.queries import Setup
+        from persistent_state.engine.queries import Setup, columns_of
         from persistent_state.engine.run import start
 
         if on_progress is not None:
@@ -231,39 +268,23 @@ class Application:
             raise InvalidInputError(f"application {self.name} has no task; add one.")
         files = open_files(self.store, self.storage_options)
         settings = self._settings()
+        if settings.interval > positive("checkpoint_interval", self.checkpoint_interval):
+            _logger.info(
+                "application %s: tasks are fed by Changes(every=), so its checkpoints are %s apart, and outputs wait for them",
+                self.name,
+                show_duration(settings.interval),
+            )
         shards = self.shards or spark.sparkContext.defaultParallelism
-        parts = []
+        plans = self.plans(files, shards, partial(columns_of, spark))
         # Tasks that were given one source object are to share it.
         shared: dict[int, TimeReplayableSource | KafkaConnectorSource] = {}
-        for added in self._added:
-            source = added.source
-            if isinstance(source, KafkaConnectorSource):
-                source = kafka_connector.frame_for_columns(source)
-            schema, update = dataframe_source.columns_of(spark, added.task, source)
-            plan = Plan(
-                application=self.name,
-                files=files,
-                task=added.task,
-                schema=schema,
-                timestamp=source.timestamp,
-                timestamp_unit=source.timestamp_unit,
-                channel=source.channel,
-                settings=settings,
-                shards=shards,
-                emits=bool(added.outputs.running),
-                outputs=added.outputs.names,
-                on_bad_row=added.on_bad_row,
-                has_positions=not isinstance(source, DataFrameSource) or source.position is not None,
-                by_spark=isinstance(source, DataFrameSource),
-                delivery=added.delivery,
-            )
-            plan.check()
-            if update is not None:
-                plan.check_update(update)
-            source = added.source
-            if not isinstance(source, DataFrameSource):
-                source = shared.setdefault(id(source), source.read_by(self.name))
-            parts.append(Part(plan, source, added.outputs))
+
+        def read_by(source: AnySource) -> AnySource:
+            if isinstance(source, (DataFrameSource, *TASK_SOURCES)):
+                return source
+            return shared.setdefault(id(source), source.read_by(self.name))
+
+        parts = [Part(plans[added.task.task_name], added.source(read_by), added.outputs) for added in self._in_order()]
         setup = Setup(
             spark,
             self.name,
@@ -281,9 +302,112 @@ class Application:
         )
         return start(setup, reset, rebuild)
 
+    def plans(
+        self,
+        files: Files,
+        shards: int,
+        columns_of: ColumnsOf,
+    ) -> dict[str, Plan]:
+        """Return the plan of each task, so that each comes after those that feed it. The library calls this.
+
+        Args:
+            files: The store.
+            shards: How many tasks of Spark write the state.
+            columns_of: Returns a source as it is read, its columns, and the type of the updates that Spark computes of them
+                for a task.
+
+        Raises:
+            InvalidInputError: A task does not fit what feeds it.
+        """
+        settings, plans, every = self._settings(), dict[str, Plan](), self._every()
+        for added in self._in_order():
+            apart = every.get(added.task.task_name, ())
+            plan = Plan(
+                application=self.name,
+                files=files,
+                task=added.task,
+                schema=pa.schema([]),
+                timestamp="",
+                channel=None,
+                settings=replace(settings, every=math.gcd(*apart) or None),
+                shards=shards,
+                emits=bool(added.outputs.running),
+                outputs=added.outputs.names,
+                on_bad_row=added.on_bad_row,
+                delivery=added.delivery,
+                upstream=added.upstream,
+                feeders={name: plans[source.task] for name, source in added.upstream.items()},
+                without=added.without,
+            )
+            of_inputs = {name: _of_input(plan, name, of, columns_of) for name, of in added.inputs.items()}
+            if [*of_inputs] == [INPUT]:
+                plan = of_inputs[INPUT]
+            else:
+                among = tuple(of_inputs)
+                inputs = {name: replace(of, among=among) for name, of in of_inputs.items()}
+                of_each = {name: each.settings for name, each in inputs.items()}
+                plan = replace(plan, inputs=inputs, settings=replace(plan.settings, inputs=of_each))
+            # First, as a task that can't be fed has no such columns either.
+            check_fed(plan)
+            plan.check()
+            plans[plan.name] = plan
+        return plans
+
+    def _in_order(self) -> list[_Added]:
+        """Return the tasks so that each comes after those that feed it.
+
+        Raises:
+            InvalidInputError: A task is fed by one that is not added, or by itself in the end.
+        """
+        by_name = {added.task.task_name: added for added in self._added}
+        order: dict[str, _Added] = {}
+
+        def visit(name: str, path: tuple[str, ...]) -> None:
+            if name in path:
+                circle = " -> ".join((*path[path.index(name) :], name))
+                raise InvalidInputError(f"tasks feed each other in a circle: {circle}; let one of them read a source.")
+            if name in order:
+                return
+            for source in by_name[name].upstream.values():
+                if source.task not in by_name:
+                    known = ", ".join(by_name)
+                    raise InvalidInputError(
+                        f"task={name} is fed by task={source.task}, which is not added; the tasks are {known}."
+                    )
+                visit(source.task, (*path, name))
+            order[name] = by_name[name]
+
+        for name in by_name:
+            visit(name, ())
+        return list(order.values())
+
+    def _every(self) -> dict[str, set[int]]:
+        """Return by task: the times, in microseconds, after which others are fed its changes, or those of what it feeds.
+
+        Raises:
+            InvalidInputError: One is no multiple of the checkpoint interval.
+        """
+        interval, found = positive("checkpoint_interval", self.checkpoint_interval), dict[str, set[int]]()
+        # Each comes before those that feed it.
+        for added in reversed(self._in_order()):
+            for source in added.upstream.values():
+                if not isinstance(source, Changes):
+                    continue
+                every = source.microseconds
+                if every is not None and every % interval:
+                    raise InvalidInputError(
+                        f"task={added.task.task_name} is fed by {source!r}, and checkpoint_interval="
+                        f"{show_duration(interval)}; make `every` a multiple of it."
+                    )
+                more = found.get(added.task.task_name, set()) if every is None else {every}
+                found[source.task] = {*found.get(source.task, ()), *more}
+        return found
+
     def _settings(self) -> Settings:
+        every = {every for some in self._every().values() for every in some}
         return Settings(
-            interval=positive("checkpoint_interval", self.checkpoint_interval),
+            # All tasks that are fed `every` so often have come to a checkpoint.
+            interval=math.lcm(positive("checkpoint_interval", self.checkpoint_interval), *every),
             delay=duration("allowed_delay", self.allowed_delay),
             idle_after=positive("idle_after", self.idle_after) if self.idle_after is not None else None,
             ahead=duration("max_ahead", self.max_ahead),
@@ -316,13 +440,118 @@ def _check_task(task: object) -> None:
         )
 
 
+def _inputs(task: str, source: AnySource | Mapping[str, AnySource | Input]) -> dict[str, Input]:
+    """Return the inputs of a task, by name.
+
+    Raises:
+        InvalidInputError: One is not a source, or a name or a source can't be one of several.
+    """
+    given = source if isinstance(source, Mapping) else {INPUT: source}
+    if not given:
+        raise InvalidInputError(f"task={task} has no input; give it a source.")
+    inputs = {name: each if isinstance(each, Input) else Input(each) for name, each in given.items()}
+    for name, each in inputs.items():
+        _check_source(task, each.source)
+        if not isinstance(name, str) or not re.fullmatch(r"\w*", name):
+            raise InvalidInputError(f"task={task}: input {name!r} can't be a name; use letters, digits and '_'.")
+        if len(inputs) > 1 and isinstance(each.source, (DataFrameSource, KafkaConnectorSource)):
+            raise InvalidInputError(
+                f"task={task}: Spark plans the source of input {name!r}, so it can't be one of several; use a FileSource, a "
+                "KafkaSource or one of your own."
+            )
+        _check_input(task, name, each)
+    return inputs
+
+
+def _check_input(task: str, name: str, input: Input) -> None:
+    """Refuse what an input can't have.
+
+    Raises:
+        InvalidInputError: It has that.
+    """
+    if not isinstance(input.key, (str, type(None))) and not (
+        isinstance(input.key, Sequence) and all(isinstance(column, str) for column in input.key)
+    ):
+        raise InvalidInputError(f"task={task}: input={name!r} has key={input.key!r}; name a column, or several.")
+    if input.batch is not None and not callable(input.batch):
+        raise InvalidInputError(f"task={task}: input={name!r} has batch={input.batch!r}; give a function of a batch.")
+    if isinstance(input.source, TASK_SOURCES):
+        for what, given in (("allowed_delay", input.allowed_delay), ("idle_after", input.idle_after)):
+            if given is not None:
+                raise InvalidInputError(
+                    f"task={task}: input={name!r} has {what}={given!r}, and the clock of {input.source!r} is that task's; "
+                    "leave it out."
+                )
+
+
+def _check_without(task: str, inputs: Mapping[str, Input], without: Sequence[str]) -> None:
+    """Refuse to end what can't be ended.
+
+    Raises:
+        InvalidInputError: It is no list of names, or an input is given all the same.
+    """
+    if isinstance(without, str):
+        raise InvalidInputError(f"task={task}: without={without!r} is a text; give a list, without=[{without!r}].")
+    for name in without:
+        if name in inputs:
+            raise InvalidInputError(
+                f"task={task}: input={name!r} is given, and named in without; leave one of these out."
+            )
+
+
+def _of_input(
+    plan: Plan,
+    name: str,
+    input: Input,
+    columns_of: ColumnsOf,
+) -> Plan:
+    """Return a task's plan of the rows of one of its inputs.
+
+    Raises:
+        InvalidInputError: The task does not fit them.
+    """
+    settings, source, task = plan.settings, input.source, plan.task
+    if input != Input(source):
+        task = OfInput(task, input)
+    if name in plan.upstream:
+        # The moments of changes are clocks, and no clock is broken.
+        settings = replace(settings, ahead=MOST, delay=0, jump=None)
+        schema, update = schema_of(plan.feeders[name], plan.upstream[name], plan.task), None
+        timestamp, unit, channel = TIMESTAMP, None, None
+    else:
+        assert not isinstance(source, TASK_SOURCES)
+        if input.allowed_delay is not None:
+            settings = replace(settings, delay=duration("allowed_delay", input.allowed_delay))
+        if input.idle_after is not None:
+            settings = replace(settings, idle_after=positive("idle_after", input.idle_after))
+        source, schema, update = columns_of(task, source)
+        timestamp, unit, channel = source.timestamp, source.timestamp_unit, source.channel
+    found = replace(
+        plan,
+        task=task,
+        schema=schema,
+        timestamp=timestamp,
+        timestamp_unit=unit,
+        channel=channel,
+        settings=settings,
+        on_bad_row=plan.on_bad_row if input.on_bad_row is None else input.on_bad_row,
+        has_positions=not isinstance(source, DataFrameSource) or source.position is not None,
+        by_spark=isinstance(source, DataFrameSource),
+        input=name,
+    )
+    if update is not None:
+        found.check()
+        found.check_update(update)
+    return found
+
+
 def _check_source(task: str, source: object) -> None:
     """Refuse what is not a source.
 
     Raises:
         InvalidInputError: It is not a source. The message names the source that may be meant.
     """
-    if isinstance(source, (TimeReplayableSource, DataFrameSource, KafkaConnectorSource)):
+    if isinstance(source, (TimeReplayableSource, DataFrameSource, KafkaConnectorSource, *TASK_SOURCES)):
         return
     found = repr(source)
     if isinstance(source, (str, os.PathLike)):

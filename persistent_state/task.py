@@ -23,6 +23,7 @@ class Message(Mapping[str, Any]):
     Args:
         timestamp: Microseconds UTC. For `run_local` it may also be a `datetime`.
         row: The columns by name.
+        input: The name of the input that it came from, where the task has several.
 
     Example:
         >>> message = Message(1_000_000, {"word": "to"})
@@ -30,14 +31,16 @@ class Message(Mapping[str, Any]):
         (1000000, 'to')
     """
 
-    __slots__ = ("_row", "timestamp")
+    __slots__ = ("_row", "input", "timestamp")
 
     timestamp: int
+    input: str
 
-    def __init__(self, timestamp: int | datetime, row: Mapping[str, Any]) -> None:
+    def __init__(self, timestamp: int | datetime, row: Mapping[str, Any], input: str = "") -> None:
         # A task is always given a number: `run_local` makes one of a datetime.
         self.timestamp = timestamp  # type: ignore[assignment]
         self._row = row
+        self.input = input
 
     def __getitem__(self, column: str) -> Any:
         return self._row[column]
@@ -69,6 +72,8 @@ class PersistentTask:
         message_id: The column of the messages' ids, if messages may come again.
         horizon: How far apart in event time two messages with one id may be: a text such as "1 day", or a `timedelta`.
         reads_state: True if `process_message` calls `state.get()`.
+        version: The version of a task's code that other tasks feed. Change it with what the task makes of a row: then it is
+            built again from their state, as new code can't take back what older code added.
 
     Raises:
         InvalidInputError: A subclass has an attribute whose name is nearly that of one of these; it would have no effect.
@@ -97,6 +102,7 @@ class PersistentTask:
     message_id: str | None = None
     horizon: Duration | None = None
     reads_state: ClassVar[bool] = False
+    version: str | int | None = None
 
     def persistent_state(self) -> KeptState[Any]:
         """Return the state that this task keeps: a `NonWindowState` or a `WindowState`.

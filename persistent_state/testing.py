@@ -1,28 +1,33 @@
-"""Run a task without Spark, in tests."""
+"""Run a task, or a graph of tasks, without Spark, in tests."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, overload
 
 import pyarrow as pa
 
+from persistent_state.application import Application
+from persistent_state.batch import changes
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import KEEP, FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import InvalidInputError
-from persistent_state.event_time.clocks import BEGINNING, Settings
-from persistent_state.event_time.durations import Duration, duration, positive
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.durations import LONGEST, Duration
+from persistent_state.event_time.inputs import INPUT
+from persistent_state.inputs import AnySource, Inputs
 from persistent_state.partials import layout
 from persistent_state.partials.since import Since
-from persistent_state.protocol import commits, takeover
+from persistent_state.protocol import commits, graph, takeover
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.schemas import AnySchema, arrow_schema
@@ -38,6 +43,10 @@ _logger = logging.getLogger("persistent_state")
 
 TIMESTAMP = "_timestamp"
 
+_STORE = "memory://run-local"
+_NO_LIMIT = timedelta(microseconds=LONGEST)
+_KEEPING = Keeping(clocks=2**31, grace=0)
+
 
 @dataclass(frozen=True)
 class LocalRun:
@@ -51,7 +60,7 @@ class LocalRun:
         outputs: By checkpoint clock and key: what outputs show of the keys that changed since the clock before. Of a
             `WindowState` it has the windows that have closed since then.
         late: The late and bad rows, each with its `reason`, `timestamp`, `partition`, `channel`, `position` and `row`: the
-            columns of the message.
+            columns of the message; of a task with several inputs, by the name of the input.
 
     Example:
         >>> ran = LocalRun(states={10: {"ann": 3}, 20: {"ann": 7}}, outputs={10: {"ann": 3}, 20: {"ann": 7}}, late=[])
@@ -76,38 +85,69 @@ class LocalRun:
         return self.states[self.clocks[-1]] if self.states else {}
 
 
+@overload
 def run_local(
     task: PersistentTask,
     messages: Iterable[Message],
     *,
+    batch_size: int = 100,
     checkpoint_interval: Duration = "1 minute",
     allowed_delay: Duration = "0 seconds",
-    batch_size: int = 100,
     schema: AnySchema | None = None,
     on_bad_row: str = KEEP,
     timestamp_unit: str | None = None,
-) -> LocalRun:
-    """Run a task over messages without Spark, drain it, and return its states, outputs and late rows.
+) -> LocalRun: ...
 
-    If rows did not count, the logger `persistent_state` has one warning that says how many and why. There is no wall clock, so
-    no timestamp is too far ahead of it, and channels are never idle.
+
+@overload
+def run_local(
+    task: Application,
+    messages: Mapping[str, Iterable[Message] | Mapping[str, Iterable[Message]]],
+    *,
+    batch_size: int = 100,
+) -> dict[str, LocalRun]: ...
+
+
+def run_local(
+    task: PersistentTask | Application,
+    messages: Any,
+    *,
+    batch_size: int = 100,
+    checkpoint_interval: Duration | None = None,
+    allowed_delay: Duration | None = None,
+    schema: AnySchema | None = None,
+    on_bad_row: str | None = None,
+    timestamp_unit: str | None = None,
+) -> LocalRun | dict[str, LocalRun]:
+    """Run a task, or all tasks of an application, over messages without Spark, and return states, outputs and late rows.
+
+    All messages are read, and the tasks are drained. If rows did not count, the logger `persistent_state` has one warning for
+    each task that says how many and why. There is no wall clock, so no timestamp is too far ahead of it, and channels are
+    never idle.
+
+    Of an application neither the store, the sources nor the sinks are touched. The messages stand for the rows of the sources.
+    Each source gives a list of them as one channel, in micro-batches that take turns. Everything else is as the application
+    says it.
 
     Args:
-        task: The task.
-        messages: The messages, in the order of their arrival.
-        checkpoint_interval: The time between checkpoint clocks: a text such as "1 minute", or a `timedelta`.
-        allowed_delay: How far a message may be behind the newest message before it and not be late.
-        batch_size: How many messages a micro-batch has.
+        task: The task, or the application.
+        messages: The messages, in the order of their arrival. For an application they are given by the name of each task that
+            a source feeds, and if that has several sources, by the name of each such input. Of tasks that share a source one
+            is named. Another task that is an input is not named. A list may be empty if the source tells its schema.
+        batch_size: How many messages of a source a micro-batch has.
+        checkpoint_interval: The time between checkpoint clocks: a text such as "1 minute", or a `timedelta`; by default
+            "1 minute". This and what follows is for a task alone.
+        allowed_delay: How far a message may be behind the newest message before it and not be late; by default "0 seconds".
         schema: The types of the messages' columns, as an Arrow schema, DDL or a schema of Spark; by default inferred from the
-            values.
-        on_bad_row: "keep" returns bad rows with the late ones, "fail" raises at the first one.
+            values. Of an application the types are those of each source, where it tells them.
+        on_bad_row: "keep", the default, returns bad rows with the late ones, "fail" raises at the first one.
         timestamp_unit: The unit of integer timestamps, "s", "ms", "us" or "ns"; by default microseconds.
 
     Returns:
-        What the task made of the messages.
+        What the task made of the messages; for an application, what each task made of them, by its name.
 
     Raises:
-        InvalidInputError: The task does not fit the messages.
+        InvalidInputError: The task does not fit the messages, or the messages do not fit the application.
         TaskFailedError: User code raised.
 
     Example:
@@ -124,55 +164,210 @@ def run_local(
         {'ann': 7}
         >>> ran.outputs[ran.clocks[-1]]
         {'ann': 7}
+
+        An application with a task that another one feeds:
+
+        >>> class OfAll(PersistentTask):
+        ...     value = "value"
+        ...
+        ...     def persistent_state(self):
+        ...         return NonWindowState(Sum())
+        >>> app = Application("bank", "memory://docs", checkpoint_interval="1 second")
+        >>> app = app.add(Total(), FileSource("payments/", timestamp="time")).add(OfAll(), Changes("Total"))
+        >>> ran = run_local(app, {"Total": messages})
+        >>> ran["Total"].state, ran["OfAll"].state
+        ({'ann': 7}, {(): 7})
     """
-    messages = list(messages)
+    if isinstance(task, Application):
+        own = {
+            "checkpoint_interval": checkpoint_interval,
+            "allowed_delay": allowed_delay,
+            "schema": schema,
+            "on_bad_row": on_bad_row,
+            "timestamp_unit": timestamp_unit,
+        }
+        for name, value in own.items():
+            if value is not None:
+                raise InvalidInputError(
+                    f"{name}={value!r} is for a task alone; application={task.name} says that itself, so leave it out."
+                )
+        return _run(_on_messages(task, messages, batch_size))
+    messages = [*messages]
     if not messages and schema is None:
         return LocalRun({}, {}, [])
-    source = _Messages(messages, None if schema is None else arrow_schema(schema), batch_size)
-    interval = positive("checkpoint_interval", checkpoint_interval)
-    plan = Plan(
-        application="local",
-        files=open_files(f"memory://run-local-{uuid.uuid4().hex}"),
-        task=task,
-        schema=source.schema,
-        timestamp=TIMESTAMP,
-        channel=None,
-        settings=Settings(interval, duration("allowed_delay", allowed_delay), ahead=2**62),
-        shards=1,
-        # One that is given nothing meanwhile: what expires stays until all outputs are read.
-        outputs=("outputs",),
-        on_bad_row=on_bad_row,
-        timestamp_unit=timestamp_unit,
+    source = _Messages(messages, None if schema is None else arrow_schema(schema), batch_size, timestamp_unit)
+    app = Application(
+        "local",
+        _STORE,
+        checkpoint_interval="1 minute" if checkpoint_interval is None else checkpoint_interval,
+        allowed_delay="0 seconds" if allowed_delay is None else allowed_delay,
+        max_ahead=_NO_LIMIT,
     )
-    plan.check()
-    if task.update_way == "column":
-        raise InvalidInputError(f"task={plan.name} says its update in process_column, which needs Spark; run it there.")
-    try:
-        return _run(plan, source, interval)
-    finally:
-        _delete_all(plan)
+    app.add(task, source, _output, KEEP if on_bad_row is None else on_bad_row)
+    return _run(app)[task.task_name]
 
 
-def _run(plan: Plan, source: _Messages, interval: int) -> LocalRun:
-    ids = (str(i) for i in range(2**62))
-    keeping = Keeping(clocks=2**31, grace=0)
-    log, flow = Log(plan.files, plan.application), FlowPlan((plan,))
-    entry = takeover.take_over(log, [flow], interval=interval, shards=1, writer="local", now=0)
-    cached: dict[str, Any] = {}
-    while True:
-        start = entry.flows[flow.id].source.next_positions
-        reach = source.reach(start, everything=False)
-        if reach.ends == start:
-            break
-        basis = commits.plan_batch(entry, flow, reach, now=0)
-        chunks = (chunk for split in source.splits(start, reach.ends, parts=1) for chunk in source.read(split))
-        blobs, report = combine(flow, basis, 0, 1, chunks)
-        descriptors, cached = merge_shard(flow, 0, blobs, cached, lambda: next(ids))
-        answers = Answers([report], descriptors)
-        entry, _ = commits.commit(
-            log, entry.epoch, plan.settings, answers, now=0, new_id=lambda: next(ids), keeping=keeping
+def _output(values: Any, clock: int) -> None:
+    """Stand for the outputs of a task. It is given nothing meanwhile, so what expires stays until all outputs are read."""
+
+
+def _on_messages(app: Application, messages: Any, batch_size: int) -> Application:
+    """Return an application of the same tasks on messages in place of sources."""
+    sources = _sources(app, messages, batch_size)
+    local = replace(app, store=_STORE, max_ahead=_NO_LIMIT)
+    for added in app._added:
+        inputs = {
+            name: of if name in added.upstream else replace(of, source=sources[id(of.source)])
+            for name, of in added.inputs.items()
+        }
+        local.add(added.task, inputs, _output, added.on_bad_row, added.delivery)
+    return local
+
+
+def _sources(app: Application, messages: Any, batch_size: int) -> dict[int, _Messages]:
+    """Return the messages of each source of an application, by the source's id.
+
+    Raises:
+        InvalidInputError: The messages are given to what no source feeds, or twice to one source, or not to each.
+    """
+    if not isinstance(messages, Mapping):
+        raise InvalidInputError(
+            f"messages of application={app.name} are given as a {type(messages).__name__}; give a mapping from the name of "
+            "each task that a source feeds to its messages."
         )
-    return _result(plan, commits.close(log, entry.epoch, now=0, keeping=keeping))
+    fed = {
+        added.task.task_name: {name: of.source for name, of in added.inputs.items() if name not in added.upstream}
+        for added in app._added
+    }
+    found: dict[int, tuple[str, _Messages]] = {}
+    for task, given in messages.items():
+        sources = fed.get(task)
+        if not sources:
+            known = ", ".join(name for name, some in fed.items() if some)
+            raise InvalidInputError(
+                f"messages are given to task={task}, which no source feeds; give them to those of {known}."
+            )
+        way = "as a list" if [*sources] == [INPUT] else f"by the names of inputs, {', '.join(map(repr, sources))}"
+        if not isinstance(given, Mapping):
+            if len(sources) > 1:
+                raise InvalidInputError(f"messages of task={task} are given as one list; give them {way}.")
+            given = dict.fromkeys(sources, given)
+        for input, some in given.items():
+            if input not in sources:
+                raise InvalidInputError(f"messages of task={task} are given to input {input!r}; give them {way}.")
+            source, place = sources[input], _place(task, input)
+            if id(source) in found:
+                other, _ = found[id(source)]
+                raise InvalidInputError(f"{place} shares its source with {other}; give messages to one of them.")
+            rows, schema = [*some], _schema_of(source)
+            if not rows and schema is None:
+                raise InvalidInputError(
+                    f"{place} has no messages, and its source tells no schema; give it a message, or the source a schema."
+                )
+            found[id(source)] = place, _Messages(rows, schema, batch_size)
+    for task, sources in fed.items():
+        for input, source in sources.items():
+            if id(source) not in found:
+                raise InvalidInputError(f"{_place(task, input)} got no messages; give it some, or [] for none.")
+    return {id: rows for id, (_, rows) in found.items()}
+
+
+def _place(task: str, input: str) -> str:
+    """Return a task's input as messages name it."""
+    return f"input {input!r} of task={task}" if input else f"task={task}"
+
+
+def _schema_of(source: AnySource) -> pa.Schema | None:
+    """Return the columns of a source; None if it does not tell them."""
+    try:
+        schema = getattr(source, "schema", None)
+    except Exception:
+        # Some look at their first file for it, which a test may be unable to reach.
+        return None
+    return schema if isinstance(schema, pa.Schema) else None
+
+
+def _run(app: Application) -> dict[str, LocalRun]:
+    """Run an application whose sources are messages, and return what each task made of them."""
+    if not app._added:
+        raise InvalidInputError(f"application {app.name} has no task; add one.")
+    files = open_files(f"{_STORE}-{uuid.uuid4().hex}")
+    plans = app.plans(files, 1, _columns_of)
+    for plan in plans.values():
+        if plan.update_way == "column":
+            raise InvalidInputError(
+                f"task={plan.name} says its update in process_column, which needs Spark; run it there."
+            )
+    try:
+        entry = _Driver(app, plans, Log(files, app.name)).run()
+        return {name: _result(plan, entry) for name, plan in plans.items()}
+    finally:
+        for plan in plans.values():
+            _delete_all(plan)
+
+
+def _columns_of(task: PersistentTask, source: AnySource) -> tuple[_Messages, pa.Schema, None]:
+    assert isinstance(source, _Messages)
+    return source, source.schema, None
+
+
+class _Driver:
+    """The driver of an application on messages: each task is a flow of its own."""
+
+    def __init__(self, app: Application, plans: Mapping[str, Plan], log: Log) -> None:
+        # Tasks that only sources feed come first: what others make of them is known before the next messages.
+        self._flows = [FlowPlan((plan,)) for plan in sorted(plans.values(), key=lambda plan: bool(plan.upstream))]
+        self._sources = {
+            added.task.task_name: Inputs(
+                {name: of.source for name, of in added.inputs.items() if isinstance(of.source, _Messages)}
+            )
+            for added in app._added
+        }
+        self._log = log
+        self._new_id = map(str, itertools.count()).__next__
+        self._cached: dict[str, dict[str, Any]] = {}
+        interval = self._flows[0].first.settings.interval
+        self._entry = takeover.take_over(log, self._flows, interval=interval, shards=1, writer="local", now=0)
+
+    def run(self) -> Entry:
+        """Read all messages, take all steps, give all tasks one clock, and return the last entry."""
+        self._play_all()
+        self._entry = commits.close(self._log, self._entry.epoch, now=0, keeping=_KEEPING)
+        self._play_all()
+        return self._entry
+
+    def _play_all(self) -> None:
+        """Let the flows take turns until there is nothing more to do."""
+        while any([*map(self._play, self._flows)]):
+            pass
+
+    def _play(self, flow: FlowPlan) -> bool:
+        """Commit the next micro-batch of a flow, with the step that is due. Return whether there was any."""
+        entry, source = self._entry, self._sources[flow.id]
+        known = entry.flows[flow.id]
+        start = known.source.next_positions
+        reach = source.reach(start, everything=False)
+        step = graph.step_of(entry, flow)
+        # The others wait for a source until its first micro-batch, even if that has nothing.
+        is_first = known.progress.batch == 0 and not flow.is_derived
+        if reach.ends == start and step is None and not is_first:
+            return False
+        spans = [] if step is None else graph.spans(entry, flow, step)
+        reads = [source.read(split) for split in source.splits(start, reach.ends, parts=1)]
+        reads += [changes.read(flow.first, input, span) for input, span in spans]
+        basis = commits.plan_batch(entry, flow, reach, 0, step)
+        blobs, report = combine(flow, basis, 0, 1, itertools.chain.from_iterable(reads))
+        descriptors, self._cached[flow.id] = merge_shard(flow, 0, blobs, self._cached.get(flow.id, {}), self._new_id)
+        self._entry, _ = commits.commit(
+            self._log,
+            entry.epoch,
+            flow.first.settings,
+            Answers([report], descriptors),
+            now=0,
+            new_id=self._new_id,
+            keeping=_KEEPING,
+        )
+        return True
 
 
 def _result(plan: Plan, entry: Entry) -> LocalRun:
@@ -201,8 +396,15 @@ def _late(plan: Plan, rows: LateRows) -> Iterator[dict[str, Any]]:
     """Yield the late and bad rows as `read_late_rows` returns them, without the column that stands for the timestamp."""
     for side in late_rows.all_of(plan.files, rows):
         for row in read_side(plan.files, side).to_pylist():
-            columns = {name: value for name, value in row["row"].items() if name != TIMESTAMP}
-            yield {**row, "row": columns}
+            if plan.inputs:
+                shown = {input: some and _without_timestamp(some) for input, some in row["row"].items()}
+            else:
+                shown = _without_timestamp(row["row"])
+            yield {**row, "row": shown}
+
+
+def _without_timestamp(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != TIMESTAMP}
 
 
 def _as_dict(table: pa.Table, plan: Plan) -> dict[Any, Any]:
@@ -258,15 +460,28 @@ class _Messages(TimeReplayableSource):
 
     timestamp = TIMESTAMP
 
-    def __init__(self, messages: Sequence[Message], schema: pa.Schema | None, batch_size: int) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        schema: pa.Schema | None,
+        batch_size: int,
+        timestamp_unit: str | None = None,
+    ) -> None:
         if batch_size < 1:
             raise InvalidInputError(f"batch_size={batch_size}; a micro-batch holds at least one message.")
         stamps = _timestamps(messages)
-        rows = pa.Table.from_pylist([dict(message) for message in messages], schema)
+        try:
+            rows = pa.Table.from_pylist([dict(message) for message in messages], schema)
+        except (pa.ArrowException, OverflowError) as error:
+            columns = "" if schema is None else f" ({', '.join(f'{column.name}: {column.type}' for column in schema)})"
+            raise InvalidInputError(
+                f"messages={len(messages)} are no rows of the same columns{columns}: {error}; correct values or schema."
+            ) from error
         if TIMESTAMP in rows.column_names:
             raise InvalidInputError(f"column {TIMESTAMP!r} of the messages stands for their timestamp here; rename it.")
         self._table = rows.add_column(0, TIMESTAMP, stamps).combine_chunks()
         self._batch_size = batch_size
+        self.timestamp_unit = timestamp_unit
 
     @property
     def schema(self) -> pa.Schema:
@@ -278,7 +493,8 @@ class _Messages(TimeReplayableSource):
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
         begin = start.get("", 0)
         end = self._table.num_rows if everything else min(begin + self._batch_size, self._table.num_rows)
-        return Reach({"": end} if end > begin else dict(start))
+        # Nobody waits for an empty list.
+        return Reach({"": end} if end > begin else dict(start), None if self._table.num_rows else {})
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
         return [(start.get("", 0), end.get("", 0))]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from persistent_state.batch import changes
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Answers, Blob, Report
+from persistent_state.batch.messages import Answers, Blob, Report, Step
 from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.event_time.clocks import END, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
-from persistent_state.protocol import commits, takeover
+from persistent_state.protocol import commits, graph, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sinks.base import CLOCK
@@ -39,6 +40,11 @@ def memory() -> Files:
 def us(count: int) -> timedelta:
     """So many microseconds."""
     return timedelta(microseconds=count)
+
+
+def micros(time: datetime) -> int:
+    """A time as microseconds."""
+    return (time - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
 
 
 def whole_times(table: pa.Table) -> pa.Table:
@@ -228,6 +234,23 @@ def play_reach(
     told = [basis.of_part(part, source.partitions_in(split)) for part, split in enumerate(splits)]
     sent = [combine(flow, told[part], part, len(splits), source.read(split)) for part, split in enumerate(splits)]
     return commit(log, plan, merged(plan, sent), keeping=keeping)
+
+
+def step(log: Log, plans: Mapping[str, Plan], step: Step, keeping: Keeping | None = None) -> Entry:
+    """A step of a derived task, from its planning to its commit."""
+    return commit(log, plans[step.flow], answers_of_step(log, plans, step), keeping=keeping)
+
+
+def answers_of_step(log: Log, plans: Mapping[str, Plan], step: Step) -> Answers:
+    """What the parts and shards of a step make. A part reads a shard of a task that feeds it."""
+    entry = log.newest()
+    assert entry is not None
+    flow = FlowPlan((plans[step.flow],))
+    basis = commits.plan_batch(entry, flow, Reach(entry.flows[step.flow].source.next_positions), 0, step)
+    spans = graph.spans(entry, flow, step)
+    reads = [changes.read(flow.first, name, span) for name, span in spans] or [()]
+    sent = [combine(flow, basis.of_part(part, None), part, len(reads), read) for part, read in enumerate(reads)]
+    return merged(flow, sent)
 
 
 def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:

@@ -17,6 +17,11 @@ import persistent_state
 from monoids import List, Map, Max, Monoid, Sum
 from persistent_state import (
     Application,
+    Changes,
+    ClosedWindows,
+    DataFrameSource,
+    FileSource,
+    Input,
     InvalidInputError,
     Message,
     NonWindowState,
@@ -49,6 +54,8 @@ SCHEMA = pa.schema(
     ]
 )
 
+ROWS = FileSource("rows/", timestamp="ts", schema=SCHEMA)
+
 
 class Task(PersistentTask):
     """A task that is said to be whatever a test wants wrong."""
@@ -68,6 +75,13 @@ class Task(PersistentTask):
 
     def persistent_state(self) -> NonWindowState[Any]:
         return NonWindowState(self.monoid)
+
+
+class Living(Task):
+    """A task whose state lives for an hour."""
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(self.monoid, ttl="1 hour")
 
 
 class ByMessage(Task):
@@ -289,6 +303,114 @@ class TestApplications:
     def test_no_task_at_all(self) -> None:
         spark: Any = None
         refused(lambda: Application("app", "store").start(spark), "application app has no task; add one.")
+
+
+class TestGraphs:
+    """Tasks that feed tasks, and several inputs of one task."""
+
+    def plans(self, *tasks: tuple[PersistentTask, Any], **options: Any) -> Any:
+        app = Application("app", "store", checkpoint_interval="10 seconds", **options)
+        for task, source in tasks:
+            app.add(task, source)
+        return app.plans(open_files("memory://graphs"), 1, lambda _, source: (source, source.schema, None))
+
+    def derived(self, monoid: Any) -> PersistentTask:
+        return Task(monoid=monoid, name="derived", key=None, value="value")
+
+    def refused(self, sentence: str, *tasks: tuple[PersistentTask, Any], **options: Any) -> None:
+        refused(lambda: self.plans(*tasks, **options), sentence)
+
+    def test_a_task_that_is_not_there(self) -> None:
+        self.refused(
+            "task=derived is fed by task=total, which is not added; the tasks are totals, derived.",
+            (Task(), ROWS),
+            (self.derived(Sum()), Changes("total")),
+        )
+
+    def test_a_circle(self) -> None:
+        self.refused(
+            "tasks feed each other in a circle: derived -> other -> derived; let one of them read a source.",
+            (self.derived(Sum()), Changes("other")),
+            (Task(name="other"), Changes("derived")),
+        )
+
+    @pytest.mark.parametrize(
+        ("monoid", "lack"),
+        [(Max(), "Max(int64) is no group"), (Sum(pa.float64()), "Sum(double) rounds")],
+    )
+    def test_what_can_not_be_taken_back(self, monoid: Any, lack: str) -> None:
+        task = self.derived(monoid)
+        self.refused(
+            "task=derived is fed by the changes of task=totals: what it made of a row is taken back when the row changes, and "
+            f"{lack}; use Sum, Count, ExactSum, or a Struct of these, or look at fixed times: "
+            "Changes('totals', every=\"1 minute\").",
+            (Task(), ROWS),
+            (task, Changes("totals")),
+        )
+
+    def test_bounds_in_time(self) -> None:
+        self.refused(
+            "task=derived is fed by the changes of task=living, whose state is bounded in time; feed it by the windows that "
+            "have closed, ClosedWindows('living'), keep that state without a bound, or look at fixed times: "
+            "Changes('living', every=\"1 minute\").",
+            (Living(name="living"), ROWS),
+            (self.derived(Sum()), Changes("living")),
+        )
+        self.refused(
+            "task=living is fed by the changes of task=totals: what it made of a row is taken back when the row changes. So it "
+            "can't have windows, a ttl, a message_id or reads_state; leave these out, or look at fixed times: "
+            "Changes('totals', every=\"1 minute\").",
+            (Task(), ROWS),
+            (Living(name="living", value="value"), Changes("totals")),
+        )
+
+    def test_windows_of_a_task_without_windows(self) -> None:
+        self.refused(
+            "task=derived is fed by the closed windows of task=totals, which keeps no windows; give it Changes('totals'), or "
+            "let the task keep a WindowState.",
+            (Task(), ROWS),
+            (self.derived(Sum()), ClosedWindows("totals")),
+        )
+
+    def test_another_delivery(self) -> None:
+        self.refused(
+            "task=derived is fed by task=totals, and delivery='at-least-once' is said for task=derived; tasks that are "
+            "connected are exactly-once: leave it out.",
+            (Task(), ROWS),
+            (self.derived(Sum()), Changes("totals")),
+            delivery="at-least-once",
+        )
+
+    def test_times_that_are_no_checkpoints(self) -> None:
+        self.refused(
+            "task=derived is fed by Changes(task='totals', every='15 seconds'), and checkpoint_interval=10 seconds; make "
+            "`every` a multiple of it.",
+            (Task(), ROWS),
+            (self.derived(Sum()), Changes("totals", every="15 seconds")),
+        )
+
+    def test_inputs(self) -> None:
+        app = Application("app", "store")
+        refused(lambda: app.add(Task(), {}), "task=totals has no input; give it a source.")
+        refused(
+            lambda: app.add(Task(), {"a b": ROWS}),
+            "task=totals: input 'a b' can't be a name; use letters, digits and '_'.",
+        )
+        stream: Any = None
+        refused(
+            lambda: app.add(Task(), {"a": ROWS, "b": DataFrameSource(stream, timestamp="ts")}),
+            "task=totals: Spark plans the source of input 'b', so it can't be one of several; use a FileSource, a KafkaSource "
+            "or one of your own.",
+        )
+        both = {"a": ROWS, "b": Input(ROWS, key=("word", "n"))}
+        self.refused(
+            "task=totals: an input has the key ('word', 'n'), and the task 'word'; name as many columns.",
+            (Task(), both),
+        )
+        self.refused(
+            "input='b': task=totals: the key has the types int64 here and string in the first input; cast the columns.",
+            (Task(), {"a": ROWS, "b": Input(ROWS, key="n")}),
+        )
 
 
 @pytest.fixture(params=["local", "memory"])

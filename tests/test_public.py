@@ -20,7 +20,9 @@ PUBLIC_NAMES = [
     "Application",
     "Avro",
     "BadRecord",
+    "Changes",
     "Chunk",
+    "ClosedWindows",
     "CommitUnknownError",
     "ConsoleSink",
     "DamagedError",
@@ -30,6 +32,7 @@ PUBLIC_NAMES = [
     "DeltaSink",
     "FencedError",
     "FileSource",
+    "Input",
     "InvalidInputError",
     "Json",
     "KafkaConnectorSource",
@@ -126,8 +129,8 @@ PUBLIC_MONOIDS = [
 ]
 
 HOUSE = (
-    "__main__ > cli > __init__ > application reading testing > engine > protocol > batch > kafka outputs > sources sinks"
-    " > store > partials > task > state > formatting windows > event_time > errors redact > monoids"
+    "__main__ > cli > __init__ > testing > application reading > engine > protocol > batch > inputs > kafka outputs"
+    " > sources sinks > store > partials > task > state > formatting windows > event_time > errors redact > monoids"
 )
 """Folders and modules of the root: each imports only what is to its right, beyond a `>`."""
 

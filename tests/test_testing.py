@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -12,13 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monoids import Aggregator, Average, Count, List, Max, Min, Monoid, Set, Struct, Sum, TopK
+from monoids import Aggregator, Average, Count, Last, List, Max, Min, Monoid, Set, Struct, Sum, TopK
 from persistent_state import (
+    Application,
+    Changes,
+    ClosedWindows,
+    FileSource,
+    Input,
+    InvalidInputError,
     LocalRun,
     Message,
     NonWindowState,
     PersistentState,
     PersistentTask,
+    RateSource,
     TaskFailedError,
     TumblingWindow,
     WindowState,
@@ -508,3 +516,360 @@ def test_clocks_that_a_micro_batch_jumps_over_are_not_given_and_all_are_where_it
         totals[size] = run.state
     assert clocks == {100: [180, 210], 3: list(range(0, 211, 30)), 1: list(range(0, 211, 30))}
     assert list(totals.values()) == [{"a": 20}] * 3
+
+
+class PerShop(PersistentTask):
+    """The revenue of a shop, and the region that it is in."""
+
+    key = "shop"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Struct(revenue=Sum(), region=Last(pa.string())))
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, {"revenue": message["amount"], "region": message["region"]})
+
+
+class PerRegion(PersistentTask):
+    key, value = "region", "revenue"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Sum())
+
+
+class OfAll(PersistentTask):
+    value = "value"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Sum())
+
+
+class PerMinute(PersistentTask):
+    key, value = "shop", "amount"
+
+    def persistent_state(self) -> WindowState[Any]:
+        return WindowState(Sum(), TumblingWindow("1 minute"))
+
+
+class Best(PersistentTask):
+    key, value = "shop", "value"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Max())
+
+
+class Column(PersistentTask):
+    key, value = "word", "value"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Sum())
+
+
+class Story(PersistentTask):
+    """What has come of a key, in order."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(List(pa.string()))
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        if "after" in message:
+            before, after = (message[which] and message[which]["value"] for which in ("before", "after"))
+            state.update(message.timestamp, [f"{before} to {after}"])
+        else:
+            state.update(message.timestamp, [f"{message.input} {message['amount']}"])
+
+
+def files() -> FileSource:
+    """A source whose folder is not there."""
+    return FileSource("no/such/folder", timestamp="ts")
+
+
+def shops() -> Application:
+    # A store that can't be written.
+    return Application("shops", "/dev/null/store")
+
+
+def orders(*rows: tuple[float, str, str, int]) -> list[Message]:
+    return [
+        Message(int(minute * MINUTE), {"shop": shop, "region": region, "amount": amount})
+        for minute, shop, region, amount in rows
+    ]
+
+
+ORDERS = orders(
+    (0.1, "Ada", "north", 10),
+    (0.9, "Bob", "north", 20),
+    (1.5, "Cid", "south", 40),
+    (2.5, "Ada", "south", 5),
+    (3.5, "Bob", "north", 1),
+)
+
+
+def by_minute(values: Mapping[int, Mapping[Any, Any]]) -> dict[int, Mapping[Any, Any]]:
+    return {clock // MINUTE: some for clock, some in values.items() if clock > 0}
+
+
+class TestApplications:
+    def test_a_chain_of_changes_agrees_at_every_clock(self) -> None:
+        app = shops().add(PerShop(), files()).add(PerRegion(), Changes("PerShop")).add(OfAll(), Changes("PerRegion"))
+        ran = run_local(app, {"PerShop": ORDERS}, batch_size=1)
+        assert [*ran] == ["PerShop", "PerRegion", "OfAll"]
+        assert by_minute(ran["PerRegion"].states) == {
+            1: {"north": 30},
+            2: {"north": 30, "south": 40},
+            3: {"north": 20, "south": 55},
+            4: {"north": 21, "south": 55},
+        }
+        assert by_minute(ran["PerRegion"].outputs) == {
+            1: {"north": 30},
+            2: {"south": 40},
+            3: {"north": 20, "south": 55},
+            4: {"north": 21},
+        }
+        assert by_minute(ran["OfAll"].states) == {1: {(): 30}, 2: {(): 70}, 3: {(): 75}, 4: {(): 76}}
+        assert {tuple(run.clocks) for run in ran.values()} == {(0, MINUTE, 2 * MINUTE, 3 * MINUTE, 4 * MINUTE)}
+
+    @settings(max_examples=30, deadline=None)
+    @given(
+        st.lists(st.tuples(st.integers(0, 20), st.sampled_from("abc"), st.sampled_from("ns")), max_size=20),
+        st.lists(st.tuples(st.integers(0, 20), st.sampled_from("ns")), max_size=20),
+        st.integers(1, 10),
+    )
+    def test_at_every_clock_a_task_is_made_of_what_feeds_it(
+        self, sold: list[tuple[int, str, str]], named: list[tuple[int, str]], batch_size: int
+    ) -> None:
+        app = Application(
+            "shops", "/dev/null/store", checkpoint_interval="4 microseconds", allowed_delay="3 microseconds"
+        )
+        shop, word = "ts long, shop string, region string, amount long", "ts long, word string, value long"
+        app.add(
+            Column(),
+            {"sums": Input(Changes("PerRegion"), key="region"), "own": FileSource("no", timestamp="ts", schema=word)},
+        )
+        app.add(PerRegion(), Changes("PerShop")).add(PerShop(), FileSource("no", timestamp="ts", schema=shop))
+        messages = {
+            "PerShop": [Message(ts, {"shop": name, "region": region, "amount": 1}) for ts, name, region in sold],
+            "Column": [Message(ts, {"word": word, "value": 100}) for ts, word in named],
+        }
+        ran = run_local(app, messages, batch_size=batch_size)
+        assert ran["PerShop"].clocks == ran["PerRegion"].clocks == ran["Column"].clocks
+        late = [row["timestamp"] for row in ran["Column"].late]
+        for clock, per_region in ran["PerRegion"].states.items():
+            regions: Counter[str] = Counter()
+            for value in ran["PerShop"].states[clock].values():
+                regions[value["region"]] += value["revenue"]
+            assert Counter(per_region) == regions
+            own = sum(ts < clock for ts, _ in named) - sum(ts < clock for ts in late)
+            assert sum(ran["Column"].states[clock].values()) == 100 * own + regions.total()
+
+    def test_whoever_is_added_first_a_task_comes_after_what_feeds_it(self) -> None:
+        app = shops().add(PerRegion(), Changes("PerShop")).add(PerShop(), files())
+        assert run_local(app, {"PerShop": ORDERS})["PerRegion"].state == {"north": 21, "south": 55}
+
+    @pytest.mark.parametrize("batch_size", [1, 2, 100])
+    def test_closed_windows_feed_a_task_once_however_soon_they_closed(self, batch_size: int) -> None:
+        app = shops().add(PerMinute(), files()).add(Best(), ClosedWindows("PerMinute"))
+        ran = run_local(app, {"PerMinute": ORDERS}, batch_size=batch_size)
+        assert ran["Best"].state == {"Ada": 10, "Bob": 20, "Cid": 40}
+        closed = [key for values in ran["PerMinute"].outputs.values() for key in values]
+        assert sorted(closed) == [
+            ("Ada", 0, MINUTE),
+            ("Ada", 2 * MINUTE, 3 * MINUTE),
+            ("Bob", 0, MINUTE),
+            ("Bob", 3 * MINUTE, 4 * MINUTE),
+            ("Cid", MINUTE, 2 * MINUTE),
+        ]
+
+    @pytest.mark.parametrize("batch_size", [1, 2, 100])
+    def test_changes_between_fixed_times_are_a_function_of_the_messages(self, batch_size: int) -> None:
+        app = shops().add(PerShop(), files()).add(PerRegion(), Changes("PerShop"))
+        app.add(Story("region"), Changes("PerRegion", every="2 minutes"))
+        # All in one micro-batch, they jump over several of these times.
+        messages = [*ORDERS, *orders((6.5, "Cid", "south", 2))]
+        ran = run_local(app, {"PerShop": messages}, batch_size=batch_size)
+        assert ran["Story"].state == {
+            "north": ["None to 30", "30 to 21"],
+            "south": ["None to 40", "40 to 55", "55 to 57"],
+        }
+        assert all(clock % (2 * MINUTE) == 0 for clock in ran["PerShop"].clocks)
+
+    @pytest.mark.parametrize("batch_size", [1, 2, 100])
+    def test_messages_of_one_time_come_in_the_order_of_the_inputs(self, batch_size: int) -> None:
+        def rates(batch: pa.RecordBatch) -> pa.Array:
+            return pa.array([[f"rate {rate}"] for rate in batch["rate"].to_pylist()])
+
+        app = shops().add(
+            Story("shop"),
+            {"rates": Input(files(), key="of", batch=rates), "orders": Input(files(), allowed_delay="1 minute")},
+        )
+        given = {
+            "orders": orders((1, "Ada", "", 1), (2, "Ada", "", 2), (1, "Ada", "", 3), (4, "Ada", "", 4)),
+            "rates": [Message(minute * MINUTE, {"of": "Ada", "rate": minute}) for minute in (1, 2, 4)],
+        }
+        run = run_local(app, {"Story": given}, batch_size=batch_size)["Story"]
+        assert run.state == {
+            "Ada": ["rate 1", "orders 1", "orders 3", "rate 2", "orders 2", "rate 4", "orders 4"],
+        }
+        assert run.late == []
+
+    def test_a_late_row_tells_its_input(self) -> None:
+        app = shops().add(Story("shop"), {"old": files(), "new": files()})
+        late = orders((3, "Ada", "", 1), (1, "Ada", "", 2), (3, "Ada", "", 3))
+        new = orders((3, "Ada", "", 4))
+        (row,) = run_local(app, {"Story": {"old": late, "new": new}}, batch_size=1)["Story"].late
+        assert (row["reason"], row["partition"], row["position"]) == ("late", "old:", 1)
+        assert row["row"] == {"old": {"shop": "Ada", "region": "", "amount": 2}}
+
+    def test_a_task_is_an_input_beside_a_source(self) -> None:
+        def hundred(batch: pa.RecordBatch) -> pa.Array:
+            return pa.array([100] * batch.num_rows)
+
+        app = shops().add(Words(), files())
+        app.add(Column(), {"own": Input(files(), batch=hundred), "words": Changes("Words")})
+        messages = {
+            "Words": said((1, "a"), (2 * MINUTE, "b"), (4 * MINUTE, "a")),
+            "Column": said((MINUTE, "a"), (3 * MINUTE, "b")),
+        }
+        ran = run_local(app, messages, batch_size=1)
+        assert ran["Column"].state == {"a": 2 + 100, "b": 1 + 100}
+        assert run_local(app, {**messages, "Column": {"own": messages["Column"]}}, batch_size=1) == ran
+        for clock in ran["Column"].clocks:
+            own = {m["word"] for m in messages["Column"] if m.timestamp < clock}
+            words = ran["Words"].states[clock]
+            sums = {word: words.get(word, 0) + 100 * (word in own) for word in {*words, *own}}
+            assert ran["Column"].states[clock] == sums
+
+    def test_tasks_that_share_a_source_share_its_messages(self) -> None:
+        source = files()
+        app = shops().add(PerShop(), source).add(PerMinute(), source).add(Story("shop"), {"a": source, "b": source})
+        for messages in ({"PerShop": ORDERS}, {"PerMinute": ORDERS}, {"Story": {"b": ORDERS}}):
+            ran = run_local(app, messages)
+            assert ran["PerShop"].state["Bob"] == {"revenue": 21, "region": "north"}
+            assert len([key for values in ran["PerMinute"].outputs.values() for key in values]) == 5
+            assert ran["Story"].state["Cid"] == ["a 40", "b 40"]
+
+    def test_the_settings_are_those_of_the_application(self) -> None:
+        app = Application("words", "/dev/null/store", checkpoint_interval="2 minutes", allowed_delay="1 minute")
+        app.add(Words(), files(), on_bad_row="fail")
+        run = run_local(app, {"Words": said((3 * MINUTE, "a"), (2 * MINUTE, "b"), (0, "c"))}, batch_size=1)["Words"]
+        assert run.clocks == [2 * MINUTE, 4 * MINUTE]
+        assert reasons(run) == {"late": 1}
+        with pytest.raises(TaskFailedError, match="task=Words met a bad row"):
+            run_local(app, {"Words": said((2**63 - 1, "a"))})
+
+    def test_columns_have_the_types_of_the_source(self) -> None:
+        class Typed(Words):
+            def process_message(self, state: PersistentState[Any], message: Message) -> None:
+                assert message["ts"] is None
+                state.update(message.timestamp, message["n"] or 0)
+
+        source = FileSource("no/such/folder", timestamp="ts", schema="ts timestamp, word string, n int")
+        app = shops().add(Typed(), source)
+        assert run_local(app, {"Typed": said((1, "a"))})["Typed"].state == {"a": 0}
+        columns = r"\(ts: timestamp\[us, tz=UTC\], word: string, n: int32\)"
+        with pytest.raises(InvalidInputError, match=f"messages=1 are no rows of the same columns {columns}: "):
+            run_local(app, {"Typed": [Message(1, {"word": 5})]})
+
+    def test_an_empty_list_holds_nobody_up(self) -> None:
+        shut = FileSource("no/such/folder", timestamp="ts", schema="ts timestamp, region string, revenue long")
+        app = shops().add(Words(), files()).add(OfAll(), RateSource(1))
+        app.add(PerRegion(), {"none": shut, "words": Input(Changes("Words"), key="word", value="value")})
+        ran = run_local(
+            app, {"OfAll": [], "PerRegion": [], "Words": said((1, "a"), (MINUTE, "b"), (2 * MINUTE, "a"))}, batch_size=1
+        )
+        assert ran["Words"].clocks == [0, MINUTE, 2 * MINUTE, 3 * MINUTE]
+        assert by_minute(ran["PerRegion"].states) == {1: {"a": 1}, 2: {"a": 1, "b": 1}, 3: {"a": 2, "b": 1}}
+        assert ran["OfAll"].state == {}
+        nothing = run_local(shops().add(OfAll(), RateSource(1)), {"OfAll": []})
+        assert nothing == {"OfAll": LocalRun({}, {}, [])}
+
+    def test_nothing_is_left_behind(self) -> None:
+        import fsspec
+
+        before = set(fsspec.filesystem("memory").find("/"))
+        app = shops().add(PerShop(), files()).add(PerRegion(), Changes("PerShop"))
+        run_local(app, {"PerShop": ORDERS})
+        assert set(fsspec.filesystem("memory").find("/")) == before
+
+    @pytest.mark.parametrize(
+        ("messages", "sentence"),
+        [
+            (
+                [],
+                "messages of application=shops are given as a list; give a mapping from the name of each task that a source "
+                "feeds to its messages.",
+            ),
+            (
+                {"Shop": []},
+                "messages are given to task=Shop, which no source feeds; give them to those of PerShop, PerMinute, "
+                "Story.",
+            ),
+            (
+                {"OfAll": []},
+                "messages are given to task=OfAll, which no source feeds; give them to those of PerShop, PerMinute, "
+                "Story.",
+            ),
+            (
+                {"PerShop": ORDERS, "PerMinute": ORDERS},
+                "task=PerMinute shares its source with task=PerShop; give messages to one of them.",
+            ),
+            ({"PerShop": {"a": ORDERS}}, "messages of task=PerShop are given to input 'a'; give them as a list."),
+            (
+                {"Story": ORDERS},
+                "messages of task=Story are given as one list; give them by the names of inputs, 'a', 'b'.",
+            ),
+            (
+                {"Story": {"c": ORDERS}},
+                "messages of task=Story are given to input 'c'; give them by the names of inputs, 'a', 'b'.",
+            ),
+            (
+                {"PerShop": ORDERS, "Story": {"a": ORDERS}},
+                "input 'b' of task=Story got no messages; give it some, or [] for none.",
+            ),
+            (
+                {"PerShop": []},
+                "task=PerShop has no messages, and its source tells no schema; give it a message, or the source a "
+                "schema.",
+            ),
+        ],
+    )
+    def test_messages_that_do_not_fit_the_application_are_refused(self, messages: Any, sentence: str) -> None:
+        source = files()
+        app = shops().add(PerShop(), source).add(PerMinute(), source).add(PerRegion(), Changes("PerShop"))
+        app.add(OfAll(), Changes("PerRegion")).add(Story("shop"), {"a": files(), "b": files()})
+        with pytest.raises(InvalidInputError) as caught:
+            run_local(app, messages)
+        assert str(caught.value) == sentence
+
+    def test_what_an_application_says_itself_is_refused(self) -> None:
+        app = shops().add(Words(), files())
+        said_twice = {
+            "checkpoint_interval": "1 minute",
+            "allowed_delay": "0 seconds",
+            "schema": "word string",
+            "on_bad_row": "keep",
+            "timestamp_unit": "s",
+        }
+        for name, value in said_twice.items():
+            with pytest.raises(InvalidInputError) as caught:
+                run_local(app, {"Words": said((1, "a"))}, **{name: value})  # type: ignore[call-overload]
+            assert str(caught.value) == (
+                f"{name}={value!r} is for a task alone; application=shops says that itself, so leave it out."
+            )
+
+    def test_an_application_without_tasks_and_a_column_of_spark_are_refused(self) -> None:
+        class BySpark(Words):
+            process_message = PersistentTask.process_message
+
+            def process_column(self, frame: Any) -> Any:
+                raise AssertionError
+
+        with pytest.raises(InvalidInputError, match=r"^application shops has no task; add one\.$"):
+            run_local(shops(), {})
+        with pytest.raises(
+            InvalidInputError, match=r"^task=BySpark says its update in process_column, which needs Spark; "
+        ):
+            run_local(shops().add(BySpark(), files()), {"BySpark": said((1, "a"))})

@@ -9,10 +9,13 @@ from dataclasses import replace
 from persistent_state.batch.messages import Advance, Report
 from persistent_state.errors import DisagreementError
 from persistent_state.event_time import clocks
-from persistent_state.event_time.channels import deliver, listed_channels, live_channels, upstream_min
+from persistent_state.event_time.channels import Channel, deliver, listed_channels, live_channels, upstream_min
 from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.inputs import by_input, input_of, together
 from persistent_state.event_time.positions import Position, move_position, newest_read
-from persistent_state.store.flow_state import FlowState
+from persistent_state.inputs import journals_of, reach_of
+from persistent_state.sources.base import Reach
+from persistent_state.store.flow_state import FlowState, SourceState
 
 
 def advance(flow: FlowState, first: int | None, reports: Sequence[Report], settings: Settings) -> Advance:
@@ -30,26 +33,38 @@ def advance(flow: FlowState, first: int | None, reports: Sequence[Report], setti
         raise DisagreementError(
             f"flow={sender.flow} batch={sender.batch}: its first part did not report; start it again."
         )
-    channels = listed_channels(flow.source.channels, reach.channels, reach.known, now)
+    silent_for = {name: length for report in reports for name, length in report.silent_for.items()}
+    inputs = {name: _listed(known, reach_of(reach, name), now) for name, known in flow.inputs.items()}
+    channels = together(inputs)
     if flow.progress.batch == 0:
         # Nobody was asked before now, so nobody was silent.
         channels = {name: replace(channel, active=now) for name, channel in channels.items()}
-    is_silent = settings.idle_after is not None and any(report.is_silent for report in reports)
-    if is_silent and settings.idle_after is not None:
-        since = now - settings.idle_after
-        channels = {name: replace(channel, active=min(channel.active, since)) for name, channel in channels.items()}
+    silent = {name for name in inputs if _is_silent(settings.of(name), silent_for.get(name, 0))}
+    for name, channel in channels.items():
+        if (input := input_of(name, inputs)) in silent:
+            channels[name] = replace(channel, active=min(channel.active, now - (settings.of(input).idle_after or 0)))
     for name in {*reach.held, *(name for report in reports for name in report.replaying)} & channels.keys():
         # It waits for others, or is on its way back to where it was: it is not silent.
         channels[name] = replace(channels[name], active=now)
     channels = deliver(channels, (sight for report in reports for sight in report.seen), now)
     coarse = clocks.joined([*flow.coarse, *(report.coarse for report in reports if report.coarse)])
     positions = _positions(flow.source.positions, reach.ends, reports)
-    live = live_channels(channels, now, settings.idle_after)
+    live: dict[str, Channel] = {}
+    before = clock = flow.progress.clock
+    reached, holds = [], False
+    for name, some in by_input(channels, inputs).items():
+        of = settings.of(name)
+        if alive := live_channels(some, now, of.idle_after):
+            live |= together({name: alive})
+            reached.append(upstream_min(alive.values(), before, of.delay))
+        elif not (some or reach_of(reach, name).channels is not None or name in silent):
+            # Nobody knows yet what comes of this input. Others wait for it.
+            holds = True
+            reached += [before] if len(inputs) > 1 else []
     slowest = min(live, key=lambda name: live[name].reached, default=None)
     upstream: int | None = None
-    before = clock = flow.progress.clock
-    if live:
-        upstream = upstream_min(live.values(), before, settings.delay)
+    if reached:
+        upstream = min(reached)
         if upstream > before:
             clock = max(before, clocks.clean_clock(clocks.checkpoint_clock(upstream, settings.interval), coarse))
     elif (
@@ -68,13 +83,23 @@ def advance(flow: FlowState, first: int | None, reports: Sequence[Report], setti
         coarse=tuple(segment for segment in coarse if segment.high > clock),
         channels=channels,
         positions=positions,
-        holds=bool(live) or not (channels or reach.channels is not None or is_silent),
+        holds=bool(live) or holds,
         upstream_min=upstream,
         counts=dict(counts),
-        journal=reach.journal,
+        journals=journals_of(reach, inputs),
         unread=reach.unread,
         slowest=slowest,
     )
+
+
+def _listed(known: SourceState, reach: Reach, now: int) -> dict[str, Channel]:
+    """Return the channels of an input that count, by what its source lists."""
+    return listed_channels(known.channels, reach.channels, reach.known, now)
+
+
+def _is_silent(settings: Settings, silent_for: int) -> bool:
+    """Return whether nothing has come of an input for as long as makes it idle."""
+    return settings.idle_after is not None and 0 < settings.idle_after <= silent_for
 
 
 def _lowest(first: int | None, reports: Iterable[Report], clock: int) -> int:

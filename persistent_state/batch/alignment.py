@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from persistent_state.batch.plan import Plan
-from persistent_state.event_time.channels import held_back
+from persistent_state.event_time.channels import held_back, live_channels
+from persistent_state.event_time.inputs import INPUT, by_input, together
 from persistent_state.sources.base import Reach, TimeReplayableSource
 from persistent_state.store.flow_state import SourceState
 
@@ -33,7 +34,7 @@ def aligned_reach(
         now: The batch time in microseconds UTC.
     """
     settings = plan.settings
-    if settings.alignment is None or plan.channel is not None:
+    if settings.alignment is None or any(each.channel is not None for each in (plan, *plan.inputs.values())):
         return source.reach(start, everything)
     exhausted = set[str]()
     if is_ending:
@@ -41,6 +42,8 @@ def aligned_reach(
         source.hold(())
         ends = source.reach(start, everything=True).ends
         exhausted = {name for name, end in ends.items() if end == start.get(name)}
-    held = held_back(known.channels, settings.alignment, now, settings.idle_after, exhausted)
+    of_inputs = by_input(known.channels, plan.inputs or (INPUT,))
+    live = {name: live_channels(some, now, settings.of(name).idle_after) for name, some in of_inputs.items()}
+    held = held_back(together(live), settings.alignment, exhausted)
     source.hold(held)
     return replace(source.reach(start, everything), held=held)

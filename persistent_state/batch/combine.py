@@ -13,6 +13,7 @@ from persistent_state.batch.lift import Lifted, Read, lift_chunk
 from persistent_state.batch.messages import Basis, Blob, Content, Report, Sender, slim
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time import clocks
+from persistent_state.event_time.inputs import input_of
 from persistent_state.partials import fold, keys, layout, sort
 from persistent_state.sources.base import Chunk
 
@@ -89,8 +90,9 @@ def combine_in_pieces(
         low=min((low for of_task in sums for low in of_task.lows), default=None),
         coarse=_coarsest([coarse for of_task in sums for coarse in of_task.coarse]),
         counts=dict(read.counts),
-        is_silent=basis.is_silent,
+        silent_for=basis.silent_for,
         reach=basis.reach,
+        step=basis.step,
     )
 
 
@@ -260,7 +262,7 @@ def _partial_sums(
     if table.num_rows == 0:
         return None, None, None
     times = layout.as_numpy(table, "start")
-    starts, coarse = clocks.split_intervals(times, basis.clock, horizon, plan.settings.interval)
+    starts, coarse = clocks.split_intervals(times, basis.clock, horizon, plan.settings)
     if basis.is_behind:
         # The clocks that it passes while it catches up are retained, and need not be on today's grid.
         starts = clocks.begin_apart(starts, times, basis.apart)
@@ -277,7 +279,12 @@ def _partial_sums(
 
 def _horizon(plan: Plan, basis: Basis, read: Read) -> int:
     """Return how far the clock could move by the channels of this part alone. Other parts can only hold it further back."""
-    newest = [timestamp for timestamp in read.sightings.newest.values() if timestamp is not None]
-    if not newest or basis.is_behind:
+    settings, inputs = plan.settings, plan.inputs
+    reached = [
+        newest - settings.of(input_of(name, inputs)).delay
+        for name, newest in read.sightings.newest.items()
+        if newest is not None
+    ]
+    if not reached or basis.is_behind:
         return basis.clock
-    return max(basis.clock, min(newest) - plan.settings.delay)
+    return max(basis.clock, min(reached))

@@ -61,6 +61,9 @@ def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], si
     stamps = place.timestamps if place.valid.all() else np.where(place.valid, place.timestamps, np.iinfo(np.int64).max)
     _mark(codes, SKIPPED, is_accounted(before, place.partitions.of, place.positions, stamps, basis.again))
     _mark(codes, REPLAYED_OR_LATE, (place.positions == NO_POSITION) & (stamps < basis.restored))
+    if plan.is_fed_by_task:
+        # Its moments are clocks. They are at or above the one that the flow has taken last, and move no channel.
+        return codes
     fresh = codes == ACCEPTED
     check_unit(plan, basis, sightings.newest, place.timestamps[fresh & place.valid])
     if not fresh.all():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ from persistent_state.batch.rows import (
     Mask,
     MixedChunk,
     Place,
+    TakenBack,
     bad_record_table,
     check_bad_rows,
     place_of,
@@ -35,7 +36,7 @@ from persistent_state.batch.update import Updates, update_table, updates_of
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.partials import few, keys
-from persistent_state.partials.layout import ID
+from persistent_state.partials.layout import ID, one_chunk, with_values
 from persistent_state.sources.base import Chunk
 from persistent_state.store import late_rows
 
@@ -63,6 +64,13 @@ class Lifted:
         """
         check_bad_rows(plan, table)
         self.sides.append(table)
+
+
+class Inverses(Lifted):
+    """The updates that a task once made of rows, of which the inverses are wanted. Rows that are bad for the task made none."""
+
+    def put_aside(self, plan: Plan, table: pa.Table) -> None:
+        """Leave such rows out: they were put aside when they came."""
 
 
 @dataclass
@@ -118,12 +126,15 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
         TaskFailedError: User code raised, or a row is bad and bad rows are to fail.
         InvalidInputError: The first timestamps are integers of another unit than microseconds.
     """
+    flow = flow.by_input[chunk.input]
     place = place_of(flow.first, chunk)
     before = [basis.positions.get(name, UNREAD) for name in place.partitions.names]
-    _note_ends(basis, place, read.ends)
+    if not flow.first.is_fed_by_task:
+        _note_ends(basis, place, read.ends)
     codes = judge(flow.first, basis, place, before, read.sightings)
     _put_aside(flow, chunk, place, before[0], codes, read)
-    _count(place, before, codes, read.counts)
+    if not isinstance(chunk, TakenBack):
+        _count(place, before, codes, read.counts)
     is_accepted = codes == ACCEPTED
     if not is_accepted.any():
         return
@@ -131,16 +142,28 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     accepted = Accepted(chunk.rows, place, times)
     if not is_accepted.all():
         accepted = accepted.take(is_accepted)
-    _note_spans(before, _firsts(chunk, place), accepted, read.spans)
+    if not flow.first.is_fed_by_task:
+        _note_spans(before, _firsts(chunk, place), accepted, read.spans)
     for plan, result in zip(flow.tasks, lifted, strict=True):
-        _lift_task(plan, basis, accepted, result)
+        if isinstance(chunk, TakenBack):
+            _take_back(plan, basis, accepted, result)
+        else:
+            _lift_task(plan, basis, accepted, result)
+
+
+def _take_back(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
+    """Add the inverses of the updates that a task makes of rows."""
+    once = Inverses()
+    _lift_task(plan, basis, accepted, once)
+    inverses = plan.layout.monoid.inverses
+    lifted.tables += [with_values(table, inverses(one_chunk(table["value"]))) for table in once.tables]
 
 
 def _lift_task(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
     """Add the updates that a task makes of rows to its result, and the rows that are bad for it."""
     if (unfit := unfit_rows(plan, accepted.rows)).any():
         rows = accepted.rows.select(plan.schema.names)
-        lifted.put_aside(plan, side_table(rows, unfit, late_rows.UNFIT_KEY, accepted.place))
+        lifted.put_aside(plan, side_table(plan, rows, unfit, late_rows.UNFIT_KEY, accepted.place))
         accepted = accepted.take(~unfit)
     if accepted.rows.num_rows == 0:
         return
@@ -151,10 +174,10 @@ def _lift_task(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> 
         row = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
         lifted.tables.append(pa.table({**columns, "row": row}))
         return
-    computed = accepted.rows.column(plan.column) if plan.task.update_way == "column" else None
+    computed = accepted.rows.column(plan.column) if plan.update_way == "column" else None
     updates = updates_of(plan, rows, place, computed)
     if updates.unfit.any():
-        lifted.put_aside(plan, side_table(rows, updates.unfit, late_rows.UNFIT, place))
+        lifted.put_aside(plan, side_table(plan, rows, updates.unfit, late_rows.UNFIT, place))
     if (folded := _fold_few(plan, basis, key, accepted.times, updates, lifted)) is not None:
         lifted.tables.append(folded)
         return
@@ -171,7 +194,7 @@ def _fold_few(
     # A short chunk does not tell how many keys there are.
     if len(times) < few.LEAST or few.has_nulls(updates.values):
         return None
-    folded = few.fold_few(key[0], times, updates.values, plan.layout, basis.clock, plan.settings.interval)
+    folded = few.fold_few(key[0], times, updates.values, plan.layout, basis.clock, plan.settings)
     lifted.keys_are_few = folded is not None
     return folded
 
@@ -236,7 +259,7 @@ def _put_aside(flow: FlowPlan, chunk: Chunk, place: Place, position: Position, c
     rows = chunk.rows.select(flow.first.schema.names)
     for verdict, reason in ASIDE.items():
         if (aside := codes == verdict).any():
-            read.put_aside(flow, side_table(rows, aside, reason, place))
+            read.put_aside(flow, side_table(flow.first, rows, aside, reason, place))
 
 
 def _count(place: Place, before: Sequence[Position], codes: Codes, counts: Counter[str]) -> None:
@@ -263,6 +286,11 @@ def _key_and_order(
     if plan.task.message_id is not None:
         columns[ID] = keys.normalise(rows.column(plan.task.message_id))
     if plan.layout.is_ordered or plan.task.reads_state:
-        columns["channel"], columns["position"] = place.channels.column(rows.num_rows), pa.array(place.positions)
+        channels = place.channels
+        if plan.among:
+            # Of messages of one time, those of the first input come first.
+            place_of_input = f"{plan.among.index(plan.input):04d}"
+            channels = replace(channels, names=[f"{place_of_input}:{name}" for name in channels.names])
+        columns["channel"], columns["position"] = channels.column(rows.num_rows), pa.array(place.positions)
         columns["strand"] = place.partitions.column(rows.num_rows)
     return columns

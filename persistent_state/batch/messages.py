@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from persistent_state.errors import DisagreementError
 from persistent_state.event_time import clocks
@@ -34,17 +36,36 @@ FIRST = 0
 
 
 @dataclass(frozen=True)
+class Step:
+    """A step of a flow that other tasks feed: it takes what they give from the clock `since` up to `clock`."""
+
+    flow: str
+    since: int
+    clock: int
+
+
+@dataclass(frozen=True)
 class Ground:
     """The ground of a shard: all of it is fixed before the micro-batch, and the first part takes it along from the planner.
 
     Rows below `clock`, the task's own, are folded, but the clocks of `cuts` stay apart. What has expired by `floor` may go.
-    `runs` is the digest of the runs that the shard starts from.
+    `runs` is the digest of the runs that the shard starts from. `grid` is a clock and a length in microseconds: from the clock
+    on each multiple of the length stays apart, too.
     """
 
     clock: int
     cuts: tuple[int, ...]
     floor: int
     runs: str
+    grid: tuple[int, int] | None = None
+
+    def apart(self, starts: Sequence[NDArray[np.int64]]) -> tuple[int, ...]:
+        """Return the clocks that rows with these starts of intervals must not be folded over."""
+        if self.grid is None:
+            return self.cuts
+        since, length = self.grid
+        every = [np.unique(each[each >= since] // length * length) for each in starts]
+        return tuple({*self.cuts, *(clock for some in every for clock in some.tolist())})
 
 
 @dataclass(frozen=True)
@@ -68,8 +89,8 @@ class Basis:
     clock: int
     """The flow's clock, which is fixed: a message below it is late."""
 
-    has_begun: bool
-    """True if a message has ever moved a channel."""
+    begun: tuple[str, ...]
+    """The inputs of which a message has ever moved a channel."""
 
     is_behind: bool
     """True if the flow has yet to catch up with the global clock."""
@@ -92,15 +113,16 @@ class Basis:
     again: int = clocks.END
     """The clock from which on rows that earlier starts have accounted for count once more."""
 
-    is_silent: bool = False
-    """True if none of the source's channels has delivered for as long as makes it idle."""
+    silent_for: Mapping[str, int] = field(default_factory=dict)
+    """By input: for how many microseconds nothing has come of it, where that makes its channels idle."""
 
     grounds: Mapping[str, tuple[Ground, ...]] = field(default_factory=dict)
     reach: Reach | None = None
+    step: Step | None = None
 
     def of_part(self, part: int, partitions: Collection[str] | None) -> Basis:
         """Return what this part is told, which reads these partitions; None if it may read any."""
-        basis = self if part <= FIRST else replace(self, grounds={}, reach=None)
+        basis = self if part <= FIRST else replace(self, grounds={}, reach=None, step=None)
         if partitions is None:
             return basis
         positions = {name: self.positions[name] for name in partitions if name in self.positions}
@@ -128,7 +150,7 @@ class Report:
     `seen` holds (channel, newest timestamp or None, jumps in a row), `spans` (partition, first position, newest timestamp),
     `ends` (partition, position after the last row), `replaying` the channels of which rows came again. `low` is the lowest
     start of an interval of any task, `coarse` how coarse their intervals are. `counts` has "messages" and "replayed", and the
-    late and bad rows of the flow by reason. `now`, `is_silent` and `reach` are what the part was told.
+    late and bad rows of the flow by reason. The part was told `now`, `silent_for`, `reach` and `step`.
     """
 
     sender: Sender
@@ -140,8 +162,9 @@ class Report:
     low: int | None = None
     coarse: Coarse | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-    is_silent: bool = False
+    silent_for: Mapping[str, int] = field(default_factory=dict)
     reach: Reach | None = None
+    step: Step | None = None
 
     def to_bytes(self) -> bytes:
         return pickle.dumps(self, protocol=5)
@@ -157,7 +180,8 @@ class Advance:
     """The clock, channels and positions of a flow after a micro-batch.
 
     `cuts` are the clocks that its tasks' runs keep apart from now on. `holds` is False when no channel is live: the flow does
-    not hold back the global clock. `slowest` is the live channel that is furthest behind.
+    not hold back the global clock. `slowest` is the live channel that is furthest behind. `stepped` is the clock up to which
+    the flow has taken what other tasks give; None if it took nothing of them.
     """
 
     clock: int
@@ -168,9 +192,10 @@ class Advance:
     holds: bool
     upstream_min: int | None
     counts: Mapping[str, int]
-    journal: tuple[str, ...] = ()
+    journals: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unread: int | None = None
     slowest: str | None = None
+    stepped: int | None = None
 
 
 @dataclass(frozen=True)

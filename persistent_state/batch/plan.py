@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -12,9 +12,11 @@ import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
 from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.inputs import INPUT
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
+from persistent_state.sources.tasks import ClosedWindows, TaskSource
 from persistent_state.state import KeptState
 from persistent_state.store.files import Files
 from persistent_state.task import PersistentTask
@@ -43,8 +45,12 @@ class Plan:
     `schema` is that of the rows that the task sees, and `timestamp` and `channel` name columns of it. `emits` tells whether the
     running values of touched keys are written, and `outputs` names the outputs at each clock. `has_positions` tells whether the
     source can tell its rows apart. `by_spark` tells whether Spark plans the micro-batches: then the rows of a part may come in
-    any order. `delivery` is the task's. `timestamp_unit` is the unit of timestamps that are integers; None means
-    microseconds, which are checked.
+    any order. `delivery` is the task's. `timestamp_unit` is the unit of timestamps that are integers; None means microseconds,
+    which are checked. `upstream` has the tasks that feed the task, by input, and `feeders` their plans; both are empty if only
+    sources feed it.
+
+    A task with several inputs has a plan for each of them in `inputs`, in their order. Its own `schema` is then empty. `input`
+    names the input whose plan this is, and `among` all inputs. `without` names inputs of earlier starts that have ended.
     """
 
     application: str
@@ -62,6 +68,12 @@ class Plan:
     by_spark: bool = False
     delivery: str = EXACTLY_ONCE
     timestamp_unit: str | None = None
+    upstream: Mapping[str, TaskSource] = field(default_factory=dict)
+    inputs: Mapping[str, Plan] = field(default_factory=dict)
+    input: str = INPUT
+    among: tuple[str, ...] = ()
+    feeders: Mapping[str, Plan] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -77,8 +89,34 @@ class Plan:
         """The column of a chunk's rows, beside those of the schema, that tells which keys do not fit. Few sources have it."""
         return UNFIT + self.name
 
+    @property
+    def update_way(self) -> str:
+        """The way in which the task updates its state; "inputs" if that is said by each input.
+
+        Raises:
+            InvalidInputError: It is said in no way, or in several.
+        """
+        return "inputs" if self.inputs else self.task.update_way
+
+    @cached_property
+    def takes_back(self) -> bool:
+        """Return whether what the task made of a row can be taken back."""
+        return takes_back(self.task)
+
+    @property
+    def is_fed_by_task(self) -> bool:
+        """Return whether the rows of this plan's input come from another task."""
+        return self.input in self.upstream
+
+    @property
+    def source_inputs(self) -> tuple[str, ...]:
+        """The names of the inputs that are sources."""
+        return tuple(name for name in self.inputs or (self.input,) if name not in self.upstream)
+
     @cached_property
     def layout(self) -> Layout:
+        if self.inputs:
+            return next(iter(self.inputs.values())).layout
         types = tuple(keys.normal_type(self.schema.field(name).type) for name in self.task.key_columns)
         once = None
         if self.task.message_id is not None:
@@ -136,7 +174,10 @@ class Plan:
             for name, type in zip(self.task.key_columns, self.layout.key_types, strict=True)
         ]
         once = {} if self.layout.once is None else {"message_id": str(self.layout.once.type)}
-        return {**self.state.identity(), "key": columns, **once}
+        fed: dict[str, Any] = {"inputs": {name: source.identity for name, source in self.upstream.items()}}
+        if self.task.version is not None:
+            fed["version"] = self.task.version
+        return {**self.state.identity(), "key": columns, **once, **(fed if self.upstream else {})}
 
     def check(self) -> None:
         """Refuse what can never work.
@@ -145,9 +186,12 @@ class Plan:
             InvalidInputError: a column is missing, or the monoid does not fit it.
         """
         name, task = self.name, self.task
+        if self.inputs:
+            self._check_inputs()
+            return
         if not name or not all(c.isalnum() or c in "_.-" for c in name) or name[0] == ".":
             raise InvalidInputError(f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'.")
-        way = task.update_way
+        way = self.update_way
         if not isinstance(self.state, KeptState):
             raise InvalidInputError(
                 f"task={name}: persistent_state() gives no state; return one, such as NonWindowState(Sum())."
@@ -228,6 +272,40 @@ class Plan:
         if self.on_bad_row not in (KEEP, FAIL):
             raise InvalidInputError(f"task={name}: on_bad_row={self.on_bad_row!r}; say 'keep' or 'fail'.")
 
+    def _check_inputs(self) -> None:
+        """Refuse inputs that don't fit, or don't fit together.
+
+        Raises:
+            InvalidInputError: They don't.
+        """
+        for name, plan in self.inputs.items():
+            try:
+                plan.check()
+                if plan.update_way == "column":
+                    raise InvalidInputError(
+                        f"task={self.name} says its update in process_column, and has several inputs; say it in process_batch."
+                    )
+                if plan.by_spark:
+                    raise InvalidInputError(
+                        f"task={self.name}: Spark plans this source, so it can't be one of several; use another source."
+                    )
+                if self.task.reads_state:
+                    raise InvalidInputError(
+                        f"task={self.name} reads its state, and has several inputs; leave out reads_state."
+                    )
+                if (types := plan.layout.key_types) != self.layout.key_types:
+                    raise InvalidInputError(
+                        f"task={self.name}: the key has the types {_named_types(types)} here and "
+                        f"{_named_types(self.layout.key_types)} in the first input; cast the columns."
+                    )
+                if plan.layout.once != self.layout.once:
+                    raise InvalidInputError(
+                        f"task={self.name}: message_id={self.task.message_id!r} has another type here than in the first input; "
+                        "cast the column."
+                    )
+            except InvalidInputError as error:
+                raise InvalidInputError(f"input={name!r}: {error}") from None
+
     def check_update(self, type: pa.DataType) -> None:
         """Refuse a column of updates that can never fit.
 
@@ -271,6 +349,16 @@ class FlowPlan:
         return self.first.name
 
     @property
+    def is_derived(self) -> bool:
+        """Return whether tasks feed the flow, and no source."""
+        return not self.first.source_inputs
+
+    @property
+    def is_fed_by_windows(self) -> bool:
+        """Return whether the flow is fed by windows that close, and by nothing else: its tasks can't be built from state."""
+        return self.is_derived and all(isinstance(source, ClosedWindows) for source in self.first.upstream.values())
+
+    @property
     def title(self) -> str:
         """The tasks as messages name them."""
         names = [plan.name for plan in self.tasks]
@@ -280,9 +368,27 @@ class FlowPlan:
     def by_name(self) -> dict[str, Plan]:
         return {plan.name: plan for plan in self.tasks}
 
+    @cached_property
+    def by_input(self) -> dict[str, FlowPlan]:
+        """The plan of the rows of each input."""
+        if not self.first.inputs:
+            return {INPUT: self}
+        return {name: FlowPlan(tuple(plan.inputs[name] for plan in self.tasks)) for name in self.first.inputs}
+
     def of(self, names: Collection[str]) -> FlowPlan:
         """Return the plan of some of the tasks."""
         return replace(self, tasks=tuple(plan for plan in self.tasks if plan.name in names))
+
+
+def takes_back(task: PersistentTask) -> bool:
+    """Return whether what a task made of a row can be taken back: it is the sum of a group, without bounds in time."""
+    state = task.persistent_state()
+    is_plain = state.windowing is None and task.message_id is None and not task.reads_state
+    return is_plain and bool(state.monoid.is_group) and bool(state.monoid.exact)
+
+
+def _named_types(types: Sequence[pa.DataType]) -> str:
+    return ", ".join(map(str, types)) or "of no column"
 
 
 def _names_channels(type: pa.DataType) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.plan import FAIL, Plan
 from persistent_state.errors import TaskFailedError
+from persistent_state.event_time.inputs import input_of, named
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.sources.base import BadRecord, Chunk, Originals
 from persistent_state.store.late_rows import LATE, SIDE_COLUMNS
@@ -28,6 +29,11 @@ class MixedChunk(Chunk):
 
     partitions: Groups = field(kw_only=True)
     channels: Groups = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class TakenBack(Chunk):
+    """Rows that counted until now. What a task makes of them is taken back."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,22 @@ def place_of(plan: Plan, chunk: Chunk) -> Place:
         partitions = channels = Groups([chunk.partition])
         if plan.channel is not None:
             channels = Groups.of_column(chunk.rows.column(plan.channel))
+            channels = replace(channels, names=[_named(plan, name) for name in channels.names])
     return Place(partitions, channels, chunk.positions, timestamps, valid, chunk.originals)
+
+
+def _named(plan: Plan, name: str) -> str:
+    """Return a channel as it is called among those of all inputs.
+
+    Raises:
+        TaskFailedError: It looks like one of another input.
+    """
+    if not plan.input and input_of(name, plan.among):
+        raise TaskFailedError(
+            f"task={plan.name}: channel={name!r} of the input without a name looks like one of the input "
+            f"{input_of(name, plan.among)!r}; give that another name."
+        )
+    return named(plan.input, name)
 
 
 def microseconds(column: pa.Array, unit: str | None) -> tuple[NDArray[np.int64], Mask]:
@@ -90,7 +111,7 @@ def microseconds(column: pa.Array, unit: str | None) -> tuple[NDArray[np.int64],
     return values if scale == 1 else values * scale, valid
 
 
-def side_table(rows: pa.RecordBatch, where: Mask, reason: str, place: Place) -> pa.Table:
+def side_table(plan: Plan, rows: pa.RecordBatch, where: Mask, reason: str, place: Place) -> pa.Table:
     """Return rows as they stand in a file of late and bad rows. Their position is null if their source has no positions."""
     picked = pa.array(np.flatnonzero(where))
     count = len(picked)
@@ -104,7 +125,9 @@ def side_table(rows: pa.RecordBatch, where: Mask, reason: str, place: Place) -> 
         **_as_they_came(place.originals, place.positions[where]),
     }
     row = rows.take(picked)
-    return pa.table({**columns, "row": pa.StructArray.from_arrays(row.columns, fields=list(row.schema))})
+    return pa.table(
+        {**columns, "row": _of_input(plan, pa.StructArray.from_arrays(row.columns, fields=list(row.schema)))}
+    )
 
 
 def bad_record_table(plan: Plan, chunk: Chunk, records: Sequence[BadRecord]) -> pa.Table:
@@ -123,7 +146,12 @@ def bad_record_table(plan: Plan, chunk: Chunk, records: Sequence[BadRecord]) -> 
         "position": pa.array(positions),
         **_as_they_came(chunk.originals, positions),
     }
-    return pa.table({**columns, "row": row})
+    return pa.table({**columns, "row": _of_input(plan, row)})
+
+
+def _of_input(plan: Plan, row: pa.StructArray) -> pa.StructArray:
+    """Return rows as a column of side tables. Where there are several inputs, each has a field of its own in it."""
+    return pa.StructArray.from_arrays([row], names=[plan.input or "input"]) if plan.among else row
 
 
 def _as_they_came(originals: Originals | None, positions: NDArray[np.int64]) -> dict[str, pa.Array]:
@@ -146,6 +174,7 @@ def check_bad_rows(plan: Plan, table: pa.Table) -> None:
     if first["reason"] == LATE:
         return
     row = first["row"] or {}
+    row = row.get(plan.input or "input") or {} if plan.among else row
     key = {name: row.get(name) for name in plan.task.key_columns}
     raise TaskFailedError(
         f"task={plan.name} met a bad row ({first['reason']}) at channel={first['channel']!r} "

@@ -175,7 +175,7 @@ def _fold_fresh(work: Work) -> Fresh:
         if plan.task.reads_state and some:
             table, unfit = updates_by_key(plan, some, levels)
             some, sides = [table], [*sides, *unfit]
-        parts.append(fold.fold(some, plan.layout, work.ground.cuts, work.ground.clock, apart, ids_from=work.ids_from))
+        parts.append(fold.fold(some, plan.layout, _cuts(work, some), work.ground.clock, apart, ids_from=work.ids_from))
     return Fresh(pa.concat_tables(parts), sides, copies, older)
 
 
@@ -197,9 +197,8 @@ def _rewrite(work: Work, fresh: Fresh, keep: int, new_id: Callable[[], str]) -> 
         if opened:
             apart = _apart_from(plan, work.ground.clock, is_all=keep == 0)
             tables = [*(between(table, low, high) for table in opened), new]
-            new = fold.fold(
-                tables, layout, work.ground.cuts, work.ground.clock, apart, plan.keeps_current, work.ids_from
-            )
+            cuts = _cuts(work, tables)
+            new = fold.fold(tables, layout, cuts, work.ground.clock, apart, plan.keeps_current, work.ids_from)
             new = expiry.without_expired(new, layout, work.ground.floor, is_all=keep == 0)
         if new.num_rows:
             path = _path(work, new_id)
@@ -233,6 +232,11 @@ def _descriptor(
         values=_write_values(plan, _path(work, new_id, ".values"), values) if plan.emits else None,
         copies=fresh.copies,
     )
+
+
+def _cuts(work: Work, tables: Sequence[pa.Table]) -> tuple[int, ...]:
+    """Return the clocks that must not be folded over in these tables."""
+    return work.ground.apart([as_numpy(table, "start") for table in tables])
 
 
 def _bounds(work: Work) -> tuple[int, int]:

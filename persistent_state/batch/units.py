@@ -12,6 +12,7 @@ from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import Plan
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.inputs import input_of
 from persistent_state.formatting import show_clock
 
 _USUAL = (946_684_800, 4_102_444_800)
@@ -22,14 +23,17 @@ _OTHERS = {"s": ("seconds", 1), "ms": ("milliseconds", 1_000), "ns": ("nanosecon
 
 
 def check_unit(plan: Plan, basis: Basis, believed: Collection[str], timestamps: NDArray[np.int64]) -> None:
-    """Refuse the first timestamps of a task if most of them are usual ones in another unit than microseconds.
+    """Refuse the first timestamps of an input if most of them are usual ones in another unit than microseconds.
 
-    A task that has a clock, or in which any channel was `believed` before, is never stopped: one broken clock poisons nothing.
+    A task that has a clock is never stopped, nor one in whose input any channel was `believed` before: one broken clock poisons
+    nothing.
 
     Raises:
         InvalidInputError: they are, and nobody has said their unit.
     """
-    if plan.timestamp_unit is not None or basis.clock != BEGINNING or basis.has_begun or believed:
+    if plan.timestamp_unit is not None or basis.clock != BEGINNING or plan.input in basis.begun:
+        return
+    if any(input_of(name, plan.among) == plan.input for name in believed):
         return
     if not pa.types.is_int64(plan.schema.field(plan.timestamp).type):
         return

@@ -51,8 +51,8 @@ def updates_of(plan: Plan, rows: pa.RecordBatch, place: Place, computed: pa.Arra
     def where(i: int) -> str:
         return describe(plan, rows, place, i)
 
-    if plan.task.update_way == "message":
-        for i, message in enumerate(_messages(rows, place)):
+    if plan.update_way == "message":
+        for i, message in enumerate(_messages(plan, rows, place)):
             recorder.process(message, i, where)
         return recorder.updates(rows.num_rows)
     column = computed if computed is not None else _update_column(plan, rows, where)
@@ -145,14 +145,14 @@ def updates_by_key(
     # A zero for each, as user code may change the one it is given.
     recorder = ReadingRecorder(plan, [plan.layout.monoid.zero if value is None else value for value in before])
     key = -1
-    for i, (message, begins) in enumerate(zip(_messages(rows, place), first.tolist(), strict=True)):
+    for i, (message, begins) in enumerate(zip(_messages(plan, rows, place), first.tolist(), strict=True)):
         key += begins
         recorder.turn_to(key)
         recorder.process(message, i, lambda i: describe(plan, rows, place, i))
     updates = recorder.updates(len(times))
     sides = []
     if updates.unfit.any():
-        sides.append(side_table(rows, updates.unfit, UNFIT, place))
+        sides.append(side_table(plan, rows, updates.unfit, UNFIT, place))
         check_bad_rows(plan, sides[-1])
     columns = {name: one_chunk(table[name]) for name in table.column_names if name != "row"}
     return update_table(plan, columns, updates).select(plan.layout.schema.names), sides
@@ -288,11 +288,11 @@ class ReadingRecorder(Recorder):
         return self._current[self._key]
 
 
-def _messages(rows: pa.RecordBatch, place: Place) -> Iterator[Message]:
+def _messages(plan: Plan, rows: pa.RecordBatch, place: Place) -> Iterator[Message]:
     """Return the rows as messages. A column is converted when it is first asked for."""
     columns = _Columns(rows)
     for i, timestamp in enumerate(place.timestamps.tolist()):
-        yield _RowMessage(timestamp, columns, i)
+        yield _RowMessage(timestamp, columns, i, plan.input)
 
 
 class _Columns(dict[str, list[Any]]):
@@ -313,8 +313,8 @@ class _Columns(dict[str, list[Any]]):
 class _RowMessage(Message):
     __slots__ = ("_columns", "_i")
 
-    def __init__(self, timestamp: int, columns: _Columns, i: int) -> None:
-        self.timestamp = timestamp
+    def __init__(self, timestamp: int, columns: _Columns, i: int, input: str) -> None:
+        self.timestamp, self.input = timestamp, input
         self._columns = columns
         self._i = i
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state import __version__, formatting
+from persistent_state.cli import graph
 from persistent_state.cli.describe import summary
 from persistent_state.cli.text import application, applications, verified, width
 from persistent_state.errors import InvalidInputError, StateError
@@ -73,6 +74,15 @@ def _parser() -> argparse.ArgumentParser:
     tell = commands.add_parser("show", parents=[common], help="show the applications of a store, or the tasks of one")
     tell.add_argument("application", metavar="APP", nargs="?", help="an application (default: list them all)")
     tell.set_defaults(run=_show)
+
+    draw = commands.add_parser(
+        "graph", parents=[common], help="show what feeds each task of an application, and draw it as a picture"
+    )
+    draw.add_argument("application", metavar="APP", nargs="?", help="an application (default: the only one)")
+    picture = draw.add_mutually_exclusive_group()
+    picture.add_argument("--svg", metavar="FILE", help="write a picture that suits light and dark pages")
+    picture.add_argument("--dot", metavar="FILE", help="write the graph in the language of Graphviz")
+    draw.set_defaults(run=_graph)
 
     state = commands.add_parser("state", parents=[common], help="show the state of a task at a clock")
     state.add_argument("application", metavar="APP")
@@ -141,6 +151,25 @@ def _show(arguments: argparse.Namespace) -> int:
     if not every and not arguments.json:
         raise InvalidInputError(f"there is no application in store={files.url}; look at its address.")
     _print([to_json(every)] if arguments.json else applications(every))
+    return 0
+
+
+def _graph(arguments: argparse.Namespace) -> int:
+    files = open_files(arguments.store, _storage_options(arguments))
+    name = arguments.application
+    if name is None:
+        known = find_applications(files)
+        if not known:
+            raise InvalidInputError(f"there is no application in store={files.url}; look at its address.")
+        if len(known) > 1:
+            raise InvalidInputError(f"store={files.url} has the applications {', '.join(known)}; name one.")
+        (name,) = known
+    told = graph.graph(summary(files, name))
+    for file, lines in ((arguments.svg, graph.as_svg), (arguments.dot, graph.as_dot)):
+        if file is not None:
+            with open(file, "w", encoding="utf-8") as drawing:
+                drawing.writelines(f"{line}\n" for line in lines(told))
+    _print([to_json(told)] if arguments.json else graph.as_text(told))
     return 0
 
 

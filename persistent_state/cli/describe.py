@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.protocol import deliver
+from persistent_state.protocol import deliver, holding
 from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
@@ -23,9 +24,12 @@ def summary(files: Files, name: str) -> dict[str, Any]:
     stored = {name: _stored(files, entry, name) for name in sorted(entry.tasks)}
     # The tasks of a flow share some files.
     every = {path: length for of_task in stored.values() for path, length in of_task.items()}
+    holder = holding.holder(entry)
     return {
         "application": name,
         "clock": None if entry.clock == BEGINNING else entry.clock,
+        "next": entry.next if entry.next > entry.clock else None,
+        "waits_for": None if holder is None else {**asdict(holder), "words": holder.words},
         "retained": list(entry.retained),
         "interval": entry.interval,
         "shards": entry.shards,
@@ -45,16 +49,20 @@ def _stored(files: Files, entry: Entry, name: str) -> dict[str, int]:
 
 def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:
     task, flow = entry.tasks[name], entry.flow_of(name)
-    channels = flow.source.channels
-    timed = {channel: state.newest for channel, state in channels.items() if state.newest is not None}
-    live = {channel: newest for channel, newest in timed.items() if not channels[channel].ended}
-    slowest = min(live, key=lambda channel: live[channel], default=None)
+    inputs = {input: source.channels for input, source in flow.inputs.items() if input not in flow.upstream}
+    channels = [channel for some in inputs.values() for channel in some.values()]
+    timed = [channel.newest for channel in channels if channel.newest is not None]
+    slowest = holding.slowest(entry, name)
     return {
         "task": name,
         "key": [column["name"] for column in task.identity["key"]],
         "monoid": task.identity["monoid"]["name"],
         "type": task.identity["monoid"]["type"],
         "window": task.identity.get("window"),
+        "inputs": {
+            **{input: {"channels": len(some)} for input, some in inputs.items()},
+            **{input: task.identity["inputs"][input] for input in flow.upstream},
+        },
         "active": task.active,
         "flow": task.flow,
         "clock": None if flow.progress.clock == BEGINNING else flow.progress.clock,
@@ -74,10 +82,11 @@ def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:
         ],
         "channels": {
             "count": len(channels),
-            "ended": sum(channel.ended for channel in channels.values()),
-            "silent": sum(channel.newest is None for channel in channels.values()),
-            "slowest": slowest,
-            "slowest_at": None if slowest is None else live[slowest],
-            "newest_at": max(timed.values(), default=None),
+            "ended": sum(channel.ended for channel in channels),
+            "silent": len(channels) - len(timed),
+            "slowest": None if slowest is None else slowest.channel,
+            "slowest_input": None if slowest is None else slowest.input,
+            "slowest_at": None if slowest is None else slowest.at,
+            "newest_at": max(timed, default=None),
         },
     }

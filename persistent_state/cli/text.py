@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from persistent_state.event_time.durations import show_duration
 from persistent_state.formatting import full_clock, shortened, show_clock, table
+from persistent_state.protocol.holding import NOTHING
 from persistent_state.store.verify import Verified
 
 MOST = 10
@@ -38,10 +39,9 @@ def application(summary: Mapping[str, Any]) -> Iterator[str]:
     clocks = [f"{show_clock(clock)}  {clock}" for clock in summary["retained"]]
     if len(clocks) > MOST:
         clocks = [*clocks[:2], f"... {len(clocks) - 4:,} more ...", *clocks[-2:]]
-    yield from _pairs(
+    yield from pairs(
         {
-            "application": summary["application"],
-            "clock": full_clock(summary["clock"]),
+            **heads(summary),
             "retained": clocks or ["none yet"],
             "interval": show_duration(summary["interval"]),
             "shards": f"{summary['shards']:,}",
@@ -53,26 +53,58 @@ def application(summary: Mapping[str, Any]) -> Iterator[str]:
     tasks = summary["tasks"]
     yield ""
     yield from table(
-        ("task", "key", "state", "clock", "runs", "rows", "size"),
+        ("task", "reads", "key", "state", "clock", "runs", "rows", "size"),
         [
             (
                 task["task"],
+                reads(task["inputs"]),
                 ", ".join(task["key"]) or "-",
                 _monoid(task) + _window(task["window"]),
-                full_clock(task["clock"]) if task["active"] else f"{show_clock(task['clock'])}, left out",
+                clock_of(task),
                 f"{task['runs']:,}",
                 f"{task['rows']:,}",
                 size(task["bytes"]),
             )
             for task in tasks
         ],
-        right={4, 5, 6},
+        right={5, 6, 7},
     )
     bad = [(task["task"], why, f"{n:,}") for task in tasks for why, n in sorted(task["late_and_bad"].items())]
     yield ""
     yield from table(("task", "late and bad", "rows"), bad or [("all", "none", "0")], right={2})
-    outputs = [(task["task"], each) for task in tasks for each in task["outputs"]]
-    if outputs:
+    yield from outputs(tasks)
+    yield ""
+    yield from table(
+        ("task", "channels", "ended", "silent", "slowest", "is at", "newest is at"),
+        [
+            (
+                task["task"],
+                *(f"{task['channels'][count]:,}" for count in ("count", "ended", "silent")),
+                _slowest(task),
+                show_clock(task["channels"]["slowest_at"]),
+                show_clock(task["channels"]["newest_at"]),
+            )
+            for task in tasks
+            if any("channels" in each for each in task["inputs"].values())
+        ],
+        right={1, 2, 3},
+    )
+
+
+def heads(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is told of an application before its tasks: its clocks, and what the global clock waits for."""
+    return {
+        "application": summary["application"],
+        "clock": full_clock(summary["clock"]),
+        **({} if summary["next"] is None else {"next clock": full_clock(summary["next"])}),
+        "waits for": NOTHING if summary["waits_for"] is None else summary["waits_for"]["words"],
+    }
+
+
+def outputs(tasks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield an empty line and a table of how far each output of tasks is, if they have outputs."""
+    every = [(task["task"], each) for task in tasks for each in task["outputs"]]
+    if every:
         yield ""
         yield from table(
             ("task", "output", "delivered up to", "clocks behind"),
@@ -83,25 +115,15 @@ def application(summary: Mapping[str, Any]) -> Iterator[str]:
                     full_clock(each["clock"]),
                     "-" if each["behind"] is None else f"{each['behind']:,}",
                 )
-                for task, each in outputs
+                for task, each in every
             ],
             right={3},
         )
-    yield ""
-    yield from table(
-        ("task", "channels", "ended", "silent", "slowest", "is at", "newest is at"),
-        [
-            (
-                task["task"],
-                *(f"{task['channels'][count]:,}" for count in ("count", "ended", "silent")),
-                "-" if task["channels"]["slowest"] is None else task["channels"]["slowest"] or "(unnamed)",
-                show_clock(task["channels"]["slowest_at"]),
-                show_clock(task["channels"]["newest_at"]),
-            )
-            for task in tasks
-        ],
-        right={1, 2, 3},
-    )
+
+
+def clock_of(task: Mapping[str, Any], show: Callable[[int | None], str] = full_clock) -> str:
+    """Return the clock of a task, and whether the newest start has left the task out."""
+    return show(task["clock"]) if task["active"] else f"{show_clock(task['clock'])}, left out"
 
 
 def verified(result: Verified) -> Iterator[str]:
@@ -146,6 +168,31 @@ def width() -> int:
     return shutil.get_terminal_size().columns - 1
 
 
+def reads(inputs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what feeds a task: its inputs, with their names if there are several."""
+    return ", ".join(f"{name}: {_input(each)}" if name else _input(each) for name, each in inputs.items())
+
+
+def feeder(fed: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Return the kind of an input, the task that feeds it, and how often; None if it is a source."""
+    (kind, task), *_ = fed.items()
+    if kind == "channels":
+        return None
+    return kind, task, f" every {show_duration(fed['every'])}" if "every" in fed else ""
+
+
+def _input(fed: Mapping[str, Any]) -> str:
+    found = feeder(fed)
+    return "a source" if found is None else "{} of {}{}".format(*found)
+
+
+def _slowest(task: Mapping[str, Any]) -> str:
+    channel, input = task["channels"]["slowest"], task["channels"]["slowest_input"]
+    if channel is None:
+        return "-"
+    return (f"{input}: " if input else "") + (channel or "(unnamed)")
+
+
 def _window(window: Mapping[str, int] | None) -> str:
     """Return the text for what bounds a state in time: its windows or its time to live."""
     if window is None:
@@ -168,8 +215,9 @@ def _count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def _pairs(pairs: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
-    wide = max(map(len, pairs))
-    for name, values in pairs.items():
+def pairs(told: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
+    """Yield lines of names and values; a value of several lines has its name at the first."""
+    wide = max(map(len, told))
+    for name, values in told.items():
         for place, value in enumerate([values] if isinstance(values, str) else values):
             yield f"{'' if place else name:<{wide}}  {value}"

@@ -15,15 +15,20 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from persistent_state.batch import changes
 from persistent_state.batch.alignment import aligned_reach
+from persistent_state.batch.changes import Span
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import DRIVER, Blob, Report
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
 from persistent_state.engine import failures
 from persistent_state.errors import StateError
-from persistent_state.protocol import commits
-from persistent_state.sources.base import Reach, TimeReplayableSource
+from persistent_state.event_time.inputs import by_input, together
+from persistent_state.inputs import open_source, reach_of, without_journals
+from persistent_state.protocol import commits, graph
+from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store import lists
+from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
 from persistent_state.store.log import Log
 
@@ -113,8 +118,9 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log = Log(flow.first.files, flow.first.application)
         self._reach = Reach({})
         self._listed: dict[str, bool] = {}
-        self._moved = 0
-        self._is_idle = False
+        self._moved: dict[str, int] = {}
+        self._moving: set[str] = set()
+        self._idle_for: dict[str, int] = {}
         self._opened = False
         self._is_ending = False
 
@@ -141,16 +147,18 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._open()
             if self._until is not None:
                 self.source.stay_within(self._until)
+            entry = self._newest()
             self._reach = aligned_reach(
                 self.flow.first,
                 self.source,
-                self._known().source,
+                commits.flow_by(entry, self.flow).source,
                 start["ends"],
                 everything=isinstance(limit, ReadAllAvailable),
                 is_ending=self._is_ending,
                 now=now_us(),
             )
-            return {"ends": dict(self._reach.ends), "tick": start["tick"] + self._tick(start["ends"])}
+            tick = max(self._tick(start["ends"]), int(graph.step_of(entry, self.flow) is not None))
+            return {"ends": dict(self._reach.ends), "tick": start["tick"] + tick}
 
         return self._tried(latest) or {"ends": start["ends"], "tick": start["tick"] + 1}
 
@@ -160,22 +168,24 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if self.flow.first.delivery == AT_MOST_ONCE:
             entry = commits.announce(self._log, self._epoch, self.flow.id, self._reach, now_us(), new_id)
-            self._reach = replace(self._reach, journal=())
+            self._reach = without_journals(self._reach)
         else:
             entry = commits.wake(self._log, self._epoch, self.flow.id, now_us())
-        basis = commits.plan_batch(entry, self.flow, self._reach, now_us())
+        step = graph.step_of(entry, self.flow)
+        basis = commits.plan_batch(entry, self.flow, self._reach, now_us(), step)
         # A micro-batch without rows has one part all the same: it may move the clock.
         # A jump is measured from the message before it, so one part must read all of a channel.
         most = self._parts if self.flow.first.settings.jump is None else 1
-        splits = self.source.splits(start["ends"], end["ends"], most) or [None]
+        spans = [] if step is None else graph.spans(entry, self.flow, step)
+        splits = [*self.source.splits(start["ends"], end["ends"], most), *spans] or [None]
         # A channel can become idle only after its source was first asked for rows.
-        self._moved = basis.now
-        basis = replace(basis, is_silent=self._is_idle and splits == [None])
+        self._moved |= dict.fromkeys(self._moving, basis.now)
+        basis = replace(basis, silent_for=self._idle_for)
         bases = [basis.of_part(part, self._partitions_in(split)) for part, split in enumerate(splits)]
         return [InputPartition((basis, part, len(splits), splits[part])) for part, basis in enumerate(bases)]
 
     def _partitions_in(self, split: Any | None) -> Collection[str] | None:
-        return () if split is None else self.source.partitions_in(split)
+        return () if split is None or _is_span(split) else self.source.partitions_in(split)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         attempts = 1 if isinstance(partition.value, StateError) else self.attempts
@@ -185,7 +195,10 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(partition.value, StateError):
             raise partition.value
         basis, part, parts, split = partition.value
-        chunks = self.source.read(split) if split is not None else ()
+        if _is_span(split):
+            chunks: Iterable[Chunk] = changes.read(self.flow.first, *split)
+        else:
+            chunks = self.source.read(split) if split is not None else ()
         yield from combine_in_pieces(self.flow, basis, part, parts, chunks)
 
     def _tried(self, work: Callable[[], T]) -> T | None:
@@ -197,32 +210,45 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._error = error
         return None
 
-    def _known(self) -> FlowState:
+    def _newest(self) -> Entry:
         entry = self._log.newest()
         assert entry is not None, "a start creates an entry before any query"
-        return commits.flow_by(entry, self.flow)
+        return entry
+
+    def _known(self) -> FlowState:
+        return commits.flow_by(self._newest(), self.flow)
 
     def _open(self) -> None:
         if not self._opened:
-            known = self._known().source
-            self.source.open(lists.read(self._log.files, known.journal), known.known_positions)
+            flow = self._known()
+            known = flow.source
+            open_source(self.source, lists.read_journals(self._log.files, flow), known.known_positions)
             self._listed = dict.fromkeys(known.channels, False)
-            self._moved = now_us()
             self._opened = True
 
     def _tick(self, start: dict[str, int]) -> int:
-        """Return 1 if a micro-batch is due although nothing arrived: the channels changed, or all of them became idle."""
-        listed = self._listed if self._reach.channels is None else dict(self._reach.channels)
-        is_silent = dict(self._reach.ends) == start
+        """Return 1 if a micro-batch is due although nothing arrived: the channels changed, or those of an input became idle."""
+        reached = {name: reach_of(self._reach, name) for name in self.flow.first.source_inputs}
+        settings, now = self.flow.first.settings, now_us()
+        lists = {name: reach.channels for name, reach in reached.items() if reach.channels is not None}
+        listed = together(lists) if lists else self._listed
         changed, self._listed = listed != self._listed, listed
-        if not is_silent or changed:
-            self._moved, self._is_idle = now_us(), False
-            return int(is_silent)
-        idle_after = self.flow.first.settings.idle_after
-        if idle_after is None or self._is_idle or now_us() - self._moved < idle_after:
-            return 0
-        self._is_idle = True
-        return 1
+        starts, was_idle, self._moving = by_input(start, reached), {*self._idle_for}, set()
+        for name, reach in reached.items():
+            idle_after = settings.of(name).idle_after
+            if changed or dict(reach.ends) != starts[name] or name not in self._moved:
+                self._moving.add(name)
+                self._moved[name] = now
+                self._idle_for.pop(name, None)
+            elif idle_after is not None and idle_after <= now - self._moved[name]:
+                self._idle_for[name] = idle_after
+        has_moved = dict(self._reach.ends) != start
+        return int(not has_moved and (changed or bool({*self._idle_for} - was_idle)))
+
+
+def _is_span(split: Any) -> bool:
+    """Return whether a piece of a micro-batch is what another task gives, and none of a source's."""
+    return isinstance(split, tuple) and len(split) == 2 and isinstance(split[1], Span)
 
 
 def freeze_imports() -> None:

@@ -177,7 +177,7 @@ def are_small(flow: FlowPlan) -> bool:
 
 def with_column(flow: FlowPlan) -> list[Plan]:
     """Return the tasks whose updates Spark computes."""
-    return [plan for plan in flow.tasks if plan.task.update_way == "column"]
+    return [plan for plan in flow.tasks if plan.update_way == "column"]
 
 
 def _has_width(type: pa.DataType) -> bool:

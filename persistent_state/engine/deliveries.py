@@ -6,7 +6,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from functools import partial
 
@@ -123,7 +123,7 @@ class Delivery:
         elif error is not None:
             raise self._as_own(error) from error
 
-    def check_empty(self, tasks: Sequence[str]) -> None:
+    def check_empty(self, tasks: Collection[str]) -> None:
         """Refuse to rebuild the task of this output, if it is one of `tasks`, while the sink holds rows.
 
         Raises:
@@ -313,7 +313,7 @@ class Deliveries:
         for each in self._all:
             each.await_open(max(0.0, until - time.monotonic()))
 
-    def check_empty(self, tasks: Sequence[str]) -> None:
+    def check_empty(self, tasks: Collection[str]) -> None:
         """Refuse to rebuild `tasks` while a sink of theirs holds rows from before.
 
         Raises:

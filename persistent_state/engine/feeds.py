@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.kafka.connector import KafkaConnectorSource
+from persistent_state.inputs import AnySource
 from persistent_state.kafka.subscription import Subscription, merge_journals
 from persistent_state.outputs import Outputs
 from persistent_state.sources.base import TimeReplayableSource
-from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store.entry import Entry
-
-AnySource: TypeAlias = TimeReplayableSource | DataFrameSource | KafkaConnectorSource
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,8 @@ def feeds_of(parts: Sequence[Part]) -> list[Feed]:
     """
     feeds: dict[tuple[object, ...], list[Part]] = {}
     for part in parts:
-        feeds.setdefault((id(part.source), *_way(part.plan)), []).append(part)
+        shared = part.plan.name if part.plan.inputs else id(part.source)
+        feeds.setdefault((shared, *_way(part.plan)), []).append(part)
     return [Feed(_flow_plan(some, some[0].source), some[0].source) for some in feeds.values()]
 
 
@@ -52,14 +49,15 @@ def _flow_plan(parts: Sequence[Part], source: AnySource) -> FlowPlan:
 
 def _way(plan: Plan) -> tuple[object, ...]:
     """Return all but the source that tasks must have in common to be fed together."""
-    by_column = plan.task.update_way == "column" and not plan.by_spark
-    return plan.delivery, by_column, plan.takes_late
+    by_column = plan.update_way == "column" and not plan.by_spark
+    return plan.delivery, by_column, plan.takes_late, bool(plan.upstream) and plan.takes_back
 
 
 def equal_sources(parts: Sequence[Part]) -> list[list[Part]]:
     """Return the tasks, by what they have in common, whose sources are equal and yet are not all one object."""
     groups: list[list[Part]] = []
-    for part in parts:
+    # Several inputs are read for one task only.
+    for part in (part for part in parts if not part.plan.inputs):
         group = next((group for group in groups if _are_fed_alike(group[0], part)), None)
         if group is None:
             groups.append([part])

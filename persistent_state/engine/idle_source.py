@@ -16,6 +16,7 @@ from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.engine.arrow_source import blob_batches, now_us
+from persistent_state.event_time.inputs import INPUT
 from persistent_state.protocol import commits
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -62,7 +63,8 @@ class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         entry = commits.wake(self._log, self._epoch, self.flow.id, now_us())
-        return [InputPartition(replace(self._basis(entry, PART), is_silent=True))]
+        silent_for = {INPUT: self.flow.first.settings.idle_after or 0}
+        return [InputPartition(replace(self._basis(entry, PART), silent_for=silent_for))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         yield from blob_batches(combine_in_pieces(self.flow, partition.value, PART, None, ()), self._labels, 1)

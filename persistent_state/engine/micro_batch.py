@@ -7,6 +7,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
@@ -26,14 +27,14 @@ from persistent_state.engine.session import settings
 from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import RunningValues
-from persistent_state.protocol import commits, deliver
+from persistent_state.protocol import commits, deliver, holding
 from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Delivered
 from persistent_state.store.codec import run_from_json, run_to_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import LATE, REPLAYED_OR_LATE
 from persistent_state.store.log import Log
-from persistent_state.store.named_files import Stored
+from persistent_state.store.named_files import Run, Stored
 
 _logger = logging.getLogger("persistent_state")
 _progress = logging.getLogger("persistent_state.progress")
@@ -45,7 +46,7 @@ _INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling col
 
 @dataclass(frozen=True)
 class Progress:
-    """One committed micro-batch of a task. All clocks are microseconds UTC.
+    """One committed micro-batch of a task, or one step of a task that other tasks feed. All clocks are microseconds UTC.
 
     Attributes:
         task: The task's name.
@@ -67,6 +68,7 @@ class Progress:
         unread: How many positions, such as Kafka's offsets, the source had beyond the micro-batch when it was planned; None if
             the source does not know.
         slowest: The live channel that is furthest behind: the clock follows it. None if no channel is live.
+        waits_for: What the global clock waits for, after this commit, as a sentence.
 
     Example:
         >>> def warn(progress):
@@ -93,6 +95,7 @@ class Progress:
     outputs: Mapping[str, Delivered]
     unread: int | None = None
     slowest: str | None = None
+    waits_for: str = ""
 
 
 def is_committing() -> bool:
@@ -100,35 +103,62 @@ def is_committing() -> bool:
     return getattr(_here, "is_committing", False)
 
 
+@contextmanager
+def committing() -> Iterator[None]:
+    """Let `is_committing` be true in this block."""
+    _here.is_committing = True
+    try:
+        yield
+    finally:
+        _here.is_committing = False
+
+
 def control_rows(blobs: DataFrame, flow: FlowPlan, labels: Sequence[int], attempts: int) -> DataFrame:
     """Return the rows (label, answer) of a micro-batch: the descriptors of each shard, and one row of all parts' reports.
 
     Running it writes the runs that the descriptors name. If a part or a shard fails, an error stands in place of an answer.
     """
-    shards = {label: shard for shard, label in enumerate(labels)}
 
     def step(key: tuple[int], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
         label = int(key[0])
         sent = [blob for frame in frames for blob in frame["blob"]]
-        answer = next((blob for blob in sent if failures.error_of(blob)), None)
-        if answer is None and label == DRIVER:
-            answer = pickle.dumps((state.getCurrentProcessingTimeMs() * 1000, sent))
-        elif answer is None:
-            # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
-            kept = json.loads(state.get[0]) if state.exists else {}
-            cached = {task: list(map(run_from_json, runs)) for task, runs in kept.items()}
-            try:
-                made, runs = merge_shard(flow, shards[label], list(map(Blob.from_bytes, sent)), cached, new_id)
-                answer = pickle.dumps(made)
-                state.update((json.dumps({task: list(map(run_to_json, some)) for task, some in runs.items()}),))
-            except StateError as error:
-                answer = failures.as_row(error, attempts)
+        # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
+        kept = json.loads(state.get[0]) if state.exists else {}
+        cached = {task: list(map(run_from_json, runs)) for task, runs in kept.items()}
+        now = state.getCurrentProcessingTimeMs() * 1000
+        answer, runs = answer_of(flow, labels, label, sent, cached, now, attempts)
+        if runs is not None:
+            state.update((json.dumps({task: list(map(run_to_json, some)) for task, some in runs.items()}),))
         freeze_imports()
         yield pd.DataFrame({"label": [label], "answer": [answer]})
 
     return blobs.groupBy("label").applyInPandasWithState(
         step, "label int, answer binary", "runs string", "update", GroupStateTimeout.NoTimeout
     )
+
+
+def answer_of(
+    flow: FlowPlan,
+    labels: Sequence[int],
+    label: int,
+    sent: Sequence[bytes],
+    cached: Mapping[str, Sequence[Run]],
+    now: int,
+    attempts: int,
+) -> tuple[bytes, Mapping[str, Sequence[Run]] | None]:
+    """Return the answer of the shard with this label to what it was sent, and the runs that it has then.
+
+    The reports to the driver are their own answer. Instead of an answer there may be the error of a part, or that of the shard.
+    """
+    if failed := next((blob for blob in sent if failures.error_of(blob)), None):
+        return failed, None
+    if label == DRIVER:
+        return pickle.dumps((now, sent)), None
+    try:
+        made, runs = merge_shard(flow, labels.index(label), list(map(Blob.from_bytes, sent)), cached, new_id)
+    except StateError as error:
+        return failures.as_row(error, attempts), None
+    return pickle.dumps(made), runs
 
 
 def answers_of(rows: Sequence[Row], is_planned_by_spark: bool) -> Answers:
@@ -219,9 +249,9 @@ class Commit:
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         # Spark's plan must not leave this method: if it ran twice, or in part, the state would fork.
-        _here.is_committing = True
         try:
-            self._run(rows, batch)
+            with committing():
+                self._run(rows, batch)
         except Exception as error:
             if self._watch is None:
                 raise
@@ -232,8 +262,6 @@ class Commit:
         else:
             if self._watch is not None:
                 self._watch.finish(self._flow.id)
-        finally:
-            _here.is_committing = False
 
     def _run(self, rows: DataFrame, batch: int) -> None:
         answers = answers_of(rows.collect(), self._is_planned_by_spark)
@@ -252,19 +280,14 @@ class Commit:
         by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in self._flow.tasks}
         for descriptor in answers.descriptors:
             by_task[descriptor.task].append(descriptor)
-        for some in by_task.values():
-            self._hand_on(progress(entry, after, some))
+        waits_for = holding.sentence(holding.holder(entry, self._flow.first.settings.idle_after))
+        for name, some in by_task.items():
+            copies = sum(descriptor.copies for descriptor in some)
+            hand_on(progress(entry, after, name, waits_for, copies), self._on_progress)
         for plan in self._flow.tasks:
             if outputs := self._running.get(plan.name):
                 values = running_values(rows, plan, after.clock, by_task[plan.name])
                 self._call_outputs(outputs, values, plan, batch)
-
-    def _hand_on(self, committed: Progress) -> None:
-        _progress.info("%s", line_of(committed))
-        if self._on_progress is not None:
-            # Flows commit in threads of their own; the function of progress is called by one at a time.
-            with _progress_lock:
-                self._on_progress(committed)
 
     def _call_outputs(self, outputs: Sequence[RunningValues], values: DataFrame, plan: Plan, batch: int) -> None:
         with settings(values.sparkSession, self._for_sinks):
@@ -273,30 +296,39 @@ class Commit:
                     output.function(values, batch)
 
 
-def progress(entry: Entry, after: Advance, descriptors: Sequence[Descriptor]) -> Progress:
-    """Return the progress of a task in the micro-batch of these descriptors of its shards, which the entry commits."""
-    first, counts = descriptors[0], after.counts
-    name = first.task
+def hand_on(committed: Progress, on_progress: Callable[[Progress], None] | None) -> None:
+    """Log the line of a progress, and call the function of progress."""
+    _progress.info("%s", line_of(committed))
+    if on_progress is not None:
+        # Flows commit in threads of their own; the function of progress is called by one at a time.
+        with _progress_lock:
+            on_progress(committed)
+
+
+def progress(entry: Entry, after: Advance, name: str, waits_for: str, copies: int = 0) -> Progress:
+    """Return the progress of a task whose flow a micro-batch or a step has moved, by the entry that commits it."""
+    flow, counts = entry.flow_of(name), after.counts
     reasons = entry.late_counts_of(name)
     late = reasons.get(LATE, 0)
     return Progress(
         task=name,
-        epoch=first.epoch,
-        batch=first.batch,
+        epoch=entry.epoch,
+        batch=flow.progress.batch,
         messages=counts.get("messages", 0),
         replayed=counts.get("replayed", 0),
         skipped=counts.get("skipped", 0),
         replayed_or_late=counts.get(REPLAYED_OR_LATE, 0),
-        copies=sum(descriptor.copies for descriptor in descriptors),
+        copies=copies,
         late=late,
         bad=sum(reasons.values()) - late,
         reasons=reasons,
         upstream_min=after.upstream_min,
-        clock=entry.flow_of(name).progress.clock,
+        clock=flow.progress.clock,
         global_clock=entry.clock,
         outputs=deliver.delivered(entry, name),
         unread=after.unread,
         slowest=after.slowest,
+        waits_for=waits_for,
     )
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -20,20 +21,23 @@ from persistent_state.engine import (
     kafka_connector,
     micro_batch,
 )
-from persistent_state.engine.feeds import AnySource, Feed, Part, feeds_of, flows_of, stays_within
+from persistent_state.engine.feeds import Feed, Part, feeds_of, flows_of, stays_within
 from persistent_state.engine.micro_batch import Progress, Watch
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import Scratch, for_queries, for_sinks, own_session, settings
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import commits, flows, restore, takeover
 from persistent_state.protocol.commits import Keeping
+from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
+from persistent_state.task import PersistentTask
 
 POLL_SECONDS = 0.05
 """Time between two looks at whether a query has stopped."""
@@ -94,6 +98,19 @@ class Setup:
         )
 
 
+def columns_of(
+    spark: SparkSession, task: PersistentTask, source: AnySource
+) -> tuple[TimeReplayableSource | DataFrameSource, pa.Schema, pa.DataType | None]:
+    """Return a source as it is read, its columns, and the type of the updates that Spark computes of them for a task.
+
+    Raises:
+        InvalidInputError: Spark or Arrow has no type for a column, or `process_column` failed or returned no Column.
+    """
+    read = kafka_connector.frame_for_columns(source) if isinstance(source, KafkaConnectorSource) else source
+    assert isinstance(read, (TimeReplayableSource, DataFrameSource)), read
+    return read, *dataframe_source.columns_of(spark, task, read)
+
+
 class Queries:
     """The queries of one start, by the id of their flow."""
 
@@ -109,7 +126,7 @@ class Queries:
         """
         session = own_session(self._setup.spark)
         for feed in self._setup.feeds:
-            for id in flows_of(feed, entry):
+            for id in flows_of(feed, entry) if not feed.plan.is_derived else ():
                 self._start(session, feed, entry, id, scratch)
 
     def start_to_meet(self, entry: Entry, scratch: Scratch) -> bool:
@@ -231,6 +248,7 @@ def _blobs(
         restored = (clock if flow.first.takes_late else known.progress.clock) if known.source.positions else BEGINNING
         rows = dataframe_source.opened(setup.spark, source, clock)
         return dataframe_source.blobs_of_dataframe(rows, flow, source, entry.epoch, restored, labels, attempts, lines)
+    assert isinstance(source, TimeReplayableSource), source
     parts = session.sparkContext.defaultParallelism
     what = flow, source, entry.epoch, parts, labels, attempts, until
     if dataframe_source.with_column(flow):

@@ -17,6 +17,7 @@ from persistent_state.errors import TaskFailedError
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import show_clock
+from persistent_state.protocol import holding
 from persistent_state.sources.formats import NO_FORMAT
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, UNFIT, UNFIT_KEY
@@ -49,6 +50,7 @@ class Reports:
         first = time.monotonic() + (EVERY if is_to_the_end else 0.0)
         self._run = run
         self._on_commit = on_commit
+        self._idle_after = plans[0].settings.idle_after
         self._notices = {plan.name: TaskReport(plan, entry, first) for plan in plans}
         self.newest: dict[str, Progress] = {}
         _runs[run] = self
@@ -62,12 +64,16 @@ class Reports:
         self._on_commit()
 
     def end(self, entry: Entry | None, is_whole: bool) -> None:
-        """Log a summary of each task by the newest entry, if the store returned one."""
+        """Log a summary of each task by the newest entry, if the store returned one, and what the clock waits for."""
         if entry is None:
             return
         for notices in self._notices.values():
             level, line = notices.end(entry, is_whole)
             _logger.log(level, "%s", line)
+        if is_whole:
+            holder = holding.holder(entry, self._idle_after)
+            level = logging.WARNING if holder is not None and holder.why in holding.STUCK else logging.INFO
+            _logger.log(level, "%s", holding.sentence(holder))
 
     def close(self) -> None:
         """Take in no further commits."""
@@ -135,9 +141,6 @@ class TaskReport:
             at = f"The newest checkpoint is at clock={show_clock(entry.clock)} ({entry.clock})"
         if is_above:
             at += f": messages up to {show_clock(newest)} wait above it for newer ones; run(drain=True) checkpoints them now"
-            silent = sorted(name for name, one in source.channels.items() if one.newest is None and not one.ended)
-            if self._plan.settings.idle_after is None and 0 < len(silent) < len(source.channels):
-                at += f". {_count(len(silent), 'channel')}, such as {silent[0]!r}, delivered nothing: idle_after lets it go"
         sentences = [f"task={self._plan.name}: {_count(self._messages, 'message')} read.", f"{at}."]
         if self._aside:
             sentences.append(self._of_aside())

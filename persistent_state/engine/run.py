@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -20,7 +20,7 @@ from persistent_state.engine.queries import Setup
 from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.protocol import deliver
+from persistent_state.protocol import deliver, graph
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -146,7 +146,8 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         start_checks.check_machines(setup)
         log = Log(setup.files, setup.application)
         newest = log.newest()
-        start_checks.check_start(setup, newest, reset, rebuild)
+        from_zero, again = graph.reset_and_rebuilt(newest, [feed.plan for feed in setup.feeds], reset, rebuild)
+        start_checks.check_start(setup, newest, from_zero, again)
         all_deliveries = Deliveries(
             [
                 Delivery(setup.spark, part.plan, output, setup.max_restarts)
@@ -155,11 +156,12 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
             ]
         )
         all_deliveries.open()
-        all_deliveries.check_empty(rebuild)
+        all_deliveries.check_empty(again)
         if asked.is_set():
             raise StateError(f"application={setup.application} was asked to stop before it began; nothing was changed.")
         entry = setup.take_over(log, reset=reset, rebuild=rebuild)
         _warn_of_absent_tasks(newest, entry)
+        _tell_of_fed_tasks(newest, setup, again - {*rebuild})
         for parts in equal_sources(setup.parts):
             _logger.warning(
                 "tasks=%s have equal sources, each of which is read on its own; give the tasks one source object, and it is "
@@ -204,6 +206,18 @@ def asked_to_stop() -> Iterator[threading.Event]:
 def _is_called_back() -> bool:
     """Return whether a sink or a function of progress runs in this thread, which then can't wait for the run to end."""
     return micro_batch.is_committing() or deliveries.is_delivering()
+
+
+def _tell_of_fed_tasks(before: Entry | None, setup: Setup, again: Collection[str]) -> None:
+    """Log which tasks are built again as those begin anew that feed them, and which begin without windows that have closed."""
+    if before is None or before.clock == BEGINNING:
+        return
+    for flow in (feed.plan for feed in setup.feeds if feed.plan.is_derived):
+        names = ", ".join(source.task for source in flow.first.upstream.values())
+        if flow.id in again:
+            _logger.info("%s is built again, as it is fed by what changed: %s", flow.title, names)
+        if (flow.id in again or flow.id not in before.tasks) and flow.is_fed_by_windows:
+            _logger.info("%s begins with the windows of %s that close from now on", flow.title, names)
 
 
 def _warn_of_absent_tasks(before: Entry | None, entry: Entry) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import cloudpickle
@@ -13,10 +13,12 @@ from persistent_state.engine.queries import Setup
 from persistent_state.engine.session import check_scratch, check_store
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.inputs import open_source
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.protocol import flows, refusals, restore
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
+from persistent_state.sources.tasks import TASK_SOURCES
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.runs import named_by_newest
@@ -33,7 +35,7 @@ def check_machines(setup: Setup) -> None:
     check_scratch(setup.spark, setup.scratch)
 
 
-def check_start(setup: Setup, newest: Entry | None, reset: Sequence[str], rebuild: Sequence[str]) -> None:
+def check_start(setup: Setup, newest: Entry | None, reset: Collection[str], rebuild: Collection[str]) -> None:
     """Refuse tasks and sources that can't go on from the newest entry.
 
     Raises:
@@ -49,13 +51,17 @@ def check_start(setup: Setup, newest: Entry | None, reset: Sequence[str], rebuil
         check_feed(setup, feed, newest, reset, rebuild)
 
 
-def check_feed(setup: Setup, feed: Feed, newest: Entry | None, reset: Sequence[str], rebuild: Sequence[str]) -> None:
+def check_feed(
+    setup: Setup, feed: Feed, newest: Entry | None, reset: Collection[str], rebuild: Collection[str]
+) -> None:
     """Refuse a source that can't be sent to workers, or can't go on from the positions of a flow.
 
     Raises:
         InvalidInputError: The source is refused.
     """
     flow, source = feed.plan, feed.source
+    if isinstance(source, TASK_SOURCES):
+        return
     known, clock = (newest.tasks, newest.clock) if newest else ({}, BEGINNING)
     rebuilt = [name for name in flow.by_name if name in rebuild]
     new = [name for name in flow.by_name if name not in rebuild and (name not in known or name in reset)]
@@ -76,8 +82,8 @@ def check_feed(setup: Setup, feed: Feed, newest: Entry | None, reset: Sequence[s
     for group in groups:
         opened, record = _copy(source), group.flow.source
         with named_by_newest():
-            journal = lists.read(setup.files, record.journal)
-        opened.open(journal, record.known_positions)
+            journals = lists.read_journals(setup.files, group.flow)
+        open_source(opened, journals, record.known_positions)
         # The source must still have the messages that it is to replay. Only the positions count here, so any time does.
         replayed = restore.restored_source(group, flow.first, clock, now=0)
         opened.reach(replayed.next_positions, everything=False)

@@ -16,6 +16,7 @@ from persistent_state.engine.garbage import GarbageCollection
 from persistent_state.engine.queries import Queries, Setup
 from persistent_state.engine.reports import Reports
 from persistent_state.engine.session import Scratch
+from persistent_state.engine.steps import Stepper
 from persistent_state.errors import FencedError, StateError
 from persistent_state.protocol import commits
 from persistent_state.store.entry import Entry
@@ -33,8 +34,8 @@ _logger = logging.getLogger("persistent_state")
 class Supervisor:
     """A thread that keeps the queries of an application running until they come to their end or `stop` is called.
 
-    After a failure of one query the supervisor stops all of them, waits, takes the application over again and starts them from
-    the global clock. An error of `FINAL` ends the run, and so do more than `max_restarts` failures in a row.
+    After a failure of a query or a step the supervisor stops all of them, waits, takes the application over again and starts
+    them from the global clock. An error of `FINAL` ends the run, and so do more than `max_restarts` failures in a row.
 
     Before the thread begins, `asked_before` asks for a stop. `entry` is the entry of the newest start, or that of the drain.
     `restarts` counts the starts after failures, `reports` knows the progress, and `error` is what ended the run if it failed.
@@ -46,7 +47,8 @@ class Supervisor:
         self.entry = entry
         self.restarts = 0
         self.error: StateError | None = None
-        self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, deliveries.wake)
+        self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._wake)
+        self._steps = Stepper(setup, log)
         self.queries = Queries(setup)
         self._setup = setup
         self._log = log
@@ -58,6 +60,7 @@ class Supervisor:
         try:
             self.entry = self._together(entry, asked_before)
             self.queries.start(self.entry, self._scratch)
+            self._steps.start(self.entry.epoch)
         except BaseException:
             self._end()
             raise
@@ -83,10 +86,28 @@ class Supervisor:
         """Commit a clock above all messages, after the run has ended, and deliver all clocks.
 
         Raises:
-            StateError: The store did not take the entry, or a sink did not take its clocks.
+            StateError: The store did not take the entry, a step failed, or a sink did not take its clocks.
         """
         self._close()
+        self._steps.start(self.entry.epoch)
+        self._steps.take_all()
+        try:
+            while self._steps.failed is None and not self._steps.is_settled:
+                time.sleep(POLL_SECONDS)
+        finally:
+            self._steps.stop()
+        if self._steps.failed is not None:
+            raise self._cause(*self._steps.failed)
+        self.entry = commits.own(self._log, self.entry.epoch)
         self._deliveries.drain(threading.Event())
+
+    def _wake(self) -> None:
+        self._steps.wake()
+        self._deliveries.wake()
+
+    def _stop_working(self) -> None:
+        self.queries.stop()
+        self._steps.stop()
 
     def _close(self) -> None:
         self.entry = commits.close(self._log, self.entry.epoch, now=now_us(), keeping=self._setup.keeping)
@@ -96,10 +117,8 @@ class Supervisor:
         try:
             with naming_a_lost_jvm():
                 self._keep_running()
-                self.queries.stop()
+                self._stop_working()
                 if not self._asked.is_set():
-                    if self._setup.drains:
-                        self._close()
                     self._deliveries.drain(self._asked)
             self._garbage.collect(self.entry.epoch)
             self.reports.end(self._newest(), is_whole=self._setup.to_the_end and not self._asked.is_set())
@@ -114,7 +133,7 @@ class Supervisor:
             self._end()
 
     def _keep_running(self) -> None:
-        """Return when the queries come to their end or a stop is asked for, and raise what ends the run."""
+        """Return when queries and steps come to their end or a stop is asked for, and raise what ends the run."""
         backoff, clock = Backoff(), self.entry.clock
         failure = self._await_failure()
         while failure is not None:
@@ -133,8 +152,11 @@ class Supervisor:
             failure = self._start_again() or self._await_failure()
 
     def _await_failure(self) -> StateError | None:
-        """Wait for a failure and return it, or None if all queries came to their end or a stop was asked for."""
-        looked = time.monotonic()
+        """Wait for a failure and return it, or None if all queries and steps came to their end or a stop was asked for.
+
+        A run that drains is closed when its queries have come to their end. Derived tasks then step to the last clock.
+        """
+        looked, has_ended = time.monotonic(), False
         while not self._asked.is_set():
             active = self.queries.active_flows
             if time.monotonic() > looked + LOOK_SECONDS:
@@ -148,21 +170,32 @@ class Supervisor:
                     self._asked.set()
                     break
                 return self._cause(flow, error)
-            if (failed := self.queries.failed_query) is not None:
-                return self._cause(*failed)
-            if not active:
+            if (ended := self.queries.failed_query or self._steps.failed) is not None:
+                return self._cause(*ended)
+            if not active and not has_ended:
+                try:
+                    if self._setup.drains:
+                        self._close()
+                except StateError as error:
+                    return error
+                # The commits of another process wake nobody here.
+                self._steps.take_all()
+                self._deliveries.wake()
+                has_ended = True
+            elif not active and self._steps.is_settled:
                 break
             self._asked.wait(POLL_SECONDS)
         return None
 
     def _start_again(self) -> StateError | None:
         """Start all queries again from the global clock, and return what prevented it, or None."""
-        self.queries.stop()
+        self._stop_working()
         self.restarts += 1
         try:
             self.entry = self._together(self._setup.take_over(self._log, after=self.entry.epoch), self._asked)
             self.queries = Queries(self._setup)
             self.queries.start(self.entry, self._scratch)
+            self._steps.start(self.entry.epoch)
         except StateError as error:
             return error
         except Exception as error:
@@ -201,10 +234,17 @@ class Supervisor:
             return self._log.newest()
         return None
 
-    def _cause(self, flow: str, error: Exception) -> StateError:
-        """Return why a flow failed: FencedError if a newer driver owns the application, because it may be in the way."""
-        self._had_committed = self.queries.has_committed(flow)
-        own = error if isinstance(error, StateError) else as_own_error(error, self._setup.title_of(self.entry, flow))
+    def _cause(self, flow: str | None, error: Exception) -> StateError:
+        """Return why a flow failed: FencedError if a newer driver owns the application, because it may be in the way.
+
+        The flow is None if what failed is of no flow.
+        """
+        is_of_query = flow is not None and self.queries.has_committed(flow)
+        self._had_committed = is_of_query or self._steps.has_committed(flow)
+        title = f"application={self._setup.application}"
+        if flow is not None:
+            title = self._setup.title_of(self.entry, flow)
+        own = error if isinstance(error, StateError) else as_own_error(error, title)
         if type(own) is StateError and own is not error:
             # If the error has a class of its own, Spark's error would only add the way that it took through Spark.
             own.__cause__ = error
@@ -223,7 +263,7 @@ class Supervisor:
         # A fenced driver does not wait for its sinks: the newer driver delivers to them now.
         patience = 0.0 if isinstance(self.error, FencedError) else STOP_SECONDS
         for end in (
-            self.queries.stop,
+            self._stop_working,
             partial(self._deliveries.stop, patience),
             self._garbage.stop,
             self._scratch.remove,

@@ -31,6 +31,11 @@ class Channel:
     before: int | None = None
 
     @property
+    def has_delivered(self) -> bool:
+        """Return whether the channel is more than a name: it has ever delivered a message."""
+        return (self.newest, self.before) != (None, None)
+
+    @property
     def reached(self) -> int:
         """The timestamp that the channel has come to, before a start perhaps; `BEGINNING` if none is known."""
         known = self.before if self.newest is None else self.newest
@@ -51,15 +56,12 @@ def live_channels(channels: Mapping[str, Channel], now: int, idle_after: int | N
     return {name: c for name, c in channels.items() if not c.ended and not is_idle(c, now, idle_after)}
 
 
-def held_back(
-    channels: Mapping[str, Channel], alignment: int, now: int, idle_after: int | None, exhausted: Collection[str]
-) -> frozenset[str]:
-    """Return the channels that are to wait: they are more than `alignment` ahead of the slowest one that others wait for.
+def held_back(live: Mapping[str, Channel], alignment: int, exhausted: Collection[str]) -> frozenset[str]:
+    """Return the live channels that are to wait: they are more than `alignment` ahead of the slowest that others wait for.
 
-    Nobody waits for a channel that has ended, is idle, or is `exhausted`: read to an end that does not move any more. The
-    slowest never waits. How far a channel has come is measured between channels: by the clock none might ever go on.
+    Nobody waits for a channel that is `exhausted`: read to an end that does not move any more. The slowest never waits. How
+    far a channel has come is measured between channels: by the clock none might ever go on.
     """
-    live = live_channels(channels, now, idle_after)
     reached = {name: channel.reached for name, channel in live.items() if name not in exhausted}
     slowest = min(reached.values(), default=BEGINNING)
     return frozenset(name for name, at in reached.items() if at > slowest + alignment)

@@ -5,8 +5,8 @@ Timestamps and clocks are microseconds UTC, as Python integers. Ranges are half-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,9 @@ class Settings:
         jump: A timestamp more than this beyond its channel makes a bad row. None: there is no limit.
         believe: After this many messages in a row that jump, the channel is believed.
         alignment: A channel this far ahead of the slowest live one is not read on. None: there is no limit.
+        every: Each multiple of this stays apart above the global clock, as tasks are fed what changes between two of them. A
+            divisor of the interval. None: only some clocks stay apart.
+        inputs: By input of a task: its own settings, where they differ from these.
     """
 
     interval: int
@@ -45,6 +48,17 @@ class Settings:
     jump: int | None = None
     believe: int = 100
     alignment: int | None = None
+    every: int | None = None
+    inputs: Mapping[str, Settings] = field(default_factory=dict)
+
+    def of(self, input: str) -> Settings:
+        """Return the settings of an input."""
+        return self.inputs.get(input, self)
+
+    @property
+    def grid(self) -> int:
+        """The multiples over which no interval of messages above the clock reaches."""
+        return self.every or self.interval
 
 
 @dataclass(frozen=True)
@@ -103,20 +117,24 @@ def joined(coarse: Iterable[Coarse]) -> list[Coarse]:
 
 
 def split_intervals(
-    timestamps: NDArray[np.int64], clock: int, horizon: int, interval: int
+    timestamps: NDArray[np.int64], clock: int, horizon: int, settings: Settings
 ) -> tuple[NDArray[np.int64], Coarse | None]:
     """Return the start of each message's interval, and how coarse the intervals below `horizon` had to be.
 
     `horizon` is how far the clock could move by what the caller knows. Below it few clocks will ever be asked for, so one
     batch that spans hundreds of intervals keeps at most `MOST_IN_BATCH` of them; above it every clock is still possible.
     """
+    interval = settings.grid
     if len(timestamps) == 0:
         return timestamps, None
     # A clock that was fixed under another interval need not be on today's grid: no interval starts before it.
     low = max(clock, int(timestamps.min()) // interval * interval)
     high = horizon // interval * interval
     fine = _on_grid(timestamps, low, interval)
-    if high <= low or (step := grid_step(low, high, interval, MOST_IN_BATCH)) == interval:
+    if timestamps.min() < clock:
+        # Other tasks give messages below the clock, up to which sources were read. They are folded with what is there.
+        return np.where(timestamps < clock, timestamps, fine), None
+    if settings.every or high <= low or (step := grid_step(low, high, interval, MOST_IN_BATCH)) == interval:
         return fine, None
     return np.where(timestamps < high, _on_grid(timestamps, low, step), fine), Coarse(low, high, step)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from monoids import Count, Max, Min, Monoid, Struct, Sum
 from persistent_state.event_time import clocks
+from persistent_state.event_time.clocks import Settings
 from persistent_state.partials import keys
 from persistent_state.partials.layout import Layout
 from persistent_state.partials.unbounded import Unbounded
@@ -55,7 +56,7 @@ def has_nulls(values: pa.Array) -> bool:
 
 
 def fold_few(
-    key: pa.Array, times: NDArray[np.int64], values: pa.Array, layout: Layout, clock: int, interval: int
+    key: pa.Array, times: NDArray[np.int64], values: pa.Array, layout: Layout, clock: int, settings: Settings
 ) -> pa.Table | None:
     """Return partial sums of updates, unsorted: one row for each key and checkpoint interval from the clock on.
 
@@ -65,7 +66,7 @@ def fold_few(
         values: The values of the updates, of the monoid's type, without nulls.
         layout: A layout of which `can_fold` says yes.
         clock: The clock before which there are no intervals.
-        interval: The checkpoint interval.
+        settings: Those of event time, which say where intervals end.
 
     Returns:
         The rows; None if the keys or the intervals are many.
@@ -74,7 +75,7 @@ def fold_few(
     sample = key.slice(0, rows // EVERY)
     if len(sample.unique()) > MOST_DISTINCT * len(sample):
         return None
-    starts, _ = clocks.split_intervals(times, clock, clock, interval)
+    starts, _ = clocks.split_intervals(times, clock, clock, settings)
     each = starts[:1] if starts.min() == starts.max() else np.unique(starts)
     encoded = key.dictionary_encode(null_encoding="encode")
     distinct = encoded.dictionary

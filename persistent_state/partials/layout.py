@@ -99,6 +99,10 @@ class Kind(ABC):
         """Return the clock by which each row has expired; None if none ever does."""
         return None
 
+    def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Return clocks in (after, upto] at which a row, or a window that it is in, may end, with the number of the row."""
+        return np.array([], np.intp), np.array([], np.int64)
+
     def with_sums(self, table: pa.Table, layout: Layout) -> pa.Table:
         """Return rows of a run with the sums that a run keeps beside them."""
         return table
@@ -211,7 +215,7 @@ def below(table: pa.Table, clock: int | None) -> pa.Table:
 
 def from_clock(table: pa.Table, clock: int) -> pa.Table:
     """Return the rows whose interval starts at or above the clock."""
-    return table.filter(pa.array(as_numpy(table, "start") >= clock))
+    return where(table, as_numpy(table, "start") >= clock)
 
 
 def where(table: pa.Table, mask: NDArray[np.bool_]) -> pa.Table:

@@ -24,7 +24,7 @@ def add_current(new: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tu
     """
     _, first = sort.sort(new, layout)
     keyed = fold.reduce(new, None, first, layout)
-    values = _plus(current(keyed, levels, layout), one_chunk(keyed["value"]), layout)
+    values = plus(current(keyed, levels, layout), one_chunk(keyed["value"]), layout)
     is_last = np.append(first[1:], True)
     column = values.take(pa.array(np.cumsum(first) - 1, mask=~is_last)) if not is_last.all() else values
     return new.append_column(CURRENT, column), with_values(keyed, values)
@@ -90,8 +90,8 @@ def folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Ar
     return one_chunk(stored["value"]).take(pa.array(place, mask=place < 0))
 
 
-def _plus(before: pa.Array, more: pa.Array, layout: Layout) -> pa.Array:
-    """Return both values of each key together; where there is no value before, the other alone."""
+def plus(before: pa.Array, more: pa.Array, layout: Layout) -> pa.Array:
+    """Return two columns of values row by row together; where there is no value before, the other alone."""
     known = before.is_valid().to_numpy(zero_copy_only=False)
     if not known.any():
         return more

@@ -45,6 +45,14 @@ class Panes(Kind):
     def expiry(self, table: pa.Table, layout: Layout) -> NDArray[np.int64]:
         return self.windows.last(as_numpy(table, "start")) + self.windows.size
 
+    def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        starts, size, step = as_numpy(table, "start"), self.windows.size, self.windows.slide
+        first = np.maximum(self.windows.first(starts), max(BEGINNING, ((after - size) // step + 1) * step))
+        last = np.minimum(self.windows.last(starts), (upto - size) // step * step)
+        counts = np.maximum(0, (last - first) // step + 1)
+        begins = np.repeat(first - (np.cumsum(counts) - counts) * step, counts) + np.arange(counts.sum()) * step
+        return np.repeat(np.arange(len(starts)), counts), begins + size
+
     def with_sums(self, table: pa.Table, layout: Layout) -> pa.Table:
         """Return the rows. If windows are wide, add the sums from which a window is put together, however many panes it has."""
         # Only numbers are summed up in advance: what grows, as sets do, would take room for each pane's sum again.

@@ -46,6 +46,11 @@ class Sessions(Kind):
         lasts = np.maximum.reduceat(lasts if order is None else lasts[order], begins)
         return heads.set_column(heads.schema.get_field_index("last"), "last", pa.array(lasts))
 
+    def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], Times]:
+        ends = self._ends(table)
+        rows = np.flatnonzero((ends > after) & (ends <= upto))
+        return rows, ends[rows]
+
     def expiry(self, table: pa.Table, layout: Layout) -> Times:
         ends = self._ends(table)
         if layout.once is None or len(table) == 0:

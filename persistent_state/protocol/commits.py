@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -22,6 +22,8 @@ from persistent_state.batch.messages import (
     Basis,
     Descriptor,
     Ground,
+    Report,
+    Step,
     check_plan,
     digest_at,
     digest_of_parts,
@@ -32,10 +34,12 @@ from persistent_state.errors import DisagreementError, ExistsError, FencedError,
 from persistent_state.event_time import clocks
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import newest_read
+from persistent_state.inputs import journals_of
+from persistent_state.protocol import graph
 from persistent_state.sources.base import Reach
 from persistent_state.store import late_rows, lists
 from persistent_state.store.codec import side_to_json
-from persistent_state.store.entry import Entry, global_clock
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowState, LateRows, SourceState
 from persistent_state.store.log import Log
@@ -73,10 +77,21 @@ def announce(log: Log, epoch: int, flow: str, reach: Reach, now: int, new_id: Ca
     def plan(entry: Entry) -> Entry:
         known = entry.flows[flow]
         path = partial(_path, log, flow, epoch, known.progress.batch + 1, "pages", new_id)
-        journal = lists.append(log.files, known.source.journal, reach.journal, path)
-        return _with_changed(entry, flow, known.with_source(known.source.announce(reach.ends, journal)).hold())
+        announced = known.with_source(known.source.announce(reach.ends))
+        return _with_changed(
+            entry, flow, _with_lines(log.files, announced, journals_of(reach, known.inputs), path).hold()
+        )
 
     return amend(log, epoch, plan, now)
+
+
+def _with_lines(
+    files: Files, flow: FlowState, lines: Mapping[str, Sequence[str]], path: Callable[[], str]
+) -> FlowState:
+    """Return a flow whose inputs have these lines in their journals, too."""
+    return flow.with_journals(
+        {name: lists.append(files, flow.inputs[name].journal, some, path) for name, some in lines.items() if some}
+    )
 
 
 def _with_changed(entry: Entry, id: str, flow: FlowState) -> Entry:
@@ -132,17 +147,21 @@ def own(log: Log, epoch: int) -> Entry:
     return newest
 
 
-def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach, now: int) -> Basis:
+def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach, now: int, step: Step | None = None) -> Basis:
     """Return the basis of a flow's next micro-batch by the newest entry, as the first part is told it.
 
-    `now` is the batch time; 0 if the planner does not know it.
+    `now` is the batch time; 0 if the planner does not know it. With `step` it takes what other tasks give, too.
     """
     basis, grounds = plan_part(entry, flow, reach, now), {}
     for plan in flow.tasks:
+        every = plan.settings.every
+        grid = None if every is None else (entry.clock, every)
         task = entry.tasks[plan.name]
         cuts = _apart(entry, [task])
         digests = shard_digests(entry, task)
-        grounds[plan.name] = tuple(Ground(basis.clock, cuts, task.stored.floor, runs) for runs in digests)
+        grounds[plan.name] = tuple(Ground(basis.clock, cuts, task.stored.floor, runs, grid) for runs in digests)
+    if step is not None:
+        basis = replace(basis, plan=short_digest((basis.plan, step)), step=step)
     return replace(basis, grounds=grounds, reach=reach)
 
 
@@ -158,7 +177,7 @@ def plan_part(entry: Entry, flow: FlowPlan, reach: Reach, now: int) -> Basis:
         plan=short_digest((flow.id, entry.epoch, batch, now, progress.clock, source.again, reach)),
         now=now,
         clock=progress.clock,
-        has_begun=any((channel.newest, channel.before) != (None, None) for channel in source.channels.values()),
+        begun=tuple(name for name, each in known.inputs.items() if each.has_begun),
         is_behind=is_behind,
         positions=source.positions,
         ends=reach.ends,
@@ -200,7 +219,7 @@ def commit(
     new_id: Callable[[], str],
     keeping: Keeping,
 ) -> tuple[Entry, Advance]:
-    """Make a micro-batch part of the state: one new entry, or nothing.
+    """Make a micro-batch, or a step of a flow that other tasks feed, part of the state: one new entry, or nothing.
 
     Returns:
         The entry, and where the micro-batch has moved its flow.
@@ -211,6 +230,7 @@ def commit(
         CommitUnknownError: the store did not answer.
     """
     first = _agreed(answers)
+    step = next((report.step for report in answers.reports if report.step is not None), None)
     while True:
         newest = own(log, epoch)
         if first.epoch != epoch:
@@ -218,9 +238,17 @@ def commit(
                 f"flow={first.flow} batch={first.batch} is of epoch {first.epoch}, not {epoch}; start again."
             )
         _check_shards(newest, answers.descriptors)
-        tasks = newest.tasks_of(first.flow)
-        begun = min((task.stored.first for task in tasks.values() if task.stored.first is not None), default=None)
-        after = advance(newest.flows[first.flow], begun, answers.reports, settings)
+        if step is not None:
+            _check_due(newest, step)
+        flow = newest.flows[first.flow]
+        if step is not None and flow.is_derived:
+            after = _stepped(step, answers.reports)
+        else:
+            tasks = newest.tasks_of(first.flow)
+            begun = min((task.stored.first for task in tasks.values() if task.stored.first is not None), default=None)
+            after = advance(flow, begun, answers.reports, settings)
+            if step is not None:
+                after = replace(after, stepped=step.clock, cuts=(*after.cuts, step.clock))
         entry = _with_batch(log, newest, answers.descriptors, after, now, new_id, keeping)
         try:
             log.append(entry)
@@ -228,6 +256,64 @@ def commit(
             # Another flow of this application, or a newer driver, was first: look again.
             continue
         return entry, after
+
+
+def commit_unchanged(
+    log: Log, epoch: int, steps: Sequence[Step], *, now: int, keeping: Keeping
+) -> tuple[Entry, list[Advance]]:
+    """Commit steps between whose clocks nothing changed in the tasks that feed them: one new entry for all of them.
+
+    Returns:
+        The entry, and where each step has moved its flow.
+
+    Raises:
+        FencedError: a newer driver owns the application.
+    """
+    while True:
+        newest = own(log, epoch)
+        flows, tasks = {**newest.flows}, {**newest.tasks}
+        for step in steps:
+            _check_due(newest, step)
+            flow = newest.flows[step.flow]
+            if flow.is_derived:
+                flows[step.flow] = replace(flow, progress=flow.progress.after_batch(step.clock, holds=True))
+            else:
+                flows[step.flow] = replace(flow, stepped=step.clock)
+            for name, task in newest.tasks_of(step.flow).items():
+                tasks[name] = replace(task, stored=task.stored.close(step.clock))
+        entry = _moved_on(replace(newest, flows=flows, tasks=tasks), newest, now, keeping)
+        try:
+            log.append(entry)
+        except ExistsError:
+            continue
+        return entry, [_stepped(step, ()) for step in steps]
+
+
+def _check_due(newest: Entry, step: Step) -> None:
+    """Refuse a step that its flow can't take.
+
+    Raises:
+        DisagreementError: The flow is not where the step begins, or the tasks that feed it are not where it ends.
+    """
+    if step not in graph.due(newest):
+        raise DisagreementError(f"flow={step.flow} can't go to clock={step.clock} now; start again.")
+
+
+def _stepped(step: Step, reports: Sequence[Report]) -> Advance:
+    """Return where a derived flow stands after a step."""
+    counts: Counter[str] = Counter()
+    for report in reports:
+        counts.update(report.counts)
+    return Advance(
+        clock=step.clock,
+        cuts=(step.clock,),
+        coarse=(),
+        channels={},
+        positions={},
+        holds=True,
+        upstream_min=None,
+        counts=dict(counts),
+    )
 
 
 def _agreed(answers: Answers) -> Descriptor:
@@ -289,12 +375,13 @@ def _with_batch(
     page = partial(_path, log, id, newest.epoch, batch, "pages", new_id)
     ordered = sorted(descriptors, key=lambda d: (d.task, d.shard))
     known = newest.flows[id]
-    journal = lists.append(log.files, known.source.journal, after.journal, page)
+    read = known.with_source(known.source.after_batch(after.channels, after.positions))
     flow = replace(
-        known.with_source(known.source.after_batch(after.channels, after.positions, journal)),
+        _with_lines(log.files, read, after.journals, page),
         progress=known.progress.after_batch(after.clock, after.holds),
         late_rows=known.late_rows.after_batch(descriptor.late for descriptor in ordered if descriptor.late),
         coarse=after.coarse,
+        stepped=known.stepped if after.stepped is None else after.stepped,
     )
     tasks = {**newest.tasks}
     for name, some in groupby(ordered, lambda d: d.task):
@@ -331,7 +418,8 @@ def _tidied(log: Log, entry: Entry, id: str, new_id: Callable[[], str]) -> Entry
 
 def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
     """Return the entry after `newest` with flows that have moved: its global clock, and what follows from that."""
-    clock = global_clock(entry, newest.clock)
+    clock, common = graph.clocks_after(entry, newest)
+    pinned = graph.pins(replace(entry, clock=clock, next=common))
     flows, tasks = {**entry.flows}, {**entry.tasks}
     for name, task in entry.tasks.items():
         if not task.active:
@@ -342,9 +430,12 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
             # It has yet to catch up, and until then the global clock waits.
             tasks[name] = replace(task, stored=stored.with_cuts([own]))
             continue
+        if flow.is_derived:
+            tasks[name] = replace(task, stored=stored.with_cuts({*stored.cuts} & {own, *pinned}))
+            continue
         # A flow that does not hold the clock back follows it: what comes below it from now on is late.
-        own = max(own, clock)
-        cuts = {*clocks.thin_cuts(stored.cuts, clock, own, entry.interval)}
+        own = max(own, clock, common)
+        cuts = {*clocks.thin_cuts(stored.cuts, clock, own, entry.interval), *({*stored.cuts} & pinned)}
         # Under at-least-once delivery, a sink has values above the global clock. It is to be told what changed since.
         cuts.update(c for c in stored.cuts if c > clock and c in outputs.delivered.values())
         tasks[name] = replace(task, stored=stored.with_cuts(cuts))
@@ -352,10 +443,10 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
     retained = newest.retained if clock == newest.clock else _retained(entry, clock, keeping)
     for name, task in tasks.items():
         if task.active and retained:
-            outputs, own = task.outputs, flows[task.flow].progress.clock
+            outputs, own = task.outputs, flows[task.flow].visited
             floor = min([retained[0], own, *outputs.delivered.values(), *outputs.voided.values()])
             tasks[name] = replace(task, stored=task.stored.with_floor(floor))
-    return newest.follower(now, clock=clock, retained=retained, flows=flows, tasks=tasks)
+    return newest.follower(now, clock=clock, next=common, retained=retained, flows=flows, tasks=tasks)
 
 
 def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
@@ -417,20 +508,20 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
     """
     while True:
         newest = own(log, epoch)
-        active = {task.flow: newest.flows[task.flow] for task in newest.tasks.values() if task.active}
+        tasks = {
+            name: task for name, task in newest.tasks.items() if task.active and not newest.flow_of(name).is_derived
+        }
+        active = {task.flow: newest.flows[task.flow] for task in tasks.values()}
         # From the positions, since a channel that has disappeared is not known any more.
         read = newest_read(position for flow in active.values() for position in flow.source.positions.values())
         clock = max([newest.clock, *(flow.progress.clock for flow in active.values())])
         if read is not None:
             clock = max(clock, clocks.next_multiple(read, newest.interval))
-        if all(flow.progress.clock == clock == newest.clock for flow in active.values()):
+        if all(flow.progress.clock == clock <= max(newest.clock, newest.next) for flow in active.values()):
             return newest
         flows = {id: replace(flow.move_to(clock), coarse=()) for id, flow in active.items()}
-        tasks = {
-            name: replace(task, stored=task.stored.close(clock)) if task.active else task
-            for name, task in newest.tasks.items()
-        }
-        closed = replace(newest, flows={**newest.flows, **flows}, tasks=tasks)
+        tasks = {name: replace(task, stored=task.stored.close(clock)) for name, task in tasks.items()}
+        closed = replace(newest, flows={**newest.flows, **flows}, tasks={**newest.tasks, **tasks})
         entry = _moved_on(closed, newest, now, keeping)
         try:
             log.append(entry)

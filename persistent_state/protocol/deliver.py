@@ -75,7 +75,7 @@ def _waiting(entry: Entry, name: str, output: str, own: Sequence[int] = ()) -> l
     # Before a task began, it had no state. A task that is behind the global clock has yet to get there.
     clocks = {*entry.retained, *own}
     last = max(task.born, task.outputs.delivered[output])
-    return [clock for clock in sorted(clocks) if last < clock <= entry.flow_of(name).progress.clock]
+    return [clock for clock in sorted(clocks) if last < clock <= entry.flow_of(name).visited]
 
 
 def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -> Entry:

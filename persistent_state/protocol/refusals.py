@@ -8,6 +8,7 @@ from persistent_state.batch.plan import Plan, folded
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import show_identity
 from persistent_state.store.entry import Entry
+from persistent_state.store.flow_state import FlowState
 from persistent_state.store.task_state import TaskState
 
 WAYS = (
@@ -38,6 +39,8 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
             continue
         if plan.name not in (*reset, *rebuild):
             _check_identity(plan, known)
+            assert newest is not None
+            _check_inputs(plan, newest.flow_of(plan.name))
         outputs = known.outputs
         before = {*outputs.retired, *((*outputs.delivered, *outputs.left) if plan.name in rebuild else ())}
         for output in plan.outputs:
@@ -59,6 +62,15 @@ def _check_names(newest: Entry | None, plans: Sequence[Plan]) -> None:
             raise InvalidInputError(
                 f"task={plan.name} and task={other} differ in no more than case or accents' spelling, which some file systems "
                 f"do not tell apart; name it {other} again, or give it a name of its own."
+            )
+
+
+def _check_inputs(plan: Plan, known: FlowState) -> None:
+    for name in known.inputs:
+        if name not in plan.source_inputs and name not in plan.without:
+            raise InvalidInputError(
+                f"task={plan.name} had the input {name!r}, and has {', '.join(map(repr, plan.source_inputs))} now; give it the "
+                f"input again, or end it for ever by without=[{name!r}] of add. An input of another name is a new one."
             )
 
 

@@ -118,7 +118,9 @@ def cut_back(files: Files, group: TaskGroup, clock: int, shards: int, now: int) 
     """
     own = group.flow.progress.clock
     clock = min(clock, own)
-    flow = replace(group.flow, progress=group.flow.progress.cut_back(clock), coarse=())
+    flow = replace(
+        group.flow, progress=group.flow.progress.cut_back(clock), coarse=(), stepped=min(group.flow.stepped, clock)
+    )
     tasks = {
         name: replace(
             task,

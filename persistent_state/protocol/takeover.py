@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,11 +10,12 @@ from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.errors import ExistsError, FencedError, InvalidInputError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
-from persistent_state.protocol import flows, refusals, restore
+from persistent_state.protocol import flows, graph, refusals, restore
 from persistent_state.protocol.restore import TaskGroup
+from persistent_state.sources.tasks import Changes
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
-from persistent_state.store.flow_state import FlowProgress, FlowState
+from persistent_state.store.flow_state import FlowProgress, FlowState, Upstream
 from persistent_state.store.log import Log
 from persistent_state.store.task_state import OutputState, StoredState, TaskState
 
@@ -66,8 +67,9 @@ def take_over(
         # A start whose answer was lost is its own, too.
         if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
             raise FencedError(f"a newer driver owns {log.application}; this one (epoch {after}) has stopped.")
-        refusals.check(newest, [plan for flow in wanted for plan in flow.tasks], reset, rebuild)
-        entry = _first_entry(log.files, newest, wanted, _Start(interval, shards, writer, now, reset, rebuild))
+        from_zero, again = graph.reset_and_rebuilt(newest, wanted, reset, rebuild)
+        refusals.check(newest, [plan for flow in wanted for plan in flow.tasks], from_zero, again)
+        entry = _first_entry(log.files, newest, wanted, _Start(interval, shards, writer, now, from_zero, again))
         try:
             log.append(entry)
         except ExistsError:
@@ -89,18 +91,36 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
         some: list[TaskGroup] = []
         if newest and continued:
             for group in flows.divided(newest, continued):
-                _check_return(newest, group)
+                _check_return(newest, group, from_windows=flow.is_fed_by_windows)
+                _check_between(flow, group, clock)
                 back = restore.restored(files, group, flow.first, clock, intervals, start.shards, start.now)
                 some.append(_with_outputs(back, plans))
             some = flows.together(files, flow, some)
         rebuilt = [plan for name, plan in plans.items() if name in start.rebuild]
         new = [plan for name, plan in plans.items() if name not in (*continued, *start.rebuild)]
+        if flow.is_derived:
+            # From the state of the tasks that feed them: there is nothing to read again.
+            rebuilt, new = [*rebuilt, *new], []
         if new:
-            some = flows.with_new(some, clock, partial(_all_born, new, newest, epoch))
+            born_at = partial(_all_born, new, newest, epoch)
+            # A task that others feed, too, takes all that they have at the global clock, and can be read there then.
+            some = flows.with_new(some, clock, partial(_before, born_at) if flow.first.upstream else born_at)
         if rebuilt:
             # They catch up on their own.
-            begun = FlowState(FlowProgress(BEGINNING))
-            some = [*some, TaskGroup(begun, _all_born(rebuilt, newest, epoch, BEGINNING))]
+            # Windows that have closed are gone. A task that is fed by them only sees those that close from now on.
+            at = clock if flow.is_fed_by_windows else BEGINNING
+            begun = FlowState(FlowProgress(at))
+            born = _all_born(rebuilt, newest, epoch, BEGINNING)
+            if flow.first.upstream:
+                # The first step of a task that is made of state goes to the global clock. It can't be read at earlier ones.
+                first = clock if at == clock else clock - 1
+                born = {
+                    name: replace(task, born=max(BEGINNING, first), stored=StoredState((at,)))
+                    for name, task in born.items()
+                }
+            some = [*some, TaskGroup(begun, born)]
+        tasks = {name: task for group in groups for name, task in group.tasks.items()}
+        some = [_fed(group, flow.first, graph.upstream_of(flow.first, tasks)) for group in some]
         groups += [_in_order(group, plans) for group in some]
     if newest:
         taken = {name for flow in wanted for name in flow.by_name}
@@ -126,6 +146,12 @@ def _id(group: TaskGroup) -> str:
     return next(iter(group.tasks))
 
 
+def _fed(group: TaskGroup, plan: Plan, upstream: Mapping[str, Upstream]) -> TaskGroup:
+    """Return the group with the inputs that it has in this start. A source that is new is read from its beginning."""
+    flow = replace(group.flow.with_inputs(plan.source_inputs), upstream=upstream)
+    return replace(group, flow=flow)
+
+
 def _in_order(group: TaskGroup, plans: Mapping[str, Plan]) -> TaskGroup:
     """Return the group with its tasks in the order in which they were added."""
     return replace(group, tasks={name: group.tasks[name] for name in plans if name in group.tasks})
@@ -147,26 +173,50 @@ def _left_out(files: Files, group: TaskGroup, clock: int, start: _Start) -> Task
     return replace(back, tasks={name: replace(task, active=False) for name, task in back.tasks.items()})
 
 
-def _check_return(newest: Entry, group: TaskGroup) -> None:
+def _check_return(newest: Entry, group: TaskGroup, from_windows: bool) -> None:
     """Refuse tasks that come back after their clock was left behind.
 
-    The source delivers again what they missed. But what they once read is not remembered for ever.
+    The source delivers again what they missed. But what they once read is not remembered for ever. One that has read nothing
+    yet can do without, but if it is fed from windows: those have closed.
 
     Raises:
         InvalidInputError: Their clock is no longer retained.
     """
-    own, oldest = group.flow.progress.clock, min(newest.retained, default=BEGINNING)
+    own, oldest = group.flow.visited, min(newest.retained, default=BEGINNING)
+    # A flow that sources and tasks feed may have come further by its sources.
+    is_left_behind = any(at < oldest and (from_windows or at > BEGINNING) for at in (own, group.flow.progress.clock))
     for name, task in group.tasks.items():
-        if not task.active and BEGINNING < own < oldest:
+        if not task.active and is_left_behind:
             raise InvalidInputError(
                 f"task={name} left at clock={full_clock(own)}, and the oldest that is retained is {full_clock(oldest)}. "
                 f"{refusals.WAYS.format(name)}"
             )
 
 
+def _check_between(flow: FlowPlan, group: TaskGroup, clock: int) -> None:
+    """Refuse a task that returns below the global clock and is fed what changes from one time to the next.
+
+    Raises:
+        InvalidInputError: The times that it missed are not apart any more.
+    """
+    sees_each = any(isinstance(source, Changes) and source.every for source in flow.first.upstream.values())
+    own = group.flow.visited
+    if sees_each and not flow.first.takes_back and BEGINNING < own < clock:
+        raise InvalidInputError(
+            f"{flow.title} left at clock={full_clock(own)}, and what changed from one time to the next since then is not told "
+            f"apart any more. {refusals.WAYS.format(flow.id)}"
+        )
+
+
 def _all_born(plans: Sequence[Plan], newest: Entry | None, epoch: int, clock: int) -> dict[str, TaskState]:
     """Return tasks that start from zero at a clock."""
     return {plan.name: _born(plan, newest, epoch, clock) for plan in plans}
+
+
+def _before(born_at: Callable[[int], dict[str, TaskState]], clock: int) -> dict[str, TaskState]:
+    """Return new tasks that can be read at the clock at which they are born."""
+    first = max(BEGINNING, clock - 1)
+    return {name: replace(task, born=first) for name, task in born_at(clock).items()}
 
 
 def _born(plan: Plan, newest: Entry | None, epoch: int, clock: int) -> TaskState:

@@ -49,6 +49,7 @@ class Chunk:
         replay: The position from which a replay that needs the chunk starts; None is `first`.
         at: The position of each row (int64); by default the positions from `first` on that no record of `bad` has.
         originals: Returns the records at given positions as they came, of rows and of bad ones; None if the source has none.
+        input: The name of the task's input that the rows are of. A source leaves it out.
 
     Example:
         >>> rows = pa.RecordBatch.from_pylist([{"word": "to"}, {"word": "be"}])
@@ -64,6 +65,7 @@ class Chunk:
     replay: int | None = None
     at: NDArray[np.int64] | None = None
     originals: Originals | None = field(default=None, compare=False)
+    input: str = ""
 
     @property
     def positions(self) -> NDArray[np.int64]:
@@ -85,6 +87,7 @@ class Reach:
         known: If `channels` is None: channels that will come and hold the clock until they do.
         unread: How many positions there are beyond the ends; None if the source does not know.
         held: The partitions that `hold` has named: they wait, and are not silent.
+        inputs: Where one source stands for several inputs: what each of them has said. A source of your own leaves it out.
 
     Example:
         >>> Reach({"words-0": 43, "words-1": 40}, channels={"words-0": False, "words-1": True}).ends["words-0"]
@@ -97,6 +100,7 @@ class Reach:
     known: tuple[str, ...] = ()
     unread: int | None = None
     held: frozenset[str] = frozenset()
+    inputs: Mapping[str, Reach] = field(default_factory=dict)
 
 
 class TimeReplayableSource(ABC):

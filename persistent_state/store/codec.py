@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from persistent_state.errors import DamagedError
+from persistent_state.event_time.inputs import INPUT
 from persistent_state.partials import keys
 from persistent_state.store.changes import UnknownFieldError
 from persistent_state.store.entry import Entry
-from persistent_state.store.flow_state import INPUT
 from persistent_state.store.named_files import Run, SideFile
 from persistent_state.store.records import ADDED, ENTRY, RUN, SIDE
 

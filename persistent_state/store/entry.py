@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store.flow_state import FlowState, LateRows
 from persistent_state.store.task_state import TaskState
 
@@ -44,6 +45,9 @@ class Entry:
     """By id: the flows that feed the tasks. The tasks of one flow are all part of the newest start, or none is."""
 
     tasks: Mapping[str, TaskState]
+
+    next: int = BEGINNING
+    """The next common clock, at which tasks that other tasks feed have yet to arrive; at or below `clock` if there is none."""
 
     checksum: str = field(default="", compare=False)
     """The SHA-256 of the bytes that the entry was read from; "" if it was not read. It is never computed from the values."""
@@ -89,11 +93,15 @@ class Entry:
         return {*of_flows, *(stored.path for task in self.tasks.values() for stored in task.files())}
 
 
-def global_clock(entry: Entry, previous: int) -> int:
-    """Return the newest clock at which every active task has a durable checkpoint, and at least the previous one."""
-    active = {name: task for name, task in entry.tasks.items() if task.active}
+def common_clock(entry: Entry, above: int) -> int:
+    """Return the newest clock above this one at which each active task that sources feed has a durable checkpoint.
+
+    It is `above` itself if there is none.
+    """
+    active = {name: task for name, task in entry.tasks.items() if task.active and not entry.flow_of(name).is_derived}
     flows = {task.flow: entry.flows[task.flow] for task in active.values()}
     bound = min([flow.progress.clock for flow in flows.values() if flow.progress.holds], default=None)
     cuts = {cut for task in active.values() for cut in task.stored.cuts}
-    candidates = [cut for cut in cuts if cut > previous and (bound is None or cut <= bound)]
-    return max([c for c in candidates if all(entry.is_at(name, c) for name in active)], default=previous)
+    candidates = [cut for cut in cuts if cut > above and (bound is None or cut <= bound)]
+    kept = (c for c in candidates if all(task.keeps_apart(c, entry.flows[task.flow]) for task in active.values()))
+    return max(kept, default=above)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import Channel
-from persistent_state.event_time.clocks import END, Coarse
+from persistent_state.event_time.clocks import BEGINNING, END, Coarse
+from persistent_state.event_time.inputs import INPUT, by_input, together
 from persistent_state.event_time.positions import (
     Position,
     forget_spans,
@@ -25,9 +26,6 @@ from persistent_state.event_time.positions import (
     rewind_position,
 )
 from persistent_state.store.named_files import Pages, Run, SideFile, Stored
-
-INPUT = ""
-"""The name of a flow's only input."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +82,11 @@ class SourceState:
     """The clock from which this start, under at-least-once delivery, counts messages again that earlier starts counted."""
 
     @property
+    def has_begun(self) -> bool:
+        """Return whether a message has ever moved a channel."""
+        return any(channel.has_delivered for channel in self.channels.values())
+
+    @property
     def next_positions(self) -> dict[str, int]:
         """By partition: the position that is read next."""
         return {partition: position.next for partition, position in self.positions.items()}
@@ -93,17 +96,15 @@ class SourceState:
         """By partition: the first position that no start of the application has ever committed."""
         return {partition: position.known for partition, position in self.positions.items()}
 
-    def announce(self, ends: Mapping[str, int], journal: Pages) -> SourceState:
+    def announce(self, ends: Mapping[str, int]) -> SourceState:
         """Return the record when the next micro-batch is known to read up to these ends."""
         read = self.next_positions
         ahead = {partition: end for partition, end in ends.items() if end > read.get(partition, 0)}
-        return replace(self, planned=ahead, journal=journal)
+        return replace(self, planned=ahead)
 
-    def after_batch(
-        self, channels: Mapping[str, Channel], positions: Mapping[str, Position], journal: Pages
-    ) -> SourceState:
+    def after_batch(self, channels: Mapping[str, Channel], positions: Mapping[str, Position]) -> SourceState:
         """Return the record after a micro-batch that read up to these positions."""
-        return replace(self, channels=channels, positions=positions, journal=journal, planned={})
+        return replace(self, channels=channels, positions=positions, planned={})
 
     def without_old_spans(self, clock: int) -> SourceState:
         """Return the record without the spans that no start at or above the clock has to read again."""
@@ -142,7 +143,7 @@ class SourceState:
 
     def _channels_with_messages(self) -> dict[str, Channel]:
         """Return the channels that are more than a name: one that was named, perhaps wrongly, is there if it is named again."""
-        return {n: c for n, c in self.channels.items() if (c.newest, c.before) != (None, None)}
+        return {name: channel for name, channel in self.channels.items() if channel.has_delivered}
 
 
 @dataclass(frozen=True)
@@ -190,13 +191,31 @@ class LateRows:
 
 
 @dataclass(frozen=True)
+class Upstream:
+    """The record of a task that feeds a flow: which one it was when the flow was built from its state."""
+
+    task: str
+    """The name of the task."""
+
+    born: int
+    """The clock at which the task had started from zero."""
+
+    life: int
+    """The epoch of the start that had built the task again; 0 if none had."""
+
+
+@dataclass(frozen=True)
 class FlowState:
-    """The record of one flow in an entry: all that its tasks share. Clocks are microseconds UTC."""
+    """The record of one flow in an entry: all that its tasks share. Clocks are microseconds UTC.
+
+    A flow is fed by sources, or by other tasks of the application: then it is derived. A derived flow stands at the clocks that
+    its steps have visited, and at no other.
+    """
 
     progress: FlowProgress
 
     inputs: Mapping[str, SourceState] = field(default_factory=lambda: {INPUT: SourceState()})
-    """By the name of an input: what was read of it."""
+    """By the name of an input: what was read of it; empty if only tasks feed the flow."""
 
     late_rows: LateRows = field(default_factory=LateRows)
     """The rows that came late or are bad for every task, since the flow has had the tasks that it has."""
@@ -204,14 +223,59 @@ class FlowState:
     coarse: tuple[Coarse, ...] = ()
     """Ranges of time whose messages were folded into longer intervals than the checkpoint interval."""
 
+    upstream: Mapping[str, Upstream] = field(default_factory=dict)
+    """By the name of an input: the task that feeds the flow; empty if only sources do."""
+
+    stepped: int = BEGINNING
+    """Of a flow that sources and tasks feed: the clock up to which it has taken what the tasks give."""
+
+    @property
+    def is_derived(self) -> bool:
+        """Return whether tasks feed the flow, and no source."""
+        return bool(self.upstream) and not self.inputs
+
+    @property
+    def visited(self) -> int:
+        """The clock up to which the flow has taken all that it is fed."""
+        return min(self.progress.clock, self.stepped) if self.upstream and self.inputs else self.progress.clock
+
     @property
     def source(self) -> SourceState:
-        """The record of the flow's only input."""
-        return self.inputs[INPUT]
+        """The record of all inputs as one. Of several it has no journal, and names of channels begin with the input's."""
+        if [*self.inputs] == [INPUT]:
+            return self.inputs[INPUT]
+        known = self.inputs
+        return SourceState(
+            together({name: known[name].channels for name in known}),
+            together({name: known[name].positions for name in known}),
+            planned=together({name: known[name].planned for name in known}),
+            again=min((each.again for each in known.values()), default=END),
+        )
 
     def with_source(self, source: SourceState) -> FlowState:
-        """Return the flow with this record of its only input."""
-        return replace(self, inputs={INPUT: source})
+        """Return the flow with this record of all inputs as one. Several keep their journals."""
+        if [*self.inputs] == [INPUT]:
+            return replace(self, inputs={INPUT: source})
+        channels, positions = by_input(source.channels, self.inputs), by_input(source.positions, self.inputs)
+        planned = by_input(source.planned, self.inputs)
+        return replace(
+            self,
+            inputs={
+                name: SourceState(channels[name], positions[name], known.journal, planned[name], source.again)
+                for name, known in self.inputs.items()
+            },
+        )
+
+    def with_journals(self, journals: Mapping[str, Pages]) -> FlowState:
+        """Return the flow with these journals of inputs."""
+        inputs = {
+            name: replace(known, journal=journals.get(name, known.journal)) for name, known in self.inputs.items()
+        }
+        return replace(self, inputs=inputs)
+
+    def with_inputs(self, names: Collection[str]) -> FlowState:
+        """Return the flow with inputs of these names. One that is new begins."""
+        return replace(self, inputs={name: self.inputs.get(name, SourceState()) for name in names})
 
     def hold(self) -> FlowState:
         """Return the flow when the global clock waits for it; itself if it does already."""

@@ -37,7 +37,7 @@ def read(files: Files, side: SideFile) -> pa.Table:
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of several tables as one. `origin` is null for rows of a table without it."""
-    table = pa.concat_tables(tables, promote_options="default")
+    table = pa.concat_tables(tables, promote_options="permissive")
     return table.select([*(name for name in table.column_names if name != "row"), "row"])
 
 

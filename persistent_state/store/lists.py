@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from persistent_state.errors import DamagedError
 from persistent_state.store import runs as runs_io
 from persistent_state.store.files.base import Files
+from persistent_state.store.flow_state import FlowState
 from persistent_state.store.named_files import Pages, Stored
 
 TAIL = 2 << 10
@@ -52,6 +53,11 @@ def read(files: Files, pages: Pages) -> list[str]:
     for file in pages.files:
         items += read_file(files, file)
     return [*items, *pages.tail]
+
+
+def read_journals(files: Files, flow: FlowState) -> dict[str, list[str]]:
+    """Return the lines that each input of a flow wrote."""
+    return {name: read(files, known.journal) for name, known in flow.inputs.items()}
 
 
 def read_file(files: Files, file: Stored) -> list[str]:

@@ -14,7 +14,7 @@ from persistent_state.event_time.clocks import BEGINNING, END, Coarse
 from persistent_state.event_time.positions import Position
 from persistent_state.store.changes import Json, Kind, Listed, Named, Numbered, Parted, Plain, Record
 from persistent_state.store.entry import Entry
-from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState
+from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState, Upstream
 from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
 from persistent_state.store.task_state import OutputState, StoredState, TaskState
 
@@ -23,6 +23,8 @@ ADDED: dict[str, dict[str, Json]] = {
     "run": {"half": None},
     "stored file": {"index": 0},
     "input": {"planned": {}, "again": END},
+    "flow": {"upstream": {}, "stepped": BEGINNING},
+    "log entry": {"next": BEGINNING},
     "task": {
         "delivered": {},
         "floor": BEGINNING,
@@ -98,8 +100,15 @@ _INPUT = Record(
     ADDED["input"],
 )
 
+_UPSTREAM = Record("task that feeds a flow", Upstream, _fields("task", "born", "life"))
+
 _FLOW = Parted(
-    Record("flow", FlowState, {"inputs": Named(_INPUT), "coarse": Listed(_COARSE)}),
+    Record(
+        "flow",
+        FlowState,
+        {"inputs": Named(_INPUT), "upstream": Named(_UPSTREAM), "coarse": Listed(_COARSE), "stepped": _AS_IT_IS},
+        ADDED["flow"],
+    ),
     {"progress": Record("flow", FlowProgress, _fields("clock", "holds", "batch")), "late_rows": _LATE_ROWS},
 )
 
@@ -127,9 +136,10 @@ ENTRY = Record(
     "log entry",
     Entry,
     {
-        **_fields("number", "epoch", "writer", "time", "previous", "interval", "shards", "clock"),
+        **_fields("number", "epoch", "writer", "time", "previous", "interval", "shards", "clock", "next"),
         "retained": Listed(_AS_IT_IS),
         "flows": Named(_FLOW),
         "tasks": Named(_TASK),
     },
+    ADDED["log entry"],
 )

@@ -213,7 +213,7 @@ def _named(identity: Mapping[str, Any], given: Sequence[Monoid[Any] | Aggregator
 def _checked(task: PersistentTask, identity: Mapping[str, Any]) -> KeptState[Any]:
     kept = task.persistent_state()
     own = kept.identity()
-    for what in sorted({*own, *identity} - {"key", "message_id"}):
+    for what in sorted({*own, *identity} - {"key", "message_id", "inputs", "version"}):
         if identity.get(what) != own.get(what):
             raise InvalidInputError(
                 f"task={task.task_name}: the store was written with {what}={show_identity(identity.get(what))}, not "
@@ -291,7 +291,7 @@ def find_task(entry: Entry, application: str, name: str) -> TaskState:
 
 def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> int:
     """Return the clock to read at, a retained one at which the task existed. A stopped task is read at its own clock."""
-    newest = min(entry.clock, entry.flows[task.flow].progress.clock)
+    newest = min(entry.clock, entry.flows[task.flow].visited)
     at = newest if clock is None else clock
     readable = [c for c in entry.retained if task.born <= c <= newest]
     if at not in (*readable, newest):

@@ -197,6 +197,13 @@ class TaskState:
 
     def is_at(self, clock: int, flow: FlowState) -> bool:
         """Return True if the state at this clock can be read from what is stored. `flow` is the task's."""
+        if flow.upstream:
+            # What other tasks give may have changed between two clocks that it has visited.
+            return clock in self.stored.cuts and clock <= flow.visited
+        return self.keeps_apart(clock, flow)
+
+    def keeps_apart(self, clock: int, flow: FlowState) -> bool:
+        """Return True if what sources gave below this clock can be told apart from the rest. `flow` is the task's."""
         own, stored = flow.progress, self.stored
         if clock in stored.cuts:
             return True

@@ -16,7 +16,7 @@ from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.messages import Report, Sender
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.channels import Channel
-from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.event_time.clocks import BEGINNING, END, Settings
 from persistent_state.store.flow_state import INPUT, FlowProgress, FlowState, SourceState
 from persistent_state.store.log import Log
 from tests import core
@@ -119,7 +119,7 @@ def test_who_waits_is_not_silent(held: frozenset[str]) -> None:
     flow = FlowState(FlowProgress(BEGINNING, batch=1), {INPUT: SourceState(channels)})
     reach = Reach({}, dict.fromkeys(channels, False), held=held)
     after = advance(
-        flow, None, [Report(Sender(plan.name, 1, 2, "", 0, 1), 100, is_silent=True, reach=reach)], plan.settings
+        flow, None, [Report(Sender(plan.name, 1, 2, "", 0, 1), 100, silent_for={"": END}, reach=reach)], plan.settings
     )
     assert after.slowest == ("fast" if held else None)
     assert after.holds is bool(held)

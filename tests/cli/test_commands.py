@@ -66,8 +66,8 @@ Bergen,,8,1024
 
 
 def test_the_docs_have_an_example_of_each_command() -> None:
-    assert {command[0] for command, _ in EXAMPLES} == {"show", "state", "verify"}
-    assert len(EXAMPLES) == 5
+    assert {command[0] for command, _ in EXAMPLES} == {"show", "graph", "state", "verify"}
+    assert len(EXAMPLES) == 6
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,8 @@ def test_json_is_for_programs_and_has_all(capsys: pytest.CaptureFixture[str], mo
     assert (app["application"], app["clock"], app["retained"], app["entry"]) == ("app", 220, [160, 200, 220], 16)
     assert [task["late_and_bad"] for task in app["tasks"]] == [{"late": 1, "no timestamp": 2}] * 2
     assert app["tasks"][1]["channels"] == {
-        "count": 1, "ended": 0, "silent": 0, "slowest": "", "slowest_at": 235, "newest_at": 235,
+        "count": 1, "ended": 0, "silent": 0, "slowest": "", "slowest_input": "", "slowest_at": 235,
+        "newest_at": 235,
     }  # fmt: skip
     rows = [json.loads(line) for line in told("state", STORE, "app", "Totals").splitlines()]
     assert sorted(rows, key=repr) == sorted(read_state(STORE, "app", Totals()).to_pylist(), key=repr)

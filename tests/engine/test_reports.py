@@ -12,7 +12,7 @@ import pytest
 
 from persistent_state import FileSource
 from persistent_state.batch.combine import combine
-from persistent_state.engine.reports import EVERY, TaskReport
+from persistent_state.engine.reports import EVERY, Reports, TaskReport
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits
 from persistent_state.protocol.commits import Keeping
@@ -101,15 +101,30 @@ def test_a_run_that_found_nothing_at_all_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("idle_after", [None, 5])
-def test_a_silent_channel_that_holds_the_clock_is_named(idle_after: int | None) -> None:
+def test_a_silent_channel_that_holds_the_clock_is_named(
+    idle_after: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = Settings(10, ahead=2**62, idle_after=idle_after)
     plan = core.plan_of(Words(), SCHEMA, channel="word", settings=settings)
     log = Log(plan.files, plan.application)
-    report = TaskReport(plan, core.start(log, [plan]), first=0)
+    reports = Reports("run", [plan], core.start(log, [plan]), True, lambda: None)
     rows = pa.RecordBatch.from_pylist([{"ts": 5, "word": "a"}], SCHEMA)
-    entry = core.play(log, plan, rows, channels={"a": False, "b": False, "c": True})
-    said = "1 channel, such as 'b', delivered nothing: idle_after lets it go." in report.end(entry, is_whole=True)[1]
-    assert said == (idle_after is None)
+    core.play(log, plan, rows, channels={"a": False, "b": False, "c": True})
+    entry = core.play(log, plan, rows, channels={"a": False, "b": False, "c": True}, now=9)
+    with caplog.at_level(logging.INFO, "persistent_state"):
+        reports.end(entry, is_whole=True)
+    silent = "channel='b' of its source has never delivered a message; idle_after lets it go."
+    read = "the newest message of channel='a' of its source is of 1970-01-01T00:00:00.000005Z."
+    last = caplog.records[-1]
+    assert (last.levelno, last.message) == (
+        (logging.WARNING, f"The global clock waits for task=Words: {silent}")
+        if idle_after is None
+        else (logging.INFO, f"The global clock waits for task=Words: {read}")
+    )
+    caplog.clear()
+    # A run that is stopped has always something to wait for.
+    reports.end(entry, is_whole=False)
+    assert "waits for" not in caplog.text
 
 
 def test_values_that_do_not_fit_are_told_with_what_fits(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persistent_state.event_time import clocks
-from persistent_state.event_time.clocks import BEGINNING, MOST_CUTS, MOST_IN_BATCH, Coarse
+from persistent_state.event_time.clocks import BEGINNING, MOST_CUTS, MOST_IN_BATCH, Coarse, Settings
 from tests.event_time.messages import STAMPS, array
 
 INTERVALS = st.integers(1, 7)
@@ -65,7 +65,7 @@ class TestIntervals:
         clock = data.draw(st.one_of(st.just(BEGINNING), st.integers(-50, 50)))
         stamps = data.draw(st.lists(st.integers(max(clock, -200), 300), min_size=1, max_size=60))
         horizon = data.draw(st.integers(max(clock, -250), 350))
-        starts, coarse = clocks.split_intervals(array(stamps), clock, horizon, interval)
+        starts, coarse = clocks.split_intervals(array(stamps), clock, horizon, Settings(interval))
 
         assert all(clock <= start <= stamp for start, stamp in zip(starts.tolist(), stamps, strict=True))
         possible = [c for c in range(-400, 400) if c > clock and c % interval == 0]
@@ -82,12 +82,12 @@ class TestIntervals:
     def test_intervals_are_as_fine_as_the_checkpoint_interval_where_few_are_possible(self, data: st.DataObject) -> None:
         interval = data.draw(INTERVALS)
         stamps = data.draw(st.lists(st.integers(0, interval * (MOST_IN_BATCH + 1) - 1), min_size=1))
-        starts, coarse = clocks.split_intervals(array(stamps), 0, interval * (MOST_IN_BATCH + 1), interval)
+        starts, coarse = clocks.split_intervals(array(stamps), 0, interval * (MOST_IN_BATCH + 1), Settings(interval))
         assert coarse is None
         assert starts.tolist() == [stamp // interval * interval for stamp in stamps]
 
     def test_no_messages_have_no_intervals(self) -> None:
-        starts, coarse = clocks.split_intervals(array([]), 0, 100, 10)
+        starts, coarse = clocks.split_intervals(array([]), 0, 100, Settings(10))
         assert (starts.tolist(), coarse) == ([], None)
 
     @given(st.integers(-80, 140), st.lists(COARSE, max_size=5))
@@ -137,7 +137,7 @@ class TestIntervals:
 
 def test_the_furthest_timestamps_do_not_share_an_interval() -> None:
     furthest = np.array([-(2**62), 2**62])
-    starts, coarse = clocks.split_intervals(furthest, BEGINNING, BEGINNING, 1_000_000)
+    starts, coarse = clocks.split_intervals(furthest, BEGINNING, BEGINNING, Settings(1_000_000))
     assert coarse is None
     assert (starts <= furthest).all()
     assert (furthest - starts < 1_000_000).all()

@@ -146,6 +146,11 @@ class HalfInverse(Sum[int]):
         return a
 
 
+class OwnInverse(Sum[int]):
+    def inverses(self, values: Any) -> Any:
+        return values
+
+
 class OffByOne(Sum[int]):
     def reduce(self, values: Any, starts: Any) -> Any:
         return super().reduce(values[:-1], np.minimum(starts, len(values) - 2)) if len(values) > 1 else values
@@ -217,6 +222,7 @@ class Nothing(Sum[int]):
         (FromOne, SMALL, "identity"),
         (lambda: Commuting(pa.int64()), SHORT, "commutativity"),
         (HalfInverse, SMALL, "inverse"),
+        (OwnInverse, SMALL, "inverses of a column"),
         (lambda: Growing(pa.int64()), SHORT, "no mutation"),
         (Lossy, SMALL, "round trip"),
         (Choosy, SMALL, "cast"),
@@ -259,7 +265,7 @@ def test_each_law_is_a_test_of_its_own(tmp_path: Any) -> None:
     out = subprocess.run(
         command, cwd=Path(monoids.__file__).parents[1], capture_output=True, text=True, check=False
     ).stdout
-    assert "1 failed, 9 passed" in out
+    assert "1 failed, 10 passed" in out
     assert "test_laws[inverse]" in out
     assert "Off(int64) breaks the law of inverse: minus(plus(a, b), b) = 1, a = 0 for a=0, b=1" in out
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from monoids import Average, Count, Last, Max, Min, Monoid, Struct, Sum
 from persistent_state.event_time import clocks
+from persistent_state.event_time.clocks import Settings
 from persistent_state.partials import few, fold, keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
@@ -42,7 +43,7 @@ def column(monoid: Monoid[Any], numbers: list[int]) -> pa.Array:
 
 
 def fold_all(key: pa.Array, times: list[int], values: pa.Array, layout: Layout, clock: int) -> pa.Table:
-    starts, _ = clocks.split_intervals(np.array(times), clock, clock, INTERVAL)
+    starts, _ = clocks.split_intervals(np.array(times), clock, clock, Settings(INTERVAL))
     hashes = keys.hash_keys([key], len(key))
     updates = pa.table({"hash": hashes, "key0": key, "start": starts, "value": values}).cast(layout.schema)
     return fold.fold([updates], layout)
@@ -61,7 +62,7 @@ def test_updates_fold_to_the_same_rows_as_they_come(
     times, values = [row[1] for row in rows], column(monoid, [row[2] for row in rows])
     of = layout(monoid, type)
     with mock.patch.multiple(few, EVERY=1, MOST_DISTINCT=1, ROWS_OF_A_KEY=0):
-        found = few.fold_few(key, np.array(times), values, of, clock, INTERVAL)
+        found = few.fold_few(key, np.array(times), values, of, clock, Settings(INTERVAL))
     assert found is not None
     assert len(found) == len({(repr(key[i].as_py()), row[1] // INTERVAL) for i, row in enumerate(rows)})
     again = fold.fold([found.cast(of.schema)], of)
@@ -77,7 +78,7 @@ def test_updates_fold_to_the_same_rows_as_they_come(
 def test_only_few_keys_and_intervals_are_folded(distinct: int, spread: int, folds: bool) -> None:
     numbers = np.arange(1_000)
     values = pa.array(numbers)
-    found = few.fold_few(pa.array(numbers % distinct), numbers % spread, values, layout(Sum()), 0, INTERVAL)
+    found = few.fold_few(pa.array(numbers % distinct), numbers % spread, values, layout(Sum()), 0, Settings(INTERVAL))
     assert (found is not None) == folds
 
 

@@ -10,6 +10,7 @@ from greenlet import getcurrent, greenlet
 
 from persistent_state.errors import ExistsError, StateError, StoreUnavailableError
 from persistent_state.store.log import Log
+from tests.simulation.graphs import Derived
 from tests.simulation.messages import Job
 from tests.simulation.oracle import Terms
 
@@ -66,8 +67,11 @@ class Actor:
     over: bool = False
     finished: bool = False
     sabotaged: bool = False
+    derived: list[Derived] = field(default_factory=list)
+    has_closed: bool = False
+    """Whether its sources are read to their end, and closed: what is left are steps, and deliveries."""
     has_read: bool = False
-    """Whether its sources are read to their end, and closed: what is left is to be delivered."""
+    """Whether all is read, and its steps are taken: what is left is to be delivered."""
 
     def perform(self, operation: str, path: str, act: Callable[[], Any]) -> Any:
         """Do something to the store, when it is this thread's turn, if it works."""

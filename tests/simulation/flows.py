@@ -43,6 +43,8 @@ class Flows:
             active = {task.active for task in entry.tasks_of(id).values()}
             self.must(len(active) == 1, "the tasks of a flow are all part of a start, or none", flow=id)
         for flow in wanted:
+            if flow.is_derived:
+                continue
             self._take_journals(entry, [name for name in flow.by_name if name not in new])
             ids = dict.fromkeys(entry.tasks[name].flow for name in flow.by_name)
             for id in ids:

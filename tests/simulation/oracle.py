@@ -37,6 +37,7 @@ from tests.core import us, whole_times
 from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.flows import BEFORE, Flows
+from tests.simulation.graphs import Graphs
 from tests.simulation.messages import MONOIDS, Job, Sent
 from tests.simulation.sinks import Sinks, Values, WorldSink
 from tests.simulation.source import Partitions
@@ -51,6 +52,8 @@ AHEAD_OF_GLOBAL, IN_BATCH = 8, 2
 """How many clocks stay apart between the global clock and a task's own, and within a micro-batch."""
 
 Place = tuple[str, int]
+Places = Mapping[str, Mapping[str, WorldSink]]
+"""By task and output: where values go."""
 
 
 class Violation(AssertionError):
@@ -170,7 +173,7 @@ class Oracle:
         self.intervals: set[int] = set()
         self.terms: Terms | None = None
         self.delays: dict[str, int] = {}
-        self.starting: dict[str, tuple[Terms, Sequence[FlowPlan], set[str], dict[str, dict[str, WorldSink]]]] = {}
+        self.starting: dict[str, tuple[Terms, Sequence[FlowPlan], set[str], Places, Places]] = {}
         """By writer, what a driver that is starting says."""
         self.batches: dict[tuple[str, int, int], Batch] = {}
         self.delivered: dict[tuple[str, int, int], list[Sent]] = {}
@@ -179,7 +182,8 @@ class Oracle:
         self.layouts: dict[str, Layout] = {}
         self.coarsest = 0
         self.has_lost_numbers = False
-        self.sinks = Sinks(self.judges, must)
+        self.graphs = Graphs(self.judges, self.files, must)
+        self.sinks = Sinks(self.judges, self.graphs, must)
         self.flows = Flows(self.judges, self.delays, self.files, must)
 
     def expect(self, job: Job, partitions: Partitions) -> None:
@@ -199,7 +203,7 @@ class Oracle:
         if newest is None or not newest.retained:
             return set()
         clocks = {name: newest.flow_of(name).progress.clock for name, task in newest.tasks.items() if not task.active}
-        known = {name: clock for name, clock in clocks.items() if clock != BEGINNING}
+        known = {n: clock for n, clock in clocks.items() if clock != BEGINNING or self.graphs.is_fed_by_windows(n)}
         return {name for name in names if known.get(name, newest.clock) < newest.retained[0]}
 
     # What happens
@@ -230,15 +234,17 @@ class Oracle:
         else:
             must(entry.flows.keys() == before.flows.keys(), "only a start changes which flows there are")
             flows = [id for id, flow in entry.flows.items() if flow.progress.batch != before.flows[id].progress.batch]
-            must(len(flows) <= 1, "one entry is one micro-batch", moved=flows)
-            moved = [name for id in flows for name in entry.tasks_of(id)]
+            steps = [id for id in flows if entry.flows[id].is_derived]
+            must(len(flows) <= 1 or flows == steps, "one entry is one micro-batch, or steps", moved=flows)
+            moved = [name for id in flows for name in self.graphs.fed_by_sources(entry.tasks_of(id))]
             for name in moved:
                 self._commit(name, before, entry)
             if not self._wakes(before, entry) and not self._records(before, entry):
-                self._clocks(before, entry, moved)
+                self._clocks(before, entry, moved, is_close=not flows)
         self._aside(before, entry)
         self._states(before, entry)
         self.sinks.hear(before, entry)
+        self.graphs.hear(before, entry)
 
     def write(self, sink: WorldSink, due: Due, floor: int, values: Values) -> None:
         """Values at a clock are written to a sink."""
@@ -356,7 +362,9 @@ class Oracle:
             below, every = judge.in_state(entry.clock), judge.in_state(None)
             must(len(below) == len(every), "at a close all is below the clock", task=job.name, clock=entry.clock)
             self.sinks.finish(job.name)
-        for name in entry.tasks:
+        for name in self.graphs.finish(entry):
+            self.sinks.finish(name)
+        for name in self.graphs.fed_by_sources(entry.tasks):
             for at in {entry.clock, entry.flow_of(name).progress.clock, *entry.retained, None}:
                 self.check_state(name, entry, at)
 
@@ -380,7 +388,7 @@ class Oracle:
                 must(right, "every file that an entry names is what was written", path=stored.path)
 
     def _start(self, before: Entry | None, entry: Entry) -> None:
-        terms, wanted, reset, rebuilt = self.starting[entry.writer]
+        terms, wanted, reset, rebuilt, fresh = self.starting[entry.writer]
         plans = {name: plan for flow in wanted for name, plan in flow.by_name.items()}
         self.writer = entry.writer
         self.terms = terms
@@ -393,11 +401,13 @@ class Oracle:
         )
         must(entry.retained == (before.retained if before else ()), "a start keeps the retained clocks")
         must({n for n, t in entry.tasks.items() if t.active} == set(plans), "a start has the tasks it was given")
-        must(
-            not self.left_behind(plans, before) - reset - rebuilt.keys(), "a task whose clock was collected is refused"
-        )
         new = {name for name in plans if before is None or name not in before.tasks or name in reset or name in rebuilt}
-        for name in plans:
+        anew = self.graphs.begun_anew(before, entry, plans, new, rebuilt)
+        must(
+            not self.left_behind(plans, before) - reset - rebuilt.keys() - anew,
+            "a task whose clock was collected is refused",
+        )
+        for name in self.graphs.fed_by_sources(plans):
             clock, judge = clock_of(entry, name), self.judges[name]
             restored = entry.clock if before is None or name in new else min(entry.clock, clock_of(before, name))
             restored = BEGINNING if name in rebuilt else restored
@@ -407,22 +417,23 @@ class Oracle:
                 task=name,
                 clock=clock,
             )
-            retired = (
-                before.tasks[name].outputs if before and name in before.tasks and name in rebuilt else OutputState()
-            )
-            for output in {*retired.delivered, *retired.left}:
-                self.sinks.of[name][output].is_retired = True
-            self.sinks.of[name].update(rebuilt.get(name, {}))
             if name in new:
                 self.judges[name] = Judge(judge.job, judge.partitions)
                 self.delays[name] = terms.delay
                 continue
             self.delays[name] = min(self.delays[name], terms.delay)
-        for name, task in entry.tasks.items():
+        for name in (*rebuilt, *anew):
+            outputs = before.tasks[name].outputs if before and name in before.tasks else OutputState()
+            for output in {*outputs.delivered, *outputs.left}:
+                self.sinks.of[name][output].is_retired = True
+            self.sinks.of[name].update({**rebuilt, **fresh}.get(name, {}))
+        for name in self.graphs.fed_by_sources(entry.tasks):
+            task = entry.tasks[name]
             was_active = before is not None and name in before.tasks and before.tasks[name].active
             if (task.active or was_active) and name not in new:
                 self._cut_back(self.judges[name], entry, entry.time)
-        self.flows.hear(before, entry, wanted, new, rebuilt)
+        self.flows.hear(before, entry, wanted, new | anew, rebuilt)
+        self.graphs.hear_start(before, entry, anew)
 
     def _cut_back(self, judge: Judge, entry: Entry, now: int) -> None:
         """Of what is to be read again, forget all but what the clock or the rows aside hold."""
@@ -668,7 +679,7 @@ class Oracle:
                 must(fits and segment.step <= needed, "intervals are no coarser than needed", coarse=segment, top=top)
         step = max([interval, *(segment.step for segment in new.coarse)])
         self.coarsest = max(self.coarsest, step, needed)
-        follows = self.newest.clock if not judge.holds else BEGINNING
+        follows = self.graphs.common(self.newest) if not judge.holds else BEGINNING
         newest = [judge.newest[c] for c in live]
         if live:
             seen = [t for t in newest if t is not None]
@@ -700,11 +711,12 @@ class Oracle:
             **facts,
         )
 
-    def _clocks(self, before: Entry, entry: Entry, moved: Sequence[str]) -> None:
+    def _clocks(self, before: Entry, entry: Entry, moved: Sequence[str], is_close: bool) -> None:
         assert self.terms is not None
         must(entry.clock >= before.clock, "the global clock never goes back", clock=entry.clock, before=before.clock)
-        holding = []
-        for name, task in entry.tasks.items():
+        holding, common = [], self.graphs.common(entry)
+        for name in self.graphs.fed_by_sources(entry.tasks):
+            task = entry.tasks[name]
             old, judge, flow = before.flow_of(name), self.judges[name], entry.flow_of(name)
             own, was = flow.progress.clock, old.progress.clock
             if not task.active:
@@ -717,14 +729,14 @@ class Oracle:
                 must(fine, "clocks are multiples of the interval", task=name, clock=clock)
             now = self._now(name, entry)
             for channel in judge.newest:
-                if not judge.is_live(channel, self.terms, now) or not moved:
+                if not judge.is_live(channel, self.terms, now) or is_close:
                     judge.floor[channel] = max(judge.floor[channel], own)
-            if moved and name not in moved and own != was:
+            if not is_close and name not in moved and own != was:
                 must(not judge.holds, "no task is moved by another while it holds the clock", task=name)
             if judge.holds:
                 holding.append(own)
-        waits = entry.clock == before.clock or entry.clock <= min(holding, default=entry.clock)
-        must(waits, "the global clock waits for every task", clock=entry.clock)
+        waits = common == self.graphs.common(before) or common <= min(holding, default=common)
+        must(waits, "the global clock waits for every task", clock=entry.clock, common=common)
         self._global_clock(before, entry, holding)
         if entry.clock != before.clock:
             clocks = (*before.retained, entry.clock)
@@ -732,9 +744,11 @@ class Oracle:
             waits = [last for task in entry.tasks.values() if task.active for last in task.outputs.delivered.values()]
             kept = tuple(clock for clock in clocks if clock >= min([oldest, *waits]))
             must(entry.retained == kept, "clocks are retained", retained=entry.retained, expected=kept)
-        if not moved:
-            actives = {clock_of(entry, name) for name, task in entry.tasks.items() if task.active}
-            must(actives == {entry.clock}, "a close gives every task one clock", clocks=actives)
+        if is_close:
+            fed = self.graphs.fed_by_sources(entry.tasks)
+            actives = {clock_of(entry, name) for name in fed if entry.tasks[name].active}
+            closed = {max(actives)} if self.graphs.is_waiting(entry) else {common}
+            must(actives == closed, "a close gives every task one clock", clocks=actives)
 
     def _global_clock(self, before: Entry, entry: Entry, holding: Sequence[int]) -> None:
         """The global clock is at most one step of the coarsest grid behind the slowest task that holds it.
@@ -743,12 +757,15 @@ class Oracle:
         coarser. For a task that stood behind the global clock the handful counts from where it stood, and before there is a
         global clock from its first message or its first clock, which the allowed delay may set below that.
         """
-        active = [clock_of(entry, name) for name, task in entry.tasks.items() if task.active]
-        if len(active) == 1:
+        fed, common = self.graphs.fed_by_sources(entry.tasks), self.graphs.common(entry)
+        active = [clock_of(entry, name) for name in fed if entry.tasks[name].active]
+        # While derived tasks step to the common clock, the tasks that sources feed go on.
+        is_chosen = not self.graphs.is_waiting(entry) or common != self.graphs.common(before)
+        if len(active) == 1 and is_chosen:
             only = max(before.clock, active[0])
-            must(entry.clock == only, "the clock of the only task is the global one", clock=entry.clock, task=active)
-        for name, task in entry.tasks.items():
-            clock = clock_of(entry, name)
+            must(common == only, "the clock of the only task is the global one", clock=common, task=active)
+        for name in fed:
+            task, clock = entry.tasks[name], clock_of(entry, name)
             if task.active and clock != BEGINNING:
                 lows = [low for low in (before.clock, clock_of(before, name)) if low != BEGINNING]
                 if len(lows) < 2:
@@ -756,10 +773,10 @@ class Oracle:
                     own = [cut for cut in before.tasks[name].stored.cuts if cut != BEGINNING]
                     lows.append(min([*times, *own], default=clock))
                 self.coarsest = max(self.coarsest, handful(min(lows), clock, entry.interval, AHEAD_OF_GLOBAL))
-        if before.clock != BEGINNING and holding:
+        if before.clock != BEGINNING and holding and is_chosen:
             least = min(holding) - self.coarsest
-            facts = {"clock": entry.clock, "tasks": active, "step": self.coarsest, "before": before.clock}
-            must(entry.clock >= least, "the global clock is at most a step behind the slowest task", **facts)
+            facts = {"clock": common, "tasks": active, "step": self.coarsest, "before": before.clock}
+            must(common >= least, "the global clock is at most a step behind the slowest task", **facts)
 
     def _rows_aside(self, judge: Judge, entry: Entry) -> list[tuple[Place, str]]:
         found = []
@@ -784,7 +801,7 @@ class Oracle:
 
     def _aside(self, before: Entry | None, entry: Entry) -> None:
         """Rows aside are those that should be, each once, for the right reason."""
-        for name in entry.tasks:
+        for name in self.graphs.fed_by_sources(entry.tasks):
             judge = self.judges[name]
             rows = self._rows_aside(judge, entry)
             facts = {"task": name, "differ": set(rows) ^ set(judge.aside().items())}
@@ -798,7 +815,8 @@ class Oracle:
             )
 
     def _states(self, before: Entry | None, entry: Entry) -> None:
-        for name, task in entry.tasks.items():
+        for name in self.graphs.fed_by_sources(entry.tasks):
+            task = entry.tasks[name]
             known = (before.tasks[name], before.flow_of(name)) if before and name in before.tasks else None
             if known != (task, entry.flow_of(name)):
                 for clock in {entry.clock, clock_of(entry, name), *entry.retained, None}:

@@ -11,9 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from persistent_state.batch import advance, alignment, combine, groups, judge, lift, messages, shard, update
+from persistent_state.batch import changes as fed
 from persistent_state.event_time import channels, clocks, positions
-from persistent_state.partials import dedup, few, fold, layout, lookup, panes, sessions, sliding, sort, unbounded
-from persistent_state.protocol import commits, deliver, flows, restore, takeover
+from persistent_state.partials import (
+    changed,
+    dedup,
+    few,
+    fold,
+    layout,
+    lookup,
+    panes,
+    sessions,
+    sliding,
+    sort,
+    unbounded,
+)
+from persistent_state.protocol import commits, deliver, flows, graph, restore, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.store import (
     blocks,
@@ -196,8 +209,8 @@ BUGS = (
     bug(
         "global clock of the fastest",
         "The global clock waits for one task, not for all.",
-        entry.global_clock,
-        ("if all(entry.is_at(name, c)", "if any(entry.is_at(name, c)"),
+        entry.common_clock,
+        ("if all(task.keeps_apart", "if any(task.keeps_apart"),
         theme="flows",
     ),
     bug(
@@ -254,7 +267,7 @@ BUGS = (
         "mistaken channel for ever",
         "A channel that was only named holds the clock though nobody names it any more.",
         flow_state.SourceState._channels_with_messages,
-        (" if (c.newest, c.before) != (None, None)", ""),
+        (" if channel.has_delivered", ""),
     ),
     bug(
         "channel forgotten at the beginning",
@@ -299,23 +312,26 @@ BUGS = (
     bug(
         "behind left behind",
         "The global clock does not wait for a task that has yet to catch up.",
-        entry.global_clock,
-        ("if flow.progress.holds]", "if flow.progress.holds and flow.progress.clock >= previous]"),
-        ("for name in active)]", "for name in active if entry.flow_of(name).progress.clock >= previous)]"),
+        entry.common_clock,
+        ("if flow.progress.holds]", "if flow.progress.holds and flow.progress.clock >= above]"),
+        (
+            "for task in active.values()))",
+            "for task in active.values() if entry.flows[task.flow].progress.clock >= above))",
+        ),
         theme="restless",
     ),
     bug(
         "taken back too late",
         "A task may return though its clock was collected.",
         takeover._check_return,
-        ("if not task.active and BEGINNING < own < oldest:", "if False:"),
+        ("if not task.active and is_left_behind:", "if False:"),
         theme="restless",
     ),
     bug(
         "built again from the global clock",
         "A task that is built again begins where one begins that is new.",
         takeover._first_entry,
-        ("FlowProgress(BEGINNING)", "FlowProgress(clock)"),
+        ("FlowProgress(at)", "FlowProgress(clock)"),
         ("_all_born(rebuilt, newest, epoch, BEGINNING)", "_all_born(rebuilt, newest, epoch, clock)"),
         theme="rebuilt",
     ),
@@ -941,7 +957,7 @@ BUGS = (
         "delivered before it is there",
         "A task that has yet to catch up is taken to have what it had when it left at every clock.",
         deliver._waiting,
-        ("< clock <= entry.flow_of(name).progress.clock]", "< clock]"),
+        ("< clock <= entry.flow_of(name).visited]", "< clock]"),
     ),
     bug(
         "changes above the last",
@@ -1135,5 +1151,156 @@ BUGS = (
         sliding.with_edges,
         ("first = np.append(True, ~same[1:] | (blocks[1:] != blocks[:-1]))", "first = ~same"),
         theme="timely",
+    ),
+    # Tasks that feed tasks
+    bug(
+        "not visited taken for visited",
+        "A clock between two that a derived task has visited is taken for one of its clocks.",
+        task_state.TaskState.is_at,
+        ("if flow.upstream:", "if False:"),
+        theme="graph",
+    ),
+    bug(
+        "no pin",
+        "What derived tasks step to is thinned like any other clock.",
+        graph.pins,
+        ("(entry.next,) if entry.next > entry.clock else ()", "()"),
+        theme="graph",
+    ),
+    bug(
+        "dragged while it is empty",
+        "A derived task that has nothing yet follows the global clock.",
+        commits._moved_on,
+        ("if flow.is_derived:", "if flow.is_derived and stored.runs:"),
+        theme="graph",
+    ),
+    bug(
+        "idle task not moved",
+        "A task that does not hold the clock is not moved to where derived tasks step.",
+        commits._moved_on,
+        ("own = max(own, clock, common)", "own = max(own, clock)"),
+        theme="graph",
+    ),
+    bug(
+        "drain skips a stage",
+        "A close takes derived tasks to the last clock, before what feeds them has been read.",
+        commits.close,
+        ("if task.active and not newest.flow_of(name).is_derived", "if task.active"),
+        theme="graph",
+    ),
+    bug(
+        "born from zero",
+        "A new derived task lacks what the task that feeds it had before.",
+        takeover._first_entry,
+        ("at = clock if flow.is_fed_by_windows else", "at = clock if flow.is_derived else"),
+        theme="graph",
+    ),
+    bug(
+        "windows of before",
+        "A new task is fed windows that closed before it began, those that are left.",
+        takeover._first_entry,
+        ("at = clock if flow.is_fed_by_windows else BEGINNING", "at = BEGINNING"),
+        theme="graph",
+    ),
+    bug(
+        "made of another life",
+        "A task that returns goes on though what fed it has begun anew meanwhile.",
+        graph.reset_and_rebuilt,
+        ("before == upstream_of(plan, known) and", ""),
+        theme="graph",
+    ),
+    bug(
+        "made of a life that ends",
+        "A task goes on though the start lets what feeds it begin anew.",
+        graph.reset_and_rebuilt,
+        ("if plan.name in reset or is_begun_anew or", "if plan.name in reset or"),
+        theme="graph",
+    ),
+    bug(
+        "windows missed",
+        "A task returns though the windows that it was to be fed have closed.",
+        takeover._check_return,
+        ("at < oldest and (from_windows or at > BEGINNING)", "BEGINNING < at < oldest"),
+        theme="graph",
+    ),
+    bug(
+        "nothing taken back",
+        "What a task made of a row stays when the row changes.",
+        fed._messages,
+        ("((TakenBack, before), (Chunk, after))", "((Chunk, after),)"),
+        theme="graph",
+    ),
+    bug(
+        "today's value taken back",
+        "What a task would make of a row now is taken back, not what it made of the row before.",
+        fed._messages,
+        ("(TakenBack, before)", "(TakenBack, after)"),
+        theme="graph",
+    ),
+    bug(
+        "value of another clock taken back",
+        "A row is taken back as it was long before.",
+        changed._of_keys,
+        ("[below(level, since) for level in levels]", "[below(level, since) for level in levels[:1]]"),
+        theme="graph",
+    ),
+    bug(
+        "absent key taken for zero",
+        "A row that was not there is taken back.",
+        fed._messages,
+        ("there = values.is_valid()", "there = pa.array(np.ones(len(values), np.bool_))"),
+        theme="graph",
+    ),
+    bug(
+        "what is left of nothing",
+        "A key of which a task took back all still feeds others.",
+        fed._left,
+        ("if not any(", "if True or any("),
+        theme="graph",
+    ),
+    bug(
+        "change at the clock unseen",
+        "A run that begins right at the last clock is not looked at for changes.",
+        fed.Span.changed_runs.fget,
+        ("run.last >= self.since", "run.last > self.since"),
+        theme="graph",
+    ),
+    bug(
+        "no window without a message",
+        "Nobody looks for windows that closed where no message came.",
+        fed.Span.may_give,
+        ("bool(self.runs) if plan.layout.kind.expires else", ""),
+        theme="graph",
+    ),
+    bug(
+        "closed again",
+        "A step is fed all windows that have closed, those of the steps before too.",
+        fed._read,
+        ("Since(span.since)", "Since(-(2**63))"),
+        theme="graph",
+    ),
+    bug(
+        "one comes first",
+        "The global clock moves when one derived task has come to the next clock.",
+        graph.clocks_after,
+        ("if any(flow.visited < reached", "if all(flow.visited < reached"),
+        theme="graph",
+    ),
+    bug(
+        "steps in any order",
+        "A task steps to a clock before the one that feeds it is there.",
+        graph.due,
+        ("is_fed = all(", "is_fed = any(True or "),
+        theme="graph",
+    ),
+    bug(
+        "straight to the global clock",
+        "A derived task that was away steps over clocks at which it can be read.",
+        graph.due,
+        (
+            "next((clock for clock in entry.retained if clock > max(since, born[id])), entry.next)",
+            "entry.clock if since < entry.clock else entry.next",
+        ),
+        theme="graph",
     ),
 )

@@ -14,6 +14,7 @@ from tests.simulation.messages import MONOIDS, Job, Sent
 
 if TYPE_CHECKING:
     from tests.simulation.actor import Actor
+    from tests.simulation.graphs import Graphs
     from tests.simulation.oracle import Judge
 
 Values = Mapping[tuple[Any, ...], Any]
@@ -37,7 +38,7 @@ class WorldSink:
     """The same, as the log said when it came."""
     owed: set[int] = field(default_factory=set)
     """The clocks that it has yet to be given, as the log says."""
-    life: Judge | None = None
+    life: object = None
     is_retired: bool = False
     """Whether its task was built again since: it is given nothing any more."""
 
@@ -58,10 +59,13 @@ class WorldSink:
 class Sinks:
     """What the oracle knows of the sinks: `hear` is called with every entry, `write` with all that is written to one."""
 
-    def __init__(self, judges: Mapping[str, Judge], must: Any) -> None:
+    def __init__(self, judges: Mapping[str, Judge], graphs: Graphs, must: Any) -> None:
         self.judges = judges
+        self.graphs = graphs
         self.must = must
         self.of: dict[str, dict[str, WorldSink]] = {}
+        self.lives: dict[str, object] = {}
+        """By task, its life when the last entry was heard."""
 
     def hear(self, before: Entry | None, entry: Entry) -> None:
         for name, task in entry.tasks.items():
@@ -70,8 +74,14 @@ class Sinks:
                 if not task.active or output not in task.outputs.delivered:
                     sink.owed.clear()
                     continue
-                known = was is not None and was.active and output in was.outputs.delivered and was.born == task.born
-                self._hear_output(sink, before if known else None, entry)
+                known = was is not None and was.active and output in was.outputs.delivered
+                is_same = self.lives.get(name) is self._life_of(name)
+                self._hear_output(sink, before if known and is_same else None, entry)
+            self.lives[name] = self._life_of(name)
+
+    def _life_of(self, name: str) -> object:
+        """What a task is until it begins anew."""
+        return self.judges[name] if name in self.judges else self.graphs.made[name].life
 
     def _hear_output(self, sink: WorldSink, before: Entry | None, entry: Entry) -> None:
         must, task = self.must, entry.tasks[sink.task]
@@ -96,11 +106,11 @@ class Sinks:
     def write(self, newest: Entry, sink: WorldSink, due: Due, floor: int, values: Values) -> None:
         """A driver, perhaps one that is fenced, writes values at a clock; what expired by `floor` may be gone."""
         clock, since = due.clock, due.since
-        judge, task, must = self.judges[sink.task], newest.tasks[sink.task], self.must
-        if sink.is_retired:
+        life, task, must = self._life_of(sink.task), newest.tasks[sink.task], self.must
+        if sink.is_retired or not self.graphs.goes_on(sink.task):
             return
-        if sink.life is not judge:
-            sink.life = judge
+        if sink.life is not life:
+            sink.life = life
             sink.mirror.clear()
         if clock <= task.born:
             # Of a life before this one.
@@ -108,8 +118,12 @@ class Sinks:
             return
         if clock <= sink.applied and sink.keeps_record:
             return
-        job, below = judge.job, judge.in_state(clock)
-        given = windows.given_at(job, below, due, floor, sink.early)
+        job, below = self.graphs.job(sink.task), self.graphs.fed(sink.task, clock)
+        if self.graphs.is_made_of_state(sink.task):
+            # Which keys have changed on the way to the clock is by chance.
+            given = self.graphs.with_zeros(sink.task, clock, values)
+        else:
+            given = windows.given_at(job, below, due, floor, sink.early)
         facts = {"task": sink.task, "output": sink.output, "clock": clock, "since": since, "values": values}
         must(clock <= newest.clock, "nothing above the global clock is given out", **facts)
         must(values == given, "values are the checkpoint's own, of what changed", expected=given, **facts)
@@ -132,6 +146,8 @@ class Sinks:
                 must(not again, "a window closes once", again=again, **facts)
             sink.mirror.update(more)
             full = self._full(sink, job, below, clock)
+            if self.graphs.is_made_of_state(sink.task):
+                full = self.graphs.with_zeros(sink.task, clock, {*sink.mirror, *full})
             must(
                 sink.mirror == full,
                 "a sink that was given all changes has it all",

@@ -55,6 +55,24 @@ class Partitions:
         return self.known + self.mistaken
 
     @property
+    def goes_on(self) -> bool:
+        """Whether more may come of every partition once all is read."""
+        return not (self.ends or self.vanishes or self.by_spark)
+
+    def go_on(self, rng: Random, timestamp: int, times: int) -> None:
+        """Let a message of this timestamp come from each channel, so many times."""
+        silent = {*self.said_to_come} - {m.channel for sent in self.messages.values() for m in sent}
+        for partition, sent in self.messages.items():
+            channels = {partition}
+            if self.by_column:
+                # No two partitions have one channel.
+                channels = {m.channel for m in sent} | silent
+                silent = set()
+            for channel in sorted(channels) * times:
+                key = rng.choice([None, 0, 1, 2, 3]), rng.choice([None, "a", "b"])
+                sent.append(Sent(partition, len(sent), timestamp, *key, channel, rng.randint(0, 99)))
+
+    @property
     def is_complete(self) -> bool:
         """Whether no more comes for now."""
         return all(self.visible.get(partition, 0) >= self._limit(partition) for partition in self.messages)

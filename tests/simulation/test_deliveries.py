@@ -164,7 +164,7 @@ BUGS = (
         AT_MOST_ONCE,
         "files not remembered",
         commits.announce,
-        ("known.source.journal, reach.journal, path", "known.source.journal, (), path"),
+        ("journals_of(reach, known.inputs), path", "{}, path"),
     ),
     bug(
         MIXED,

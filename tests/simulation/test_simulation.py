@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.world import FLOWS, REBUILT, World, play
+from tests.simulation.world import FLOWS, GRAPH, REBUILT, World, play
 from tests.soak import soak_or
 
 WORLDS = int(os.environ.get("SIMULATION_WORLDS") or soak_or(ci=300, soak=5000))
 STRIDE = 20
 REBUILT_WORLDS = soak_or(ci=15, soak=300)
 FLOWS_WORLDS = soak_or(ci=20, soak=1000)
+GRAPH_WORLDS = soak_or(ci=20, soak=2000)
 
 
 @pytest.mark.soak
@@ -39,6 +40,14 @@ def test_a_task_that_is_built_again_keeps_the_contract() -> None:
 def test_tasks_that_part_and_come_together_keep_the_contract() -> None:
     happened = sum((play(seed, FLOWS).oracle.flows.happened for seed in range(FLOWS_WORLDS)), Counter[str]())
     assert happened.keys() == {"came together", "came to a flow", "parted"}
+
+
+@pytest.mark.soak
+def test_tasks_that_feed_tasks_keep_the_contract() -> None:
+    worlds = [play(seed, GRAPH) for seed in range(GRAPH_WORLDS)]
+    happened = sum((world.oracle.graphs.happened for world in worlds), Counter[str]())
+    assert happened.keys() == {"step", "built of state that there was", "built again", "came back behind"}
+    assert any("the clock has moved" in line for world in worlds for line in world.trace)
 
 
 def test_a_seed_is_one_world() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -17,7 +17,7 @@ from persistent_state.batch import compaction
 from persistent_state.batch import shard as shards
 from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Answers, Blob, Descriptor, Report
+from persistent_state.batch.messages import Advance, Answers, Blob, Descriptor, Report, Step
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import (
@@ -34,7 +34,7 @@ from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import few, fold, keys, panes
 from persistent_state.partials.since import Since
-from persistent_state.protocol import collect, commits, takeover
+from persistent_state.protocol import collect, commits, graph, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.sources.base import Reach
@@ -48,8 +48,10 @@ from persistent_state.store.named_files import Run
 from persistent_state.store.state_at import state_at
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
+from tests.simulation import graphs
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.files import Disk, StagedFiles
+from tests.simulation.graphs import Derived
 from tests.simulation.messages import ORDERED, SCHEMA, UNFIT_VALUE, Job, Sent
 from tests.simulation.oracle import Batch, Oracle, Terms, Violation, as_dict, must
 from tests.simulation.sinks import WorldSink
@@ -59,6 +61,8 @@ APPLICATION = "app"
 START = 1_000_000
 MOST_STEPS = 20_000
 LEFTOVER_AGE = 0.0005
+ROUNDS, ROUND = 3, 1000
+"""The rounds in which all sources go on before the global clock must have moved, and their length in event time."""
 
 REBUILT = "rebuilt"
 """The theme of worlds in which tasks are built again from the beginning of their sources, as in no others."""
@@ -71,6 +75,9 @@ READING = "reading"
 
 FLOWS = "flows"
 """The theme of worlds in which tasks of one source come, go, part and come together again, more than in others."""
+
+GRAPH = "graph"
+"""The theme of worlds in which tasks feed tasks, as in no others."""
 
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
 """What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter,
@@ -154,6 +161,9 @@ class World:
         elif self.theme == FLOWS:
             self.lag, self.starts, self.idle_after = 0, rng.choice([4, 6, 8]), None
             self.keeping, self.delay = commits.Keeping(rng.choice([1, 6]), 0), rng.choice([0, 20, 100])
+        elif self.theme == GRAPH:
+            self.starts, self.keeping, self.lag = rng.choice([2, 3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0), 0
+            self.idle_after, self.tick, self.delay = rng.choice([100, None, None]), 20, rng.choice([0, 20, 100])
         self.sources = {f"s{i}": self._partitions() for i in range(1 if self.theme == FLOWS else rng.choice([1, 1, 2]))}
         # Worlds in which all tasks of a source are always fed together stay what they were.
         self.own = Random(f"flows {seed}")
@@ -166,6 +176,16 @@ class World:
             self._job(i)
             for i in range(rng.choice([2, 3] if self.theme in ("restless", REBUILT, FLOWS) else [1, 1, 1, 2, 2, 3]))
         ]
+        self.derived = graphs.drawn(self.own, self.jobs) if self.theme == GRAPH else []
+        for derived in self.derived:
+            early = isinstance(derived.windowing, SlidingWindow) and self.own.random() < 0.4
+            sinks = [
+                WorldSink(derived.name, f"o{i}", self.own.random() < 0.6, early) for i in range(self.own.choice([0, 1]))
+            ]
+            self.oracle.sinks.of[derived.name] = {sink.output: sink for sink in sinks}
+        for partitions in self.sources.values() if self.derived and self.own.random() < 0.5 else ():
+            partitions.ends = partitions.vanishes = False
+        self.oracle.graphs.derived.update((derived.name, derived) for derived in self.derived)
         for job in self.jobs:
             self.oracle.expect(job, self.sources[job.source])
             sinks = [
@@ -294,6 +314,9 @@ class World:
         )
         if self.theme == READING:
             kind, way, columns, windowing, horizon = "sum", "reads", ("k1",), None, None
+        if self.theme == GRAPH and isinstance(windowing, TimeToLive):
+            # It can feed nobody.
+            windowing = None
         return Job(f"t{number}", source, kind, way, columns, not self.sources[source].by_column, windowing, horizon)
 
     def _windowing(self) -> Windowing:
@@ -423,7 +446,7 @@ class World:
             must(superseded, "what is needed is not collected", error=error)
         elif isinstance(error, InvalidInputError) and "has what it was before" in str(error):
             # Another driver has built the task again, since this one was told where its values go.
-            must(self.theme in (REBUILT, FLOWS), "only what was built again has new outputs", error=error)
+            must(self.theme in (REBUILT, FLOWS, GRAPH), "only what was built again has new outputs", error=error)
         elif not isinstance(error, InvalidInputError) or actor is self.actors[-1]:
             raise error
 
@@ -440,7 +463,7 @@ class World:
         if self.theme == "restless" and number:
             # All take part at first, and one goes on without the others.
             stay = rng.choice([0.0, 0.0, 1.0])
-        elif self.theme == FLOWS:
+        elif self.theme in (FLOWS, GRAPH):
             stay = rng.choice([0.4, 0.7, 1.0])
         jobs = [job for job in self.jobs if is_last or rng.random() < stay] or self.jobs[:1]
         closes = is_last or rng.random() < 0.3
@@ -448,12 +471,15 @@ class World:
         if self.part_rate and self.own.random() < 0.2:
             jobs = self.own.sample(jobs, len(jobs))
         actor = Actor(number, self, self._terms(), shards, jobs, closes, is_last)
+        stays = [d for d in self.derived if is_last or self.own.random() < 0.7]
+        actor.derived = graphs.with_upstream(stays, [job.name for job in jobs])
         actor.fate = rng.choice(["killed", "killed", "taken over", "taken over", "lives"])
         if self.theme == "sleepy":
             actor.fate = "taken over" if self.doze_rate or number != 1 else "lives"
         actor.fate_step = self.step + rng.choice([rng.randint(0, 80), rng.randint(40, 500)])
         self.actors.append(actor)
-        self.note(f"{number} starts: shards={actor.shards} {actor.terms} {[job.name for job in jobs]}")
+        names = [job.name for job in (*jobs, *actor.derived)]
+        self.note(f"{number} starts: shards={actor.shards} {actor.terms} {names}")
         self._damage(actor)
         self._spawn(actor, lambda: self._drive(actor), is_worker=False)
 
@@ -591,20 +617,30 @@ class World:
         for name, places in rebuilt.items():
             plans[name] = replace(plans[name], outputs=tuple(places))
         wanted = [FlowPlan(tuple(plans[job.name] for job in jobs)) for jobs in self._given_together(actor.jobs)]
-        entry = self._start(actor, log, wanted, set(), rebuilt)
+        derived = graphs.plans_of(actor.derived, plans, lambda derived: self._outputs(actor, derived))
+        wanted += graphs.flows_of(derived)
+        entry, wanted = self._start(actor, log, wanted, self._reset(actor, rebuilt), rebuilt)
+        plans = {name: plan for flow in wanted for name, plan in flow.by_name.items()}
         actor.epoch = entry.epoch
         actor.workers_log = Log(files, APPLICATION)
         # Those that have to catch up first are fed on their own.
         flows = [flow.of(entry.tasks_of(id)) for id in entry.flows for flow in wanted if id in flow.by_name]
         self.note(f"{actor.number} feeds {[[*flow.by_name] for flow in flows]}")
-        threads = [self._spawn(actor, lambda f=flow: self._read(actor, log, f, entry), False) for flow in flows]
+        fed = [flow for flow in flows if not flow.is_derived]
+        threads = [self._spawn(actor, lambda f=flow: self._read(actor, log, f, entry), False) for flow in fed]
+        steppers = [self._spawn(actor, lambda: self._take_steps(actor, log, plans), False)] if derived else []
         sinks = [self.oracle.sinks.of[name][output] for name, plan in plans.items() for output in plan.outputs]
         deliveries = [
             self._spawn(actor, lambda s=sink: self._deliver(actor, log, plans[s.task], s), False) for sink in sinks
         ]
         self._join(*threads)
+        if derived and actor.is_last and all(partitions.goes_on for partitions in self.sources.values()):
+            self._go_on(actor, log, fed, entry)
         if actor.closes:
             self.oracle.claim(commits.close(log, actor.epoch, now=self.now, keeping=terms.keeping))
+        actor.has_closed = True
+        if steppers:
+            self._join(*steppers)
         actor.has_read = True
         self._join(*deliveries)
 
@@ -615,18 +651,24 @@ class World:
             given.setdefault((job.source, self.own.random() < self.part_rate / 2), []).append(job)
         return list(given.values())
 
+    def _reset(self, actor: Actor, rebuilt: Collection[str]) -> set[str]:
+        """The tasks that a start lets begin from zero though it need not."""
+        if self.theme != GRAPH or not actor.number or self.own.random() < 0.8:
+            return set()
+        known = self.oracle.newest.tasks if self.oracle.newest else {}
+        names = [job.name for job in (*actor.jobs, *actor.derived) if job.name in known and job.name not in rebuilt]
+        return {self.own.choice(names)} if names else set()
+
     def _rebuilt(self, actor: Actor) -> dict[str, dict[str, WorldSink]]:
         """The tasks that a start builds again, and where the values of each go from then on."""
-        rate = {REBUILT: 0.6, FLOWS: 0.2}.get(self.theme)
+        rate = {REBUILT: 0.6, FLOWS: 0.2, GRAPH: 0.2}.get(self.theme)
         if rate is None or not actor.number or self.rng.random() >= rate:
             return {}
         name = self.rng.choice(actor.jobs).name
-        sinks = (sink for sink in self.oracle.sinks.of[name].values() if not sink.is_retired)
-        fresh = [WorldSink(name, f"{s.output}.{actor.number}", s.keeps_record, s.early) for s in sinks]
         self.note(f"{actor.number} builds {name} again")
-        return {name: {sink.output: sink for sink in fresh}}
+        return {name: self._fresh(actor, name)}
 
-    def _outputs(self, actor: Actor, job: Job) -> tuple[str, ...]:
+    def _outputs(self, actor: Actor, job: Job | Derived) -> tuple[str, ...]:
         """The outputs that a start gives a task. Behind nobody's back but a driver's, a sink may lose what it has."""
         outputs = []
         for sink in self.oracle.sinks.of[job.name].values():
@@ -658,8 +700,7 @@ class World:
                     continue
                 if has_read and (actor.closes or self.rng.random() < 0.1):
                     return
-                getcurrent().thread.wake = self.step + self.rng.choice([1, 10, 40])
-                self.pause(None)
+                self._nap(self.rng.choice([1, 10, 40]))
             except (StoreUnavailableError, CommitUnknownError, ExistsError):
                 # A sink that fails, or a record that does, is tried again, and nothing else waits for it.
                 if actor.has_read and not actor.closes:
@@ -690,10 +731,13 @@ class World:
         wanted: Sequence[FlowPlan],
         reset: set[str],
         rebuilt: dict[str, dict[str, WorldSink]],
-    ) -> Entry:
-        writer = f"d{actor.number}"
-        self.oracle.starting[writer] = actor.terms, wanted, reset, rebuilt
-        before = self.oracle.newest
+    ) -> tuple[Entry, Sequence[FlowPlan]]:
+        writer, before = f"d{actor.number}", self.oracle.newest
+        again = graph.reset_and_rebuilt(before, wanted, reset, rebuilt)[1] - rebuilt.keys()
+        fresh = {name: self._fresh(actor, name) for name in again}
+        given = wanted
+        wanted = [replace(flow, tasks=tuple(self._given(plan, fresh) for plan in flow.tasks)) for flow in wanted]
+        self.oracle.starting[writer] = actor.terms, wanted, reset, rebuilt, fresh
         try:
             entry = takeover.take_over(
                 log,
@@ -711,12 +755,22 @@ class World:
             # Who refuses by an entry that was the newest, as far as its listing goes, may be asked again.
             if not refused and self.oracle.newest is before and not self.lag:
                 raise
-            return self._start(actor, log, wanted, reset | refused, rebuilt)
+            return self._start(actor, log, given, reset | refused, rebuilt)
         self.oracle.claim(entry)
         for partitions in self.sources.values():
             if partitions.mistaken and self.rng.random() < 0.5:
                 partitions.mistaken = ()
-        return entry
+        return entry, wanted
+
+    def _fresh(self, actor: Actor, name: str) -> dict[str, WorldSink]:
+        """Where the values of a task go once it is built again."""
+        sinks = (sink for sink in self.oracle.sinks.of[name].values() if not sink.is_retired)
+        fresh = [WorldSink(name, f"{s.output}.{actor.number}", s.keeps_record, s.early) for s in sinks]
+        return {sink.output: sink for sink in fresh}
+
+    def _given(self, plan: Plan, fresh: Mapping[str, Mapping[str, WorldSink]]) -> Plan:
+        """The plan of a task with its new outputs, if it has any."""
+        return replace(plan, outputs=tuple(fresh[plan.name])) if plan.name in fresh else plan
 
     def _read(self, actor: Actor, log: Log, flow: FlowPlan, started: Entry) -> None:
         """Read a flow's source to the end of what there is."""
@@ -751,6 +805,73 @@ class World:
                 for path in collector.collect(actor.epoch, now=self.now, keeping=actor.terms.keeping):
                     self.note(f"{actor.number} collected {path}")
                 getcurrent().thread.lists = 9
+
+    def _go_on(self, actor: Actor, log: Log, flows: Sequence[FlowPlan], started: Entry) -> None:
+        """Let all sources go on for a few rounds: by then the global clock has moved, wherever all tasks stood."""
+        before = self._newest(actor, log)
+        stamps = [m.timestamp for p in self.sources.values() for sent in p.messages.values() for m in sent]
+        clocks = [before.clock, *(flow.progress.clock for flow in before.flows.values())]
+        newest = max([0, *(stamp for stamp in stamps if stamp is not None and stamp <= self.now + self.ahead), *clocks])
+        for i in range(1, ROUNDS + 1):
+            self.now = max(self.now, newest + i * ROUND)
+            for partitions in self.sources.values():
+                partitions.go_on(self.own, newest + i * ROUND, 3 if self.jump else 1)
+            self._join(
+                *[self._spawn(actor, lambda f=flow: self._read(actor, log, f, started), False) for flow in flows]
+            )
+        while graph.due(entry := self._newest(actor, log)):
+            self._nap(10)
+        facts = {"before": before.clock, "next": before.next}
+        must(entry.clock > before.clock, "the global clock moves on while all sources go on", **facts)
+        self.note(f"the clock has moved from {before.clock} to {entry.clock}")
+
+    def _nap(self, steps: int) -> None:
+        getcurrent().thread.wake = self.step + steps
+        self.pause(None)
+
+    def _take_steps(self, actor: Actor, log: Log, plans: Mapping[str, Plan]) -> None:
+        """Take the steps of derived tasks as they come due, until all is read and none is left."""
+        flows = graphs.flows_of({name: plan for name, plan in plans.items() if plan.upstream})
+        while True:
+            # Before the entry is looked at: the last one may come in between.
+            has_closed = actor.has_closed
+            entry = self._newest(actor, log)
+            parts = {}
+            for step in graph.due(entry):
+                tasks = entry.tasks_of(step.flow)
+                flow = next(flow.of(tasks) for flow in flows if tasks.keys() & flow.by_name.keys())
+                parts[step] = flow, graph.spans(entry, flow, step)
+            unchanged = [step for step, (_, some) in parts.items() if not some]
+            if unchanged:
+                keeping = actor.terms.keeping
+                entry, _ = commits.commit_unchanged(log, actor.epoch, unchanged, now=self.now, keeping=keeping)
+                self.oracle.claim(entry)
+            elif parts:
+                step = self.rng.choice([*parts])
+                self._step(actor, log, entry, step, *parts[step])
+            elif has_closed:
+                return
+            else:
+                self._nap(self.rng.choice([1, 10, 40]))
+
+    def _step(
+        self, actor: Actor, log: Log, entry: Entry, step: Step, flow: FlowPlan, parts: Sequence[graphs.Part]
+    ) -> None:
+        basis = commits.plan_batch(entry, flow, Reach({}), self.now, step)
+        descriptors, reports = self._answered(actor, flow, lambda: graphs.sent_by(flow, basis, parts), None)
+        entry, _ = self._commit(actor, log, flow, Answers(reports, descriptors))
+        self.oracle.claim(entry)
+
+    def _commit(self, actor: Actor, log: Log, flow: FlowPlan, answers: Answers) -> tuple[Entry, Advance]:
+        return commits.commit(
+            log,
+            actor.epoch,
+            flow.first.settings,
+            answers,
+            now=self.now,
+            new_id=self.new_id,
+            keeping=actor.terms.keeping,
+        )
 
     def _reach(
         self, actor: Actor, log: Log, flow: FlowPlan, source: WorldSource | Stream
@@ -812,6 +933,23 @@ class World:
                 told = [basis.of_part(i, self._partitions_in(split)) for i, split in enumerate(splits)]
                 return [combine(flow, told[i], i, len(splits), source.read(s)) for i, s in enumerate(splits)]
 
+        descriptors, reports = self._answered(actor, flow, plan_and_combine, sabotage)
+        entry, after = self._commit(actor, log, flow, Answers(reports, descriptors))
+        must(sabotage is None, "a shard or a part too few or too many is refused", descriptors=descriptors)
+        self.oracle.claim(entry)
+        self.oracle.counted(flow, entry, after.counts)
+        for name in flow.by_name:
+            values = [d.values for d in descriptors if d.task == name and d.values]
+            self.oracle.emitted(name, entry, after.clock, values)
+
+    def _answered(
+        self,
+        actor: Actor,
+        flow: FlowPlan,
+        plan_and_combine: Callable[[], list[tuple[list[Blob], Report]]],
+        sabotage: str | None,
+    ) -> tuple[list[Descriptor], list[Report]]:
+        """What parts and shards answer, in any order."""
         worker = self._spawn(actor, lambda: self._work(actor, flow, plan_and_combine, sabotage == "parts"), True)
         self._join(worker)
         if worker.error is not None:
@@ -823,21 +961,7 @@ class World:
             # Or the reports of the parts, which the driver gets as well.
             answers = descriptors if self.step % 2 else reports
             answers[:] = answers[1:] if self.rng.random() < 0.5 else [*answers, self.rng.choice(answers)]
-        entry, after = commits.commit(
-            log,
-            actor.epoch,
-            flow.first.settings,
-            Answers(reports, descriptors),
-            now=self.now,
-            new_id=self.new_id,
-            keeping=actor.terms.keeping,
-        )
-        must(sabotage is None, "a shard or a part too few or too many is refused", descriptors=descriptors)
-        self.oracle.claim(entry)
-        self.oracle.counted(flow, entry, after.counts)
-        for name in flow.by_name:
-            values = [d.values for d in descriptors if d.task == name and d.values]
-            self.oracle.emitted(name, entry, after.clock, values)
+        return descriptors, reports
 
     def _by_spark(
         self, actor: Actor, flow: FlowPlan, stream: Stream, splits: list[list[Sent]], restored: FlowState, now: int

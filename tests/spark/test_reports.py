@@ -56,17 +56,22 @@ def test_a_run_tells_at_its_end_what_did_not_count_and_what_waits(
     unfit = "6 of 6 rows did not count: 6 'value does not fit' (Sum holds int64)."
     assert lines[0] == f"WARNING task=Words: {waits}"
     assert lines[1].startswith(f"WARNING task=Texts: {waits} {unfit} See read_late_rows(store, 'words', 'Texts')")
-    assert len(lines) == 2
+    assert lines[2:] == [
+        "INFO The global clock waits for task=Words: the newest message of its source is of 1970-01-01T00:00:05Z."
+    ]
+    assert {f"INFO {told.waits_for}" for told in running.progress.values()} == {lines[2]}
     assert {name: (told.messages, told.bad) for name, told in running.progress.items()} == {
         "Words": (6, 0),
         "Texts": (6, 6),
     }
     _, lines = told(Words(), drain=True)
     assert lines == [
-        "INFO task=Words: 0 messages read. The newest checkpoint is at clock=1970-01-01T00:00:10Z (10000000)."
+        "INFO task=Words: 0 messages read. The newest checkpoint is at clock=1970-01-01T00:00:10Z (10000000).",
+        "INFO The global clock waits for task=Words: all that was read of its source is below its clock, and takes a newer "
+        "message to move it.",
     ]
     assert read_state(str(tmp_path / "store"), "words", Words()).to_pylist() == [{"word": "a", "value": 6}]
-    _, (line,) = told(Words("Renamed"))
+    _, (line, _) = told(Words("Renamed"))
     assert line.startswith("WARNING task=Renamed: 6 messages read.")
     assert "6 of 6 rows did not count: 6 'late' (the task is new to the application and begins at its clock" in line
     assert "name='Words'" in line

@@ -3,7 +3,7 @@
     python -m tests.spark.victim FOLDER [--master "local[2]"] [--shards 2] [--interval "10 seconds"]
         [--die STEP [--of jvm] [--from-call 3]] [--pause STEP STEP] [--stumble] [--kill-every 9]
         [--store URL --options FILE --scratch FOLDER] [--when FILE] [--continuous | --twice] [--delivery at-least-once]
-        [--three]
+        [--three | --graph] [--die-at-run TASK]
 
 At the step of --die it is ended by SIGKILL, or with --of jvm only its JVM is. At that of --pause all its processes stop
 by SIGSTOP; when it was fenced it starts again, for the next of these steps. With --stumble every first attempt of a Spark
@@ -12,14 +12,15 @@ task fails, and with --kill-every 9 the worker is killed that is at every ninth 
 With --when it starts once that file is there. A --store is given what the JSON of --options says, and has no steps. Its Spark
 tells all it does, and keeps an event log.
 
-With --three there is a third task, and all of them have one source.
+With --three there is a third task, and all of them have one source. With --graph it is the graph of `pipeline` instead. There
+--die-at-run ends the driver when a worker is about to write a run of a task.
 
 It ends with exit code 0 when it has read everything and closed, or with --continuous when it was asked to stop. With
 --twice it starts again before it closes. FOLDER/progress gets its progress as lines of JSON, and FOLDER/steps the steps
 that it takes, each after the number of its call.
 
 A step is one operation of the driver's own process in the store: "PHASE OPERATION KIND NTH", such as "commit create log 1",
-or "NUMBER" counted over all. The phases are the functions of `persistent_state.protocol`.
+or "NUMBER" counted over all. The phases are the functions of `persistent_state.protocol`; "step" is the commit of a step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -41,19 +42,21 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from persistent_state import FencedError, Message, PersistentState, application
+from persistent_state import Application, FencedError, Message, PersistentState, PersistentTask, application
+from persistent_state.batch.messages import Answers
 from persistent_state.engine import backoff, garbage, micro_batch
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store.files import Ages, BytesLike, Files, LocalFiles, Names
-from tests.spark import stream
+from tests.spark import pipeline, stream
 from tests.spark.faults import FaultyFiles, Schedule, Stumbles, StumblingFiles
 from tests.spark.sessions import new_session
 
 PHASES = {
     "start": (takeover, "take_over"),
     "commit": (commits, "commit"),
+    "unchanged": (commits, "commit_unchanged"),
     "collect": (Collector, "collect"),
     "close": (commits, "close"),
 }
@@ -81,9 +84,11 @@ class Steps:
         """The function, whose operations are those of a phase."""
 
         def call(*arguments: Any, **named: Any) -> Any:
+            reports = [report for each in arguments if isinstance(each, Answers) for report in each.reports]
+            phase = "step" if any(report.step for report in reports) else name
             with self.lock:
-                self.calls[name] += 1
-                self.here.phase, self.here.call, self.here.taken = name, self.calls[name], Counter()
+                self.calls[phase] += 1
+                self.here.phase, self.here.call, self.here.taken = phase, self.calls[phase], Counter()
             try:
                 return function(*arguments, **named)
             finally:
@@ -138,6 +143,19 @@ class WatchedFiles(LocalFiles):
     def leftovers(self, folder: str, now_us: int) -> Ages:
         self.steps.take("leftovers", folder)
         return super().leftovers(folder, now_us)
+
+
+class DeadlyFiles(LocalFiles):
+    """Local files of a worker, which kills the driver just before it writes a run of a task."""
+
+    def __init__(self, url: str, driver: int, task: str) -> None:
+        super().__init__(url)
+        self._driver, self._task = driver, task
+
+    def ensure(self, path: str, data: BytesLike) -> None:
+        if f"/runs/{self._task}/" in path:
+            os.kill(self._driver, signal.SIGKILL)
+        super().ensure(path, data)
 
 
 def watch(steps: Steps) -> None:
@@ -217,6 +235,8 @@ def main() -> None:
     parser.add_argument("--continuous", action="store_true")
     parser.add_argument("--delivery", default="exactly-once")
     parser.add_argument("--three", action="store_true")
+    parser.add_argument("--graph", action="store_true")
+    parser.add_argument("--die-at-run", metavar="TASK")
     told = parser.parse_args()
     jvm = Jvm()
     act = jvm.pause_with_all if told.pause else jvm.kill if told.of == "jvm" else _die
@@ -232,17 +252,9 @@ def main() -> None:
     if told.kill_every:
         schedule = Schedule(told.folder, told.kill_every, ("kill before", "kill after"))
         WatchedFiles.for_workers = partial(FaultyFiles, schedule=schedule)
-    app = stream.application(
-        told.folder,
-        shards=told.shards,
-        interval=told.interval,
-        tasks=tasks,
-        store=told.store,
-        storage_options=json.loads(told.options.read_text()) if told.options else {},
-        scratch=told.scratch,
-        delivery=told.delivery,
-        one_source=told.three,
-    )
+    if told.die_at_run:
+        WatchedFiles.for_workers = partial(DeadlyFiles, driver=os.getpid(), task=told.die_at_run)
+    app = pipeline.application(told.folder, told.shards, told.interval) if told.graph else _of_stream(told, tasks)
 
     def tell(progress: micro_batch.Progress) -> None:
         with (told.folder / "progress").open("a") as file:
@@ -268,6 +280,20 @@ def main() -> None:
         if told.twice:
             app.run(spark, on_progress=tell)
         app.run(spark, drain=True, on_progress=tell)
+
+
+def _of_stream(told: argparse.Namespace, tasks: Sequence[PersistentTask]) -> Application:
+    return stream.application(
+        told.folder,
+        shards=told.shards,
+        interval=told.interval,
+        tasks=tasks,
+        store=told.store,
+        storage_options=json.loads(told.options.read_text()) if told.options else {},
+        scratch=told.scratch,
+        delivery=told.delivery,
+        one_source=told.three,
+    )
 
 
 def _telling_all(folder: Path) -> dict[str, str]:

@@ -43,7 +43,7 @@ from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
-from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState
+from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState, Upstream
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
 from persistent_state.store.task_state import OutputState, StoredState, TaskState
@@ -52,6 +52,7 @@ from tests import core
 GOLDEN = Path(__file__).parent / "golden_entry-4.json"
 GOLDEN_EVERY_FIELD = Path(__file__).parent / "golden_every_field-4.json"
 GOLDEN_CHANGES = Path(__file__).parent / "golden_changes-4.json"
+GOLDEN_GRAPH = Path(__file__).parent / "golden_graph-4.json"
 GOLDEN_1 = Path(__file__).parent / "golden_entry-1.json"
 GOLDEN_2 = Path(__file__).parent / "golden_entry-2.json"
 GOLDEN_3 = Path(__file__).parent / "golden_entry-3.json"
@@ -172,6 +173,27 @@ EVERY_FIELD = EVERY_FIELD_OF_ONE.with_task(
     ),
 ).with_task("shops", replace(FULL.tasks["gone"], flow="totals"))
 """Two tasks of one flow. No field of the first, and of the flow, is as it is by default."""
+
+_fed = replace(FULL.tasks["gone"], active=True)
+GRAPH = replace(
+    EVERY_FIELD.with_task("per region", replace(_fed, flow="per region"))
+    .with_flow(
+        "per region",
+        FlowState(FlowProgress(120_000_000, batch=2), {}, upstream={"": Upstream("totals", 60_000_000, 2)}),
+    )
+    .with_task("both", replace(_fed, flow="both"))
+    .with_flow(
+        "both",
+        FlowState(
+            FlowProgress(180_000_000),
+            {"orders": SourceState(positions={"p": Position(3)}), "": SourceState()},
+            upstream={"totals": Upstream("totals", 60_000_000, 2)},
+            stepped=120_000_000,
+        ),
+    ),
+    next=240_000_000,
+)
+"""A task that another feeds, one that sources and a task feed, and a common clock that is to come."""
 
 INTS = st.integers(-(2**63), 2**64)
 NAMES = st.text(max_size=6)
@@ -364,7 +386,12 @@ class TestEntries:
         for part in parts:
             for each in fields(part):
                 default = each.default if each.default_factory is MISSING else each.default_factory()
-                assert getattr(part, each.name) != default, f"{type(part).__name__}.{each.name} is as by default"
+                is_of_sources = each.name in ("upstream", "stepped")
+                assert is_of_sources or getattr(part, each.name) != default, f"{type(part).__name__}.{each.name}"
+
+    def test_the_fields_of_a_graph_keep_their_names_in_the_bytes(self) -> None:
+        assert codec.to_bytes(GRAPH) == GOLDEN_GRAPH.read_bytes()
+        assert codec.from_bytes(GOLDEN_GRAPH.read_bytes(), "golden") == GRAPH
 
     def test_an_entry_of_the_first_format_is_read_as_it_was_meant(self) -> None:
         assert codec.from_bytes(GOLDEN_1.read_bytes(), "golden") == FULL

@@ -1,0 +1,300 @@
+"""Rows that a task gives to the tasks that it feeds between two clocks: its changes, or its windows that have closed.
+
+Both clocks are kept apart in the task's runs, and so is each multiple of `every` between them. So equal clocks give equal rows,
+whenever and wherever they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from persistent_state.batch.messages import Step
+from persistent_state.batch.plan import EXACTLY_ONCE, Plan, takes_back
+from persistent_state.batch.rows import TakenBack
+from persistent_state.errors import InvalidInputError
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.inputs import named
+from persistent_state.partials import fold
+from persistent_state.partials.changed import Changed, are_equal, changed
+from persistent_state.partials.layout import as_numpy, below, between, from_clock, one_chunk
+from persistent_state.partials.since import Since
+from persistent_state.sources.base import Chunk
+from persistent_state.sources.tasks import Changes, ClosedWindows, TaskSource
+from persistent_state.store import runs as runs_io
+from persistent_state.store.files import Files
+from persistent_state.store.log import Log
+from persistent_state.store.named_files import Run, ShardRuns
+from persistent_state.store.state_at import seen_below
+from persistent_state.task import PersistentTask
+from persistent_state.windows import TIME, WINDOW
+
+Times = NDArray[np.int64]
+
+TIMESTAMP = "timestamp"
+"""The column with the moment of a row: the last one before the clock at which it is seen, or before its window closed."""
+
+BEFORE, AFTER = "before", "after"
+"""The columns of a change that is one message: structs of what outputs show of the value; null where the key is not there."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The runs of one `shard` of a task, of which is asked what it gives from the clock `since` up to `clock`.
+
+    `every` says which clocks between them are looked at; None: none. With `takes_back` a change is a row that counted until
+    now, and one that counts from now on. Else it is one row with both.
+    """
+
+    source: TaskSource
+    shard: int
+    runs: tuple[Run, ...]
+    since: int
+    clock: int
+    every: int | None = None
+    takes_back: bool = True
+
+    @property
+    def changed_runs(self) -> list[Run]:
+        """The runs that may hold rows that start between the clocks."""
+        return [
+            run
+            for run in self.runs
+            if run.first < self.clock and run.last >= self.since and (run.below is None or run.below > self.since)
+        ]
+
+    def may_give(self, plan: Plan) -> bool:
+        """Return whether anything may have happened between the clocks to the task of this plan."""
+        # Windows close without a message.
+        return bool(self.runs) if plan.layout.kind.expires else bool(self.changed_runs)
+
+
+def span_of(fed: Plan, source: TaskSource, shard: int, runs: ShardRuns, step: Step, apart_from: int) -> Span:
+    """Return what a step of a task that is fed asks of a shard of another.
+
+    Args:
+        fed: The plan of the task that is fed.
+        source: The task that feeds it.
+        shard: The number of the shard.
+        runs: Its runs.
+        step: The step.
+        apart_from: The global clock: only from there on are the multiples of `every` apart.
+    """
+    since, every = step.since, None
+    if isinstance(source, Changes) and since >= apart_from:
+        # Others may be fed by this task, every so often: what it is at each of these times is asked of it, too.
+        every = source.microseconds or fed.settings.every
+    if isinstance(source, ClosedWindows) and since == BEGINNING:
+        # Of the windows that closed before the task began, some may be gone.
+        since = apart_from
+    return Span(source, shard, runs.runs, since, step.clock, every, fed.takes_back)
+
+
+def schema_of(plan: Plan, source: TaskSource, fed: PersistentTask) -> pa.Schema:
+    """Return the schema of the rows that a task gives to another: its key, the window, its values, and the moment.
+
+    The values are what outputs show of them. Where they are structs there is a column for each of the fields.
+
+    Raises:
+        InvalidInputError: Two columns have one name.
+    """
+    keys = map(pa.field, plan.task.key_columns, plan.layout.key_types)
+    windows = [pa.field(name, TIME) for name in plan.layout.kind.window_columns]
+    values = _fields(plan.state.presented)
+    if isinstance(source, Changes) and not takes_back(fed):
+        values = [pa.field(name, pa.struct(values)) for name in (BEFORE, AFTER)]
+    fields = [*keys, *windows, *values, pa.field(TIMESTAMP, TIME)]
+    names = [field.name for field in fields]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidInputError(
+            f"task={plan.name} gives two columns {twice!r} to the tasks that it feeds: its key columns, {TIMESTAMP!r} and the "
+            "fields of its value need different names; rename the field."
+        )
+    return pa.schema(fields)
+
+
+def check(plan: Plan) -> None:
+    """Refuse a task that can't be fed by the tasks that are to feed it.
+
+    Raises:
+        InvalidInputError: The task can't be made of what it is fed, or one of the tasks can't give that.
+    """
+    for name, source in plan.upstream.items():
+        _check_connected(plan, plan.feeders[name])
+        if isinstance(source, ClosedWindows):
+            if not plan.feeders[name].layout.kind.window_columns:
+                raise InvalidInputError(
+                    f"task={plan.name} is fed by the closed windows of task={source.task}, which keeps no windows; give it "
+                    f"Changes({source.task!r}), or let the task keep a WindowState."
+                )
+        elif source.every is None:
+            _check_taken_back(plan, plan.feeders[name])
+
+
+def _check_connected(plan: Plan, other: Plan) -> None:
+    for each in (plan, other):
+        if each.delivery != EXACTLY_ONCE:
+            raise InvalidInputError(
+                f"task={plan.name} is fed by task={other.name}, and delivery={each.delivery!r} is said for task={each.name}; "
+                "tasks that are connected are exactly-once: leave it out."
+            )
+    if plan.update_way == "column":
+        raise InvalidInputError(
+            f"task={plan.name} says its update in process_column, and is fed by task={other.name}; say it in process_batch."
+        )
+
+
+def _check_taken_back(plan: Plan, other: Plan) -> None:
+    """Refuse a task that can't be made of the changes of another between any two clocks."""
+    way = f'or look at fixed times: Changes({other.name!r}, every="1 minute")'
+    if other.layout.kind.expires:
+        raise InvalidInputError(
+            f"task={plan.name} is fed by the changes of task={other.name}, whose state is bounded in time; feed it by the "
+            f"windows that have closed, ClosedWindows({other.name!r}), keep that state without a bound, {way}."
+        )
+    if plan.takes_back:
+        return
+    monoid = plan.state.monoid
+    beginning = (
+        f"task={plan.name} is fed by the changes of task={other.name}: what it made of a row is taken back when the row"
+    )
+    if monoid.is_group and monoid.exact:
+        raise InvalidInputError(
+            f"{beginning} changes. So it can't have windows, a ttl, a message_id or reads_state; leave these out, {way}."
+        )
+    lack = "rounds" if monoid.is_group else "is no group"
+    raise InvalidInputError(
+        f"{beginning} changes, and {monoid!r} {lack}; use Sum, Count, ExactSum, or a Struct of these, {way}."
+    )
+
+
+def read(fed: Plan, input: str, span: Span) -> Iterator[Chunk]:
+    """Yield what a shard of a task gives between two clocks to another.
+
+    Args:
+        fed: The plan of the task that is fed.
+        input: The name of its input.
+        span: The runs of the shard, and the clocks.
+
+    Raises:
+        DamagedError: A file is not what was written, or is gone.
+    """
+    plan = fed.feeders[input]
+    try:
+        # All files are open before the first chunk comes.
+        chunks = _read(plan, span, named(input, plan.name))
+        yield from (replace(chunk, input=input) for chunk in chunks)
+    except FileNotFoundError:
+        # The runs were rewritten, and collected. The clocks are kept apart in the new ones, so these give the same.
+        with runs_io.named_by_newest():
+            chunks = _read(plan, replace(span, runs=_newest_runs(plan, span.shard)), named(input, plan.name))
+            yield from (replace(chunk, input=input) for chunk in chunks)
+
+
+def _newest_runs(plan: Plan, shard: int) -> tuple[Run, ...]:
+    entry = Log(plan.files, plan.application).newest()
+    return entry.tasks[plan.name].stored.in_shards(entry.shards)[shard].runs if entry else ()
+
+
+def _read(plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
+    """Yield what `read` does, by the plan of the task that gives it."""
+    if isinstance(span.source, ClosedWindows):
+        table = seen_below(plan.files, span.runs, plan.layout, span.clock, Since(span.since))
+        values = _shown(plan, one_chunk(table["value"]))
+        yield Chunk(**_rows(plan, table, values, as_numpy(table, WINDOW[1]), name))
+    else:
+        for some in _changes(plan, span):
+            yield from _messages(plan, span, some, name)
+
+
+def _changes(plan: Plan, span: Span) -> Iterator[Changed]:
+    """Yield the keys, or windows, of a shard that changed."""
+    files, layout = plan.files, plan.layout
+    whole = span.runs if layout.kind.expires else span.changed_runs
+    opened = dict(zip(whole, _open(files, whole), strict=True))
+    fresh = [below(from_clock(table, span.since), span.clock) for table in opened.values()]
+    if not layout.kind.expires and not any(map(len, fresh)):
+        return
+    # Of the other runs only the blocks are read that may have the same keys.
+    asked = [as_numpy(table, "hash") for table in fresh]
+    others = iter(_open(files, [run for run in span.runs if run not in opened], asked))
+    levels = [opened[run] if run in opened else next(others) for run in span.runs]
+    for low, high in fold.slices(fresh, asked=fresh, levels=levels):
+        some = [between(table, low, high) for table in levels]
+        if not layout.kind.expires:
+            # Blocks hold many other keys. What is done to all their rows would take longer, the more keys there are.
+            hashes = [as_numpy(between(table, low, high), "hash") for table in fresh]
+            changed_keys = pa.table({"hash": np.sort(np.concatenate(hashes))})
+            some = [fold.touched(table, changed_keys) for table in some]
+        some = [below(table, span.clock) for table in some]
+        yield from changed(some, layout, span.since, span.clock, span.every)
+
+
+def _open(files: Files, runs: Sequence[Run], asked: runs_io.Asked = None) -> list[pa.Table]:
+    return files.for_each(lambda run: runs_io.read_run(files, run, asked), runs)
+
+
+def _messages(plan: Plan, span: Span, some: Changed, name: str) -> Iterator[Chunk]:
+    """Yield the messages that changes are."""
+    before, after = (_shown(plan, _left(plan, values)) for values in (some.before, some.after))
+    if span.takes_back:
+        for kind, values in ((TakenBack, before), (Chunk, after)):
+            there = values.is_valid()
+            rows, at = some.rows.filter(there), some.clocks[np.asarray(there)]
+            yield kind(**_rows(plan, rows, values.filter(there), at, name))
+        return
+    differs = ~are_equal(before, after)
+    if differs.any():
+        picked, mask = some.take(differs), pa.array(differs)
+        both = pa.StructArray.from_arrays([before.filter(mask), after.filter(mask)], names=[BEFORE, AFTER])
+        yield Chunk(**_rows(plan, picked.rows, both, picked.clocks, name))
+
+
+def _left(plan: Plan, values: pa.Array) -> pa.Array:
+    """Return a task's values; null where nothing is left of all that the task was fed.
+
+    The task keeps such a key with the zero. Which of these keys it has depends on the clocks that it has visited, and what it
+    feeds must not depend on them.
+    """
+    if not any(isinstance(source, Changes) for source in plan.upstream.values()) or not plan.takes_back:
+        return values
+    monoid, rows = plan.layout.monoid, np.arange(len(values))
+    zeros = monoid.to_arrow([monoid.zero]).take(pa.array(np.zeros_like(rows)))
+    return values.take(pa.array(rows, mask=are_equal(values, zeros)))
+
+
+def _shown(plan: Plan, values: pa.Array) -> pa.Array:
+    """Return what outputs show of a column of values as structs; null where there is no value."""
+    there = values.is_valid()
+    shown = plan.present(values.drop_null())
+    if not pa.types.is_struct(shown.type):
+        shown = pa.StructArray.from_arrays([shown], fields=_fields(plan.state.presented))
+    place = np.cumsum(np.asarray(there)) - 1
+    return shown.take(pa.array(place, mask=~np.asarray(there)))
+
+
+def _rows(plan: Plan, table: pa.Table, values: pa.StructArray, clocks: Times, name: str) -> dict[str, Any]:
+    """Return the arguments of a chunk of these values, whose moment is the last before a clock.
+
+    Nobody reads a row of them again, so no position is remembered. It is of the key: so rows of one moment have an order.
+    """
+    columns = [one_chunk(table[key]) for key in plan.layout.key_names]
+    columns += [one_chunk(table[edge]).cast(TIME) for edge in plan.layout.kind.window_columns]
+    times = pa.array(clocks - 1).cast(TIME)
+    names = [*plan.task.key_columns, *plan.layout.kind.window_columns, *values.type.names, TIMESTAMP]
+    rows = pa.RecordBatch.from_arrays([*columns, *values.flatten(), times], names=names)
+    return {
+        "partition": name,
+        "first": 0,
+        "rows": rows,
+        "at": (as_numpy(table, "hash") >> np.uint64(1)).astype(np.int64),
+    }
+
+
+def _fields(type: pa.DataType) -> list[pa.Field]:
+    return list(type) if pa.types.is_struct(type) else [pa.field("value", type)]

@@ -1,0 +1,210 @@
+"""Take derived tasks from clock to clock: each step is a batch job of Spark, which one log entry commits."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from persistent_state.batch import changes
+from persistent_state.batch.changes import Span
+from persistent_state.batch.combine import combine_in_pieces
+from persistent_state.batch.messages import Basis, Step
+from persistent_state.batch.plan import FlowPlan
+from persistent_state.engine import failures, micro_batch
+from persistent_state.engine.arrow_source import SCHEMA, blob_batches, freeze_imports, now_us
+from persistent_state.engine.queries import Setup
+from persistent_state.engine.reports import Listener
+from persistent_state.engine.session import for_sinks, own_session
+from persistent_state.partials.shuffle import numbers_of_partitions
+from persistent_state.protocol import commits, graph, holding
+from persistent_state.sources.base import Reach
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+
+POLL_SECONDS = 5.0
+"""Time between two looks at the log while no commit of this process wakes the stepper."""
+
+CANCEL_SECONDS = 0.1
+"""Time between two tries to cancel the jobs of steps while a stop waits for them: a step may have been about to begin one."""
+
+AT_ONCE = 4
+"""The most steps that are under way at a time. A step of few changes is mostly waiting for Spark."""
+
+POOL = "persistent-state steps"
+"""The pool of Spark's fair scheduler in which steps run. There a large step takes no more than its share from the queries."""
+
+
+class Stepper:
+    """A thread that takes the steps of a run's derived tasks as soon as they are due, several at a time.
+
+    `failed` is the flow whose step failed and the error; None if none failed. The flow is None if it was a look at the log that
+    failed. After a failure no further step is begun.
+    """
+
+    def __init__(self, setup: Setup, log: Log) -> None:
+        self.failed: tuple[str | None, Exception] | None = None
+        self._setup = setup
+        self._log = log
+        self._feeds = [feed for feed in setup.feeds if feed.plan.first.upstream]
+        self._session = _session_of(setup) if self._feeds else None
+        self._listener = Listener(setup.writer, setup.on_progress)
+        self._epoch = 0
+        self._committed: set[str] = set()
+        self._under_way: set[str] = set()
+        self._changed = threading.Event()
+        self._numbers = itertools.count(1)
+        self._woken = self._settled = 0
+        self._is_stopping = self._are_queries_over = False
+        self._thread = threading.Thread()
+
+    def start(self, epoch: int) -> None:
+        """Take the steps of this driver's start from now on."""
+        self.failed, self._epoch, self._is_stopping, self._are_queries_over = None, epoch, False, False
+        self._committed, self._under_way = set(), set()
+        if self._feeds:
+            self.wake()
+            self._thread = threading.Thread(target=self._run, name="persistent-state steps", daemon=True)
+            self._thread.start()
+
+    def take_all(self) -> None:
+        """Take the steps of flows that sources feed, too, from now on: no query is there any more that would."""
+        self._are_queries_over = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at the log now: something was committed."""
+        self._woken = next(self._numbers)
+        self._changed.set()
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the log was looked at since `wake` was last called, and no step was due or under way."""
+        return not self._feeds or self._settled == self._woken
+
+    def has_committed(self, flow: str | None) -> bool:
+        """Return whether a step of the flow was committed since this start; with None, of any flow."""
+        return flow in self._committed if flow is not None else bool(self._committed)
+
+    def stop(self) -> None:
+        """Take no further step. One that is under way is cancelled, unless it is being committed already."""
+        self._is_stopping = True
+        self._changed.set()
+        while self._thread.is_alive():
+            self._setup.spark.sparkContext.cancelJobGroup(self._group)
+            self._thread.join(CANCEL_SECONDS)
+
+    @property
+    def _group(self) -> str:
+        return f"persistent-state {self._setup.application} {self._setup.writer} steps"
+
+    def _run(self) -> None:
+        with ThreadPoolExecutor(AT_ONCE, "persistent-state step") as pool:
+            while not self._is_stopping and self.failed is None:
+                self._changed.clear()
+                woken = self._woken
+                try:
+                    if self._begin_due(pool):
+                        self._settled = woken
+                except Exception as error:
+                    self._fail(None, error)
+                self._changed.wait(POLL_SECONDS)
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin_due(self, pool: ThreadPoolExecutor) -> bool:
+        """Begin the steps that are due. Return whether there is none, and none is under way."""
+        # Before the look at the log: a step that ends in between is committed in the log, and not due there.
+        under_way = {*self._under_way}
+        entry = commits.own(self._log, self._epoch)
+        steps = [step for step in graph.due(entry) if step.flow not in under_way]
+        steps = [step for step in steps if self._are_queries_over or entry.flows[step.flow].is_derived]
+        asked = [(step, graph.spans(entry, self._plan_of(entry, step), step)) for step in steps]
+        if unchanged := [step for step, spans in asked if not spans]:
+            self._commit_unchanged(unchanged)
+        for step, spans in asked:
+            if spans:
+                self._under_way.add(step.flow)
+                pool.submit(self._take, entry, step, spans)
+        return not steps and not under_way
+
+    def _commit_unchanged(self, steps: Sequence[Step]) -> None:
+        entry, ends = commits.commit_unchanged(self._log, self._epoch, steps, now=now_us(), keeping=self._setup.keeping)
+        self._committed.update(step.flow for step in steps)
+        self.wake()
+        with micro_batch.committing():
+            waits_for = holding.sentence(holding.holder(entry, self._feeds[0].plan.first.settings.idle_after))
+            for step, after in zip(steps, ends, strict=True):
+                for name in entry.tasks_of(step.flow):
+                    micro_batch.hand_on(micro_batch.progress(entry, after, name, waits_for), self._listener)
+
+    def _take(self, entry: Entry, step: Step, spans: Sequence[tuple[str, Span]]) -> None:
+        setup, session = self._setup, self._session
+        assert session is not None
+        try:
+            flow, context = self._plan_of(entry, step), session.sparkContext
+            context.setJobGroup(self._group, f"{flow.title}: step to clock {step.clock}", interruptOnCancel=True)
+            context.setLocalProperty("spark.scheduler.pool", POOL)
+            commit = micro_batch.Commit(
+                flow,
+                entry.epoch,
+                setup.keeping,
+                {part.plan.name: part.outputs.running for part in setup.parts if part.plan.name in flow.by_name},
+                self._listener,
+                for_sinks(session),
+            )
+            reach = Reach(entry.flows[step.flow].source.next_positions)
+            basis = commits.plan_batch(entry, flow, reach, now_us(), step)
+            commit(_rows(session, flow, basis, spans), step.clock)
+            self._committed.add(step.flow)
+        except Exception as error:
+            self._fail(step.flow, error)
+        finally:
+            self._under_way.discard(step.flow)
+            self.wake()
+
+    def _fail(self, flow: str | None, error: Exception) -> None:
+        # A stop cancels steps, and what they raise then is no failure. Of several failures the first is the cause.
+        if self.failed is None and not self._is_stopping:
+            self.failed = flow, error
+
+    def _plan_of(self, entry: Entry, step: Step) -> FlowPlan:
+        tasks = entry.tasks_of(step.flow)
+        return next(feed.plan for feed in self._feeds if tasks.keys() & feed.plan.by_name.keys()).of(tasks)
+
+
+def _session_of(setup: Setup) -> SparkSession:
+    session = own_session(setup.spark)
+    # A group for each shard, and no fewer partitions than there are shards.
+    session.conf.set("spark.sql.shuffle.partitions", str(setup.shards))
+    session.conf.set("spark.sql.adaptive.enabled", "false")
+    return session
+
+
+def _rows(session: SparkSession, flow: FlowPlan, basis: Basis, spans: Sequence[tuple[str, Span]]) -> DataFrame:
+    """Return the control rows of a step: those of a micro-batch whose parts read what other tasks give in these spans."""
+    labels, attempts = numbers_of_partitions(flow.first.shards), failures.attempts(session)
+    # What a part needs comes with its row, so that nothing is sent to each part of all others.
+    given = [pickle.dumps((part, basis.of_part(part, None), *span), protocol=5) for part, span in enumerate(spans)]
+    parts = len(given)
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for row in batch.column(0).to_pylist():
+                part, own, input, span = pickle.loads(row)
+                chunks = changes.read(flow.first, input, span)
+                yield from blob_batches(combine_in_pieces(flow, own, part, parts, chunks), labels, attempts)
+
+    def merge(key: tuple[int], frame: pd.DataFrame) -> pd.DataFrame:
+        answer = micro_batch.answer_of(flow, labels, int(key[0]), list(frame["blob"]), {}, 0, attempts)[0]
+        freeze_imports()
+        return pd.DataFrame({"label": [int(key[0])], "answer": [answer]})
+
+    # As an Arrow table, since Spark takes longer for rows.
+    rows = session.createDataFrame(pa.table({"part": pa.array(given, pa.binary())}))
+    return rows.mapInArrow(read, SCHEMA).groupBy("label").applyInPandas(merge, "label int, answer binary")

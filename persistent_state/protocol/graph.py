@@ -1,0 +1,126 @@
+"""The clocks of a graph of tasks: derived flows, which other tasks feed, go from one common clock to the next.
+
+A *step* takes a derived flow from its clock to another: it reads what changed between the two in the tasks that feed the flow,
+and is committed by one entry. Invariants:
+
+- A derived flow is at the clocks that its steps have visited, and at no other.
+- At most one common clock lies above the global clock: the `next` of an entry. Each task that sources feed can be read there
+  from the entry on that names it, until it is the global clock. A flow that does not hold the clock is moved there.
+- A derived flow steps to a clock once every task that feeds it is there. Both clocks of a step are kept apart until it is
+  committed, so the log fixes what a step reads. One that was away visits each retained clock on its way: it can be read there.
+- When all derived flows have come to the next clock, it becomes the global clock. So the state of each derived task at the
+  global clock is made of the states of the tasks that feed it at the same clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from persistent_state.batch.changes import Span, span_of
+from persistent_state.batch.messages import Step
+from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.errors import InvalidInputError
+from persistent_state.event_time.clocks import BEGINNING, END
+from persistent_state.protocol import refusals
+from persistent_state.store.entry import Entry, common_clock
+from persistent_state.store.flow_state import FlowState, Upstream
+from persistent_state.store.task_state import TaskState
+
+
+def reset_and_rebuilt(
+    newest: Entry | None, wanted: Sequence[FlowPlan], reset: Collection[str], rebuild: Collection[str]
+) -> tuple[set[str], set[str]]:
+    """Return the tasks that a start resets, and those that it builds again.
+
+    Beside those of `rebuild` it builds derived tasks again that can't go on from their state, or are named in `reset`. A
+    derived task can't go on if its inputs or its version are others than before, or if a task that feeds it begins anew, or
+    has begun anew since. One that a source feeds, too, must be named.
+
+    Raises:
+        InvalidInputError: A task that a source feeds, or fed, can't go on and is not named.
+    """
+    again, known = {*rebuild}, newest.tasks if newest else {}
+    for plan in (plan for flow in wanted for plan in flow.tasks if plan.upstream and plan.name in known):
+        assert newest is not None
+        before = newest.flow_of(plan.name).upstream
+        identity = known[plan.name].identity
+        is_fed_alike = before == upstream_of(plan, known) and all(
+            identity.get(what) == plan.identity.get(what) for what in ("inputs", "version")
+        )
+        is_begun_anew = any(source.task in again or source.task in reset for source in plan.upstream.values())
+        if plan.source_inputs or not newest.flow_of(plan.name).is_derived:
+            if plan.name not in (*reset, *rebuild) and (is_begun_anew or not is_fed_alike):
+                raise InvalidInputError(
+                    f"task={plan.name} is or was fed by a source, and by tasks that begin anew or are others now, so it can't "
+                    f"go on. {refusals.WAYS.format(plan.name)}"
+                )
+        elif plan.name in reset or is_begun_anew or not is_fed_alike:
+            again.add(plan.name)
+    return {*reset} - (again - {*rebuild}), again
+
+
+def upstream_of(plan: Plan, tasks: Mapping[str, TaskState]) -> dict[str, Upstream]:
+    """Return the record of the tasks that feed a derived task, of these tasks."""
+    fed = ((name, source.task, tasks.get(source.task)) for name, source in plan.upstream.items())
+    return {name: Upstream(task, known.born, known.life) for name, task, known in fed if known is not None}
+
+
+def clocks_after(entry: Entry, before: Entry) -> tuple[int, int]:
+    """Return the global clock and the next common clock of an entry after `before`, in which flows have moved."""
+    derived = [flow for _, flow in _derived(entry)]
+    if not derived:
+        return common_clock(entry, before.clock), BEGINNING
+    reached = max(before.clock, before.next)
+    if any(flow.visited < reached for flow in derived):
+        return before.clock, before.next
+    return reached, common_clock(entry, reached)
+
+
+def due(entry: Entry) -> list[Step]:
+    """Return the steps that can be taken now, in any order."""
+    steps, born = [], dict[str, int]()
+    for task in entry.tasks.values():
+        born[task.flow] = min(task.born, born.get(task.flow, END))
+    for id, flow in _derived(entry):
+        since = flow.stepped if flow.inputs else flow.progress.clock
+        # A flow that was away visits each clock at which it can be read. One that is new can't be before the global clock.
+        clock = next((clock for clock in entry.retained if clock > max(since, born[id])), entry.next)
+        is_read = not flow.inputs or clock <= flow.progress.clock
+        is_fed = all(_is_there(entry, upstream.task, clock) for upstream in flow.upstream.values())
+        if since < clock and is_read and is_fed:
+            steps.append(Step(id, since, clock))
+    return steps
+
+
+def step_of(entry: Entry, flow: FlowPlan) -> Step | None:
+    """Return the step that a flow can take now; None if there is none, or only sources feed the flow."""
+    if not flow.first.upstream:
+        return None
+    return next((step for step in due(entry) if step.flow == flow.id), None)
+
+
+def pins(entry: Entry) -> set[int]:
+    """Return the clocks at which every task must be kept until all steps to them are committed."""
+    common = (entry.next,) if entry.next > entry.clock else ()
+    return {entry.clock, *common, *(flow.visited for _, flow in _derived(entry))}
+
+
+def _derived(entry: Entry) -> Iterator[tuple[str, FlowState]]:
+    """Yield the flows that other tasks feed and that are part of the newest start, with their ids."""
+    active = {task.flow for task in entry.tasks.values() if task.active}
+    return ((id, flow) for id, flow in entry.flows.items() if flow.upstream and id in active)
+
+
+def _is_there(entry: Entry, task: str, clock: int) -> bool:
+    """Return whether a task has come to a clock, and can be read there."""
+    return clock <= entry.flow_of(task).visited and (clock in entry.retained or entry.is_at(task, clock))
+
+
+def spans(entry: Entry, flow: FlowPlan, step: Step) -> list[tuple[str, Span]]:
+    """Return what a step asks of the tasks that feed its flow, by input: of each of their shards that may give something."""
+    found = []
+    for name, source in flow.first.upstream.items():
+        for shard, runs in enumerate(entry.tasks[source.task].stored.in_shards(entry.shards)):
+            span = span_of(flow.first, source, shard, runs, step, entry.clock)
+            found += [(name, span)] if span.may_give(flow.first.feeders[name]) else []
+    return found

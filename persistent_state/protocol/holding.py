@@ -1,0 +1,139 @@
+"""Tell what the global clock of an application waits for, by one entry of its log.
+
+The global clock waits for one thing at a time: a step of a derived task, or a channel of a source. An entry does not tell
+after which time a channel is idle, so that a caller who knows may say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from persistent_state.event_time.channels import Channel, live_channels
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import show_clock
+from persistent_state.protocol import graph
+from persistent_state.store.entry import Entry
+from persistent_state.store.flow_state import FlowState
+
+STEP = "step"
+"""A derived task has a step to take."""
+
+UNREAD = "unread"
+"""Nothing of a source was committed since the last start."""
+
+UNHEARD = "never heard"
+"""A channel has never delivered a message."""
+
+SILENT = "silent"
+"""A channel has delivered nothing since the last start."""
+
+BEHIND = "behind"
+"""A channel has come no further than its newest message."""
+
+READ = "read"
+"""All that was read is below the clock: it takes a newer message to move it."""
+
+STUCK = {UNHEARD, SILENT}
+"""The reasons that may stay for ever, unless the user does something."""
+
+NOTHING = "nothing: all channels have ended or are idle"
+"""The words if the global clock waits for nothing."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The task and the channel that the global clock waits for, and why. Clocks are microseconds UTC.
+
+    Attributes:
+        task: The task; of a flow of several the first.
+        input: The name of the task's input; "" for an only one.
+        channel: The channel of the input; None if it is a task, or if no channel is known.
+        why: One of the reasons of this module.
+        at: The newest timestamp of the channel, or the clock to which the task has to step; None if there is neither.
+    """
+
+    task: str
+    input: str
+    channel: str | None
+    why: str
+    at: int | None
+
+    @property
+    def words(self) -> str:
+        """The same for people, as the end of a sentence on what the global clock waits for."""
+        source = f"input={self.input}" if self.input else "its source"
+        channel = f"channel={self.channel!r} of {source}" if self.channel else source
+        reason = {
+            STEP: f", which has yet to step to {show_clock(self.at)}",
+            UNREAD: f": nothing of {source} was committed since the last start",
+            UNHEARD: f": {channel} has never delivered a message; idle_after lets it go",
+            SILENT: f": {channel} has delivered nothing since the last start; idle_after lets it go",
+            BEHIND: f": the newest message of {channel} is of {show_clock(self.at)}",
+            READ: f": all that was read of {source} is below its clock, and takes a newer message to move it",
+        }[self.why]
+        return f"task={self.task}{reason}"
+
+
+def holder(entry: Entry, idle_after: int | None = None) -> Holder | None:
+    """Return what the global clock of an entry waits for; None if all channels are idle or have ended.
+
+    `idle_after` is the time, in microseconds, after which a silent channel is idle; None if it is not known, or never.
+    """
+    # The id of a flow is the name of its first task.
+    active = sorted({task.flow for task in entry.tasks.values() if task.active})
+    found = [slowest(entry, id, idle_after) for id in active if entry.flows[id].progress.holds]
+    held = min(
+        (one for one in found if one is not None),
+        key=lambda one: (entry.flow_of(one.task).progress.clock, BEGINNING if one.at is None else one.at),
+        default=None,
+    )
+    # A flow that catches up with the global clock takes longer than any step.
+    if held is not None and entry.flow_of(held.task).progress.clock < entry.clock:
+        return held
+    step = min(graph.due(entry), key=lambda one: (one.since, one.flow), default=None)
+    if step is None:
+        return held
+    return Holder(step.flow, next(iter(entry.flows[step.flow].upstream)), None, STEP, step.clock)
+
+
+def sentence(holder: Holder | None) -> str:
+    """Return what the global clock waits for as a sentence."""
+    return f"The global clock waits for {NOTHING if holder is None else holder.words}."
+
+
+def slowest(entry: Entry, task: str, idle_after: int | None = None) -> Holder | None:
+    """Return the channel that holds the clock of a task's flow; None if no source feeds it, or no channel is live."""
+    flow = entry.flow_of(task)
+    inputs = {name: source.channels for name, source in flow.inputs.items()}
+    if not inputs:
+        return None
+    first = next(iter(inputs))
+    if flow.progress.batch == 0 and flow.progress.holds:
+        return Holder(task, first, None, UNREAD, None)
+    live = {
+        (name, channel): state
+        for name, channels in inputs.items()
+        for channel, state in live_channels(channels, entry.time, idle_after).items()
+    }
+    if not live:
+        is_known = any(inputs.values()) or not flow.progress.holds
+        return None if is_known else Holder(task, first, None, UNHEARD, None)
+    (name, channel), why = _slowest(live, flow, entry.interval)
+    return Holder(task, name, channel, why, live[name, channel].newest)
+
+
+def _slowest(live: Mapping[tuple[str, str], Channel], flow: FlowState, interval: int) -> tuple[tuple[str, str], str]:
+    """Return the slowest of a flow's live channels, by the names of input and channel, and why the clock waits for it."""
+    clock = flow.progress.clock
+    heard = {name: channel.newest for name, channel in live.items() if channel.newest is not None}
+    silent = [name for name in live if name not in heard]
+    # The clock is below the newest message of each channel that it waits for: the others are idle.
+    ahead = {name: newest for name, newest in heard.items() if newest >= clock}
+    unheard = [name for name in silent if live[name].reached == BEGINNING]
+    if silent and (unheard or ahead) and not any(newest < clock + interval for newest in ahead.values()):
+        found = min(unheard or silent, key=lambda name: live[name].reached)
+        return found, UNHEARD if unheard else SILENT
+    if not ahead:
+        return min(live, key=lambda name: live[name].reached), READ
+    return min(ahead, key=lambda name: ahead[name]), BEHIND

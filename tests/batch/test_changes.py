@@ -1,0 +1,73 @@
+"""What a step reads of a task: it is the same where a collection has taken the files that it was planned with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from monoids import Sum
+from persistent_state import Changes, DamagedError, NonWindowState, PersistentTask
+from persistent_state.batch import changes
+from persistent_state.batch.changes import Span
+from persistent_state.protocol.commits import Keeping
+from persistent_state.sources.base import Chunk
+from persistent_state.store.log import Log
+from tests import core
+
+EVENTS = pa.schema([("ts", pa.int64()), ("shop", pa.int64()), ("amount", pa.int64())])
+# Clocks that stay, so that what is between them can still be read.
+KEEPING = Keeping(100, 0)
+
+
+class PerShop(PersistentTask):
+    key, value = "shop", "amount"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+
+class Total(PersistentTask):
+    value = "amount"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+
+def rows_of(chunks: Iterable[Chunk]) -> list[tuple[str, list[dict[str, Any]]]]:
+    return [(type(chunk).__name__, chunk.rows.to_pylist()) for chunk in chunks]
+
+
+def test_a_shard_whose_runs_were_collected_is_read_from_those_that_took_their_place() -> None:
+    plan, source = core.plan_of(PerShop(), EVENTS), Changes("PerShop")
+    fed = replace(core.plan_of(Total(), EVENTS), upstream={"": source}, feeders={"": plan})
+    log = Log(plan.files, plan.application)
+    core.start(log, [plan])
+
+    def play(second: int) -> None:
+        rows = [{"ts": 10 * second + 5, "shop": shop, "amount": second} for shop in range(second % 5 + 1)]
+        core.play(log, plan, pa.RecordBatch.from_pylist(rows, EVENTS), keeping=KEEPING)
+
+    def shard() -> Span:
+        entry = log.newest()
+        assert entry is not None
+        return Span(source, 0, entry.tasks[plan.name].stored.runs, 20, 40)
+
+    for second in range(6):
+        play(second)
+    planned, told = shard(), rows_of(changes.read(fed, "", shard()))
+    assert [kind for kind, rows in told if rows] == ["TakenBack", "Chunk"]
+    for second in range(6, 30):
+        play(second)
+    assert not {*planned.runs} & {*shard().runs}
+    core.collect(log, 1, now=0, keeping=Keeping(100, -1))
+    with pytest.raises(FileNotFoundError):
+        plan.files.read(planned.runs[0].file.path)
+    assert rows_of(changes.read(fed, "", planned)) == told
+    for run in shard().runs:
+        plan.files.delete(run.file.path)
+    with pytest.raises(DamagedError):
+        rows_of(changes.read(fed, "", planned))

@@ -1,0 +1,224 @@
+"""Tasks that are fed the changes between fixed times: what they are fed is a function of the messages alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import monoids
+from persistent_state import NonWindowState, PersistentTask, SessionWindow, SlidingWindow, TumblingWindow, WindowState
+from persistent_state.batch import changes
+from persistent_state.batch.plan import Plan
+from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.protocol import commits, graph
+from persistent_state.protocol.commits import Keeping
+from persistent_state.sources.tasks import Changes
+from persistent_state.state import KeptState
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from tests import core
+
+EVENTS = pa.schema([("ts", pa.int64()), ("shop", pa.int64()), ("amount", pa.int64())])
+KEEPING = Keeping(2, 0)
+LIFE = 25
+Row = tuple[int, int, int]
+"""Time, shop, amount."""
+
+
+class Amounts(PersistentTask):
+    """A sum by shop, in a state that is given."""
+
+    key, value, name = "shop", "amount", "Amounts"
+
+    def __init__(self, state: KeptState[Any]) -> None:
+        self.state = state
+
+    def persistent_state(self) -> KeptState[Any]:
+        return self.state
+
+
+class History(PersistentTask):
+    """All that a shop was fed, in order."""
+
+    key = "shop"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(monoids.List(pa.string()))
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.array([[told(row)] for row in batch.to_pylist()], pa.list_(pa.string()))
+
+
+class Total(PersistentTask):
+    """The sum over all shops of what they have now."""
+
+    value = "value"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(monoids.Sum())
+
+
+def told(row: dict[str, Any]) -> str:
+    before, after = (row[side] and row[side]["value"] for side in ("before", "after"))
+    window = [core.micros(row[edge]) for edge in ("window_start", "window_end") if edge in row]
+    return f"{core.micros(row['timestamp'])} {window} {before} -> {after}"
+
+
+STATES: dict[str, KeptState[Any]] = {
+    "for ever": NonWindowState(monoids.Sum()),
+    "to live": NonWindowState(monoids.Sum(), ttl=core.us(LIFE)),
+    "tumbling": WindowState(monoids.Sum(), TumblingWindow(core.us(30))),
+    "sliding": WindowState(monoids.Sum(), SlidingWindow(core.us(30), core.us(15))),
+    "sessions": WindowState(monoids.Sum(), SessionWindow(core.us(LIFE))),
+}
+
+
+def at_clock(kind: str, rows: Sequence[Row], clock: int) -> dict[tuple[Any, ...], int]:
+    """What a task of this state shows at a clock, by shop and window."""
+    found: dict[tuple[Any, ...], int] = defaultdict(int)
+    sessions: dict[int, list[list[int]]] = {}
+    # A key is there as long as its newest message is no older than it may live.
+    gap = LIFE + (kind == "to live")
+    for time, shop, amount in sorted(row for row in rows if row[0] < clock):
+        if kind == "for ever":
+            found[shop,] += amount
+        elif kind in ("tumbling", "sliding"):
+            slide = 30 if kind == "tumbling" else 15
+            for start in range(time // slide * slide - 30 + slide, time + 1, slide):
+                if start <= time < start + 30 and start + 30 > clock:
+                    found[shop, start, start + 30] += amount
+        else:
+            some = sessions.setdefault(shop, [])
+            if not some or time >= some[-1][1] + gap:
+                some.append([time, time, 0])
+            some[-1][1], some[-1][2] = time, some[-1][2] + amount
+    for shop, some in sessions.items():
+        first, last, amount = some[-1]
+        if last + gap > clock:
+            found[(shop,) if kind == "to live" else (shop, first, last + gap)] = amount
+    return dict(found)
+
+
+def fed(kind: str, rows: Sequence[Row], every: int, begun: int, clock: int) -> dict[int, list[str]]:
+    """What each shop is fed from when the task began up to a clock."""
+    lists: dict[int, list[str]] = defaultdict(list)
+    before: dict[Any, int] = {}
+    first = [] if begun == BEGINNING else [begun]
+    low = min([time for time, *_ in rows], default=0) if begun == BEGINNING else begun
+    for now in [*first, *range((low // every + 1) * every, clock + 1, every)]:
+        after = at_clock(kind, rows, now)
+        for key in sorted({*before, *after}):
+            if before.get(key) != after.get(key):
+                lists[key[0]].append(f"{now - 1} {[*key[1:]]} {before.get(key)} -> {after.get(key)}")
+        before = after
+    return dict(lists)
+
+
+class World:
+    """A task of a state, and tasks that are fed its changes."""
+
+    def __init__(self, kind: str, everys: Sequence[int], interval: int, apart: int, shards: int) -> None:
+        self.files, self.shards = core.memory(), shards
+        self.log = Log(self.files, "app")
+        self.of = Settings(interval, ahead=2**62, every=apart)
+        upstream = core.plan_of(Amounts(STATES[kind]), EVENTS, files=self.files, settings=self.of, shards=shards)
+        self.plans = {"Amounts": upstream}
+        for every in everys:
+            for task in (History(f"History{every}"), Total()):
+                plan = self._derived(task, Changes("Amounts", every=core.us(every)))
+                self.plans.setdefault(plan.name, plan)
+        self.wanted = [*self.plans]
+
+    def _derived(self, task: PersistentTask, source: Changes) -> Plan:
+        schema = changes.schema_of(self.plans[source.task], source, task)
+        plan = core.plan_of(
+            task,
+            schema,
+            files=self.files,
+            timestamp=changes.TIMESTAMP,
+            settings=self.of,
+            shards=self.shards,
+        )
+        plan = replace(plan, upstream={"": source}, feeders={"": self.plans[source.task]})
+        changes.check(plan)
+        plan.check()
+        return plan
+
+    @property
+    def position(self) -> int:
+        """How many messages the source need not deliver again."""
+        return self.newest.flow_of("Amounts").source.next_positions.get("", 0)
+
+    @property
+    def newest(self) -> Entry:
+        entry = self.log.newest()
+        assert entry is not None
+        return entry
+
+    def start(self) -> None:
+        core.start(self.log, [self.plans[name] for name in self.wanted])
+
+    def play(self, rows: Sequence[Row]) -> None:
+        columns = [pa.array(column, pa.int64()) for column in zip(*rows, strict=True)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=EVENTS)
+        core.play(self.log, self.plans["Amounts"], batch, keeping=KEEPING)
+
+    def steps(self) -> None:
+        while due := graph.due(self.newest):
+            core.step(self.log, self.plans, due[0], KEEPING)
+
+    def close(self) -> None:
+        commits.close(self.log, self.newest.epoch, now=0, keeping=KEEPING)
+        self.steps()
+
+    def state(self, task: str) -> dict[Any, Any]:
+        return core.state_at(self.newest, self.plans[task], self.newest.clock)
+
+
+rows = st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(-5, 5))
+acts = st.one_of(st.lists(rows, min_size=1, max_size=6), st.just("steps"), st.just("start"))
+
+
+@pytest.mark.parametrize("kind", STATES)
+@settings(max_examples=40, deadline=None)
+@given(st.lists(acts, max_size=14), st.sampled_from([[20], [40], [20, 30]]), st.integers(1, 2))
+def test_what_a_task_is_fed_is_a_function_of_the_messages(
+    kind: str, history: list[Any], everys: list[int], shards: int
+) -> None:
+    world = World(kind, everys, {20: 20, 40: 40, 50: 60}[sum(everys)], {20: 20, 40: 40, 50: 10}[sum(everys)], shards)
+    world.start()
+    now, sent = 0, list[Row]()
+    for act in history:
+        if act == "steps":
+            world.steps()
+        elif act == "start":
+            world.start()
+            # What is above the global clock is delivered again.
+            if again := sent[world.position :]:
+                world.play(again)
+        else:
+            some = []
+            for ahead, shop, amount in act:
+                now += ahead * 2
+                some.append((now, shop, amount))
+            sent += some
+            world.play(some)
+    world.close()
+    clock = world.newest.clock
+    if clock == BEGINNING:
+        return
+    for every in everys:
+        found = {shop: history for (shop,), history in world.state(f"History{every}").items()}
+        assert found == fed(kind, sent, every, BEGINNING, clock)
+    total = sum(at_clock(kind, sent, clock).values())
+    assert world.state("Total").get((), 0) == total

@@ -1,0 +1,375 @@
+"""Tasks that feed tasks: at every clock at which both can be read, the one is made of the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import monoids
+from persistent_state import NonWindowState, PersistentTask, TumblingWindow, WindowState
+from persistent_state.batch import changes
+from persistent_state.batch.messages import Step
+from persistent_state.batch.plan import Plan
+from persistent_state.errors import DisagreementError, InvalidInputError
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.partials.since import Since
+from persistent_state.protocol import graph
+from persistent_state.protocol.commits import Keeping
+from persistent_state.sources.tasks import Changes, ClosedWindows, TaskSource
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from persistent_state.store.state_at import seen_below
+from tests import core
+
+EVENTS = pa.schema([("ts", pa.int64()), ("shop", pa.int64()), ("amount", pa.int64())])
+KEEPING = Keeping(3, 0)
+
+
+class PerShop(PersistentTask):
+    key = "shop"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(monoids.Struct(revenue=monoids.Sum(), region=monoids.Max()))
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        rows = zip(batch["shop"].to_pylist(), batch["ts"].to_pylist(), strict=True)
+        region = pa.array([(shop + ts // 40) % 3 for shop, ts in rows])
+        return pa.StructArray.from_arrays([batch["amount"], region], names=["revenue", "region"])
+
+
+class PerRegion(PersistentTask):
+    """The revenue of the shops that are in a region now."""
+
+    key = "region"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(monoids.Struct(total=monoids.Sum(), shops=monoids.Count()))
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.StructArray.from_arrays([batch["revenue"], pa.array([1] * len(batch))], names=["total", "shops"])
+
+
+class PerTotal(PersistentTask):
+    """How many regions have the same revenue."""
+
+    key = "total"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(monoids.Count())
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.array([1] * len(batch))
+
+
+class Amounts(PersistentTask):
+    key, value = "shop", "amount"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(monoids.Sum())
+
+
+class PerSlot(PersistentTask):
+    """The amounts of a shop in each slot of 30 microseconds."""
+
+    key, value = "shop", "amount"
+
+    def persistent_state(self) -> WindowState[int]:
+        return WindowState(monoids.Sum(), TumblingWindow(core.us(30)))
+
+
+class Slots(PersistentTask):
+    """The greatest amount of a slot, and how many slots had amounts."""
+
+    key = "shop"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(monoids.Struct(most=monoids.Max(), slots=monoids.Count()))
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.StructArray.from_arrays([batch["value"], pa.array([1] * len(batch))], names=["most", "slots"])
+
+
+class Graph:
+    """Two sources, a task of each, and tasks that these feed."""
+
+    def __init__(self, shards: int = 2) -> None:
+        self.files, self.shards = core.memory(), shards
+        self.log = Log(self.files, "app")
+        self.plans: dict[str, Plan] = {}
+        for task in (PerShop(), Amounts(), PerSlot()):
+            plan = core.plan_of(task, EVENTS, files=self.files, shards=shards)
+            # An output that is given nothing: windows that have closed stay, so that a test can look at all of them.
+            self._add(replace(plan, outputs=("none",)) if isinstance(task, PerSlot) else plan)
+        self._add(self._derived(PerRegion(), Changes("PerShop")))
+        self._add(self._derived(PerTotal(), Changes("PerRegion")))
+        self._add(self._derived(Slots(), ClosedWindows("PerSlot")))
+        self.wanted = [*self.plans]
+
+    def _add(self, plan: Plan) -> None:
+        plan.check()
+        self.plans[plan.name] = plan
+
+    def _derived(self, task: PersistentTask, source: TaskSource) -> Plan:
+        plan = core.plan_of(
+            task,
+            changes.schema_of(self.plans[source.task], source, task),
+            files=self.files,
+            timestamp=changes.TIMESTAMP,
+            shards=self.shards,
+        )
+        plan = replace(plan, upstream={"": source}, feeders={"": self.plans[source.task]})
+        changes.check(plan)
+        return plan
+
+    @property
+    def newest(self) -> Entry:
+        entry = self.log.newest()
+        assert entry is not None
+        return entry
+
+    def start(self, reset: Sequence[str] = ()) -> None:
+        """Start the tasks that are wanted; those whose clock was left behind are built again."""
+        plans = [self.plans[name] for name in self.wanted]
+        try:
+            core.start(self.log, plans, reset=reset)
+        except InvalidInputError:
+            known = self.newest.tasks
+            core.start(
+                self.log, plans, reset=[name for name in self.wanted if name in known and not known[name].active]
+            )
+        self.check()
+
+    def play(self, task: str, rows: Sequence[tuple[int, int, int]]) -> None:
+        columns = [pa.array(column, pa.int64()) for column in zip(*rows, strict=True)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=EVENTS)
+        core.play(self.log, self.plans[task], batch, keeping=KEEPING)
+        self.check()
+
+    def step(self, step: Step) -> None:
+        core.step(self.log, self.plans, step, KEEPING)
+        self.check()
+
+    def steps(self) -> None:
+        while due := graph.due(self.newest):
+            self.step(due[0])
+
+    def state(self, task: str, clock: int) -> dict[Any, Any]:
+        return core.state_at(self.newest, self.plans[task], clock)
+
+    def check(self) -> None:
+        """At every clock at which a derived task is, it is made of the state of what feeds it."""
+        entry = self.newest
+        clocks = {cut for task in entry.tasks.values() for cut in task.stored.cuts} | {*entry.retained}
+        for clock in clocks - {BEGINNING}:
+            for name, made in (
+                ("PerRegion", per_region),
+                ("PerTotal", per_total),
+                ("Slots", partial(self.slots, clock)),
+            ):
+                known = entry.tasks.get(name)
+                assert known is None or not entry.late_counts_of(name)
+                if known is None or not known.active or clock < known.born or not entry.is_at(name, clock):
+                    continue
+                upstream = self.plans[name].upstream[""].task
+                assert entry.is_at(upstream, clock) or clock in entry.retained, (name, clock)
+                expected = made(without_zeros(self.state(upstream, clock)))
+                assert without_zeros(self.state(name, clock)) == expected, (name, clock)
+        for clock in entry.retained:
+            for name, task in entry.tasks.items():
+                if task.active and task.born <= clock <= entry.flow_of(name).progress.clock:
+                    assert clock in task.stored.cuts or entry.is_at(name, clock) or clock < entry.clock
+
+    def slots(self, clock: int, _: object) -> dict[Any, Any]:
+        """What the slots that have closed since the task began come to."""
+        entry, plan = self.newest, self.plans["PerSlot"]
+        begun = entry.tasks["Slots"].born
+        closed = seen_below(plan.files, entry.tasks["PerSlot"].stored.runs, plan.layout, clock, Since(begun))
+        found: dict[Any, Any] = {}
+        for shop, amount in zip(closed["key0"].to_pylist(), closed["value"].to_pylist(), strict=True):
+            known = found.setdefault((shop,), {"most": amount, "slots": 0})
+            found[shop,] = {"most": max(known["most"], amount), "slots": known["slots"] + 1}
+        return found
+
+
+def per_region(shops: dict[Any, Any]) -> dict[Any, Any]:
+    totals: dict[Any, Any] = {}
+    for shop in shops.values():
+        total = totals.setdefault((shop["region"],), {"total": 0, "shops": 0})
+        total["total"] += shop["revenue"]
+        total["shops"] += 1
+    return totals
+
+
+def per_total(regions: dict[Any, Any]) -> dict[Any, Any]:
+    return dict(Counter((region["total"],) for region in regions.values()))
+
+
+def without_zeros(state: dict[Any, Any]) -> dict[Any, Any]:
+    """What a key that nothing is left of has is the zero."""
+    return {key: value for key, value in state.items() if value not in (0, {"total": 0, "shops": 0})}
+
+
+def test_a_derived_task_is_at_the_global_clock_made_of_the_task_that_feeds_it() -> None:
+    graph = Graph()
+    graph.start()
+    graph.play("PerShop", [(5, 1, 10), (12, 2, 20), (45, 1, 1)])
+    graph.play("Amounts", [(5, 1, 10), (60, 2, 20)])
+    graph.play("PerSlot", [(5, 1, 10), (60, 2, 20)])
+    assert graph.newest.clock == BEGINNING
+    assert graph.newest.next == 40
+    graph.steps()
+    assert graph.newest.clock == 40
+    assert without_zeros(graph.state("PerRegion", 40)) == per_region(graph.state("PerShop", 40)) != {}
+
+
+def test_a_task_that_was_away_visits_each_clock_at_which_it_can_be_read() -> None:
+    world = Graph()
+    world.wanted = ["PerShop", "PerRegion"]
+    world.start()
+    world.play("PerShop", [(12, 2, 20)])
+    world.steps()
+    world.wanted = ["PerShop"]
+    world.start()
+    for time in (25, 35):
+        world.play("PerShop", [(time, 1, 1)])
+    world.wanted = ["PerShop", "PerRegion"]
+    world.start()
+    assert world.newest.retained == (10, 20, 30)
+    world.play("PerShop", [(36, 1, 1)])
+    for clock in (20, 30):
+        world.step(graph.due(world.newest)[0])
+        assert world.newest.flow_of("PerRegion").progress.clock == clock
+        assert without_zeros(world.state("PerRegion", clock)) == per_region(world.state("PerShop", clock))
+
+
+def test_a_task_that_windows_were_to_feed_is_refused_when_they_have_closed() -> None:
+    world = Graph()
+    world.wanted = ["PerSlot", "Slots"]
+    world.start()
+    world.wanted = ["PerSlot"]
+    world.start()
+    world.play("PerSlot", [(5, 1, 10), (95, 1, 10)])
+    world.wanted = ["PerSlot", "Slots"]
+    plans = [world.plans[name] for name in world.wanted]
+    with pytest.raises(InvalidInputError, match="task=Slots left at clock="):
+        core.start(world.log, plans)
+    core.start(world.log, plans, reset=["Slots"])
+    assert world.newest.flow_of("Slots").progress.clock == world.newest.clock == 90
+
+
+def test_a_key_of_which_nothing_is_left_feeds_nobody() -> None:
+    world = Graph()
+    world.wanted = ["PerShop", "PerRegion", "PerTotal"]
+    world.start()
+    for time in (5, 15, 55, 65):
+        # The region of a shop changes with the time.
+        world.play("PerShop", [(time, 1, 0)])
+        world.steps()
+    assert len(world.state("PerRegion", world.newest.clock)) == 2
+    assert world.state("PerTotal", world.newest.clock) == {(0,): 1}
+
+
+class Other(PerRegion):
+    """The same by another code."""
+
+    name, version = "PerRegion", 2
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.StructArray.from_arrays([pa.array([0] * len(batch)), batch["revenue"]], names=["total", "shops"])
+
+
+def test_a_task_of_another_version_is_built_again_from_the_state_of_what_feeds_it() -> None:
+    world = Graph()
+    world.wanted = ["PerShop", "PerRegion"]
+    world.start()
+    world.play("PerShop", [(12, 2, 20), (25, 1, 7)])
+    world.steps()
+    assert world.newest.clock == 20
+    plans = [world.plans["PerShop"], replace(world.plans["PerRegion"], task=Other())]
+    core.start(world.log, plans)
+    (step,) = graph.due(world.newest)
+    assert (step.since, step.clock) == (BEGINNING, 20)
+    core.step(world.log, {plan.name: plan for plan in plans}, step, KEEPING)
+    (region,) = {(2 + 12 // 40) % 3}
+    assert world.state("PerRegion", 20) == {(region,): {"total": 0, "shops": 20}}
+    # The same version goes on.
+    core.start(world.log, plans)
+    assert graph.due(world.newest) == []
+
+
+def test_what_a_task_feeds_begins_anew_with_it() -> None:
+    world = Graph()
+    world.wanted = ["PerShop", "PerRegion", "PerTotal"]
+    world.start()
+    world.play("PerShop", [(12, 2, 20), (25, 1, 7)])
+    world.steps()
+    assert world.state("PerTotal", 20) == {(20,): 1}
+    world.start(reset=["PerShop"])
+    assert [step.clock for step in graph.due(world.newest)] == [20]
+    world.steps()
+    assert world.state("PerRegion", 20) == world.state("PerTotal", 20) == {}
+
+
+def test_a_step_is_committed_although_others_are_while_it_is_under_way() -> None:
+    world = Graph()
+    world.start()
+    for task in ("PerShop", "Amounts", "PerSlot"):
+        world.play(task, [(5, 1, 10), (12, 2, 20), (45, 1, 1)])
+    under_way = {step.flow: core.answers_of_step(world.log, world.plans, step) for step in graph.due(world.newest)}
+    assert {*under_way} == {"PerRegion", "Slots"}
+    world.play("PerShop", [(50, 1, 10), (75, 3, 2)])
+    core.commit(world.log, world.plans["Slots"], under_way["Slots"], keeping=KEEPING)
+    world.play("Amounts", [(80, 2, 20)])
+    world.play("PerSlot", [(80, 2, 20)])
+    core.commit(world.log, world.plans["PerRegion"], under_way["PerRegion"], keeping=KEEPING)
+    with pytest.raises(DisagreementError):
+        core.commit(world.log, world.plans["PerRegion"], under_way["PerRegion"], keeping=KEEPING)
+    world.check()
+    world.steps()
+    assert world.newest.clock > 40
+
+
+events = st.tuples(st.integers(0, 25), st.integers(0, 3), st.integers(-5, 5))
+acts = st.one_of(
+    st.lists(events, min_size=1, max_size=4),
+    st.lists(events, min_size=1, max_size=4),
+    st.just("step"),
+    st.just("step"),
+    st.sets(st.sampled_from(["PerRegion", "PerTotal", "Slots"])),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(acts, min_size=8, max_size=20), st.randoms(use_true_random=False))
+def test_at_every_clock_a_derived_task_is_made_of_the_task_that_feeds_it(history: list[Any], random: Any) -> None:
+    world, derived = Graph(), ["PerRegion", "PerTotal", "Slots"]
+    world.wanted = [name for name in world.plans if name not in derived or random.random() < 0.3]
+    if "PerRegion" not in world.wanted and "PerTotal" in world.wanted:
+        world.wanted.remove("PerTotal")
+    world.start()
+    now = 0
+    for act in history:
+        if act == "step":
+            if due := graph.due(world.newest):
+                world.step(random.choice(due))
+        elif isinstance(act, set):
+            left = {"PerTotal", *act} if "PerRegion" in act else act
+            world.wanted = [name for name in world.plans if name not in left]
+            world.start()
+        else:
+            for task in ("PerShop", "Amounts", "PerSlot"):
+                world.play(task, [(now + ahead, shop, amount) for ahead, shop, amount in act])
+            now += max(ahead for ahead, _, _ in act)
+    world.wanted = [*world.plans]
+    world.start()
+    world.steps()
+    entry = world.newest
+    assert all(entry.is_at(name, entry.clock) for name in entry.tasks)

@@ -1,0 +1,435 @@
+"""A task with several inputs: its clock is the least of theirs, and its state is made of the messages of all."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import monoids
+from persistent_state import (
+    Application,
+    Changes,
+    Chunk,
+    Input,
+    InvalidInputError,
+    NonWindowState,
+    PersistentTask,
+    Reach,
+)
+from persistent_state.batch import changes
+from persistent_state.batch.combine import combine
+from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.inputs import Inputs, open_source
+from persistent_state.protocol import commits, graph
+from persistent_state.protocol.commits import Keeping
+from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.store import lists
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from tests import core
+
+KEEPING = Keeping(3, 0)
+ORDERS = pa.schema([("ts", pa.int64()), ("shop", pa.int64()), ("amount", pa.int64())])
+RATES = pa.schema([("at", pa.int64()), ("of", pa.int32()), ("rate", pa.string())])
+
+
+class Rows(TimeReplayableSource):
+    """Rows in one partition, of which some are there."""
+
+    timestamp_unit = "us"
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.timestamp, self._schema = schema.names[0], schema
+        self.rows: list[tuple[Any, ...]] = []
+        self.opened: list[str] = []
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        self.opened = [*journal]
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        more = len(self.rows) > start.get("p", 0)
+        return Reach({**start, "p": len(self.rows)}, {"p": False}, (f"up to: {len(self.rows)}",) if more else ())
+
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        first = start.get("p", 0)
+        return [range(first, end["p"])] if first < end["p"] else []
+
+    def read(self, split: range) -> Iterator[Chunk]:
+        some = self.rows[split.start : split.stop]
+        columns = [
+            pa.array(column, type) for column, type in zip(zip(*some, strict=True), self.schema.types, strict=True)
+        ]
+        yield Chunk("p", split.start, pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+
+class Story(PersistentTask):
+    """All that came of a shop, in order."""
+
+    key = "shop"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(monoids.List(pa.string()))
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.array([[f"amount {amount}"] for amount in batch["amount"].to_pylist()], pa.list_(pa.string()))
+
+
+class PerShop(PersistentTask):
+    key, value = "shop", "amount"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(monoids.Sum())
+
+
+class Both(PersistentTask):
+    """The amounts that came, and the sums of another task."""
+
+    key, value = "shop", "amount"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(monoids.Sum())
+
+
+class Twice(PersistentTask):
+    """The sums of a task that sources and tasks feed."""
+
+    value = "value"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(monoids.Sum())
+
+
+def rates(batch: pa.RecordBatch) -> pa.Array:
+    return pa.array([[f"rate {rate}"] for rate in batch["rate"].to_pylist()], pa.list_(pa.string()))
+
+
+class World:
+    """Tasks of two inputs: of two sources, and of a source and a task."""
+
+    def __init__(self, shards: int = 2) -> None:
+        self.files, self.shards = core.memory(), shards
+        self.log = Log(self.files, "app")
+        self.orders, self.rates, self.others = Rows(ORDERS), Rows(RATES), Rows(ORDERS)
+        self.sources: dict[str, TimeReplayableSource] = {}
+        self.app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
+        self.app.add(
+            Story(),
+            {
+                "rates": Input(self.rates, key="of", batch=rates),
+                "orders": Input(self.orders, allowed_delay=core.us(5)),
+            },
+        )
+        self.app.add(PerShop(), self.others)
+        self.app.add(Both(), {"own": self.orders, "sums": Input(Changes("PerShop"), value="value")})
+        self.app.add(Twice(), Changes("Both"))
+        self.plans = self.app.plans(self.files, shards, lambda _, source: (source, source.schema, None))
+        self.sources["Story"] = Inputs({"rates": self.rates, "orders": self.orders})
+        self.sources["PerShop"] = self.others
+        self.sources["Both"] = Inputs({"own": self.orders})
+
+    @property
+    def newest(self) -> Entry:
+        entry = self.log.newest()
+        assert entry is not None
+        return entry
+
+    def start(self, away: Collection[str] = ()) -> None:
+        """Start all tasks but those that are away, and those that were for too long."""
+        newest = self.log.newest()
+        left = {name for name, task in newest.tasks.items() if not task.active} if newest else set()
+        try:
+            self._start({*self.plans} - {*away})
+        except InvalidInputError:
+            self._start({*self.plans} - {*away, *left})
+
+    def _start(self, names: set[str]) -> None:
+        # What another feeds is away with it.
+        names -= {"Twice"} if "Both" not in names else set()
+        entry = core.start(self.log, [plan for name, plan in self.plans.items() if name in names])
+        for name, source in self.sources.items():
+            if name not in names:
+                continue
+            flow = entry.flow_of(name)
+            open_source(source, lists.read_journals(self.files, flow), flow.source.known_positions)
+
+    def play(self, task: str) -> None:
+        """A micro-batch of all that is there, with the step that is due."""
+        if not self.newest.tasks[task].active:
+            return
+        entry = commits.wake(self.log, self.newest.epoch, task, 0)
+        flow, source = FlowPlan((self.plans[task],)), self.sources[task]
+        start = entry.flows[task].source.next_positions
+        reach = source.reach(start, everything=True)
+        step = graph.step_of(entry, flow)
+        spans = [] if step is None else graph.spans(entry, flow, step)
+        basis = commits.plan_batch(entry, flow, reach, 0, step)
+        moved = reach.ends != start
+        reads = [source.read(split) for split in source.splits(start, reach.ends, 2)] if moved else []
+        reads += [changes.read(flow.first, name, span) for name, span in spans]
+        sent = [
+            combine(flow, basis.of_part(part, None), part, len(reads) or 1, read)
+            for part, read in enumerate(reads or [()])
+        ]
+        core.commit(self.log, flow, core.merged(flow, sent), keeping=KEEPING)
+        self.check()
+
+    def step(self) -> None:
+        """The steps of tasks that no source feeds."""
+        while due := [step for step in graph.due(self.newest) if self.newest.flows[step.flow].is_derived]:
+            core.step(self.log, self.plans, due[0], KEEPING)
+            self.check()
+
+    def state(self, task: str, clock: int) -> dict[Any, Any]:
+        return core.state_at(self.newest, self.plans[task], clock)
+
+    def check(self) -> None:
+        entry = self.newest
+        for clock in {*entry.retained} - {BEGINNING}:
+            if "Story" in entry.tasks and entry.is_at("Story", clock):
+                assert self.state("Story", clock) == self.story(clock), clock
+            if "Both" in entry.tasks and entry.is_at("Both", clock):
+                sums = per_shop(self.others, clock)
+                for shop, amount in per_shop(self.orders, clock).items():
+                    sums[shop] = sums.get(shop, 0) + amount
+                assert {k: v for k, v in self.state("Both", clock).items() if v} == {
+                    k: v for k, v in sums.items() if v
+                }, clock
+            if "Twice" in entry.tasks and entry.is_at("Twice", clock):
+                assert self.state("Twice", clock).get((), 0) == sum(self.state("Both", clock).values()), clock
+        for name in entry.tasks:
+            assert not entry.late_counts_of(name)
+
+    def story(self, clock: int) -> dict[Any, list[str]]:
+        found: dict[Any, list[str]] = defaultdict(list)
+        told = [(at, 0, i, of, f"rate {rate}") for i, (at, of, rate) in enumerate(self.rates.rows)]
+        told += [(ts, 1, i, shop, f"amount {amount}") for i, (ts, shop, amount) in enumerate(self.orders.rows)]
+        for at, *_, shop, said in sorted(told):
+            if at < clock:
+                found[shop,].append(said)
+        return dict(found)
+
+
+def per_shop(source: Rows, clock: int) -> dict[Any, int]:
+    sums: dict[Any, int] = {}
+    for ts, shop, amount in source.rows:
+        if ts < clock:
+            sums[shop,] = sums.get((shop,), 0) + amount
+    return sums
+
+
+def test_the_clock_is_the_least_of_all_inputs() -> None:
+    world = World()
+    world.start()
+    world.orders.rows = [(5, 1, 1), (28, 2, 2), (23, 1, 7)]
+    world.play("Story")
+    # Nothing came of the rates yet.
+    assert world.newest.flow_of("Story").progress.clock == BEGINNING
+    world.rates.rows = [(5, 1, "x"), (29, 1, "y")]
+    world.play("Story")
+    assert world.newest.flow_of("Story").progress.clock == 20
+    assert world.state("Story", 20) == {(1,): ["rate x", "amount 1"]}
+    assert lists.read_journals(world.files, world.newest.flow_of("Story")) == {
+        "rates": ["up to: 2"],
+        "orders": ["up to: 3"],
+    }
+    assert {*world.newest.flow_of("Story").inputs} == {"rates", "orders"}
+
+
+times = st.tuples(st.integers(0, 12), st.integers(0, 2))
+acts = st.one_of(
+    st.tuples(st.sampled_from(["orders", "rates", "others"]), st.lists(times, min_size=1, max_size=4)),
+    st.sampled_from(["Story", "PerShop", "Both", "step", "start"]),
+    st.sampled_from(["Story", "PerShop", "Both", "step"]),
+    st.sets(st.sampled_from(["Story", "Both", "Twice"])),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(acts, max_size=25))
+def test_at_every_clock_the_state_is_made_of_all_inputs(history: list[Any]) -> None:
+    world, now = World(), {"orders": 0, "rates": 0, "others": 0}
+    world.start()
+    for act in history:
+        if act == "start":
+            world.start()
+        elif act == "step":
+            world.step()
+        elif isinstance(act, set):
+            world.start(act)
+        elif isinstance(act, str):
+            world.play(act)
+        else:
+            name, some = act
+            source = getattr(world, name)
+            for ahead, shop in some:
+                now[name] += ahead
+                number = len(source.rows)
+                source.rows.append((now[name], shop, f"r{number}" if name == "rates" else number))
+    for name in now:
+        source = getattr(world, name)
+        source.rows.append((200, 1, "end" if name == "rates" else 1))
+    world.start()
+    for _ in range(4):
+        for task in world.sources:
+            world.play(task)
+        world.step()
+    entry = world.newest
+    assert entry.clock >= 100
+    assert all(entry.is_at(name, entry.clock) for name, task in entry.tasks.items() if task.active)
+
+
+def test_an_input_comes_to_a_task_and_goes() -> None:
+    world = World()
+    one = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
+    one.add(Story(), world.orders)
+    plan = one.plans(world.files, 2, lambda _, source: (source, source.schema, None))["Story"]
+    core.start(world.log, [plan])
+    world.orders.rows = [(5, 1, 1), (25, 2, 2)]
+    core.play_source(world.log, plan, world.orders, keeping=KEEPING)
+    assert world.newest.clock == 20
+    both = planned(world, {"": world.orders, "rates": Input(world.rates, key="of", batch=rates)})
+    core.start(world.log, [both])
+    assert {*world.newest.flow_of("Story").inputs} == {"", "rates"}
+    world.plans["Story"] = both
+    world.sources["Story"] = Inputs({"": world.orders, "rates": world.rates})
+    world.rates.rows = [(21, 2, "x"), (45, 1, "y")]
+    world.orders.rows.append((47, 1, 3))
+    world.play("Story")
+    assert world.newest.flow_of("Story").progress.clock == 40
+    assert world.state("Story", 40) == {(1,): ["amount 1"], (2,): ["rate x", "amount 2"]}
+    rest = {"rates": Input(world.rates, key="of", batch=rates)}
+    with pytest.raises(InvalidInputError, match=r"task=Story had the input '', and has 'rates' now"):
+        core.start(world.log, [planned(world, rest)])
+    core.start(world.log, [planned(world, rest, without=[""])])
+    assert {*world.newest.flow_of("Story").inputs} == {"rates"}
+
+
+def planned(world: World, inputs: Mapping[str, Any], without: Sequence[str] = ()) -> Plan:
+    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
+    app.add(Story(), inputs, without=without)
+    return app.plans(world.files, world.shards, lambda _, source: (source, source.schema, None))["Story"]
+
+
+def test_a_task_that_a_source_feeds_too_is_not_built_again_unasked() -> None:
+    world = World()
+    world.start()
+    plans = [*world.plans.values()]
+    with pytest.raises(
+        InvalidInputError, match="task=Both is or was fed by a source, and by tasks that begin anew or are others now"
+    ):
+        core.start(world.log, plans, reset=["PerShop"])
+    core.start(world.log, plans, reset=["PerShop", "Both"])
+    world.others.rows = [(5, 1, 4), (25, 1, 4)]
+    world.orders.rows = [(5, 1, 3), (29, 2, 3)]
+    world.rates.rows = [(45, 1, "y")]
+    for _ in range(3):
+        for task in world.sources:
+            world.play(task)
+        world.step()
+    assert world.newest.clock == 20
+    assert world.state("Both", 20) == {(1,): 7}
+
+
+def without_story() -> World:
+    """The tasks but that of two sources, which nobody waits for then."""
+    world = World()
+    world.plans.pop("Story")
+    world.sources.pop("Story")
+    return world
+
+
+def test_what_a_task_feeds_steps_though_its_own_source_begins_later() -> None:
+    world = without_story()
+    world.start()
+    world.others.rows = [(5, 1, 4), (29, 1, 4)]
+    world.orders.rows = [(55, 1, 3)]
+    for _ in range(3):
+        for task in world.sources:
+            world.play(task)
+        world.step()
+    assert world.newest.clock == 20
+    assert world.state("Twice", 20) == {(): 4}
+
+
+def test_a_task_that_was_away_twice_is_judged_by_the_clock_that_it_has_visited() -> None:
+    world = without_story()
+    world.start()
+
+    def play(*tasks: str) -> None:
+        number = len(world.others.rows)
+        for ahead in (0, 9):
+            world.others.rows.append((number * 10 + ahead, 1, 1))
+            world.orders.rows.append((number * 10 + ahead, 1, 1))
+        for task in tasks * 2:
+            world.play(task)
+        world.step()
+
+    for _ in range(3):
+        play("PerShop", "Both")
+    without = [world.plans["PerShop"]]
+    core.start(world.log, without)
+    for _ in range(2):
+        play("PerShop")
+    world.start()
+    # Its source comes to the global clock, and no step is taken yet.
+    flow = FlowPlan((world.plans["Both"],))
+    core.play_source(world.log, flow, Inputs({"own": world.orders}), keeping=KEEPING)
+    core.start(world.log, without)
+    play("PerShop")
+    known = world.newest
+    assert known.flow_of("Both").visited < known.retained[0] <= known.flow_of("Both").progress.clock
+    with pytest.raises(InvalidInputError, match="task=Both left at clock="):
+        core.start(world.log, [world.plans["PerShop"], world.plans["Both"]])
+
+
+def test_a_task_that_a_source_fed_does_not_become_derived_unasked() -> None:
+    world = World()
+    core.start(world.log, [world.plans["PerShop"]])
+    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10))
+    app.add(Amounts(), world.others)
+    app.add(PerShop(), Input(Changes("Amounts"), value="value"))
+    plans = app.plans(world.files, 2, lambda _, source: (source, source.schema, None))
+    with pytest.raises(InvalidInputError, match="task=PerShop is or was fed by a source"):
+        core.start(world.log, [*plans.values()])
+
+
+class Amounts(PerShop):
+    """The same under another name."""
+
+
+def test_names_of_the_input_without_a_name_may_not_look_like_those_of_another() -> None:
+    class Named(Rows):
+        def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+            return Reach({"rates:p": 1})
+
+    both = Inputs({"": Named(ORDERS), "rates": Rows(RATES)})
+    with pytest.raises(InvalidInputError, match="partition='rates:p' of the input without a name looks like one of"):
+        both.reach({}, everything=True)
+
+
+def test_each_input_begins_with_timestamps_of_its_own_unit() -> None:
+    class Unsaid(Rows):
+        timestamp_unit = None  # type: ignore[assignment]
+
+    world = World()
+    world.rates = Unsaid(RATES)
+    both = {"rates": Input(world.rates, key="of", batch=rates), "orders": world.orders}
+    world.plans = {"Story": planned(world, both)}
+    world.sources = {"Story": Inputs({"rates": world.rates, "orders": world.orders})}
+    world.start()
+    world.orders.rows = [(5, 1, 1)]
+    world.play("Story")
+    world.rates.rows = [(1_700_000_000_000, 1, "x")]
+    with pytest.raises(InvalidInputError, match="begins with the timestamp 1700000000000; an int64 is microseconds"):
+        world.play("Story")

@@ -1,0 +1,153 @@
+"""Real drivers of a graph of tasks, killed with SIGKILL at the steps that they take in the store.
+
+Each victim is the restart after the one before it, with another number of shards and another checkpoint interval. After each
+kill, at each retained clock, each task is made of what feeds it.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.soak import soak_or
+from tests.spark import stream
+from tests.spark.conftest import Launch
+from tests.spark.pipeline import check, grow, newest
+from tests.spark.sessions import Jvm
+from tests.spark.test_kills import JVM, KILLED, SOON, WRITES
+
+RUN, TIME = "run:", "any time"
+PHASES = ("start", "commit", "step", "unchanged", "collect", "close")
+CHAPTER = 60
+"""Seconds of messages in a file: a multiple of every checkpoint interval in use, so that nothing is late after a close."""
+
+OF_A_STEP = [
+    f"{RUN} {task}" for task in soak_or(ci=("PerRegion", "Total"), soak=("PerRegion", "Total", "Best", "Rares"))
+]
+"""The driver is killed while workers write the runs of a step of these tasks."""
+
+AT_ANY_TIME = soak_or(ci=1, soak=40)
+CHAINS = 2
+
+
+@dataclass
+class Chain:
+    """Drivers one after the other over one store and one growing folder."""
+
+    folder: Path
+    seed: int
+    launch: Launch
+    jvm: Jvm
+    links: int = 0
+    files: int = 0
+    clocks: int = 0
+
+    def kill(self, point: str) -> None:
+        """Start the next driver and see it, or its JVM, die at a point."""
+        told: list[str] = []
+        if point.startswith(RUN):
+            told = ["--die-at-run", point.removeprefix(f"{RUN} ")]
+        elif point.startswith(JVM):
+            told = ["--die", point.removeprefix(f"{JVM} "), "--of", "jvm"]
+        elif point != TIME:
+            told = ["--die", point]
+        # Of steps not the first, so that some tasks are ahead of others, or a global clock is newer than the start.
+        told += ["--from-call", str(2 * (self.links % 3) + 3)] if "step" in point else []
+        driver = self._start(*told, alone=point.startswith(JVM))
+        if point == TIME:
+            self._await_steps(driver)
+            driver.kill()
+        status = driver.wait(timeout=SOON if point.startswith(JVM) else 120)
+        if point.startswith(JVM):
+            assert KILLED in (self.folder / "out").read_text()
+            assert status == 1, f"{point}: {self._log()}"
+            assert "persistent_state.errors.StateError: Spark's JVM is gone" in self._log().splitlines()[-1]
+        else:
+            assert status == -signal.SIGKILL, f"{point}: {self._log()}"
+        self._check()
+
+    def finish(self) -> Sequence[str]:
+        """Let a driver come to the end, unharmed. Return the steps that it took."""
+        record = self.folder / "steps"
+        record.unlink(missing_ok=True)
+        driver = self._start()
+        assert driver.wait(timeout=180) == 0, self._log()
+        self._check()
+        entry = newest(self.folder)
+        assert entry.clock == self.files * CHAPTER * 1_000_000
+        assert all(entry.is_at(name, entry.clock) for name in entry.tasks)
+        return record.read_text().splitlines()
+
+    def _await_steps(self, driver: subprocess.Popen[bytes]) -> None:
+        """Wait until a derived task has come to a clock, and a little longer."""
+        chance = random.Random(self.seed * 100 + self.links)
+        begun = len(stream.progress(self.folder))
+        while not any(told["task"] == "PerRegion" for told in stream.progress(self.folder)[begun:]):
+            assert driver.poll() is None, self._log()
+            time.sleep(0.02)
+        time.sleep(chance.random() / 2)
+
+    def _check(self) -> None:
+        self.clocks += check(self.folder, self.files * CHAPTER)
+
+    def _start(self, *arguments: str, alone: bool = False) -> subprocess.Popen[bytes]:
+        for _ in range(2):
+            grow(self.folder, self.files, range(self.files * CHAPTER, (self.files + 1) * CHAPTER))
+            self.files += 1
+        shards, interval = self.links % 3 + 1, ("10 seconds", "15 seconds")[self.links % 2]
+        self.links += 1
+        told = [str(self.folder), "--graph", "--shards", str(shards), "--interval", interval, *arguments]
+        return self.launch("-m", "tests.spark.victim", *told, folder=self.folder, **({} if alone else self.jvm.env))
+
+    def _log(self) -> str:
+        return (self.folder / "log").read_text()[-4000:]
+
+
+def points_of(steps: Sequence[str]) -> list[str]:
+    """The steps of a record to kill before. In CI those that change the store, and of the steps of tasks those right after."""
+    # A commit is tried a second time only where another has come between, which no restart can be made to do.
+    found = dict.fromkeys(name for step in steps if "create log 2" not in (name := step.split(" ", 1)[1]))
+    assert {step.split()[0] for step in found} == {*PHASES}
+    writes = [step for step in found if step.split()[1] in WRITES]
+    after = [step.replace("create log 1", "list log 2") for step in writes if step.startswith(("step", "unchanged"))]
+    assert {*after} <= {*found}
+    of_jvm = soak_or(ci=["step create log 1"], soak=[step for step in found if step.startswith(("step", "unchanged"))])
+    chosen = soak_or(ci=[*writes, *after], soak=[*found])
+    return [*chosen, *OF_A_STEP, *([TIME] * AT_ANY_TIME), *(f"{JVM} {step}" for step in of_jvm)]
+
+
+@pytest.mark.soak
+def test_a_graph_is_one_cut_at_every_clock_whenever_its_driver_is_killed(
+    launch: Launch, jvms: Sequence[Jvm], tmp_path: Path
+) -> None:
+    chains = [Chain(tmp_path / str(seed), seed, launch, jvms[seed]) for seed in range(CHAINS)]
+    for chain in chains:
+        chain.folder.mkdir()
+    with ThreadPoolExecutor(CHAINS) as pool:
+        steps, *_ = pool.map(Chain.finish, chains)
+    points = points_of(steps)
+    failed = threading.Event()
+
+    def run(chain: Chain) -> int:
+        try:
+            for point in points[chain.seed :: CHAINS]:
+                assert not failed.is_set(), "the other chain failed"
+                chain.kill(point)
+            chain.finish()
+        except BaseException:
+            failed.set()
+            raise
+        return chain.clocks
+
+    with ThreadPoolExecutor(CHAINS) as pool:
+        clocks = list(pool.map(run, chains))
+    assert min(clocks) > len(points) // CHAINS
