@@ -270,7 +270,10 @@ def progress_lines(flow: FlowPlan, entry: Entry, after: Advance, said: Sequence[
     for each in said:
         by_task[each.task].append(each)
     reports = Reports("scale", flow.tasks, entry, False, lambda: None)
-    told = [micro_batch.progress(entry, after, some) for some in by_task.values()]
+    told = [
+        micro_batch.progress(entry, after, name, "", sum(each.copies for each in some))
+        for name, some in by_task.items()
+    ]
     for one in told:
         reports.hear(one)
     reports.close()
