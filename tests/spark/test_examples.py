@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,12 +17,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from examples import alerts, ledger, sessions, topic_to_topic, unique_aircraft, window_average
+from examples import alerts, ledger, pipeline, sessions, topic_to_topic, unique_aircraft, window_average
 from examples.driven import differences
 from tests.spark.conftest import Launch
 from tests.spark.sessions import FOR_OTHERS, Jvm, patched
 
 TRANSFERS, KILLS = 2_000, 1
+ORDERS = 6_000
 FLIGHTS, USERS = 50_000, 100
 
 
@@ -65,6 +67,7 @@ def examples(
     commands = {
         "ledger": ("--folder", "KEPT", "--transfers", str(TRANSFERS), "--kills", str(KILLS)),
         "alerts": ("--folder", "KEPT"),
+        "pipeline": ("--folder", "KEPT", "--orders", str(ORDERS), "--kills", str(KILLS)),
         "sessions": ("--folder", "KEPT", "--users", str(USERS)),
         "window_average": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
         "unique_aircraft": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
@@ -150,6 +153,40 @@ def test_wrong_alerts_are_found(examples: Mapping[str, Future[Shown]], statement
     _, problems = alerts.check(shown.kept, alerts.make_logins(), died_at)
     inbox.write_bytes(as_it_was)
     assert any(problem in each for each in problems)
+
+
+def test_the_tables_of_a_pipeline_agree_at_every_clock(examples: Mapping[str, Future[Shown]]) -> None:
+    shown = examples["pipeline"].result()
+    figures = shown.figures
+    seen = figures["drivers"]
+    assert figures["right"]
+    assert [each["driver"] for each in seen] == ["killed at a clock of shops"] * KILLS + ["came to the end"]
+    assert [each["wrong"] for each in seen] == [0] * (KILLS + 1)
+    assert seen[-1]["clocks"] > seen[0]["clocks"] > 0
+    assert seen[-1]["moved"] > 0
+    assert figures["country"].startswith('{"revenue":')
+    assert "TopTen" in (shown.kept / "pipeline.svg").read_text("utf-8")
+    assert [line for line in shown.lines if line.startswith("    TopTen ")]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE region_hours SET value = value + 1 WHERE rowid = 1",
+        "DELETE FROM shops WHERE rowid = 1",
+        """UPDATE regions SET value = '{"revenue": 1, "shops": 1}' WHERE rowid = (SELECT max(rowid) FROM regions)""",
+        "DELETE FROM top_ten WHERE rowid = 1",
+    ],
+)
+def test_a_wrong_table_of_a_pipeline_is_found(
+    examples: Mapping[str, Future[Shown]], tmp_path: Path, statement: str
+) -> None:
+    kept = examples["pipeline"].result().kept
+    database = Path(shutil.copy(kept / "pipeline.db", tmp_path))
+    tables, orders = pipeline.Tables(database), pipeline.make_orders(ORDERS)
+    assert pipeline.look(tables, orders, "", 1).wrong == 0
+    change(database, statement)
+    assert pipeline.look(tables, orders, "", 1).wrong > 0
 
 
 def test_averages_slide_over_the_flights(examples: Mapping[str, Future[Shown]]) -> None:
