@@ -73,7 +73,7 @@ class PersistentTask:
         horizon: How far apart in event time two messages with one id may be: a text such as "1 day", or a `timedelta`.
         reads_state: True if `process_message` calls `state.get()`.
         version: The version of a task's code that other tasks feed. Change it with what the task makes of a row: then it is
-            built again from their state, as new code can't take back what older code added.
+            rebuilt from their state, as new code can't take back what older code added.
 
     Raises:
         InvalidInputError: A subclass has an attribute whose name is nearly that of one of these; it would have no effect.

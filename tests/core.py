@@ -120,7 +120,7 @@ def start(
 def ways(task: str) -> str:
     """What the refusal of a task that can't go on offers."""
     return (
-        f'Name it in rebuild=["{task}"] of run or start, and it is built again from the beginning of its source, while the '
+        f'Name it in rebuild=["{task}"] of run or start, and it is rebuilt from the beginning of its source, while the '
         f'global clock waits. Under another name, or with reset=["{task}"], it starts from zero at the global clock, '
         "without older messages."
     )

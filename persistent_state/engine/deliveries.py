@@ -130,7 +130,7 @@ class Delivery:
             InvalidInputError: The sink holds rows, or did not open.
         """
         if self._plan.name in tasks and (why := self._giver.not_empty):
-            raise InvalidInputError(f"{self._of}: the task is built again, and the sink {why}")
+            raise InvalidInputError(f"{self._of}: the task is rebuilt, and the sink {why}")
 
     def start(self, epoch: Callable[[], int]) -> None:
         """Deliver from now on. `epoch` returns the epoch of this driver's newest start."""

@@ -146,8 +146,8 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         start_checks.check_machines(setup)
         log = Log(setup.files, setup.application)
         newest = log.newest()
-        from_zero, again = graph.reset_and_rebuilt(newest, [feed.plan for feed in setup.feeds], reset, rebuild)
-        start_checks.check_start(setup, newest, from_zero, again)
+        to_reset, to_rebuild = graph.reset_and_rebuilt(newest, [feed.plan for feed in setup.feeds], reset, rebuild)
+        start_checks.check_start(setup, newest, to_reset, to_rebuild)
         all_deliveries = Deliveries(
             [
                 Delivery(setup.spark, part.plan, output, setup.max_restarts)
@@ -156,12 +156,12 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
             ]
         )
         all_deliveries.open()
-        all_deliveries.check_empty(again)
+        all_deliveries.check_empty(to_rebuild)
         if asked.is_set():
             raise StateError(f"application={setup.application} was asked to stop before it began; nothing was changed.")
         entry = setup.take_over(log, reset=reset, rebuild=rebuild)
         _warn_of_absent_tasks(newest, entry)
-        _tell_of_fed_tasks(newest, setup, again - {*rebuild})
+        _tell_of_fed_tasks(newest, setup, to_rebuild)
         for parts in equal_sources(setup.parts):
             _logger.warning(
                 "tasks=%s have equal sources, each of which is read on its own; give the tasks one source object, and it is "
@@ -208,15 +208,15 @@ def _is_called_back() -> bool:
     return micro_batch.is_committing() or deliveries.is_delivering()
 
 
-def _tell_of_fed_tasks(before: Entry | None, setup: Setup, again: Collection[str]) -> None:
-    """Log which tasks are built again as those begin anew that feed them, and which begin without windows that have closed."""
+def _tell_of_fed_tasks(before: Entry | None, setup: Setup, rebuilt: Collection[str]) -> None:
+    """Log which derived tasks are rebuilt, and which of all begin without windows that have closed."""
     if before is None or before.clock == BEGINNING:
         return
     for flow in (feed.plan for feed in setup.feeds if feed.plan.is_derived):
         names = ", ".join(source.task for source in flow.first.upstream.values())
-        if flow.id in again:
-            _logger.info("%s is built again, as it is fed by what changed: %s", flow.title, names)
-        if (flow.id in again or flow.id not in before.tasks) and flow.is_fed_by_windows:
+        if flow.id in rebuilt:
+            _logger.info("%s is rebuilt from the state of %s", flow.title, names)
+        if (flow.id in rebuilt or flow.id not in before.tasks) and flow.is_fed_by_windows:
             _logger.info("%s begins with the windows of %s that close from now on", flow.title, names)
 
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - An entry's global clock is at or above that of the entry before it, and every active flow's clock is at or above the global
-  clock. Only one whose tasks were away or are built again may be below: it holds the global clock until it has caught up.
+  clock. Only one whose tasks were away or are rebuilt may be below: it holds the global clock until it has caught up.
 - No stored interval straddles a cut that the newest entry names for a task, or a retained clock.
 """
 

@@ -30,16 +30,16 @@ from persistent_state.store.task_state import TaskState
 def reset_and_rebuilt(
     newest: Entry | None, wanted: Sequence[FlowPlan], reset: Collection[str], rebuild: Collection[str]
 ) -> tuple[set[str], set[str]]:
-    """Return the tasks that a start resets, and those that it builds again.
+    """Return the tasks that a start resets, and those that it rebuilds.
 
-    Beside those of `rebuild` it builds derived tasks again that can't go on from their state, or are named in `reset`. A
-    derived task can't go on if its inputs or its version are others than before, or if a task that feeds it begins anew, or
-    has begun anew since. One that a source feeds, too, must be named.
+    Beside those of `rebuild` it rebuilds derived tasks that are named in `reset`, or can't go on from their state: if their
+    inputs or their version are others than before, or if a task that feeds them starts over, or did so while they were away.
+    One that a source feeds, too, must be named.
 
     Raises:
         InvalidInputError: A task that a source feeds, or fed, can't go on and is not named.
     """
-    again, known = {*rebuild}, newest.tasks if newest else {}
+    to_rebuild, known = {*rebuild}, newest.tasks if newest else {}
     for plan in (plan for flow in wanted for plan in flow.tasks if plan.upstream and plan.name in known):
         assert newest is not None
         before = newest.flow_of(plan.name).upstream
@@ -47,16 +47,16 @@ def reset_and_rebuilt(
         is_fed_alike = before == upstream_of(plan, known) and all(
             identity.get(what) == plan.identity.get(what) for what in ("inputs", "version")
         )
-        is_begun_anew = any(source.task in again or source.task in reset for source in plan.upstream.values())
+        starts_over = any(source.task in (*to_rebuild, *reset) for source in plan.upstream.values())
         if plan.source_inputs or not newest.flow_of(plan.name).is_derived:
-            if plan.name not in (*reset, *rebuild) and (is_begun_anew or not is_fed_alike):
+            if plan.name not in (*reset, *rebuild) and (starts_over or not is_fed_alike):
                 raise InvalidInputError(
-                    f"task={plan.name} is or was fed by a source, and by tasks that begin anew or are others now, so it can't "
+                    f"task={plan.name} is or was fed by a source, and by tasks that start over or are others now, so it can't "
                     f"go on. {refusals.WAYS.format(plan.name)}"
                 )
-        elif plan.name in reset or is_begun_anew or not is_fed_alike:
-            again.add(plan.name)
-    return {*reset} - (again - {*rebuild}), again
+        elif plan.name in reset or starts_over or not is_fed_alike:
+            to_rebuild.add(plan.name)
+    return {*reset} - (to_rebuild - {*rebuild}), to_rebuild
 
 
 def upstream_of(plan: Plan, tasks: Mapping[str, TaskState]) -> dict[str, Upstream]:

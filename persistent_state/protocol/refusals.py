@@ -12,7 +12,7 @@ from persistent_state.store.flow_state import FlowState
 from persistent_state.store.task_state import TaskState
 
 WAYS = (
-    'Name it in rebuild=["{0}"] of run or start, and it is built again from the beginning of its source, while the global '
+    'Name it in rebuild=["{0}"] of run or start, and it is rebuilt from the beginning of its source, while the global '
     'clock waits. Under another name, or with reset=["{0}"], it starts from zero at the global clock, without older messages.'
 )
 """The ways out for a task that can't go on."""
@@ -23,7 +23,7 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
 
     Raises:
         InvalidInputError: A task was written by another monoid or key, a name can't be told from another or is not added, or
-            a task is built again and keeps an output.
+            a task is rebuilt and keeps an output.
     """
     for argument, names in (("reset", reset), ("rebuild", rebuild)):
         for name in names:
@@ -46,7 +46,7 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
         for output in plan.outputs:
             if output in before:
                 raise InvalidInputError(
-                    f"task={plan.name} is built again, and sink={output!r} has what it was before; give it another place, or "
+                    f"task={plan.name} is rebuilt, and sink={output!r} has what it was before; give it another place, or "
                     "a function another name: ValuesAtClock(function, name=...)."
                 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -55,7 +55,7 @@ def take_over(
 
     Raises:
         InvalidInputError: the store was written by another monoid or key, or a task returns after its clock was left behind, or
-            `reset` or `rebuild` names none of these tasks, or a task is built again and keeps an output.
+            `reset` or `rebuild` names none of these tasks, or a task is rebuilt and keeps an output.
         DamagedError: the newest entry is damaged.
         FencedError: a driver newer than `after` owns the application.
         StoreUnavailableError: the driver starts again, and its log is gone.
@@ -67,9 +67,9 @@ def take_over(
         # A start whose answer was lost is its own, too.
         if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
             raise FencedError(f"a newer driver owns {log.application}; this one (epoch {after}) has stopped.")
-        from_zero, again = graph.reset_and_rebuilt(newest, wanted, reset, rebuild)
-        refusals.check(newest, [plan for flow in wanted for plan in flow.tasks], from_zero, again)
-        entry = _first_entry(log.files, newest, wanted, _Start(interval, shards, writer, now, from_zero, again))
+        to_reset, to_rebuild = graph.reset_and_rebuilt(newest, wanted, reset, rebuild)
+        refusals.check(newest, [plan for flow in wanted for plan in flow.tasks], to_reset, to_rebuild)
+        entry = _first_entry(log.files, newest, wanted, _Start(interval, shards, writer, now, to_reset, to_rebuild))
         try:
             log.append(entry)
         except ExistsError:
@@ -86,7 +86,7 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
     groups: list[TaskGroup] = []
     for flow in wanted:
         plans = flow.by_name
-        # What is to be reset or built again is not looked at: it may be damaged.
+        # What is to be reset or rebuilt is not looked at: it may be damaged.
         continued = [name for name in plans if name in known and name not in (*start.reset, *start.rebuild)]
         some: list[TaskGroup] = []
         if newest and continued:
@@ -102,23 +102,10 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
             # From the state of the tasks that feed them: there is nothing to read again.
             rebuilt, new = [*rebuilt, *new], []
         if new:
-            born_at = partial(_all_born, new, newest, epoch)
-            # A task that others feed, too, takes all that they have at the global clock, and can be read there then.
-            some = flows.with_new(some, clock, partial(_before, born_at) if flow.first.upstream else born_at)
+            some = flows.with_new(some, clock, partial(_born_beside, flow, new, newest, epoch))
         if rebuilt:
             # They catch up on their own.
-            # Windows that have closed are gone. A task that is fed by them only sees those that close from now on.
-            at = clock if flow.is_fed_by_windows else BEGINNING
-            begun = FlowState(FlowProgress(at))
-            born = _all_born(rebuilt, newest, epoch, BEGINNING)
-            if flow.first.upstream:
-                # The first step of a task that is made of state goes to the global clock. It can't be read at earlier ones.
-                first = clock if at == clock else clock - 1
-                born = {
-                    name: replace(task, born=max(BEGINNING, first), stored=StoredState((at,)))
-                    for name, task in born.items()
-                }
-            some = [*some, TaskGroup(begun, born)]
+            some = [*some, _rebuilt(flow, _all_born(rebuilt, newest, epoch, BEGINNING), clock)]
         tasks = {name: task for group in groups for name, task in group.tasks.items()}
         some = [_fed(group, flow.first, graph.upstream_of(flow.first, tasks)) for group in some]
         groups += [_in_order(group, plans) for group in some]
@@ -213,10 +200,30 @@ def _all_born(plans: Sequence[Plan], newest: Entry | None, epoch: int, clock: in
     return {plan.name: _born(plan, newest, epoch, clock) for plan in plans}
 
 
-def _before(born_at: Callable[[int], dict[str, TaskState]], clock: int) -> dict[str, TaskState]:
-    """Return new tasks that can be read at the clock at which they are born."""
-    first = max(BEGINNING, clock - 1)
-    return {name: replace(task, born=first) for name, task in born_at(clock).items()}
+def _born_beside(
+    flow: FlowPlan, plans: Sequence[Plan], newest: Entry | None, epoch: int, clock: int
+) -> dict[str, TaskState]:
+    """Return tasks that start from zero in a flow that sources feed, at its clock."""
+    born = _all_born(plans, newest, epoch, clock)
+    # A task that others feed, too, takes all that they have at this clock, and can be read there then.
+    return _readable_at(clock, born) if flow.first.upstream else born
+
+
+def _rebuilt(flow: FlowPlan, tasks: Mapping[str, TaskState], clock: int) -> TaskGroup:
+    """Return tasks that begin before all messages as a group, given the global clock."""
+    if flow.is_fed_by_windows:
+        # Windows that have closed are gone: the tasks see those that close from now on.
+        tasks = {name: replace(task, born=clock, stored=StoredState((clock,))) for name, task in tasks.items()}
+        return TaskGroup(FlowState(FlowProgress(clock)), tasks)
+    if flow.first.upstream:
+        # The first step of tasks that are made of state goes to the global clock. They can't be read at earlier ones.
+        tasks = _readable_at(clock, tasks)
+    return TaskGroup(FlowState(FlowProgress(BEGINNING)), tasks)
+
+
+def _readable_at(clock: int, tasks: Mapping[str, TaskState]) -> dict[str, TaskState]:
+    """Return tasks that begin as ones that can be read at this clock, and at none before it."""
+    return {name: replace(task, born=max(BEGINNING, clock - 1)) for name, task in tasks.items()}
 
 
 def _born(plan: Plan, newest: Entry | None, epoch: int, clock: int) -> TaskState:

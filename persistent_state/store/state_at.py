@@ -297,7 +297,7 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
     if at not in (*readable, newest):
         if task.active and task.life and at in entry.retained and at > newest:
             raise InvalidInputError(
-                f"task={name} is built again and has reached clock={full_clock(newest)}; read clock={full_clock(at)} once it "
+                f"task={name} is rebuilt and has reached clock={full_clock(newest)}; read clock={full_clock(at)} once it "
                 "has caught up."
             )
         kept = {*readable, newest}

@@ -100,7 +100,7 @@ class OutputState:
     """The outputs that the task has had since it was built, and that the newest start with the task does not have."""
 
     retired: tuple[str, ...] = ()
-    """The outputs that the task had before it was built again: their names stay taken."""
+    """The outputs that the task had before it was rebuilt: their names stay taken."""
 
     def record_given(self, output: str, clock: int) -> OutputState:
         """Return the record when the output's sink has every checkpoint up to this clock, and none above."""
@@ -157,7 +157,7 @@ class OutputState:
         )
 
     def at_rebuild(self, outputs: Collection[str], own: int) -> OutputState:
-        """Return the record for a start that builds the task again from the beginning of its source."""
+        """Return the record for a start that rebuilds the task from the beginning of its source."""
         return OutputState(
             delivered=dict.fromkeys(outputs, BEGINNING),
             furthest=max(self.furthest, own),

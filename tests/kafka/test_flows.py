@@ -1,4 +1,4 @@
-"""Tasks on one topic of a real broker: one that is built again joins the others though Kafka has deleted records."""
+"""Tasks on one topic of a real broker: one that is rebuilt joins the others though Kafka has deleted records."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Graph:
         return entry
 
     def start(self, reset: Sequence[str] = ()) -> None:
-        """Start the tasks that are wanted; those whose clock was left behind are built again."""
+        """Start the tasks that are wanted; those whose clock was left behind are rebuilt."""
         plans = [self.plans[name] for name in self.wanted]
         try:
             core.start(self.log, plans, reset=reset)

@@ -1,4 +1,4 @@
-"""A task that is built again from the beginning of its source, while the others keep their clock."""
+"""A task that is rebuilt from the beginning of its source, while the others keep their clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows(sent: list[tuple[int, int]]) -> pa.RecordBatch:
 
 
 class Ran:
-    """Two tasks that have read all; then one of them is another, and is to be built again."""
+    """Two tasks that have read all; then one of them is another, and is to be rebuilt."""
 
     def __init__(self, keeping: Keeping | None = None) -> None:
         files = core.memory()
@@ -126,9 +126,7 @@ def test_a_task_is_not_built_again_for_a_sink_that_has_what_it_was() -> None:
     ran = Ran()
     core.start(ran.log, [replace(ran.old, outputs=("out",)), ran.other])
     before = ran.newest.number
-    with pytest.raises(
-        InvalidInputError, match="task=sum is built again, and sink='out' has what it was before; give it"
-    ):
+    with pytest.raises(InvalidInputError, match="task=sum is rebuilt, and sink='out' has what it was before; give it"):
         core.start(ran.log, [replace(ran.new, outputs=("out",)), ran.other], rebuild=["sum"])
     assert ran.newest.number == before
     core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
@@ -150,9 +148,7 @@ def test_a_task_is_not_built_again_for_a_sink_that_an_earlier_start_left_out() -
     ]  # fmt: skip
     # What it was given stays there when the task starts again.
     assert start(ran.old, "d", reset=["sum"]) == ("a", "b")
-    with pytest.raises(
-        InvalidInputError, match="task=sum is built again, and sink='b' has what it was before; give it"
-    ):
+    with pytest.raises(InvalidInputError, match="task=sum is rebuilt, and sink='b' has what it was before; give it"):
         start(ran.new, "b", rebuild=["sum"])
     assert start(ran.new, "c", rebuild=["sum"]) == ()
     assert ran.newest.tasks["sum"].outputs.retired == ("a", "b", "d")
@@ -175,9 +171,7 @@ def test_a_reader_learns_that_a_task_is_built_again() -> None:
     held = find_state(ran.old.files, "app", Total("sum"), 40)
     core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
     core.play(ran.log, ran.new, rows(SENT[:2]))
-    with pytest.raises(
-        InvalidInputError, match=r"task=sum is built again and has reached clock=.* once it has caught up"
-    ):
+    with pytest.raises(InvalidInputError, match=r"task=sum is rebuilt and has reached clock=.* once it has caught up"):
         read_state(ran.old.files.url, "app", Total("sum", pa.float64()), 40)
     core.play(ran.log, ran.new, rows([*SENT[2:], (52, 0)]))
     core.collect(ran.log, ran.newest.epoch, now=10**12, keeping=Keeping(clocks=10, grace=0))

@@ -330,9 +330,8 @@ BUGS = (
     bug(
         "built again from the global clock",
         "A task that is built again begins where one begins that is new.",
-        takeover._first_entry,
-        ("FlowProgress(at)", "FlowProgress(clock)"),
-        ("_all_born(rebuilt, newest, epoch, BEGINNING)", "_all_born(rebuilt, newest, epoch, clock)"),
+        takeover._rebuilt,
+        ("if flow.is_fed_by_windows:", "if True:"),
         theme="rebuilt",
     ),
     bug(
@@ -1191,15 +1190,15 @@ BUGS = (
     bug(
         "born from zero",
         "A new derived task lacks what the task that feeds it had before.",
-        takeover._first_entry,
-        ("at = clock if flow.is_fed_by_windows else", "at = clock if flow.is_derived else"),
+        takeover._rebuilt,
+        ("if flow.is_fed_by_windows:", "if flow.is_derived:"),
         theme="graph",
     ),
     bug(
         "windows of before",
         "A new task is fed windows that closed before it began, those that are left.",
-        takeover._first_entry,
-        ("at = clock if flow.is_fed_by_windows else BEGINNING", "at = BEGINNING"),
+        takeover._rebuilt,
+        ("if flow.is_fed_by_windows:", "if False:"),
         theme="graph",
     ),
     bug(
@@ -1213,7 +1212,7 @@ BUGS = (
         "made of a life that ends",
         "A task goes on though the start lets what feeds it begin anew.",
         graph.reset_and_rebuilt,
-        ("if plan.name in reset or is_begun_anew or", "if plan.name in reset or"),
+        ("if plan.name in reset or starts_over or", "if plan.name in reset or"),
         theme="graph",
     ),
     bug(

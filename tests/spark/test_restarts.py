@@ -323,15 +323,13 @@ def test_a_task_is_built_again_beside_one_that_goes_on(spark: SparkSession, tmp_
         InvalidInputError, match=r"was written with monoid=Sum\(int64\), the task has Sum\(double\)\. Name it in"
     ):
         app(DoubleTotal(), "total").run(spark)
-    with pytest.raises(
-        InvalidInputError, match=r"task=Total is built again, and sink=.* has what it was before; give it"
-    ):
+    with pytest.raises(InvalidInputError, match=r"task=Total is rebuilt, and sink=.* has what it was before; give it"):
         app(DoubleTotal(), "total").run(spark, rebuild=["Total"])
     renamed = Application("built", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
     renamed.add(Total(), source, ValuesAtClock(SqlSink(database, "total", history=True), name="renamed"))
     with pytest.raises(
         InvalidInputError,
-        match=r"the task is built again, and the sink holds clock=.* already: name a place of its own",
+        match=r"the task is rebuilt, and the sink holds clock=.* already: name a place of its own",
     ):
         renamed.run(spark, rebuild=["Total"])
     # It dies while it catches up; the next start knows where it stands.
@@ -339,7 +337,7 @@ def test_a_task_is_built_again_beside_one_that_goes_on(spark: SparkSession, tmp_
         app(DoubleTotal(), "doubled", RunningValues(Stumbling(lambda call: call == 2))).run(spark, rebuild=["Total"])
     entry = newest(tmp_path, "built")
     assert (entry.clock, entry.flow_of("Total").progress.clock < clock) == (clock, True)
-    with pytest.raises(InvalidInputError, match="task=Total is built again and has reached clock="):
+    with pytest.raises(InvalidInputError, match="task=Total is rebuilt and has reached clock="):
         read_state(str(tmp_path / "store"), "built", DoubleTotal(), clock)
     numbers(tmp_path / "more", [6], [7])
     for file in (tmp_path / "more").iterdir():
