@@ -199,8 +199,10 @@ class Application:
             spark: The session.
             reset: Tasks that start from zero at the global clock, as a task does that is new to the application. They read on
                 with the tasks that share their source. For a task that is alone on it, messages below that clock are late.
-            rebuild: Tasks that are rebuilt from the beginning of their sources. The global clock waits until they have
-                caught up. Their outputs need names that the store does not know.
+                Derived tasks are rebuilt.
+            rebuild: Tasks that are rebuilt: from the beginning of their sources, or derived tasks from the state of their
+                upstream tasks. The global clock waits until they have caught up. Their outputs need places that the store does
+                not know.
             trigger: The least time between the beginnings of two micro-batches: a text such as "10 seconds", or a `timedelta`.
             on_progress: Called after each commit of a micro-batch. The logger `persistent_state.progress` writes the same as a
                 line of JSON, at level INFO.

@@ -33,10 +33,10 @@ class Input:
     Args:
         source: Where its messages come from.
         key: The columns that are the task's key in its rows, in the order of the task's `key`; by default those.
-        value: The column that holds each row's update.
-        batch: A function that returns an update for each row of a batch, as `process_batch` of a task does.
-        allowed_delay: As the application has it, for this input alone.
-        idle_after: As the application has it, for this input alone.
+        value: The column that holds each row's update, instead of the task's own way.
+        batch: A function that returns an update for each row of a batch, instead of the task's own way.
+        allowed_delay: As the application has it, for this input alone. A task as input has none.
+        idle_after: As the application has it, for this input alone. A task as input has none.
         on_bad_row: As `add` has it, for this input alone.
 
     Example:

@@ -72,8 +72,8 @@ class PersistentTask:
         message_id: The column of the messages' ids, if messages may come again.
         horizon: How far apart in event time two messages with one id may be: a text such as "1 day", or a `timedelta`.
         reads_state: True if `process_message` calls `state.get()`.
-        version: The version of a task's code that other tasks feed. Change it with what the task makes of a row: then it is
-            rebuilt from their state, as new code can't take back what older code added.
+        version: The version of the code of a task on `Changes`. Change it with what the task makes of a row: then the task is
+            rebuilt from the state of its upstream tasks, as new code can't take back what older code added.
 
     Raises:
         InvalidInputError: A subclass has an attribute whose name is nearly that of one of these; it would have no effect.

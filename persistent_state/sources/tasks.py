@@ -12,20 +12,20 @@ from persistent_state.event_time.durations import Duration, positive
 class Changes:
     """The changes of another task's state, as a source of a task.
 
-    At each clock that all tasks have in common, the task that is fed sees each key of the other whose value changed: a row with
-    the key columns, the columns of the value that outputs show (one for each field of a struct, else `value`), and `timestamp`,
-    the last microsecond before the clock. What it made of the row as it was before is taken back by the library. So its state
-    is always made of the rows that the other task has now, and its monoid must be a group whose sums are exact, such as
-    `Sum`, `Count` or `ExactSum`, or a `Struct` of these.
+    At each clock that all tasks have in common, the downstream task sees each key of the upstream task whose value changed: a
+    row with the key columns, the columns of the presented value (one for each field of a struct, else `value`), and
+    `timestamp`, the last microsecond before the clock. The library takes back what the task made of the row as it was before.
+    So its state is always made of the values that the upstream task has now, and its monoid must be a group whose sums are
+    exact: `Sum`, `Count` or `ExactSum`, or a `Struct` of these.
 
     With `every` the changes are those from each multiple of it to the next, whatever clocks there are. They are a function of
-    the messages then. So any task may be fed by them, and the other may keep windows or a time to live. A task whose monoid is
-    no such group, or that has windows, a ttl or a `message_id`, sees one row for a change. It has the key columns, the structs
-    `before` and `after` in place of the value's columns, and `timestamp`. A struct is null where the key was not there, or is
-    not there any more.
+    the messages then. So the downstream task may keep any state, and the upstream task may keep windows or a time to live. A
+    task whose monoid is no such group, or that has windows, a ttl or a `message_id`, sees one row for each change. It has the
+    key columns, the structs `before` and `after` in place of the value's columns, and `timestamp`. A struct is null where the
+    key was not there, or is not there any more.
 
     Args:
-        task: The name of the other task. Without `every` it keeps its state without windows and without a time to live.
+        task: The name of the upstream task. Without `every` it keeps its state without windows and without a time to live.
         every: A text such as "1 minute", or a `timedelta`: a multiple of the application's checkpoint interval. All checkpoints
             of the application are at multiples of it.
 
@@ -58,11 +58,11 @@ class Changes:
 class ClosedWindows:
     """The windows and sessions of another task that have closed, as a source of a task.
 
-    The task that is fed sees each of them once: a row with the key columns, `window_start` and `window_end`, the columns of the
-    value that outputs show (one for each field of a struct, else `value`), and `timestamp`, the last microsecond of the window.
+    The downstream task sees each of them once: a row with the key columns, `window_start` and `window_end`, the columns of the
+    presented value (one for each field of a struct, else `value`), and `timestamp`, the last microsecond of the window.
 
     Args:
-        task: The name of the other task, which keeps a `WindowState`.
+        task: The name of the upstream task, which keeps a `WindowState`.
 
     Example:
         >>> ClosedWindows("PerHour")
