@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import EXACTLY_ONCE, Plan, takes_back
 from persistent_state.batch.rows import TakenBack
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import named
 from persistent_state.partials import fold
@@ -27,6 +27,7 @@ from persistent_state.partials.since import Since
 from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import Changes, ClosedWindows, TaskSource
 from persistent_state.store import runs as runs_io
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run, ShardRuns
@@ -47,8 +48,9 @@ BEFORE, AFTER = "before", "after"
 class Span:
     """The runs of one `shard` of a task, of which is asked what it gives from the clock `since` up to `clock`.
 
-    `every` says which clocks between them are looked at; None: none. With `takes_back` a change is a row that counted until
-    now, and one that counts from now on. Else it is one row with both.
+    The runs are of the start `epoch`, which says how many shards there are. `every` says which clocks between the two are
+    looked at; None: none. With `takes_back` a change is a row that counted until now, and one that counts from now on. Else it
+    is one row with both.
     """
 
     source: TaskSource
@@ -56,6 +58,7 @@ class Span:
     runs: tuple[Run, ...]
     since: int
     clock: int
+    epoch: int
     every: int | None = None
     takes_back: bool = True
 
@@ -74,7 +77,7 @@ class Span:
         return bool(self.runs) if plan.layout.kind.expires else bool(self.changed_runs)
 
 
-def span_of(fed: Plan, source: TaskSource, shard: int, runs: ShardRuns, step: Step, apart_from: int) -> Span:
+def span_of(fed: Plan, source: TaskSource, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
     """Return what a step of a task that is fed asks of a shard of another.
 
     Args:
@@ -83,16 +86,17 @@ def span_of(fed: Plan, source: TaskSource, shard: int, runs: ShardRuns, step: St
         shard: The number of the shard.
         runs: Its runs.
         step: The step.
-        apart_from: The global clock: only from there on are the multiples of `every` apart.
+        entry: The newest entry.
     """
     since, every = step.since, None
-    if isinstance(source, Changes) and since >= apart_from:
+    # Below the global clock the multiples of `every` are not apart any more.
+    if isinstance(source, Changes) and since >= entry.clock:
         # Others may be fed by this task, every so often: what it is at each of these times is asked of it, too.
         every = source.microseconds or fed.settings.every
     if isinstance(source, ClosedWindows) and since == BEGINNING:
         # Of the windows that closed before the task began, some may be gone.
-        since = apart_from
-    return Span(source, shard, runs.runs, since, step.clock, every, fed.takes_back)
+        since = entry.clock
+    return Span(source, shard, runs.runs, since, step.clock, entry.epoch, every, fed.takes_back)
 
 
 def schema_of(plan: Plan, source: TaskSource, fed: PersistentTask) -> pa.Schema:
@@ -183,6 +187,7 @@ def read(fed: Plan, input: str, span: Span) -> Iterator[Chunk]:
 
     Raises:
         DamagedError: A file is not what was written, or is gone.
+        FencedError: A file is gone, and a newer driver owns the application.
     """
     plan = fed.feeders[input]
     try:
@@ -192,13 +197,15 @@ def read(fed: Plan, input: str, span: Span) -> Iterator[Chunk]:
     except FileNotFoundError:
         # The runs were rewritten, and collected. The clocks are kept apart in the new ones, so these give the same.
         with runs_io.named_by_newest():
-            chunks = _read(plan, replace(span, runs=_newest_runs(plan, span.shard)), named(input, plan.name))
+            chunks = _read(plan, replace(span, runs=_newest_runs(plan, span)), named(input, plan.name))
             yield from (replace(chunk, input=input) for chunk in chunks)
 
 
-def _newest_runs(plan: Plan, shard: int) -> tuple[Run, ...]:
+def _newest_runs(plan: Plan, span: Span) -> tuple[Run, ...]:
     entry = Log(plan.files, plan.application).newest()
-    return entry.tasks[plan.name].stored.in_shards(entry.shards)[shard].runs if entry else ()
+    if entry is None or entry.epoch != span.epoch:
+        raise FencedError(f"a newer driver owns {plan.application}; this one (epoch {span.epoch}) has stopped.")
+    return entry.tasks[plan.name].stored.in_shards(entry.shards)[span.shard].runs
 
 
 def _read(plan: Plan, span: Span, name: str) -> Iterator[Chunk]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from monoids import Sum
-from persistent_state import Changes, DamagedError, NonWindowState, PersistentTask
+from persistent_state import Changes, DamagedError, FencedError, NonWindowState, PersistentTask
 from persistent_state.batch import changes
 from persistent_state.batch.changes import Span
 from persistent_state.protocol.commits import Keeping
@@ -54,7 +54,7 @@ def test_a_shard_whose_runs_were_collected_is_read_from_those_that_took_their_pl
     def shard() -> Span:
         entry = log.newest()
         assert entry is not None
-        return Span(source, 0, entry.tasks[plan.name].stored.runs, 20, 40)
+        return Span(source, 0, entry.tasks[plan.name].stored.runs, 20, 40, entry.epoch)
 
     for second in range(6):
         play(second)
@@ -70,4 +70,8 @@ def test_a_shard_whose_runs_were_collected_is_read_from_those_that_took_their_pl
     for run in shard().runs:
         plan.files.delete(run.file.path)
     with pytest.raises(DamagedError):
+        rows_of(changes.read(fed, "", planned))
+    # The runs of a newer start may be those of other shards.
+    core.start(log, [plan])
+    with pytest.raises(FencedError, match=r"a newer driver owns app; this one \(epoch 1\) has stopped"):
         rows_of(changes.read(fed, "", planned))

@@ -426,7 +426,9 @@ class Oracle:
             outputs = before.tasks[name].outputs if before and name in before.tasks else OutputState()
             for output in {*outputs.delivered, *outputs.left}:
                 self.sinks.of[name][output].is_retired = True
-            self.sinks.of[name].update({**rebuilt, **fresh}.get(name, {}))
+        # Another start may have come between, and have built the task already: then these are just new.
+        for name, places in {**rebuilt, **fresh}.items():
+            self.sinks.of[name].update(places)
         for name in self.graphs.fed_by_sources(entry.tasks):
             task = entry.tasks[name]
             was_active = before is not None and name in before.tasks and before.tasks[name].active

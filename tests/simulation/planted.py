@@ -1202,6 +1202,13 @@ BUGS = (
         theme="graph",
     ),
     bug(
+        "runs of a newer start",
+        "A step whose runs are gone reads those of a newer start, which may have other shards.",
+        fed._newest_runs,
+        ("entry is None or entry.epoch != span.epoch", "entry is None"),
+        theme="graph",
+    ),
+    bug(
         "made of another life",
         "A task that returns goes on though what fed it has begun anew meanwhile.",
         graph.reset_and_rebuilt,
