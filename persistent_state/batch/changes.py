@@ -6,6 +6,7 @@ whenever and wherever they are read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.batch.messages import Step
-from persistent_state.batch.plan import EXACTLY_ONCE, Plan, takes_back
+from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan, takes_back
 from persistent_state.batch.rows import TakenBack
 from persistent_state.errors import FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
@@ -77,11 +78,11 @@ class Span:
         return bool(self.runs) if plan.layout.kind.expires else bool(self.changed_runs)
 
 
-def span_of(fed: Plan, source: TaskSource, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
-    """Return what a step of a task that is fed asks of a shard of another.
+def span_of(flow: FlowPlan, source: TaskSource, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
+    """Return what a step of tasks that are fed asks of a shard of another task.
 
     Args:
-        fed: The plan of the task that is fed.
+        flow: The plans of the tasks that are fed.
         source: The task that feeds it.
         shard: The number of the shard.
         runs: Its runs.
@@ -91,12 +92,13 @@ def span_of(fed: Plan, source: TaskSource, shard: int, runs: ShardRuns, step: St
     since, every = step.since, None
     # Below the global clock the multiples of `every` are not apart any more.
     if isinstance(source, Changes) and since >= entry.clock:
-        # Others may be fed by this task, every so often: what it is at each of these times is asked of it, too.
-        every = source.microseconds or fed.settings.every
+        # Others may be fed by any of these tasks, every so often: what it is at each of these times is asked of it, too.
+        apart = [plan.settings.every or 0 for plan in flow.tasks]
+        every = source.microseconds or (math.gcd(*apart) or None)
     if isinstance(source, ClosedWindows) and since == BEGINNING:
         # Of the windows that closed before the task began, some may be gone.
         since = entry.clock
-    return Span(source, shard, runs.runs, since, step.clock, entry.epoch, every, fed.takes_back)
+    return Span(source, shard, runs.runs, since, step.clock, entry.epoch, every, flow.first.takes_back)
 
 
 def schema_of(plan: Plan, source: TaskSource, fed: PersistentTask) -> pa.Schema:

@@ -187,11 +187,13 @@ def _check_between(flow: FlowPlan, group: TaskGroup, clock: int) -> None:
         InvalidInputError: The times that it missed are not apart any more.
     """
     sees_each = any(isinstance(source, Changes) and source.every for source in flow.first.upstream.values())
-    own = group.flow.visited
-    if sees_each and not flow.first.takes_back and BEGINNING < own < clock:
+    own, born = group.flow.visited, min(task.born for task in group.tasks.values())
+    # Before its first step, it stands where it was to be built from state: at the global clock that there was.
+    stands = own if own > BEGINNING or born == BEGINNING else born + 1
+    if sees_each and not flow.first.takes_back and stands < clock:
         raise InvalidInputError(
-            f"{flow.title} left at clock={full_clock(own)}, and what changed from one time to the next since then is not told "
-            f"apart any more. {refusals.WAYS.format(flow.id)}"
+            f"{flow.title} left at clock={full_clock(stands)}, and what changed from one time to the next since then is not "
+            f"told apart any more. {refusals.WAYS.format(flow.id)}"
         )
 
 

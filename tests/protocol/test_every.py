@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import monoids
 from persistent_state import NonWindowState, PersistentTask, SessionWindow, SlidingWindow, TumblingWindow, WindowState
 from persistent_state.batch import changes
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits, graph
 from persistent_state.protocol.commits import Keeping
@@ -63,6 +64,9 @@ class Total(PersistentTask):
     """The sum over all shops of what they have now."""
 
     value = "value"
+
+    def __init__(self, name: str = "Total") -> None:
+        self.name = name
 
     def persistent_state(self) -> NonWindowState[int]:
         return NonWindowState(monoids.Sum())
@@ -222,3 +226,27 @@ def test_what_a_task_is_fed_is_a_function_of_the_messages(
         assert found == fed(kind, sent, every, BEGINNING, clock)
     total = sum(at_clock(kind, sent, clock).values())
     assert world.state("Total").get((), 0) == total
+
+
+def test_tasks_that_are_fed_together_are_fed_as_often_as_one_of_them_must_be() -> None:
+    world = World("for ever", [], interval=40, apart=20, shards=1)
+    source = Changes("Amounts")
+    first, second = (world._derived(Total(name), source) for name in ("First", "Second"))
+    # Only the second feeds a task that is fed what changes every so often.
+    flow = FlowPlan((replace(first, settings=replace(world.of, every=None)), second))
+    core.start(world.log, [world.plans["Amounts"], flow])
+    world.play([(5, 0, 1), (25, 0, 1), (100, 0, 1)])
+    (step,) = graph.due(world.newest)
+    assert [span.every for _, span in graph.spans(world.newest, flow, step)] == [20]
+
+
+def test_a_task_on_pairs_that_left_before_its_first_step_has_missed_what_changed_since() -> None:
+    world = World("for ever", [20], interval=20, apart=20, shards=1)
+    world.start()
+    everyone, world.wanted = world.wanted, ["Amounts"]
+    world.start()
+    world.play([(5, 0, 1), (25, 0, 1), (70, 0, 1)])
+    assert world.newest.clock == 60
+    world.wanted = everyone
+    with pytest.raises(InvalidInputError, match="task=History20 left at clock=none yet, and what changed"):
+        world.start()
