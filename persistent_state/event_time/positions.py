@@ -127,3 +127,6 @@ def newest_read(positions: Iterable[Position]) -> int | None:
 
 NO_POSITION = 2**63 - 1
 """The position of a row whose source has none: it stands behind all that was ever read."""
+
+LAST_POSITION = NO_POSITION - 1
+"""The greatest position of a row. A partition that is read no more, as its input has left, counts as read up to it."""

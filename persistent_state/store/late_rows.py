@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.errors import DamagedError
-from persistent_state.event_time.positions import NO_POSITION
+from persistent_state.event_time.positions import LAST_POSITION, NO_POSITION
 from persistent_state.store import lists, runs
 from persistent_state.store.codec import side_from_json
 from persistent_state.store.files.base import Files
@@ -154,7 +154,7 @@ def _read_or_none(files: Files, side: SideFile) -> pa.Table | None:
 
 def _stays(table: pa.Table, cut: Cut) -> NDArray[np.bool_]:
     stays = [
-        (position is not None and position < cut.positions.get(partition, 0))
+        (position is not None and position < cut.positions.get(partition, LAST_POSITION))
         or (timestamp is not None and timestamp < cut.clock)
         for partition, position, timestamp in zip(
             table["strand"].to_pylist(), table["position"].to_pylist(), table["timestamp"].to_pylist(), strict=True

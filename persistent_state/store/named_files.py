@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from persistent_state.errors import DamagedError
+from persistent_state.event_time.positions import LAST_POSITION
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class SideFile:
         """Return True if no start at or above the clock that replays from these positions or later takes a row back."""
         if self.newest is not None and self.newest < clock:
             return True
-        return all(end <= positions.get(partition, 0) for partition, end in self.ends.items())
+        return all(end <= positions.get(partition, LAST_POSITION) for partition, end in self.ends.items())
 
 
 @dataclass(frozen=True)

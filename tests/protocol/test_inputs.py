@@ -315,6 +315,22 @@ def test_an_input_comes_to_a_task_and_goes() -> None:
     assert {*world.newest.flow_of("Story").inputs} == {"rates"}
 
 
+def test_bad_rows_of_an_input_that_has_left_stay() -> None:
+    world = World()
+    rest = {"orders": world.orders}
+    both = planned(world, {"rates": Input(world.rates, key="of", batch=rates), **rest})
+    source = Inputs({"rates": world.rates, "orders": world.orders})
+    core.start(world.log, [both])
+    world.orders.rows = [(25, 2, 2)]
+    for row in ((None, 1, "no time"), (25, 1, "x")):
+        world.rates.rows.append(row)
+        core.play_source(world.log, both, source, keeping=KEEPING)
+    assert world.newest.clock == 20
+    for _ in range(3):
+        core.start(world.log, [planned(world, rest, without=["rates"])])
+        assert world.newest.late_counts_of("Story") == {"no timestamp": 1}
+
+
 def planned(world: World, inputs: Mapping[str, Any], without: Sequence[str] = ()) -> Plan:
     app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
     app.add(Story(), inputs, without=without)

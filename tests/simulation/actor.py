@@ -68,6 +68,8 @@ class Actor:
     finished: bool = False
     sabotaged: bool = False
     derived: list[Derived] = field(default_factory=list)
+    inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By task that may have several inputs: those that it has."""
     has_closed: bool = False
     """Whether its sources are read to their end, and closed: what is left are steps, and deliveries."""
     has_read: bool = False

@@ -45,7 +45,8 @@ class Flows:
         for flow in wanted:
             if flow.is_derived:
                 continue
-            self._take_journals(entry, [name for name in flow.by_name if name not in new])
+            known = [name for name in flow.by_name if name not in new]
+            self._take_journals(entry, [name for name in known if not self.judges[name].job.inputs])
             ids = dict.fromkeys(entry.tasks[name].flow for name in flow.by_name)
             for id in ids:
                 of_flow = entry.tasks_of(id).keys()

@@ -77,9 +77,23 @@ def batch_of(sent: Sequence[Sent]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
+def named(input: str, name: str) -> str:
+    """What an input calls so, among all inputs of a task. The one without a name calls it as all do."""
+    return f"{input}:{name}" if input else name
+
+
+def input_of(name: str) -> str:
+    """The input of a partition or a channel; in a world, no other name has a colon."""
+    input, colon, _ = name.partition(":")
+    return input if colon else ""
+
+
 @dataclass(frozen=True)
 class Job:
-    """A task as the oracle sees it: which messages it is fed, what it folds them to, and by what key."""
+    """A task as the oracle sees it: which messages it is fed, what it folds them to, and by what key.
+
+    One that may have several `inputs` has them in this order, those of which are part of a start.
+    """
 
     name: str
     source: str
@@ -89,6 +103,7 @@ class Job:
     by_partition: bool
     windowing: Windowing | None = None
     horizon: int | None = None
+    inputs: tuple[str, ...] = ()
 
     @property
     def is_windowed(self) -> bool:
@@ -97,6 +112,11 @@ class Job:
 
     def channel_of(self, sent: Sent) -> str:
         return sent.partition if self.by_partition else sent.channel
+
+    def order_of(self, sent: Sent) -> tuple[Any, ...]:
+        """What decides which of two messages comes first."""
+        place = self.inputs.index(input_of(sent.partition)) if self.inputs else 0
+        return sent.timestamp, place, self.channel_of(sent), sent.position
 
     def key_of(self, sent: Sent) -> tuple[Any, ...]:
         return tuple(sent.k0 if name == "k0" else sent.k1 for name in self.keys)
@@ -113,7 +133,7 @@ class Job:
         """By key, the values of all messages, put together in the order of the contract."""
         result: dict[tuple[Any, ...], Any] = {}
         if self.kind in ORDERED:
-            messages = sorted(messages, key=lambda m: (m.timestamp, self.channel_of(m), m.position))
+            messages = sorted(messages, key=self.order_of)
         for sent in messages:
             key = self.key_of(sent)
             for value in self.updates_of(sent) or []:

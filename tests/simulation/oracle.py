@@ -16,6 +16,7 @@ from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.shard import read_values
 from persistent_state.event_time.channels import Channel, listed_channels
 from persistent_state.event_time.clocks import BEGINNING, END
+from persistent_state.event_time.positions import replay_from
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, one_chunk
 from persistent_state.partials.sessions import Living
@@ -38,9 +39,9 @@ from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.flows import BEFORE, Flows
 from tests.simulation.graphs import Graphs
-from tests.simulation.messages import MONOIDS, Job, Sent
+from tests.simulation.messages import MONOIDS, Job, Sent, input_of, named
 from tests.simulation.sinks import Sinks, Values, WorldSink
-from tests.simulation.source import Partitions
+from tests.simulation.source import Partitions, Several
 
 STATE, COPY = "state", "copy"
 MOVES = (STATE, COPY, UNFIT)
@@ -75,7 +76,12 @@ class Batch:
 
     @property
     def channels(self) -> dict[str, Channel]:
-        return listed_channels(self.flow.source.channels, self.reach.channels, self.reach.known, self.now)
+        found: dict[str, Channel] = {}
+        for input, known in self.flow.inputs.items():
+            reach = self.reach.inputs.get(input, self.reach)
+            some = listed_channels(known.channels, reach.channels, reach.known, self.now)
+            found |= {named(input, name): channel for name, channel in some.items()}
+        return found
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,16 @@ class Terms:
     believe: int
     keeping: commits.Keeping
     alignment: int | None = None
+    inputs: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict, repr=False)
+    """By input: its own allowed delay and its own idle time, where it has them."""
+
+    def delay_of(self, job: Job, channel: str) -> int:
+        own = self.inputs[input_of(channel)][0] if job.inputs else None
+        return self.delay if own is None else own
+
+    def idle_of(self, job: Job, channel: str) -> int | None:
+        own = self.inputs[input_of(channel)][1] if job.inputs else None
+        return self.idle_after if own is None else own
 
 
 @dataclass
@@ -97,7 +113,7 @@ class Judge:
     """All that the oracle knows of one task, as if it were fed alone: what tasks share is worked out for each of them."""
 
     job: Job
-    partitions: Partitions
+    partitions: Partitions | Several
     verdicts: dict[Place, str] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
     journal: list[str] = field(default_factory=list)
@@ -125,10 +141,23 @@ class Judge:
     """The clock below which nobody can tell whether a message without a position was there before the start."""
     counts: dict[str, int] = field(default_factory=dict)
     """What the newest micro-batch is to count."""
+    inputs: tuple[str, ...] = ("",)
+    """The inputs of the newest start that the task was part of."""
+    journals: dict[str, list[str]] = field(default_factory=dict)
+    """What each of several inputs has written."""
+    left: dict[str, int] = field(default_factory=dict)
+    """By partition of an input that has left: from where on it would have been read again, the start after which it had."""
+    delays: dict[str, int] = field(default_factory=dict)
+    """By one of several inputs: its least allowed delay so far."""
+
+    def lists(self, input: str) -> bool:
+        """Whether an input says which channels it has."""
+        partitions = self.partitions.of(input)
+        return partitions.lists_channels and not partitions.by_column
 
     @property
-    def listed(self) -> bool:
-        return self.job.by_partition and self.partitions.lists_channels
+    def said_to_come(self) -> list[str]:
+        return [named(input, name) for input in self.inputs for name in self.partitions.of(input).said_to_come]
 
     def sent(self, place: Place) -> Sent:
         return self.partitions.messages[place[0]][place[1]]
@@ -145,16 +174,30 @@ class Judge:
         return {p: verdict for p, verdict in self.verdicts.items() if verdict not in NOWHERE}
 
     def is_ended(self, channel: str) -> bool:
-        return (
-            self.listed
-            and self.partitions.ends
-            and (self.read.get(channel, 0) == len(self.partitions.messages[channel]))
-        )
+        if not self.lists(input_of(channel)) or not self.partitions.of(input_of(channel)).ends:
+            return False
+        return self.read.get(channel, 0) == len(self.partitions.messages[channel])
 
     def is_live(self, channel: str, terms: Terms, now: int) -> bool:
         if self.is_ended(channel) or channel in self.gone:
             return False
-        return terms.idle_after is None or now - self.active[channel] < terms.idle_after
+        idle_after = terms.idle_of(self.job, channel)
+        return idle_after is None or now - self.active[channel] < idle_after
+
+    def leave(self, positions: Mapping[str, Any], clock: int) -> None:
+        """Let inputs be gone that are not among those of a start at this clock; this is what was read of all before it."""
+        left = dict.fromkeys(self.left, END)
+        left |= {p: replay_from(known, clock) for p, known in positions.items() if self._has_left(p)}
+        self.left = left
+        self.journals = {input: lines for input, lines in self.journals.items() if input in self.inputs}
+        self.gone = {channel for channel in self.gone if not self._has_left(channel)}
+        self.heard = {channel for channel in self.heard if not self._has_left(channel)}
+        for known in (self.known, self.newest, self.reached, self.active, self.floor, self.jumps):
+            for name in [name for name in known if self._has_left(name)]:
+                del known[name]
+
+    def _has_left(self, name: str) -> bool:
+        return input_of(name) not in self.inputs
 
 
 class Oracle:
@@ -182,11 +225,12 @@ class Oracle:
         self.layouts: dict[str, Layout] = {}
         self.coarsest = 0
         self.has_lost_numbers = False
+        self.happened: Counter[str] = Counter()
         self.graphs = Graphs(self.judges, self.files, must)
         self.sinks = Sinks(self.judges, self.graphs, must)
         self.flows = Flows(self.judges, self.delays, self.files, must)
 
-    def expect(self, job: Job, partitions: Partitions) -> None:
+    def expect(self, job: Job, partitions: Partitions | Several) -> None:
         self.judges[job.name] = Judge(job, partitions)
 
     def reader(self, name: str, writer: str) -> Callable[[str, int, Any], None]:
@@ -299,14 +343,17 @@ class Oracle:
             number=entry.number,
         )
 
-    def opened(self, flow: FlowPlan, epoch: int, journal: list[str], known: Mapping[str, int]) -> None:
-        """A source was opened with this."""
+    def opened(self, flow: FlowPlan, epoch: int, input: str, journal: list[str], known: Mapping[str, int]) -> None:
+        """A source was opened with this, maybe one of several."""
         if self.newest is None or self.newest.epoch != epoch:
             return
         for name in flow.by_name:
-            wrote, expected = self.judges[name].journal, self.judges[name].known
+            judge = self.judges[name]
+            wrote = judge.journals.get(input, []) if judge.job.inputs else judge.journal
+            expected = {p: n for p, n in judge.known.items() if input_of(p) == input}
+            known = {named(input, partition): end for partition, end in known.items()}
             must(journal == wrote, "a source is given back what it wrote", task=name, journal=journal, wrote=wrote)
-            must(dict(known) == expected, "a source is told what is known", task=name, known=known, expected=expected)
+            must(known == expected, "a source is told what is known", task=name, known=known, expected=expected)
 
     def counted(self, flow: FlowPlan, entry: Entry, counts: Mapping[str, int]) -> None:
         """A micro-batch said that it met so many messages."""
@@ -335,13 +382,14 @@ class Oracle:
     def aligned(self, name: str, terms: Terms, start: Mapping[str, int], reach: Reach) -> None:
         """A source is about to be read so far: not where a channel is too far ahead of one that has more to read."""
         judge = self.judges[name]
-        if terms.alignment is None or not judge.job.by_partition or terms.idle_after is not None:
+        idle = {terms.idle_of(judge.job, channel) for channel in judge.newest}
+        if terms.alignment is None or not judge.job.by_partition or idle - {None}:
             return
         came = {channel: judge.reached.get(channel) if top is None else top for channel, top in judge.newest.items()}
         left = [
             BEGINNING if came[p] is None else came[p]
             for p, n in judge.partitions.visible.items()
-            if p in came and start[p] < n
+            if p in came and p in start and start[p] < n
         ]
         for partition in (p for p, end in reach.ends.items() if end > start[p] and came.get(p) is not None):
             limit = min(left) + terms.alignment
@@ -353,11 +401,13 @@ class Oracle:
         assert entry is not None
         for job in jobs:
             judge, clock = self.judges[job.name], entry.flow_of(job.name).progress.clock
-            sent = {message.place for messages in judge.partitions.messages.values() for message in messages}
+            messages = judge.partitions.messages
+            sent = {m.place for name, some in messages.items() if input_of(name) in judge.inputs for m in some}
             if judge.partitions.leaves_out:
                 # What this start was not given, and none before had to keep.
                 sent -= {p for p in sent - judge.verdicts.keys() if judge.is_below(p, entry.clock)}
-            must(judge.verdicts.keys() == sent, "no message is lost", task=job.name, lost=sent - judge.verdicts.keys())
+            judged = {place for place in judge.verdicts if input_of(place[0]) in judge.inputs}
+            must(judged == sent, "no message is lost", task=job.name, lost=sent - judged)
             must(clock == entry.clock, "a close gives every task one clock", task=job.name, clock=clock)
             below, every = judge.in_state(entry.clock), judge.in_state(None)
             must(len(below) == len(every), "at a close all is below the clock", task=job.name, clock=entry.clock)
@@ -418,9 +468,14 @@ class Oracle:
                 clock=clock,
             )
             if name in new:
-                self.judges[name] = Judge(judge.job, judge.partitions)
+                judge = self.judges[name] = Judge(judge.job, judge.partitions)
                 self.delays[name] = terms.delay
-                continue
+            known, judge.inputs = judge.inputs if name not in new else (), plans[name].source_inputs
+            self.happened["an input came"] += bool(known) and not {*judge.inputs} <= {*known}
+            self.happened["an input left"] += not {*known} <= {*judge.inputs}
+            for input in judge.inputs if judge.job.inputs else ():
+                delay = terms.delay_of(judge.job, named(input, ""))
+                judge.delays[input] = min(judge.delays.get(input, delay), delay)
             self.delays[name] = min(self.delays[name], terms.delay)
         for name in (*rebuilt, *anew):
             outputs = before.tasks[name].outputs if before and name in before.tasks else OutputState()
@@ -433,6 +488,8 @@ class Oracle:
             task = entry.tasks[name]
             was_active = before is not None and name in before.tasks and before.tasks[name].active
             if (task.active or was_active) and name not in new:
+                assert before is not None
+                self.judges[name].leave(before.flow_of(name).source.positions, clock_of(entry, name))
                 self._cut_back(self.judges[name], entry, entry.time)
         self.flows.hear(before, entry, wanted, new | anew, rebuilt)
         self.graphs.hear_start(before, entry, anew)
@@ -445,15 +502,18 @@ class Oracle:
         judge.restored = clock if judge.delivered else BEGINNING
         must(all(p.next <= known for p in positions.values()), "nothing is skipped at a start", task=name)
         aside = dict(self._rows_aside(judge, entry))
+
+        def next_of(partition: str) -> int:
+            # Nothing is read again of an input that has left.
+            return positions[partition].next if partition in positions else judge.left[partition]
+
         for place, verdict in list(judge.verdicts.items()):
             sent, done = judge.sent(place), judge.is_below(place, clock)
             if not sent.placed:
                 # It comes again, for all that anybody knows.
                 if not done:
                     del judge.verdicts[place]
-            elif (
-                place[1] >= positions[place[0]].next and not done and (verdict in (STATE, BEFORE) or place not in aside)
-            ):
+            elif place[1] >= next_of(place[0]) and not done and (verdict in (STATE, BEFORE) or place not in aside):
                 del judge.verdicts[place]
             else:
                 lost = verdict == STATE and not done
@@ -485,17 +545,16 @@ class Oracle:
         batch = self.batches[id, entry.epoch, new.progress.batch]
         now, channels = batch.now, batch.channels
         judge.journal += batch.reach.journal
+        for input in judge.inputs:
+            judge.journals.setdefault(input, []).extend(batch.reach.inputs.get(input, batch.reach).journal)
         limit = now + self.terms.ahead
         if new.progress.batch == 1:
             judge.active = dict.fromkeys(judge.active, now)
         jumped = {place for place, reason in self._rows_aside(judge, entry) if reason == JUMP}
         high = dict(judge.newest)
-        if judge.listed:
-            for partition in channels:
-                self._learn(judge, partition, old.progress.clock, now)
-            judge.gone = judge.newest.keys() - channels.keys()
-        for channel in judge.partitions.said_to_come:
+        for channel in (*(c for c in channels if judge.lists(input_of(c))), *judge.said_to_come):
             self._learn(judge, channel, old.progress.clock, now)
+        judge.gone = {c for c in judge.newest if judge.lists(input_of(c)) and c not in channels}
         judge.active.update(dict.fromkeys(batch.reach.held & channels.keys(), now))
         read: list[Sent] = []
         unknown = 0
@@ -611,7 +670,7 @@ class Oracle:
             if m.place not in fresh and windows.counts(judge.job, m):
                 accepted[judge.job.key_of(m), m.id].append(m.timestamp)
         taken = [m for m in read if judge.verdicts[m.place] == STATE]
-        for m in sorted(taken, key=lambda m: (m.timestamp, judge.job.channel_of(m), m.position, m.partition)):
+        for m in sorted(taken, key=lambda m: (*judge.job.order_of(m), m.partition)):
             times = accepted[judge.job.key_of(m), m.id]
             if m.id is None or not windows.counts(judge.job, m):
                 continue
@@ -636,7 +695,8 @@ class Oracle:
                 if timestamp is None or sent.broken is not None or timestamp > limit:
                     continue
                 if sent.place in of_now and channel in judge.floor and timestamp >= judge.floor[channel]:
-                    near = channel not in newest or timestamp >= newest[channel] - self.delays[name]
+                    delay = judge.delays.get(input_of(channel), self.delays[name])
+                    near = channel not in newest or timestamp >= newest[channel] - delay
                     must(not near, "within the allowed delay nothing is late", task=name, message=sent, newest=newest)
                 newest[channel] = max(newest.get(channel, timestamp), timestamp)
 
@@ -665,12 +725,16 @@ class Oracle:
         """A flow's clock is where its live channels let it be, but for the steps of a batch that spans very much."""
         assert self.terms is not None
         assert self.newest is not None
-        interval, delay = self.terms.interval, self.terms.delay
-        live = [c for c in judge.newest if judge.is_live(c, self.terms, now)]
+        interval, terms = self.terms.interval, self.terms
+        live = [c for c in judge.newest if judge.is_live(c, terms, now)]
         listed = judge.newest.keys() - judge.gone
-        judge.holds = bool(live) or not (listed or judge.listed)
+        # Nobody knows yet what comes of these.
+        unknown = {input for input in judge.inputs if not judge.lists(input)} - {*map(input_of, listed)}
+        judge.holds = bool(live) or bool(unknown)
+        self.happened["an input held the clock"] += bool(live and unknown)
+        reached = {c: t - terms.delay_of(judge.job, c) for c, t in judge.newest.items() if t is not None}
         times = [m.timestamp for m in read if judge.verdicts[m.place] in MOVES and m.timestamp is not None]
-        top = max([BEGINNING, *(t for t in judge.newest.values() if t is not None)]) - delay
+        top = max([BEGINNING, *reached.values()])
         start = max(old.progress.clock, min(times, default=top) // interval * interval)
         needed = handful(start, top, interval, IN_BATCH)
         for segment in new.coarse:
@@ -682,10 +746,10 @@ class Oracle:
         step = max([interval, *(segment.step for segment in new.coarse)])
         self.coarsest = max(self.coarsest, step, needed)
         follows = self.graphs.common(self.newest) if not judge.holds else BEGINNING
-        newest = [judge.newest[c] for c in live]
-        if live:
-            seen = [t for t in newest if t is not None]
-            bound = min(seen) - delay if len(seen) == len(newest) else BEGINNING
+        if unknown:
+            highest = lowest = BEGINNING
+        elif live:
+            bound = min(reached.get(c, BEGINNING) for c in live)
             highest = bound // interval * interval
             lowest = bound // step * step
         else:
@@ -793,10 +857,17 @@ class Oracle:
 
     def _place_of(self, judge: Judge, aside: Mapping[str, Any]) -> Place:
         """Of which message this row aside is made."""
-        said = aside["strand"], aside["position"]
-        if aside["row"] is None:
+        said, row, input = (aside["strand"], aside["position"]), aside["row"], ""
+        if row is not None and "strand" not in row:
+            # Of several inputs, each has a field of its own.
+            (row, input), *more = [
+                *((of, "" if n == "input" else n) for n, of in row.items() if of is not None),
+                (None, ""),
+            ]
+            must(len(more) < 2, "a row aside is of one input", row=aside)
+        if row is None:
             return said
-        sent = judge.sent((aside["row"]["strand"], aside["row"]["position"]))
+        sent = judge.sent((named(input, row["strand"]), row["position"]))
         told = sent.partition if judge.partitions.positions else "", sent.position if sent.placed else None
         must(said == told, "a row aside says where it stood", row=aside)
         return sent.place

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from persistent_state.batch import advance, alignment, combine, groups, judge, lift, messages, shard, update
+from persistent_state import inputs as several
+from persistent_state.batch import advance, alignment, combine, groups, judge, lift, messages, rows, shard, update
 from persistent_state.batch import changes as fed
 from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import (
@@ -1308,5 +1309,104 @@ BUGS = (
             "entry.clock if since < entry.clock else entry.next",
         ),
         theme="graph",
+    ),
+    # Several inputs
+    bug(
+        "clock of the fastest input",
+        "The clock is where one input is ahead of the others.",
+        advance.advance,
+        ("upstream = min(reached)", "upstream = max(reached)"),
+        theme="inputs",
+    ),
+    bug(
+        "clock of the first input",
+        "The first input moves the clock, and nobody waits for the others.",
+        advance.advance,
+        ("upstream = min(reached)", "upstream = reached[0]"),
+        theme="inputs",
+    ),
+    bug(
+        "delay of another input",
+        "All inputs have the allowed delay of the first.",
+        advance.advance,
+        ("before, of.delay)", "before, settings.of(next(iter(inputs))).delay)"),
+        theme="inputs",
+    ),
+    bug(
+        "delay of no input",
+        "An input's own allowed delay is ignored.",
+        advance.advance,
+        ("before, of.delay)", "before, settings.delay)"),
+        theme="inputs",
+    ),
+    bug(
+        "idle time of another input",
+        "An input's own idle time is ignored.",
+        advance.advance,
+        ("live_channels(some, now, of.idle_after)", "live_channels(some, now, settings.idle_after)"),
+        theme="inputs",
+    ),
+    bug(
+        "unknown input not waited for",
+        "The clock does not wait for an input of which nothing has come yet.",
+        advance.advance,
+        ("reached += [before] if len(inputs) > 1 else []", "pass"),
+        theme="inputs",
+    ),
+    bug(
+        "coarse by the delay of no input",
+        "How far the clock can move is worked out by the allowed delay that all have.",
+        combine._horizon,
+        ("settings.of(input_of(name, inputs)).delay", "settings.delay"),
+        theme="inputs",
+    ),
+    bug(
+        "order of inputs forgotten",
+        "Of messages of one time, those come first whose input's name does.",
+        lift._key_and_order,
+        ("if plan.among:", "if False:"),
+        theme="inputs",
+    ),
+    bug(
+        "channel of another input",
+        "Channels of the same name are one, whatever input they are of.",
+        rows._named,
+        ("return named(plan.input, name)", "return name"),
+        theme="inputs",
+    ),
+    bug(
+        "journal of another input",
+        "An input is given back what another wrote.",
+        several.Inputs.open_each,
+        ("journals.get(name, [])", "journals.get(next(iter(self.sources)), [])"),
+        theme="inputs",
+    ),
+    bug(
+        "lines behind another input's",
+        "What an input writes goes into the journal of another.",
+        commits._with_lines,
+        ("flow.inputs[name].journal, some", "flow.inputs[min(flow.inputs)].journal, some"),
+        theme="inputs",
+    ),
+    bug(
+        "input that has left",
+        "An input that has left still holds the clock.",
+        flow_state.FlowState.with_inputs,
+        ("for name in names}", "for name in {**self.inputs, **dict.fromkeys(names)}}"),
+        theme="inputs",
+    ),
+    bug(
+        "new input from the beginning",
+        "Messages of an input that is new count below the clock.",
+        judge.judge,
+        ("& (not plan.takes_late)", "& (not plan.takes_late and (not plan.among or plan.input in basis.begun))"),
+        theme="inputs",
+    ),
+    bug(
+        "rows of an input that has left",
+        "Late and bad rows of an input that has left are taken back, though nobody reads them again.",
+        late_rows.take_back,
+        ("side, clock, positions)", "side, clock, {**dict.fromkeys(side.ends, 0), **positions})"),
+        theme="inputs",
     ),
 )

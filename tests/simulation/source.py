@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -15,7 +15,7 @@ from persistent_state.batch.groups import Groups
 from persistent_state.batch.rows import MixedChunk
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
-from tests.simulation.messages import SCHEMA, Sent, batch_of
+from tests.simulation.messages import SCHEMA, Sent, batch_of, named
 
 MOVES, NAMES, NO_LINES = "moves", "names", ""
 """The lines that a source writes: how far each micro-batch reads, the partitions as they are found, or none."""
@@ -92,6 +92,53 @@ class Partitions:
     def has_ended(self, partition: str) -> bool:
         return self.ends and self.visible[partition] == len(self.messages[partition])
 
+    def of(self, input: str) -> Partitions:
+        """The partitions of an input."""
+        assert not input
+        return self
+
+
+class Several:
+    """The partitions of several inputs as those of one source, by the names that they have there.
+
+    A channel is told by what its input tells channels by.
+    """
+
+    by_spark, positions, leaves_out = False, True, False
+
+    def __init__(self, inputs: Mapping[str, Partitions]) -> None:
+        self.inputs = inputs
+        self.messages: dict[str, list[Sent]] = {}
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Note what has come to the inputs since."""
+        for input, partitions in self.inputs.items():
+            for name, sent in partitions.messages.items():
+                known = self.messages.setdefault(named(input, name), [])
+                for m in sent[len(known) :]:
+                    channel = m.channel if partitions.by_column else m.partition
+                    known.append(replace(m, partition=named(input, name), channel=named(input, channel)))
+
+    def of(self, input: str) -> Partitions:
+        return self.inputs[input]
+
+    def some(self, inputs: Collection[str]) -> Several:
+        """Those of some of the inputs."""
+        return Several({input: self.inputs[input] for input in inputs})
+
+    @property
+    def visible(self) -> dict[str, int]:
+        return {named(input, name): n for input, of in self.inputs.items() for name, n in of.visible.items()}
+
+    @property
+    def is_complete(self) -> bool:
+        return all(partitions.is_complete for partitions in self.inputs.values())
+
+    def grow(self, rng: Random, most: int) -> None:
+        for partitions in self.inputs.values():
+            partitions.grow(rng, most)
+
 
 @dataclass
 class WorldSource(TimeReplayableSource):
@@ -105,6 +152,9 @@ class WorldSource(TimeReplayableSource):
     timestamp: str = "ts"
     opened: tuple[list[str], dict[str, int]] = field(default_factory=lambda: ([], {}))
     held: frozenset[str] = frozenset()
+    tells: bool = False
+    """Whether it says of which partitions a piece is."""
+    timestamp_unit = "us"
 
     @property
     def schema(self) -> pa.Schema:
@@ -144,6 +194,9 @@ class WorldSource(TimeReplayableSource):
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
         return [split for split in dealt(self.rng, start, end, parts) if split]
+
+    def partitions_in(self, split: Any) -> set[str] | None:
+        return {partition for partition, _, _ in split} if self.tells else None
 
     def read(self, split: Any) -> Iterator[Chunk]:
         for partition, low, high in split:

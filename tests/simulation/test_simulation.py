@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.world import FLOWS, GRAPH, REBUILT, World, play
+from tests.simulation.world import FLOWS, GRAPH, INPUTS, REBUILT, World, play
 from tests.soak import soak_or
 
 WORLDS = int(os.environ.get("SIMULATION_WORLDS") or soak_or(ci=300, soak=5000))
@@ -21,6 +21,7 @@ STRIDE = 20
 REBUILT_WORLDS = soak_or(ci=15, soak=300)
 FLOWS_WORLDS = soak_or(ci=20, soak=1000)
 GRAPH_WORLDS = soak_or(ci=20, soak=2000)
+INPUTS_WORLDS = soak_or(ci=20, soak=1000)
 
 
 @pytest.mark.soak
@@ -47,6 +48,14 @@ def test_tasks_that_feed_tasks_keep_the_contract() -> None:
     worlds = [play(seed, GRAPH) for seed in range(GRAPH_WORLDS)]
     happened = sum((world.oracle.graphs.happened for world in worlds), Counter[str]())
     assert happened.keys() == {"step", "built of state that there was", "built again", "came back behind"}
+    assert any("the clock has moved" in line for world in worlds for line in world.trace)
+
+
+@pytest.mark.soak
+def test_tasks_of_several_inputs_keep_the_contract() -> None:
+    worlds = [play(seed, INPUTS) for seed in range(INPUTS_WORLDS)]
+    happened = sum((world.oracle.happened for world in worlds), Counter[str]())
+    assert happened.keys() == {"an input came", "an input left", "an input held the clock"}
     assert any("the clock has moved" in line for world in worlds for line in world.trace)
 
 

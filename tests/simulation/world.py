@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -32,6 +32,7 @@ from persistent_state.errors import (
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
+from persistent_state.inputs import Inputs, open_source
 from persistent_state.partials import few, fold, keys, panes
 from persistent_state.partials.since import Since
 from persistent_state.protocol import collect, commits, graph, takeover
@@ -48,14 +49,14 @@ from persistent_state.store.named_files import Run
 from persistent_state.store.state_at import state_at
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
-from tests.simulation import graphs
+from tests.simulation import graphs, inputs
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.files import Disk, StagedFiles
 from tests.simulation.graphs import Derived
 from tests.simulation.messages import ORDERED, SCHEMA, UNFIT_VALUE, Job, Sent
 from tests.simulation.oracle import Batch, Oracle, Terms, Violation, as_dict, must
 from tests.simulation.sinks import WorldSink
-from tests.simulation.source import MOVES, NAMES, NO_LINES, Partitions, Stream, WorldSource
+from tests.simulation.source import MOVES, NAMES, NO_LINES, Partitions, Several, Stream, WorldSource
 
 APPLICATION = "app"
 START = 1_000_000
@@ -78,6 +79,9 @@ FLOWS = "flows"
 
 GRAPH = "graph"
 """The theme of worlds in which tasks feed tasks, as in no others."""
+
+INPUTS = "inputs"
+"""The theme of worlds in which tasks have several inputs, which come and go, as in no others."""
 
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
 """What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter,
@@ -161,10 +165,11 @@ class World:
         elif self.theme == FLOWS:
             self.lag, self.starts, self.idle_after = 0, rng.choice([4, 6, 8]), None
             self.keeping, self.delay = commits.Keeping(rng.choice([1, 6]), 0), rng.choice([0, 20, 100])
-        elif self.theme == GRAPH:
+        elif self.theme in (GRAPH, INPUTS):
             self.starts, self.keeping, self.lag = rng.choice([2, 3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0), 0
             self.idle_after, self.tick, self.delay = rng.choice([100, None, None]), 20, rng.choice([0, 20, 100])
-        self.sources = {f"s{i}": self._partitions() for i in range(1 if self.theme == FLOWS else rng.choice([1, 1, 2]))}
+        count = 1 if self.theme == FLOWS else 3 if self.theme == INPUTS else rng.choice([1, 1, 2])
+        self.sources = {f"s{i}": self._partitions() for i in range(count)}
         # Worlds in which all tasks of a source are always fed together stay what they were.
         self.own = Random(f"flows {seed}")
         self.part_rate = self.own.choice([0.3, 0.6] if self.theme == FLOWS else [0.0, 0.0, 0.3])
@@ -172,10 +177,11 @@ class World:
             partitions.journal = self.own.choice([NO_LINES, NO_LINES, NAMES, MOVES])
             # Who is told that there is no more waits for nobody.
             partitions.forgets = self.own.choice([0.0, 0.1]) if self.alignment is None else 0.0
-        self.jobs = [
-            self._job(i)
-            for i in range(rng.choice([2, 3] if self.theme in ("restless", REBUILT, FLOWS) else [1, 1, 1, 2, 2, 3]))
-        ]
+        counts = {"restless": [2, 3], REBUILT: [2, 3], FLOWS: [2, 3], INPUTS: [1, 1, 2]}
+        self.jobs = [self._job(i) for i in range(rng.choice(counts.get(self.theme, [1, 1, 1, 2, 2, 3])))]
+        self.inputs = inputs.Coming(self.own)
+        if self.theme == INPUTS:
+            self.jobs = [self.inputs.given(job, self.sources) for job in self.jobs]
         self.derived = graphs.drawn(self.own, self.jobs) if self.theme == GRAPH else []
         for derived in self.derived:
             early = isinstance(derived.windowing, SlidingWindow) and self.own.random() < 0.4
@@ -187,7 +193,7 @@ class World:
             partitions.ends = partitions.vanishes = False
         self.oracle.graphs.derived.update((derived.name, derived) for derived in self.derived)
         for job in self.jobs:
-            self.oracle.expect(job, self.sources[job.source])
+            self.oracle.expect(job, self.inputs.of.get(job.name) or self.sources[job.source])
             sinks = [
                 WorldSink(
                     job.name,
@@ -203,9 +209,11 @@ class World:
 
     def _partitions(self) -> Partitions:
         rng = self.rng
-        by_spark, by_column = self.theme != "ordered" and rng.random() < 0.3, rng.random() < 0.3
+        by_spark = self.theme not in ("ordered", INPUTS) and rng.random() < 0.3
+        by_column = rng.random() < 0.3
         # What Spark plans is one partition, unless a column tells its channels apart.
-        names = [""] if by_spark and not by_column else [f"p{i}" for i in range(rng.randint(1, 3))]
+        most = 2 if self.theme == INPUTS else 3
+        names = [""] if by_spark and not by_column else [f"p{i}" for i in range(rng.randint(1, most))]
         messages = {name: self._messages(name) for name in names}
         positions = not by_spark or rng.random() < 0.4
         if by_spark:
@@ -241,7 +249,9 @@ class World:
             for i in range(rng.choice([1, 1, 2]))
         }
         sent = []
-        for position in range(rng.randint(3, 14) + (8 if self.theme == "ordered" else 0)):
+        for position in range(
+            rng.randint(3, 9 if self.theme == INPUTS else 14) + (8 if self.theme == "ordered" else 0)
+        ):
             channel = rng.choice(list(tops))
             top = tops[channel] + rng.randint(0, pace)
             if gaps and rng.random() < 0.1:
@@ -314,6 +324,9 @@ class World:
         )
         if self.theme == READING:
             kind, way, columns, windowing, horizon = "sum", "reads", ("k1",), None, None
+        if self.theme == INPUTS and way == "reads":
+            # It may have one input only.
+            way = "message"
         if self.theme == GRAPH and isinstance(windowing, TimeToLive):
             # It can feed nobody.
             windowing = None
@@ -338,6 +351,7 @@ class World:
             believe=3,
             keeping=self.keeping,
             alignment=self.alignment,
+            inputs=self.inputs.terms() if self.theme == INPUTS else {},
         )
 
     # What happens
@@ -463,7 +477,7 @@ class World:
         if self.theme == "restless" and number:
             # All take part at first, and one goes on without the others.
             stay = rng.choice([0.0, 0.0, 1.0])
-        elif self.theme in (FLOWS, GRAPH):
+        elif self.theme in (FLOWS, GRAPH, INPUTS):
             stay = rng.choice([0.4, 0.7, 1.0])
         jobs = [job for job in self.jobs if is_last or rng.random() < stay] or self.jobs[:1]
         closes = is_last or rng.random() < 0.3
@@ -478,8 +492,12 @@ class World:
             actor.fate = "taken over" if self.doze_rate or number != 1 else "lives"
         actor.fate_step = self.step + rng.choice([rng.randint(0, 80), rng.randint(40, 500)])
         self.actors.append(actor)
+        is_alone = not self.delayed and all(thread.done or thread.is_worker for thread in self.threads)
+        actor.inputs = self.inputs.at_start(number, is_alone)
         names = [job.name for job in (*jobs, *actor.derived)]
         self.note(f"{number} starts: shards={actor.shards} {actor.terms} {names}")
+        if actor.inputs:
+            self.note(f"{number} has inputs {actor.inputs} {dict(actor.terms.inputs)}")
         self._damage(actor)
         self._spawn(actor, lambda: self._drive(actor), is_worker=False)
 
@@ -608,9 +626,12 @@ class World:
             channel = None if job.by_partition else "c"
             task = job.task(self.oracle.reader(job.name, writer))
             emits = self.rng.random() < 0.4
-            plan = Plan(
-                APPLICATION, files, task, SCHEMA, "ts", channel, settings, actor.shards, emits, timestamp_unit="us"
-            )
+            if job.inputs:
+                plan = inputs.plan_of(task, self.inputs, actor, files, settings, emits)
+            else:
+                plan = Plan(
+                    APPLICATION, files, task, SCHEMA, "ts", channel, settings, actor.shards, emits, timestamp_unit="us"
+                )
             plans[job.name] = replace(plan, outputs=self._outputs(actor, job))
         log = Log(files, APPLICATION)
         rebuilt = self._rebuilt(actor)
@@ -634,7 +655,11 @@ class World:
             self._spawn(actor, lambda s=sink: self._deliver(actor, log, plans[s.task], s), False) for sink in sinks
         ]
         self._join(*threads)
-        if derived and actor.is_last and all(partitions.goes_on for partitions in self.sources.values()):
+        if (
+            (derived or self.theme == INPUTS)
+            and actor.is_last
+            and all(partitions.goes_on for partitions in self.sources.values())
+        ):
             self._go_on(actor, log, fed, entry)
         if actor.closes:
             self.oracle.claim(commits.close(log, actor.epoch, now=self.now, keeping=terms.keeping))
@@ -776,19 +801,28 @@ class World:
         """Read a flow's source to the end of what there is."""
         rng, partitions = self.rng, self.oracle.judges[flow.id].partitions
         rows = rng.choice([2, self.most_rows])
-        source: WorldSource | Stream
+        source: WorldSource | Stream | Inputs
         if partitions.by_spark:
             source = Stream(partitions, rng, rows, self.skew, flow.first.channel, started.flows[flow.id].progress.clock)
         else:
-            source = WorldSource(partitions, rng, rows, self.skew, flow.first.channel)
-            known = self._newest(actor, log).flows[flow.id].source
-            source.open(lists.read(log.files, known.journal), known.known_positions)
-            self.oracle.opened(flow, actor.epoch, *source.opened)
+            each = {
+                input: WorldSource(
+                    partitions.of(input), rng, rows, self.skew, plan.first.channel, tells=self.seed % 2 == 1
+                )
+                for input, plan in flow.by_input.items()
+            }
+            if isinstance(partitions, Several):
+                partitions = partitions.some(each)
+            source = Inputs(each) if flow.first.inputs else each[""]
+            known = self._newest(actor, log).flows[flow.id]
+            open_source(source, lists.read_journals(log.files, known), known.source.known_positions)
+            for input, one in each.items():
+                self.oracle.opened(flow, actor.epoch, input, *one.opened)
         flushed, collector = False, Collector(log)
         while True:
             if rng.random() < 0.7:
                 partitions.grow(rng, self.most_rows)
-            start, reach = self._reach(actor, log, flow, source)
+            start, reach = self._reach(actor, log, flow, source, partitions)
             if reach.ends == start and rng.random() < 0.9:
                 if partitions.is_complete and start == partitions.visible:
                     if flushed or rng.random() < 0.5:
@@ -816,6 +850,8 @@ class World:
             self.now = max(self.now, newest + i * ROUND)
             for partitions in self.sources.values():
                 partitions.go_on(self.own, newest + i * ROUND, 3 if self.jump else 1)
+            for several in self.inputs.of.values():
+                several.look_again()
             self._join(
                 *[self._spawn(actor, lambda f=flow: self._read(actor, log, f, started), False) for flow in flows]
             )
@@ -874,15 +910,19 @@ class World:
         )
 
     def _reach(
-        self, actor: Actor, log: Log, flow: FlowPlan, source: WorldSource | Stream
+        self,
+        actor: Actor,
+        log: Log,
+        flow: FlowPlan,
+        source: WorldSource | Stream | Inputs,
+        partitions: Partitions | Several,
     ) -> tuple[dict[str, int], Reach]:
         """Where the next micro-batch starts, and how far it goes."""
-        visible = source.partitions.visible
         if isinstance(source, Stream):
-            start = {partition: source.start.get(partition, 0) for partition in visible}
+            start = {partition: source.start.get(partition, 0) for partition in partitions.visible}
         else:
             known = self._newest(actor, log).flows[flow.id].source
-            start = {partition: known.positions.get(partition, Position()).next for partition in visible}
+            start = {partition: known.positions.get(partition, Position()).next for partition in partitions.visible}
         everything = self.rng.random() < (0.1 if any(start.values()) else 0.4)
         if isinstance(source, Stream):
             return start, Reach(source.ends(everything))
@@ -892,7 +932,7 @@ class World:
             known,
             start,
             everything=everything and flow.first.settings.alignment is None,
-            is_ending=source.partitions.is_complete,
+            is_ending=partitions.is_complete,
             now=self.now,
         )
         self.oracle.aligned(flow.id, actor.terms, start, reach)
@@ -909,7 +949,7 @@ class World:
         actor: Actor,
         log: Log,
         flow: FlowPlan,
-        source: WorldSource | Stream,
+        source: WorldSource | Stream | Inputs,
         restored: FlowState,
         start: dict[str, int],
         reach: Reach,
@@ -927,10 +967,11 @@ class World:
             entry = commits.wake(log, actor.epoch, flow.id, now)
             basis = commits.plan_batch(entry, flow, reach, now)
             self.oracle.batches[flow.id, basis.epoch, basis.batch] = Batch(entry.flows[flow.id], reach, now)
-            splits = source.splits(start, reach.ends, self.parts) or [[]]
+            nothing: Any = (next(iter(source.sources)), []) if isinstance(source, Inputs) else []
+            splits = source.splits(start, reach.ends, self.parts) or [nothing]
 
             def plan_and_combine() -> list[tuple[list[Blob], Report]]:
-                told = [basis.of_part(i, self._partitions_in(split)) for i, split in enumerate(splits)]
+                told = [basis.of_part(i, source.partitions_in(split)) for i, split in enumerate(splits)]
                 return [combine(flow, told[i], i, len(splits), source.read(s)) for i, s in enumerate(splits)]
 
         descriptors, reports = self._answered(actor, flow, plan_and_combine, sabotage)
@@ -1015,10 +1056,6 @@ class World:
             if rng.random() < 0.8:
                 _, actor.cache[flow.id, shard] = rng.choice(attempts)
         return descriptors, reports
-
-    def _partitions_in(self, split: Iterable[tuple[str, int, int]]) -> set[str] | None:
-        """What a source may say of a split, or not."""
-        return {partition for partition, _, _ in split} if self.seed % 2 else None
 
     def _attempt(
         self, actor: Actor, flow: FlowPlan, shard: int, parts: list[Blob]

@@ -1,0 +1,105 @@
+"""Tasks of a world that have several inputs: which they have at each start, and their plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from persistent_state.application import Application
+from persistent_state.batch.plan import Plan
+from persistent_state.event_time.clocks import Settings
+from persistent_state.inputs import Input
+from persistent_state.store.files import Files
+from persistent_state.task import PersistentTask
+from tests.core import us
+from tests.simulation.messages import ORDERED, Job
+from tests.simulation.source import Partitions, Several, WorldSource
+
+if TYPE_CHECKING:
+    from tests.simulation.actor import Actor
+
+NAMES = ("", "a", "b")
+"""The names of inputs. Their order in a task is not this one."""
+
+
+class Coming:
+    """The inputs of tasks: they come at a start, and some leave at one."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
+        self.of: dict[str, Several] = {}
+        """By task: the partitions of all inputs that it may ever have."""
+        self.since: dict[str, dict[str, int]] = {}
+        """By task and input: the start from which on it is there."""
+        self.left: dict[str, set[str]] = {}
+        """By task: the inputs that have left for ever."""
+
+    def given(self, job: Job, sources: Mapping[str, Partitions]) -> Job:
+        """The task with inputs, if it has several."""
+        rng = self.rng
+        if self.of and rng.random() < 0.3:
+            return job
+        names = rng.sample(NAMES, rng.choice([2, 2, 3]))
+        # One source may be two inputs.
+        self.of[job.name] = Several({name: sources[rng.choice([*sources])] for name in names})
+        first = rng.choice(names)
+        self.since[job.name] = {name: 0 if name == first else rng.choice([0, 0, 0, 1, 2]) for name in names}
+        self.left[job.name] = set()
+        by_partition = not any(partitions.by_column for partitions in self.of[job.name].inputs.values())
+        if rng.random() < 0.5:
+            job = replace(job, kind=rng.choice(ORDERED), way="batch" if job.way == "value" else job.way)
+        return replace(job, source=job.name, inputs=tuple(names), by_partition=by_partition)
+
+    def terms(self) -> dict[str, tuple[int | None, int | None]]:
+        """By input: its own allowed delay and its own idle time at a start, or None."""
+        rng = self.rng
+        return {name: (rng.choice([None, 0, 20, 300]), rng.choice([None, None, None, 50, 400])) for name in NAMES}
+
+    def at_start(self, number: int, is_alone: bool) -> dict[str, tuple[str, ...]]:
+        """By task: the inputs that it has at a start. An input leaves only if nobody else is there who still has it."""
+        found = {}
+        for task, since in self.since.items():
+            there = [name for name, start in since.items() if start <= number and name not in self.left[task]]
+            if number and is_alone and len(there) > 1 and self.rng.random() < 0.3:
+                self.left[task].add(self.rng.choice(there))
+            found[task] = tuple(name for name in there if name not in self.left[task])
+        return found
+
+
+def plan_of(task: PersistentTask, coming: Coming, actor: Actor, files: Files, settings: Settings, emits: bool) -> Plan:
+    """The plan of a task, as an application makes it of the inputs that a start gives it."""
+    name, of = task.task_name, {}
+    partitions = coming.of[name]
+    for input in actor.inputs[name]:
+        source = WorldSource(
+            partitions.of(input), coming.rng, 0, channel="c" if partitions.of(input).by_column else None
+        )
+        delay, idle_after = actor.terms.inputs[input]
+        of[input] = Input(
+            source,
+            allowed_delay=None if delay is None else us(delay),
+            idle_after=None if idle_after is None else us(idle_after),
+        )
+    application = Application(
+        "app",
+        "memory://none",
+        checkpoint_interval=us(settings.interval),
+        allowed_delay=us(settings.delay),
+        idle_after=settings.idle_after and us(settings.idle_after),
+        alignment=settings.alignment and us(settings.alignment),
+        max_ahead=us(settings.ahead),
+        max_jump=settings.jump and us(settings.jump),
+    )
+    application.add(task, of, without=[*coming.left[name]])
+    plan = application.plans(files, actor.shards, lambda _, source: (source, source.schema, None))[name]
+    inputs = {input: with_believe(each, settings, emits) for input, each in plan.inputs.items()}
+    plan = with_believe(plan, settings, emits)
+    of_each = {input: each.settings for input, each in inputs.items()}
+    return replace(plan, inputs=inputs, settings=replace(plan.settings, inputs=of_each))
+
+
+def with_believe(plan: Plan, settings: Settings, emits: bool) -> Plan:
+    """The plan with what an application does not say."""
+    return replace(plan, settings=replace(plan.settings, believe=settings.believe), emits=emits)
