@@ -48,9 +48,9 @@ class Step:
 class Ground:
     """The ground of a shard: all of it is fixed before the micro-batch, and the first part takes it along from the planner.
 
-    Rows below `clock`, the task's own, are folded, but the clocks of `cuts` stay apart. What has expired by `floor` may go.
-    `runs` is the digest of the runs that the shard starts from. `grid` is a clock and a length in microseconds: from the clock
-    on each multiple of the length stays apart, too.
+    Rows below `clock` are folded, but the clocks of `cuts` stay apart: up to that clock all has come that the task is fed. What
+    has expired by `floor` may go. `runs` is the digest of the runs that the shard starts from. `grid` is a clock and a length
+    in microseconds: from the clock on each multiple of the length stays apart, too.
     """
 
     clock: int

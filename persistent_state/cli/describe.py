@@ -65,7 +65,7 @@ def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:
         },
         "active": task.active,
         "flow": task.flow,
-        "clock": None if flow.progress.clock == BEGINNING else flow.progress.clock,
+        "clock": None if flow.visited == BEGINNING else flow.visited,
         "runs": len(task.stored.runs),
         "rows": sum(run.rows for run in {run.file: run for run in task.stored.runs}.values()),
         "files": len(stored),

@@ -50,7 +50,9 @@ def _flow_plan(parts: Sequence[Part], source: AnySource) -> FlowPlan:
 def _way(plan: Plan) -> tuple[object, ...]:
     """Return all but the source that tasks must have in common to be fed together."""
     by_column = plan.update_way == "column" and not plan.by_spark
-    return plan.delivery, by_column, plan.takes_late, bool(plan.upstream) and plan.takes_back
+    # An input may have a delay and an idle time of its own.
+    read = plan.settings.delay, plan.settings.idle_after
+    return plan.delivery, by_column, plan.takes_late, bool(plan.upstream) and plan.takes_back, *read
 
 
 def equal_sources(parts: Sequence[Part]) -> list[list[Part]]:

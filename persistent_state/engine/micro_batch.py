@@ -280,7 +280,7 @@ class Commit:
         by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in self._flow.tasks}
         for descriptor in answers.descriptors:
             by_task[descriptor.task].append(descriptor)
-        waits_for = holding.sentence(holding.holder(entry, self._flow.first.settings.idle_after))
+        waits_for = holding.sentence(holding.holder(entry, self._flow.first.settings))
         for name, some in by_task.items():
             copies = sum(descriptor.copies for descriptor in some)
             hand_on(progress(entry, after, name, waits_for, copies), self._on_progress)
@@ -323,7 +323,7 @@ def progress(entry: Entry, after: Advance, name: str, waits_for: str, copies: in
         bad=sum(reasons.values()) - late,
         reasons=reasons,
         upstream_min=after.upstream_min,
-        clock=flow.progress.clock,
+        clock=flow.visited,
         global_clock=entry.clock,
         outputs=deliver.delivered(entry, name),
         unread=after.unread,

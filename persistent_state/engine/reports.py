@@ -50,7 +50,7 @@ class Reports:
         first = time.monotonic() + (EVERY if is_to_the_end else 0.0)
         self._run = run
         self._on_commit = on_commit
-        self._idle_after = plans[0].settings.idle_after
+        self._settings = plans[0].settings
         self._notices = {plan.name: TaskReport(plan, entry, first) for plan in plans}
         self.newest: dict[str, Progress] = {}
         _runs[run] = self
@@ -71,7 +71,7 @@ class Reports:
             level, line = notices.end(entry, is_whole)
             _logger.log(level, "%s", line)
         if is_whole:
-            holder = holding.holder(entry, self._idle_after)
+            holder = holding.holder(entry, self._settings)
             level = logging.WARNING if holder is not None and holder.why in holding.STUCK else logging.INFO
             _logger.log(level, "%s", holding.sentence(holder))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -80,6 +81,8 @@ def check_feed(
     if begins:
         _copy(source).open([], {})
     for group in groups:
+        # Inputs that have ended are not read.
+        group = replace(group, flow=group.flow.with_inputs(flow.first.source_inputs))
         opened, record = _copy(source), group.flow.source
         with named_by_newest():
             journals = lists.read_journals(setup.files, group.flow)

@@ -138,7 +138,7 @@ class Stepper:
         self._committed.update(step.flow for step in steps)
         self.wake()
         with micro_batch.committing():
-            waits_for = holding.sentence(holding.holder(entry, self._feeds[0].plan.first.settings.idle_after))
+            waits_for = holding.sentence(holding.holder(entry, self._feeds[0].plan.first.settings))
             for step, after in zip(steps, ends, strict=True):
                 for name in entry.tasks_of(step.flow):
                     micro_batch.hand_on(micro_batch.progress(entry, after, name, waits_for), self._listener)
@@ -190,7 +190,7 @@ def _rows(session: SparkSession, flow: FlowPlan, basis: Basis, spans: Sequence[t
     """Return the control rows of a step: those of a micro-batch whose parts read what other tasks give in these spans."""
     labels, attempts = numbers_of_partitions(flow.first.shards), failures.attempts(session)
     # What a part needs comes with its row, so that nothing is sent to each part of all others.
-    given = [pickle.dumps((part, basis.of_part(part, None), *span), protocol=5) for part, span in enumerate(spans)]
+    given = [pickle.dumps((part, basis.of_part(part, ()), *span), protocol=5) for part, span in enumerate(spans)]
     parts = len(given)
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from persistent_state.event_time.clocks import END
@@ -129,15 +131,33 @@ def _at(values: pa.ChunkedArray, rows: NDArray[np.intp], there: NDArray[np.bool_
 
 def are_equal(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
     """Return for each row whether two columns of one type have the same value there. Nulls are equal, and so are NaNs."""
-    if pa.types.is_struct(one.type):
+    type = one.type
+    if pa.types.is_struct(type):
         same: NDArray[np.bool_] = np.asarray(one.is_valid()) == np.asarray(other.is_valid())
         for mine, others in zip(one.flatten(), other.flatten(), strict=True):
             same &= are_equal(mine, others)
         return same
-    type = one.type
+    if pa.types.is_list(type):
+        return _are_equal_lists(one, other)
     if pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_boolean(type) or pa.types.is_string(type):
         equal: NDArray[np.bool_] = keys.equal([keys.normalise(one)], [keys.normalise(other)], len(one))
         return equal
-    pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
-    found: NDArray[np.bool_] = np.fromiter((mine == others for mine, others in pairs), np.bool_, len(one))
+    found: NDArray[np.bool_] = np.fromiter(map(_same, one.to_pylist(), other.to_pylist()), np.bool_, len(one))
     return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other) or (one != one and other != other)
+
+
+def _are_equal_lists(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
+    """Return the same of two columns of lists: those of one length are compared entry by entry."""
+    counts = [np.asarray(pc.list_value_length(each).fill_null(-1)) for each in (one, other)]
+    same: NDArray[np.bool_] = counts[0] == counts[1]
+    rows = pa.array(np.flatnonzero(same & (counts[0] > 0)))
+    mine, others = (each.take(rows).flatten() for each in (one, other))
+    of_rows = np.repeat(np.asarray(rows), counts[0][np.asarray(rows)])
+    same[of_rows[~are_equal(mine, others)]] = False
+    return same

@@ -159,7 +159,9 @@ def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach, now: int, step: Step 
         task = entry.tasks[plan.name]
         cuts = _apart(entry, [task])
         digests = shard_digests(entry, task)
-        grounds[plan.name] = tuple(Ground(basis.clock, cuts, task.stored.floor, runs, grid) for runs in digests)
+        grounds[plan.name] = tuple(
+            Ground(flow_by(entry, flow).visited, cuts, task.stored.floor, runs, grid) for runs in digests
+        )
     if step is not None:
         basis = replace(basis, plan=short_digest((basis.plan, step)), step=step)
     return replace(basis, grounds=grounds, reach=reach)
@@ -205,7 +207,7 @@ def _apart(entry: Entry, tasks: Iterable[TaskState]) -> tuple[int, ...]:
 
 def shard_digests(entry: Entry, task: TaskState) -> tuple[str, ...]:
     """Return the digest of the runs of each shard."""
-    clock = entry.flows[task.flow].progress.clock
+    clock = entry.flows[task.flow].visited
     return tuple(digest_at(clock, runs) for runs in task.stored.in_shards(entry.shards))
 
 
@@ -239,7 +241,7 @@ def commit(
             )
         _check_shards(newest, answers.descriptors)
         if step is not None:
-            _check_due(newest, step)
+            _check_due(newest, [step])
         flow = newest.flows[first.flow]
         if step is not None and flow.is_derived:
             after = _stepped(step, answers.reports)
@@ -272,15 +274,17 @@ def commit_unchanged(
     while True:
         newest = own(log, epoch)
         flows, tasks = {**newest.flows}, {**newest.tasks}
+        _check_due(newest, steps)
+        moved = {step.flow: step.clock for step in steps}
         for step in steps:
-            _check_due(newest, step)
             flow = newest.flows[step.flow]
             if flow.is_derived:
                 flows[step.flow] = replace(flow, progress=flow.progress.after_batch(step.clock, holds=True))
             else:
                 flows[step.flow] = replace(flow, stepped=step.clock)
-            for name, task in newest.tasks_of(step.flow).items():
-                tasks[name] = replace(task, stored=task.stored.close(step.clock))
+        for name, task in newest.tasks.items():
+            if task.flow in moved:
+                tasks[name] = replace(task, stored=task.stored.close(moved[task.flow]))
         entry = _moved_on(replace(newest, flows=flows, tasks=tasks), newest, now, keeping)
         try:
             log.append(entry)
@@ -289,13 +293,13 @@ def commit_unchanged(
         return entry, [_stepped(step, ()) for step in steps]
 
 
-def _check_due(newest: Entry, step: Step) -> None:
-    """Refuse a step that its flow can't take.
+def _check_due(newest: Entry, steps: Sequence[Step]) -> None:
+    """Refuse steps that their flows can't take.
 
     Raises:
-        DisagreementError: The flow is not where the step begins, or the tasks that feed it are not where it ends.
+        DisagreementError: A flow is not where its step begins, or the tasks that feed it are not where it ends.
     """
-    if step not in graph.due(newest):
+    for step in {*steps} - {*graph.due(newest)}:
         raise DisagreementError(f"flow={step.flow} can't go to clock={step.clock} now; start again.")
 
 
@@ -438,6 +442,9 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
         cuts = {*clocks.thin_cuts(stored.cuts, clock, own, entry.interval), *({*stored.cuts} & pinned)}
         # Under at-least-once delivery, a sink has values above the global clock. It is to be told what changed since.
         cuts.update(c for c in stored.cuts if c > clock and c in outputs.delivered.values())
+        if flow.upstream and common > clock:
+            # Nothing is stored below it yet, perhaps. A step will change that, and then it must be apart.
+            cuts.add(common)
         tasks[name] = replace(task, stored=stored.with_cuts(cuts))
         flows[task.flow] = flow if own == flow.progress.clock else flow.move_to(own)
     retained = newest.retained if clock == newest.clock else _retained(entry, clock, keeping)

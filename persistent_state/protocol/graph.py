@@ -7,7 +7,8 @@ and is committed by one entry. Invariants:
 - At most one common clock lies above the global clock: the `next` of an entry. Each task that sources feed can be read there
   from the entry on that names it, until it is the global clock. A flow that does not hold the clock is moved there.
 - A derived flow steps to a clock once every task that feeds it is there. Both clocks of a step are kept apart until it is
-  committed, so the log fixes what a step reads. One that was away visits each retained clock on its way: it can be read there.
+  committed, so the log fixes what a step reads. A flow that was left out visits each retained clock on its way, since its
+  upstream tasks can be read at these.
 - When all derived flows have come to the next clock, it becomes the global clock. So the state of each derived task at the
   global clock is made of the states of the tasks that feed it at the same clock.
 """
@@ -83,7 +84,7 @@ def due(entry: Entry) -> list[Step]:
         born[task.flow] = min(task.born, born.get(task.flow, END))
     for id, flow in _derived(entry):
         since = flow.stepped if flow.inputs else flow.progress.clock
-        # A flow that was away visits each clock at which it can be read. One that is new can't be before the global clock.
+        # A flow that was left out visits each retained clock. A new one begins at the global clock: `born` is just below it.
         clock = next((clock for clock in entry.retained if clock > max(since, born[id])), entry.next)
         is_read = not flow.inputs or clock <= flow.progress.clock
         is_fed = all(_is_there(entry, upstream.task, clock) for upstream in flow.upstream.values())

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from persistent_state.event_time.channels import Channel, live_channels
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.formatting import show_clock
 from persistent_state.protocol import graph
 from persistent_state.store.entry import Entry
@@ -75,14 +75,14 @@ class Holder:
         return f"task={self.task}{reason}"
 
 
-def holder(entry: Entry, idle_after: int | None = None) -> Holder | None:
+def holder(entry: Entry, settings: Settings | None = None) -> Holder | None:
     """Return what the global clock of an entry waits for; None if all channels are idle or have ended.
 
-    `idle_after` is the time, in microseconds, after which a silent channel is idle; None if it is not known, or never.
+    `settings` tell after which time a silent channel of an input is idle; None if that is not known.
     """
     # The id of a flow is the name of its first task.
     active = sorted({task.flow for task in entry.tasks.values() if task.active})
-    found = [slowest(entry, id, idle_after) for id in active if entry.flows[id].progress.holds]
+    found = [slowest(entry, id, settings) for id in active if entry.flows[id].progress.holds]
     held = min(
         (one for one in found if one is not None),
         key=lambda one: (entry.flow_of(one.task).progress.clock, BEGINNING if one.at is None else one.at),
@@ -102,7 +102,7 @@ def sentence(holder: Holder | None) -> str:
     return f"The global clock waits for {NOTHING if holder is None else holder.words}."
 
 
-def slowest(entry: Entry, task: str, idle_after: int | None = None) -> Holder | None:
+def slowest(entry: Entry, task: str, settings: Settings | None = None) -> Holder | None:
     """Return the channel that holds the clock of a task's flow; None if no source feeds it, or no channel is live."""
     flow = entry.flow_of(task)
     inputs = {name: source.channels for name, source in flow.inputs.items()}
@@ -111,10 +111,11 @@ def slowest(entry: Entry, task: str, idle_after: int | None = None) -> Holder | 
     first = next(iter(inputs))
     if flow.progress.batch == 0 and flow.progress.holds:
         return Holder(task, first, None, UNREAD, None)
+    idle_after = {name: None if settings is None else settings.of(name).idle_after for name in inputs}
     live = {
         (name, channel): state
         for name, channels in inputs.items()
-        for channel, state in live_channels(channels, entry.time, idle_after).items()
+        for channel, state in live_channels(channels, entry.time, idle_after[name]).items()
     }
     if not live:
         is_known = any(inputs.values()) or not flow.progress.holds
@@ -128,7 +129,7 @@ def _slowest(live: Mapping[tuple[str, str], Channel], flow: FlowState, interval:
     clock = flow.progress.clock
     heard = {name: channel.newest for name, channel in live.items() if channel.newest is not None}
     silent = [name for name in live if name not in heard]
-    # The clock is below the newest message of each channel that it waits for: the others are idle.
+    # A channel whose newest message is below the clock does not hold it: it is idle.
     ahead = {name: newest for name, newest in heard.items() if newest >= clock}
     unheard = [name for name in silent if live[name].reached == BEGINNING]
     if silent and (unheard or ahead) and not any(newest < clock + interval for newest in ahead.values()):

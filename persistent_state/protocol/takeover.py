@@ -107,7 +107,7 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
             # They catch up on their own.
             some = [*some, _rebuilt(flow, _all_born(rebuilt, newest, epoch, BEGINNING), clock)]
         tasks = {name: task for group in groups for name, task in group.tasks.items()}
-        some = [_fed(group, flow.first, graph.upstream_of(flow.first, tasks)) for group in some]
+        some = [_fed(group, flow, graph.upstream_of(flow.first, tasks)) for group in some]
         groups += [_in_order(group, plans) for group in some]
     if newest:
         taken = {name for flow in wanted for name in flow.by_name}
@@ -133,10 +133,22 @@ def _id(group: TaskGroup) -> str:
     return next(iter(group.tasks))
 
 
-def _fed(group: TaskGroup, plan: Plan, upstream: Mapping[str, Upstream]) -> TaskGroup:
-    """Return the group with the inputs that it has in this start. A source that is new is read from its beginning."""
-    flow = replace(group.flow.with_inputs(plan.source_inputs), upstream=upstream)
-    return replace(group, flow=flow)
+def _fed(group: TaskGroup, plan: FlowPlan, upstream: Mapping[str, Upstream]) -> TaskGroup:
+    """Return the group with the inputs that it has in this start. A source that is new is read from its beginning.
+
+    Raises:
+        InvalidInputError: The group would lack what its upstream tasks gave.
+    """
+    flow = group.flow
+    if flow.is_derived and not plan.is_derived:
+        # Its clock was that of its steps. From now on sources may take it further than these.
+        flow = replace(flow, stepped=flow.progress.clock)
+    if flow.upstream and plan.is_derived and flow.visited < flow.progress.clock:
+        raise InvalidInputError(
+            f"{plan.title} has yet to take what other tasks gave up to clock={full_clock(flow.progress.clock)}; start it with "
+            "the inputs that it had until it has, and end them then."
+        )
+    return replace(group, flow=replace(flow.with_inputs(plan.first.source_inputs), upstream=upstream))
 
 
 def _in_order(group: TaskGroup, plans: Mapping[str, Plan]) -> TaskGroup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,16 @@ def test_tasks_are_fed_together_that_have_one_source_object_and_one_delivery(tmp
     assert flows(*parts) == [["A", "C"], ["B"]]
     parts = [part(Words(delivery), one, delivery) for delivery in DELIVERIES]
     assert flows(*parts, part(Words("Last"), one)) == [["exactly-once", "Last"], ["at-least-once"], ["at-most-once"]]
+
+
+def test_a_task_with_a_delay_of_its_own_is_fed_apart(tmp_path: Path) -> None:
+    one = files(tmp_path)
+    parts = [part(Words("A"), one), part(Words("B"), one), part(Words("C"), one)]
+    plan = parts[1].plan
+    parts[1] = replace(parts[1], plan=replace(plan, settings=replace(plan.settings, delay=30)))
+    assert flows(*parts) == [["A", "C"], ["B"]]
+    parts[1] = replace(parts[1], plan=replace(plan, settings=replace(plan.settings, idle_after=30)))
+    assert flows(*parts) == [["A", "C"], ["B"]]
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)

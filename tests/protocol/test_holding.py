@@ -108,7 +108,7 @@ def test_a_channel_that_is_known_to_be_idle_holds_no_clock() -> None:
     world.play("A", {"x": 120}, channels, now=50)
     world.play("A", {"x": 150}, channels, now=70)
     assert world.held == Holder("A", "", "y", UNHEARD, None)
-    assert holding.holder(world.newest, idle_after=60) == Holder("A", "", "x", BEHIND, 150)
+    assert holding.holder(world.newest, Settings(10, idle_after=60)) == Holder("A", "", "x", BEHIND, 150)
 
 
 def test_all_that_was_read_is_below_the_last_clock() -> None:

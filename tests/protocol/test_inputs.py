@@ -16,11 +16,14 @@ from persistent_state import (
     Application,
     Changes,
     Chunk,
+    ClosedWindows,
     Input,
     InvalidInputError,
     NonWindowState,
     PersistentTask,
     Reach,
+    TumblingWindow,
+    WindowState,
 )
 from persistent_state.batch import changes
 from persistent_state.batch.combine import combine
@@ -449,3 +452,120 @@ def test_each_input_begins_with_timestamps_of_its_own_unit() -> None:
     world.rates.rows = [(1_700_000_000_000, 1, "x")]
     with pytest.raises(InvalidInputError, match="begins with the timestamp 1700000000000; an int64 is microseconds"):
         world.play("Story")
+
+
+class Times(PersistentTask):
+    """The times of all that came, in order."""
+
+    key = "shop"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(monoids.List(pa.int64()))
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        times = batch["timestamp" if "timestamp" in batch.schema.names else "ts"].cast(pa.int64())
+        return pa.array([[time] for time in times.to_pylist()], pa.list_(pa.int64()))
+
+
+class PerSlot(PerShop):
+    def persistent_state(self) -> WindowState[int]:  # type: ignore[override]
+        return WindowState(monoids.Sum(), TumblingWindow(core.us(10)))
+
+
+def application(world: World, *added: tuple[PersistentTask, Any]) -> None:
+    """Let the world have these tasks instead."""
+    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
+    world.sources = {}
+    for task, source in added:
+        app.add(task, source)
+        inputs = source if isinstance(source, Mapping) else {"": source}
+        own = {name: each for name, each in inputs.items() if isinstance(each, TimeReplayableSource)}
+        if own:
+            world.sources[task.task_name] = own[""] if [*inputs] == [""] else Inputs(own)
+    world.plans = app.plans(world.files, world.shards, lambda _, source: (source, source.schema, None))
+
+
+@pytest.mark.parametrize("first", [11, 23, 31, 47])
+@pytest.mark.parametrize("last", [55, 95, 200])
+def test_a_source_that_is_far_ahead_is_apart_from_what_a_step_adds_below_it(first: int, last: int) -> None:
+    world = without_story()
+    world.start()
+    for at in (first, first + 7, last, last):
+        world.orders.rows += [(at, 1, 100)] if at not in [ts for ts, *_ in world.orders.rows] else []
+        world.play("Both")
+    for at in (5, 29):
+        world.others.rows.append((at, 1, 4))
+        world.play("PerShop")
+    for at in (None, None, None, 210, 230, 250, 270):
+        if at is not None:
+            world.orders.rows.append((at, 1, 100))
+            world.others.rows.append((at, 1, 4))
+        # The world looks at each retained clock after each commit.
+        world.play("Both")
+        world.play("PerShop")
+        world.step()
+    assert world.newest.clock >= 200
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_what_a_step_gives_stands_in_its_order_among_what_a_source_gave(at_once: int) -> None:
+    world = World(shards=1)
+    application(world, (PerSlot(), world.others), (Times(), {"slots": ClosedWindows("PerSlot"), "own": world.orders}))
+    world.start()
+    world.others.rows = [(at, 1, 1) for at in range(0, 305, 10)]
+    rows = [(at, 1, 1) for at in range(3, 305, 10)]
+    for begin in range(0, len(rows), at_once):
+        world.orders.rows += rows[begin : begin + at_once]
+        world.play("Times")
+    for _ in range(4):
+        world.play("PerSlot")
+        world.play("Times")
+    (times,) = world.state("Times", 300).values()
+    assert times == sorted([*range(3, 300, 10), *range(9, 300, 10)])
+
+
+@pytest.mark.parametrize("name", ["", "sums"])
+def test_a_derived_task_goes_on_from_its_clock_when_it_gets_a_source(name: str) -> None:
+    world = World()
+    changes_only = {name: Input(Changes("PerShop"), value="value")}
+    application(world, (PerShop(), world.others), (Both(), changes_only))
+    world.start()
+    world.others.rows = [(5, 1, 4), (15, 2, 6), (29, 1, 1)]
+    world.play("PerShop")
+    world.step()
+    assert world.state("Both", 20) == {(1,): 4, (2,): 6}
+    application(world, (PerShop(), world.others), (Both(), {**changes_only, "own": world.orders}))
+    world.start()
+    world.orders.rows = [(25, 3, 100), (41, 3, 1000)]
+    world.others.rows.append((47, 1, 5))
+    for _ in range(3):
+        world.play("PerShop")
+        world.play("Both")
+    assert world.newest.clock == 40
+    assert world.state("Both", 40) == {(1,): 5, (2,): 6, (3,): 100}
+
+
+def test_a_task_that_lacks_what_others_gave_can_not_become_derived_yet() -> None:
+    world = without_story()
+    world.start()
+
+    def play(*tasks: str) -> None:
+        number = len(world.others.rows)
+        for ahead in (0, 9):
+            world.others.rows.append((number * 10 + ahead, 1, 1))
+            world.orders.rows.append((number * 10 + ahead, 1, 1))
+        for task in tasks * 2:
+            world.play(task)
+        world.step()
+
+    play("PerShop", "Both")
+    core.start(world.log, [world.plans["PerShop"]])
+    play("PerShop")
+    world.start()
+    core.play_source(world.log, FlowPlan((world.plans["Both"],)), Inputs({"own": world.orders}), keeping=KEEPING)
+    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
+    app.add(PerShop(), world.others)
+    app.add(Both(), {"sums": Input(Changes("PerShop"), value="value")}, without=["own"])
+    plans = app.plans(world.files, world.shards, lambda _, source: (source, source.schema, None))
+    with pytest.raises(InvalidInputError, match="task=Both has yet to take what other tasks gave up to clock="):
+        core.start(world.log, [*plans.values()])
