@@ -6,7 +6,7 @@ times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -23,6 +23,9 @@ from persistent_state.partials.lookup import folded, plus
 from persistent_state.partials.sort import same_keys, taken
 
 Times = NDArray[np.int64]
+
+MANY = 10_000
+"""The rows of a table of changes from which on it is not put together with the next."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Changed:
 
 
 def changed(levels: Levels, layout: Layout, since: int, clock: int, every: int | None) -> Iterator[Changed]:
-    """Yield what changed in `(since, clock]`, in tables of no two changes of one key or window.
+    """Yield what changed in `(since, clock]`. The changes of one key or window are in their order.
 
     Args:
         levels: All rows below the clock of the keys that may have changed, the oldest table first.
@@ -53,10 +56,25 @@ def changed(levels: Levels, layout: Layout, since: int, clock: int, every: int |
         clock: A multiple of `every`.
         every: Microseconds; None looks at the two clocks only.
     """
-    if layout.kind.expires:
-        yield from _of_windows(levels, layout, since, clock, every)
-    else:
-        yield from _of_keys(levels, layout, since, clock, every)
+    held, count = list[Changed](), 0
+    for some in (_of_windows if layout.kind.expires else _of_keys)(levels, layout, since, clock, every):
+        held.append(some)
+        count += len(some.rows)
+        # What is done with each table takes longer than with many rows.
+        if count >= MANY:
+            yield _together(held)
+            held, count = [], 0
+    if held:
+        yield _together(held)
+
+
+def _together(some: Sequence[Changed]) -> Changed:
+    return Changed(
+        pa.concat_tables([each.rows for each in some]).combine_chunks(),
+        pa.concat_arrays([each.before for each in some]),
+        pa.concat_arrays([each.after for each in some]),
+        np.concatenate([each.clocks for each in some]),
+    )
 
 
 def _of_keys(levels: Levels, layout: Layout, since: int, clock: int, every: int | None) -> Iterator[Changed]:
