@@ -21,7 +21,7 @@ from persistent_state.batch.rows import MOST
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
-from persistent_state.event_time.inputs import INPUT
+from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.inputs import AnySource, Input, Inputs
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of
@@ -456,6 +456,10 @@ def _inputs(task: str, source: AnySource | Mapping[str, AnySource | Input]) -> d
         _check_source(task, each.source)
         if not isinstance(name, str) or not re.fullmatch(r"\w*", name):
             raise InvalidInputError(f"task={task}: input {name!r} can't be a name; use letters, digits and '_'.")
+        if name == UNNAMED:
+            raise InvalidInputError(
+                f"task={task}: input {name!r} can't be a name, as late rows call the input without a name so; use another one."
+            )
         if len(inputs) > 1 and isinstance(each.source, (DataFrameSource, KafkaConnectorSource)):
             raise InvalidInputError(
                 f"task={task}: Spark plans the source of input {name!r}, so it can't be one of several; use a FileSource, a "

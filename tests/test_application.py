@@ -396,6 +396,10 @@ class TestGraphs:
             lambda: app.add(Task(), {"a b": ROWS}),
             "task=totals: input 'a b' can't be a name; use letters, digits and '_'.",
         )
+        refused(
+            lambda: app.add(Task(), {"": ROWS, "input": ROWS}),
+            "task=totals: input 'input' can't be a name, as late rows call the input without a name so; use another one.",
+        )
         stream: Any = None
         refused(
             lambda: app.add(Task(), {"a": ROWS, "b": DataFrameSource(stream, timestamp="ts")}),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.plan import FAIL, Plan
 from persistent_state.errors import TaskFailedError
-from persistent_state.event_time.inputs import input_of, named
+from persistent_state.event_time.inputs import UNNAMED, input_of, named
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.sources.base import BadRecord, Chunk, Originals
 from persistent_state.store.late_rows import LATE, SIDE_COLUMNS
@@ -151,7 +151,7 @@ def bad_record_table(plan: Plan, chunk: Chunk, records: Sequence[BadRecord]) -> 
 
 def _of_input(plan: Plan, row: pa.StructArray) -> pa.StructArray:
     """Return rows as a column of side tables. Where there are several inputs, each has a field of its own in it."""
-    return pa.StructArray.from_arrays([row], names=[plan.input or "input"]) if plan.among else row
+    return pa.StructArray.from_arrays([row], names=[plan.input or UNNAMED]) if plan.among else row
 
 
 def _as_they_came(originals: Originals | None, positions: NDArray[np.int64]) -> dict[str, pa.Array]:
@@ -174,7 +174,7 @@ def check_bad_rows(plan: Plan, table: pa.Table) -> None:
     if first["reason"] == LATE:
         return
     row = first["row"] or {}
-    row = row.get(plan.input or "input") or {} if plan.among else row
+    row = row.get(plan.input or UNNAMED) or {} if plan.among else row
     key = {name: row.get(name) for name in plan.task.key_columns}
     raise TaskFailedError(
         f"task={plan.name} met a bad row ({first['reason']}) at channel={first['channel']!r} "

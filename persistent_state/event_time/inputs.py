@@ -10,6 +10,9 @@ T = TypeVar("T")
 INPUT = ""
 """The name of an only input. What it calls `x` is `x`, beside other inputs, too."""
 
+UNNAMED = "input"
+"""The field of late and bad rows that holds those of the input without a name, beside other inputs. No input has this name."""
+
 
 def named(input: str, name: str) -> str:
     """Return a name of an input's as it is called among those of all inputs."""

@@ -271,6 +271,8 @@ class Graphs:
         self.found: dict[Any, Any] = {}
         """What was read of a task's runs at a clock."""
         self.happened: Counter[str] = Counter()
+        self.also_fed: set[str] = set()
+        """Tasks that sources and another task feed."""
 
     def fed_by_sources(self, names: Iterable[str]) -> list[str]:
         """Those of these tasks that sources feed."""
@@ -284,11 +286,12 @@ class Graphs:
 
     def common(self, entry: Entry) -> int:
         """The clock at which all tasks that sources feed can be read, and which all others have come to or step to."""
-        return max(entry.clock, entry.next) if self._active(entry) else entry.clock
+        return max(entry.clock, entry.next) if self._active(entry) or self.also_fed else entry.clock
 
     def is_waiting(self, entry: Entry) -> bool:
         """Whether a derived task has yet to come to the common clock."""
-        return any(clock_of(entry, name) < self.common(entry) for name in self._active(entry))
+        names = [*self._active(entry), *(self.also_fed & entry.tasks.keys())]
+        return any(entry.flow_of(name).visited < self.common(entry) for name in names)
 
     def _active(self, entry: Entry) -> list[str]:
         return [name for name in self.derived if name in entry.tasks and entry.tasks[name].active]
@@ -433,6 +436,11 @@ class Graphs:
         if name not in self.derived:
             return windows.state_at(self.judges[name].job, self.judges[name].in_state(clock), clock)
         return self._without_zeros(name, windows.state_at(self.job(name), self.fed(name, clock), clock))
+
+    def rows_of(self, name: str, clock: int) -> list[Row]:
+        """The state of a task at a clock as rows that it gives."""
+        job = self.job(name)
+        return [Row(clock - 1, _columns(job, job.keys, *each)) for each in self._values(name, clock).items()]
 
     def job(self, name: str) -> Any:
         return self.derived.get(name) or self.judges[name].job

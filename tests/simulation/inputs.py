@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from persistent_state.application import Application
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import Settings
 from persistent_state.inputs import Input
+from persistent_state.sources.tasks import Changes
 from persistent_state.store.files import Files
 from persistent_state.task import PersistentTask
 from tests.core import us
-from tests.simulation.messages import ORDERED, Job
+from tests.simulation.graphs import Row, number_of
+from tests.simulation.messages import MONOIDS, ORDERED, Job
 from tests.simulation.source import Partitions, Several, WorldSource
 
 if TYPE_CHECKING:
@@ -23,12 +27,16 @@ if TYPE_CHECKING:
 NAMES = ("", "a", "b")
 """The names of inputs. Their order in a task is not this one."""
 
+FED = "fed"
+"""The name of an input that is another task."""
+
 
 class Coming:
     """The inputs of tasks: they come at a start, and some leave at one."""
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, sources: Mapping[str, Partitions]) -> None:
         self.rng = rng
+        self.sources = sources
         self.of: dict[str, Several] = {}
         """By task: the partitions of all inputs that it may ever have."""
         self.since: dict[str, dict[str, int]] = {}
@@ -36,14 +44,14 @@ class Coming:
         self.left: dict[str, set[str]] = {}
         """By task: the inputs that have left for ever."""
 
-    def given(self, job: Job, sources: Mapping[str, Partitions]) -> Job:
+    def given(self, job: Job) -> Job:
         """The task with inputs, if it has several."""
         rng = self.rng
         if self.of and rng.random() < 0.3:
             return job
         names = rng.sample(NAMES, rng.choice([2, 2, 3]))
         # One source may be two inputs.
-        self.of[job.name] = Several({name: sources[rng.choice([*sources])] for name in names})
+        self.of[job.name] = Several({name: self.sources[rng.choice([*self.sources])] for name in names})
         first = rng.choice(names)
         self.since[job.name] = {name: 0 if name == first else rng.choice([0, 0, 0, 1, 2]) for name in names}
         self.left[job.name] = set()
@@ -51,6 +59,26 @@ class Coming:
         if rng.random() < 0.5:
             job = replace(job, kind=rng.choice(ORDERED), way="batch" if job.way == "value" else job.way)
         return replace(job, source=job.name, inputs=tuple(names), by_partition=by_partition)
+
+    def with_fed(self, jobs: Sequence[Job]) -> list[Job]:
+        """The tasks, of which the last may be fed by the first, too."""
+        first, last, rng = jobs[0], jobs[-1], self.rng
+        if first is last or rng.random() < 0.3:
+            return [*jobs]
+        if not last.inputs:
+            self.of[last.name] = Several({"": self.sources[last.source]})
+            self.since[last.name], self.left[last.name] = {"": 0}, set()
+        fed = replace(
+            last,
+            inputs=last.inputs or ("",),
+            fed=first.name,
+            kind=rng.choice(["sum", "count"]),
+            way=rng.choice(["batch", "message"]),
+            keys=tuple(rng.sample(first.keys, rng.randint(0, len(first.keys)))),
+            windowing=None,
+            horizon=None,
+        )
+        return [replace(first, windowing=None), *jobs[1:-1], fed]
 
     def terms(self) -> dict[str, tuple[int | None, int | None]]:
         """By input: its own allowed delay and its own idle time at a start, or None."""
@@ -68,20 +96,11 @@ class Coming:
         return found
 
 
-def plan_of(task: PersistentTask, coming: Coming, actor: Actor, files: Files, settings: Settings, emits: bool) -> Plan:
+def plan_of(
+    job: Job, task: PersistentTask, coming: Coming, actor: Actor, files: Files, settings: Settings, emits: bool
+) -> Plan:
     """The plan of a task, as an application makes it of the inputs that a start gives it."""
-    name, of = task.task_name, {}
-    partitions = coming.of[name]
-    for input in actor.inputs[name]:
-        source = WorldSource(
-            partitions.of(input), coming.rng, 0, channel="c" if partitions.of(input).by_column else None
-        )
-        delay, idle_after = actor.terms.inputs[input]
-        of[input] = Input(
-            source,
-            allowed_delay=None if delay is None else us(delay),
-            idle_after=None if idle_after is None else us(idle_after),
-        )
+    name, of = job.name, inputs_of(job, coming, actor)
     application = Application(
         "app",
         "memory://none",
@@ -92,12 +111,50 @@ def plan_of(task: PersistentTask, coming: Coming, actor: Actor, files: Files, se
         max_ahead=us(settings.ahead),
         max_jump=settings.jump and us(settings.jump),
     )
+    if job.fed:
+        upstream = next(each for each in actor.jobs if each.name == job.fed)
+        application.add(upstream.task(lambda *_: None), inputs_of(upstream, coming, actor))
+        of[FED] = Input(Changes(job.fed), batch=lambda batch: updates_of(job, batch))
+        emits = False
     application.add(task, of, without=[*coming.left[name]])
     plan = application.plans(files, actor.shards, lambda _, source: (source, source.schema, None))[name]
     inputs = {input: with_believe(each, settings, emits) for input, each in plan.inputs.items()}
     plan = with_believe(plan, settings, emits)
     of_each = {input: each.settings for input, each in inputs.items()}
     return replace(plan, inputs=inputs, settings=replace(plan.settings, inputs=of_each))
+
+
+def inputs_of(job: Job, coming: Coming, actor: Actor) -> dict[str, Input]:
+    """The sources that a start gives a task."""
+    found: dict[str, Input] = {}
+    for name in actor.inputs.get(job.name, ("",)):
+        partitions = coming.of[job.name].of(name) if job.inputs else coming.sources[job.source]
+        source = WorldSource(partitions, coming.rng, 0, channel="c" if partitions.by_column else None)
+        delay, idle_after = actor.terms.inputs[name] if job.inputs else (None, None)
+        found[name] = Input(
+            source,
+            allowed_delay=None if delay is None else us(delay),
+            idle_after=None if idle_after is None else us(idle_after),
+        )
+    return found
+
+
+def updates_of(job: Job, batch: pa.RecordBatch) -> pa.Array:
+    """What a task makes of the rows of a task that feeds it."""
+    return MONOIDS[job.kind].to_arrow([update_of(job, row) for row in batch.to_pylist()])
+
+
+def update_of(job: Job, row: Mapping[str, Any]) -> int:
+    return 1 if job.kind == "count" else number_of(row)
+
+
+def with_rows(job: Job, state: Mapping[Any, Any], rows: Iterable[Row]) -> dict[Any, Any]:
+    """The state of a task by its own messages, with the rows that another task gives it."""
+    found = dict(state)
+    for row in rows:
+        key = tuple(row.columns[name] for name in job.keys)
+        found[key] = found.get(key, 0) + update_of(job, row.columns)
+    return {key: value for key, value in found.items() if value}
 
 
 def with_believe(plan: Plan, settings: Settings, emits: bool) -> Plan:

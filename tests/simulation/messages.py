@@ -104,6 +104,8 @@ class Job:
     windowing: Windowing | None = None
     horizon: int | None = None
     inputs: tuple[str, ...] = ()
+    fed: str = ""
+    """The task that feeds it, beside its sources."""
 
     @property
     def is_windowed(self) -> bool:

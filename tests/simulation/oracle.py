@@ -39,6 +39,7 @@ from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.flows import BEFORE, Flows
 from tests.simulation.graphs import Graphs
+from tests.simulation.inputs import with_rows
 from tests.simulation.messages import MONOIDS, Job, Sent, input_of, named
 from tests.simulation.sinks import Sinks, Values, WorldSink
 from tests.simulation.source import Partitions, Several
@@ -232,6 +233,7 @@ class Oracle:
 
     def expect(self, job: Job, partitions: Partitions | Several) -> None:
         self.judges[job.name] = Judge(job, partitions)
+        self.graphs.also_fed |= {job.name} if job.fed else set()
 
     def reader(self, name: str, writer: str) -> Callable[[str, int, Any], None]:
         """Where a driver's task tells what it read of its state."""
@@ -283,8 +285,9 @@ class Oracle:
             moved = [name for id in flows for name in self.graphs.fed_by_sources(entry.tasks_of(id))]
             for name in moved:
                 self._commit(name, before, entry)
+            steps = [id for id, flow in entry.flows.items() if flow.stepped != before.flows[id].stepped]
             if not self._wakes(before, entry) and not self._records(before, entry):
-                self._clocks(before, entry, moved, is_close=not flows)
+                self._clocks(before, entry, moved, is_close=not flows and not steps)
         self._aside(before, entry)
         self._states(before, entry)
         self.sinks.hear(before, entry)
@@ -385,7 +388,9 @@ class Oracle:
         idle = {terms.idle_of(judge.job, channel) for channel in judge.newest}
         if terms.alignment is None or not judge.job.by_partition or idle - {None}:
             return
-        came = {channel: judge.reached.get(channel) if top is None else top for channel, top in judge.newest.items()}
+        # One that had gone, and comes again after a start, is not known before it does.
+        known = {channel: top for channel, top in judge.newest.items() if channel not in judge.gone}
+        came = {channel: judge.reached.get(channel) if top is None else top for channel, top in known.items()}
         left = [
             BEGINNING if came[p] is None else came[p]
             for p, n in judge.partitions.visible.items()
@@ -411,6 +416,7 @@ class Oracle:
             must(clock == entry.clock, "a close gives every task one clock", task=job.name, clock=clock)
             below, every = judge.in_state(entry.clock), judge.in_state(None)
             must(len(below) == len(every), "at a close all is below the clock", task=job.name, clock=entry.clock)
+            must(entry.flow_of(job.name).visited == clock, "all that another task gives is taken", task=job.name)
             self.sinks.finish(job.name)
         for name in self.graphs.finish(entry):
             self.sinks.finish(name)
@@ -574,6 +580,9 @@ class Oracle:
                 must(sent.placed, "a start delivers each message once", message=sent)
         self._find_copies(judge, read)
         judge.counts = {REPLAYED_OR_LATE: unknown, "messages": sum(m.broken is None for m in read)}
+        if judge.job.fed:
+            # It has met rows of another task, too.
+            judge.counts = {}
         self._protected(judge, read, limit)
         self._read_right(judge, read)
         judge.touched = {
@@ -822,6 +831,8 @@ class Oracle:
         The grid is that of a handful of clocks between the global clock and the fastest task, or of a batch that had to be
         coarser. For a task that stood behind the global clock the handful counts from where it stood, and before there is a
         global clock from its first message or its first clock, which the allowed delay may set below that.
+
+        Before the first message of its own, a task that another feeds, too, keeps nothing apart but the clocks of its steps.
         """
         fed, common = self.graphs.fed_by_sources(entry.tasks), self.graphs.common(entry)
         active = [clock_of(entry, name) for name in fed if entry.tasks[name].active]
@@ -842,6 +853,9 @@ class Oracle:
         if before.clock != BEGINNING and holding and is_chosen:
             least = min(holding) - self.coarsest
             facts = {"clock": common, "tasks": active, "step": self.coarsest, "before": before.clock}
+            fed_too = [self.judges[name] for name in self.graphs.also_fed & entry.tasks.keys()]
+            if any(not (some := judge.in_state(None)) or min(m.timestamp for m in some) > least for judge in fed_too):
+                return
             must(common >= least, "the global clock is at most a step behind the slowest task", **facts)
 
     def _rows_aside(self, judge: Judge, entry: Entry) -> list[tuple[Place, str]]:
@@ -912,9 +926,14 @@ class Oracle:
             table = seen_below(self.files, task.stored.runs, layout, at)
         found = as_dict(table, layout)
         expected = windows.state_at(job, judge.in_state(clock), at)
+        if job.fed:
+            stepped = entry.flow_of(name).stepped
+            expected = with_rows(job, expected, self.graphs.rows_of(job.fed, min(at, stepped)))
+            self.happened["another task fed"] += stepped != BEGINNING
         differ = {k: (found.get(k), expected.get(k)) for k in {*found, *expected} if found.get(k) != expected.get(k)}
         facts = {"task": name, "clock": clock, "differ (found, expected)": differ}
         must(len(found) == table.num_rows, "a key has one row", **facts)
+        found = {key: value for key, value in found.items() if value or not job.fed}
         must(found == expected, "the state at a clock is the fold of the messages below it", **facts)
         if clock is not None and clock <= min(entry.clock, clock_of(entry, name)):
             was = judge.was_read.setdefault(clock, found)

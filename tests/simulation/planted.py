@@ -1409,4 +1409,26 @@ BUGS = (
         ("side, clock, positions)", "side, clock, {**dict.fromkeys(side.ends, 0), **positions})"),
         theme="inputs",
     ),
+    # Another task among the inputs
+    bug(
+        "change above the clock",
+        "What another task gives counts from the flow's clock on, though it was at a clock before.",
+        clocks.split_intervals,
+        ("if timestamps.min() < clock:", "if False:"),
+        theme="inputs",
+    ),
+    bug(
+        "step not waited for",
+        "A task that sources feed, too, counts as having come as far as they have.",
+        flow_state.FlowState.visited.fget,
+        ("min(self.progress.clock, self.stepped)", "self.progress.clock"),
+        theme="inputs",
+    ),
+    bug(
+        "late by the clock of sources",
+        "What another task gives is late where sources have come further.",
+        judge.judge,
+        ("if plan.is_fed_by_task:", "if False:"),
+        theme="inputs",
+    ),
 )

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from greenlet import getcurrent, greenlet
 
-from persistent_state.batch import compaction
+from persistent_state.batch import changes, compaction
 from persistent_state.batch import shard as shards
 from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.combine import combine
@@ -177,11 +177,11 @@ class World:
             partitions.journal = self.own.choice([NO_LINES, NO_LINES, NAMES, MOVES])
             # Who is told that there is no more waits for nobody.
             partitions.forgets = self.own.choice([0.0, 0.1]) if self.alignment is None else 0.0
-        counts = {"restless": [2, 3], REBUILT: [2, 3], FLOWS: [2, 3], INPUTS: [1, 1, 2]}
+        counts = {"restless": [2, 3], REBUILT: [2, 3], FLOWS: [2, 3], INPUTS: [1, 2]}
         self.jobs = [self._job(i) for i in range(rng.choice(counts.get(self.theme, [1, 1, 1, 2, 2, 3])))]
-        self.inputs = inputs.Coming(self.own)
+        self.inputs = inputs.Coming(self.own, self.sources)
         if self.theme == INPUTS:
-            self.jobs = [self.inputs.given(job, self.sources) for job in self.jobs]
+            self.jobs = self.inputs.with_fed([self.inputs.given(job) for job in self.jobs])
         self.derived = graphs.drawn(self.own, self.jobs) if self.theme == GRAPH else []
         for derived in self.derived:
             early = isinstance(derived.windowing, SlidingWindow) and self.own.random() < 0.4
@@ -201,7 +201,7 @@ class World:
                     rng.random() < 0.6,
                     isinstance(job.windowing, SlidingWindow) and rng.random() < 0.4,
                 )
-                for i in range(rng.choice([0, 1, 1, 2]))
+                for i in range(0 if job.fed else rng.choice([0, 1, 1, 2]))
             ]
             self.oracle.sinks.of[job.name] = {sink.output: sink for sink in sinks}
 
@@ -249,9 +249,8 @@ class World:
             for i in range(rng.choice([1, 1, 2]))
         }
         sent = []
-        for position in range(
-            rng.randint(3, 9 if self.theme == INPUTS else 14) + (8 if self.theme == "ordered" else 0)
-        ):
+        most = 9 if self.theme == INPUTS else 14
+        for position in range(rng.randint(3, most) + (8 if self.theme == "ordered" else 0)):
             channel = rng.choice(list(tops))
             top = tops[channel] + rng.randint(0, pace)
             if gaps and rng.random() < 0.1:
@@ -331,6 +330,11 @@ class World:
             # It can feed nobody.
             windowing = None
         return Job(f"t{number}", source, kind, way, columns, not self.sources[source].by_column, windowing, horizon)
+
+    @property
+    def _always_there(self) -> set[str]:
+        """The tasks that a source and a task feed, and those that feed them."""
+        return {name for job in self.jobs if job.fed for name in (job.name, job.fed)}
 
     def _windowing(self) -> Windowing:
         rng = self.rng
@@ -460,7 +464,9 @@ class World:
             must(superseded, "what is needed is not collected", error=error)
         elif isinstance(error, InvalidInputError) and "has what it was before" in str(error):
             # Another driver has built the task again, since this one was told where its values go.
-            must(self.theme in (REBUILT, FLOWS, GRAPH), "only what was built again has new outputs", error=error)
+            must(
+                self.theme in (REBUILT, FLOWS, GRAPH, INPUTS), "only what was built again has new outputs", error=error
+            )
         elif not isinstance(error, InvalidInputError) or actor is self.actors[-1]:
             raise error
 
@@ -480,6 +486,7 @@ class World:
         elif self.theme in (FLOWS, GRAPH, INPUTS):
             stay = rng.choice([0.4, 0.7, 1.0])
         jobs = [job for job in self.jobs if is_last or rng.random() < stay] or self.jobs[:1]
+        jobs = [job for job in self.jobs if job in jobs or job.name in self._always_there]
         closes = is_last or rng.random() < 0.3
         shards = self.actors[-1].shards if self.actors and rng.random() < 0.4 else rng.randint(1, 3)
         if self.part_rate and self.own.random() < 0.2:
@@ -627,7 +634,7 @@ class World:
             task = job.task(self.oracle.reader(job.name, writer))
             emits = self.rng.random() < 0.4
             if job.inputs:
-                plan = inputs.plan_of(task, self.inputs, actor, files, settings, emits)
+                plan = inputs.plan_of(job, task, self.inputs, actor, files, settings, emits)
             else:
                 plan = Plan(
                     APPLICATION, files, task, SCHEMA, "ts", channel, settings, actor.shards, emits, timestamp_unit="us"
@@ -637,7 +644,8 @@ class World:
         rebuilt = self._rebuilt(actor)
         for name, places in rebuilt.items():
             plans[name] = replace(plans[name], outputs=tuple(places))
-        wanted = [FlowPlan(tuple(plans[job.name] for job in jobs)) for jobs in self._given_together(actor.jobs)]
+        given = sorted(self._given_together(actor.jobs), key=lambda jobs: bool(jobs[0].fed))
+        wanted = [FlowPlan(tuple(plans[job.name] for job in jobs)) for jobs in given]
         derived = graphs.plans_of(actor.derived, plans, lambda derived: self._outputs(actor, derived))
         wanted += graphs.flows_of(derived)
         entry, wanted = self._start(actor, log, wanted, self._reset(actor, rebuilt), rebuilt)
@@ -655,15 +663,13 @@ class World:
             self._spawn(actor, lambda s=sink: self._deliver(actor, log, plans[s.task], s), False) for sink in sinks
         ]
         self._join(*threads)
-        if (
-            (derived or self.theme == INPUTS)
-            and actor.is_last
-            and all(partitions.goes_on for partitions in self.sources.values())
-        ):
+        goes_on = all(partitions.goes_on for partitions in self.sources.values())
+        if (derived or self.theme == INPUTS) and actor.is_last and goes_on:
             self._go_on(actor, log, fed, entry)
         if actor.closes:
             self.oracle.claim(commits.close(log, actor.epoch, now=self.now, keeping=terms.keeping))
         actor.has_closed = True
+        self._step_on(actor, log, fed, entry)
         if steppers:
             self._join(*steppers)
         actor.has_read = True
@@ -686,10 +692,12 @@ class World:
 
     def _rebuilt(self, actor: Actor) -> dict[str, dict[str, WorldSink]]:
         """The tasks that a start builds again, and where the values of each go from then on."""
-        rate = {REBUILT: 0.6, FLOWS: 0.2, GRAPH: 0.2}.get(self.theme)
-        if rate is None or not actor.number or self.rng.random() >= rate:
+        rate = {REBUILT: 0.6, FLOWS: 0.2, GRAPH: 0.2, INPUTS: 0.2}.get(self.theme)
+        # Who is fed by a source and a task can't be built again without that task.
+        names = [job.name for job in actor.jobs if job.name not in self._always_there]
+        if rate is None or not names or not actor.number or self.rng.random() >= rate:
             return {}
-        name = self.rng.choice(actor.jobs).name
+        name = self.rng.choice(names)
         self.note(f"{actor.number} builds {name} again")
         return {name: self._fresh(actor, name)}
 
@@ -749,6 +757,21 @@ class World:
 
         actor.perform("write", f"{sink.task} {sink.output} {due.clock}", act)
 
+    def _opened(
+        self, actor: Actor, log: Log, flow: FlowPlan, rows: int
+    ) -> tuple[WorldSource | Inputs, Partitions | Several]:
+        """The source of a flow as the log says it was left, or several as one, and its partitions."""
+        partitions, sources = self.oracle.judges[flow.id].partitions, dict[str, WorldSource]()
+        for input in flow.first.source_inputs:
+            channel, tells = flow.by_input[input].first.channel, self.seed % 2 == 1
+            sources[input] = WorldSource(partitions.of(input), self.rng, rows, self.skew, channel, tells=tells)
+        source = Inputs(sources) if flow.first.inputs else sources[""]
+        known = self._newest(actor, log).flows[flow.id]
+        open_source(source, lists.read_journals(log.files, known), known.source.known_positions)
+        for input, each in sources.items():
+            self.oracle.opened(flow, actor.epoch, input, *each.opened)
+        return source, partitions.some(sources) if isinstance(partitions, Several) else partitions
+
     def _start(
         self,
         actor: Actor,
@@ -805,19 +828,7 @@ class World:
         if partitions.by_spark:
             source = Stream(partitions, rng, rows, self.skew, flow.first.channel, started.flows[flow.id].progress.clock)
         else:
-            each = {
-                input: WorldSource(
-                    partitions.of(input), rng, rows, self.skew, plan.first.channel, tells=self.seed % 2 == 1
-                )
-                for input, plan in flow.by_input.items()
-            }
-            if isinstance(partitions, Several):
-                partitions = partitions.some(each)
-            source = Inputs(each) if flow.first.inputs else each[""]
-            known = self._newest(actor, log).flows[flow.id]
-            open_source(source, lists.read_journals(log.files, known), known.source.known_positions)
-            for input, one in each.items():
-                self.oracle.opened(flow, actor.epoch, input, *one.opened)
+            source, partitions = self._opened(actor, log, flow, rows)
         flushed, collector = False, Collector(log)
         while True:
             if rng.random() < 0.7:
@@ -855,11 +866,27 @@ class World:
             self._join(
                 *[self._spawn(actor, lambda f=flow: self._read(actor, log, f, started), False) for flow in flows]
             )
+        self._step_on(actor, log, flows, started)
         while graph.due(entry := self._newest(actor, log)):
             self._nap(10)
         facts = {"before": before.clock, "next": before.next}
         must(entry.clock > before.clock, "the global clock moves on while all sources go on", **facts)
         self.note(f"the clock has moved from {before.clock} to {entry.clock}")
+
+    def _step_on(self, actor: Actor, log: Log, flows: Sequence[FlowPlan], started: Entry) -> None:
+        """Take all steps that are due of tasks that sources feed, too."""
+        for flow in [flow for flow in flows if flow.first.upstream]:
+            while step := graph.step_of(entry := self._newest(actor, log), flow):
+                if not graph.spans(entry, flow, step) and self.rng.random() < 0.5:
+                    keeping = actor.terms.keeping
+                    entry, _ = commits.commit_unchanged(log, actor.epoch, [step], now=self.now, keeping=keeping)
+                    self.oracle.claim(entry)
+                    continue
+                source, partitions = self._opened(actor, log, flow, 0)
+                known = self._newest(actor, log).flows[flow.id].source
+                start = {name: known.positions.get(name, Position()).next for name in partitions.visible}
+                reach = source.reach(start, everything=False)
+                self._micro_batch(actor, log, flow, source, started.flows[flow.id], start, reach)
 
     def _nap(self, steps: int) -> None:
         getcurrent().thread.wake = self.step + steps
@@ -965,14 +992,19 @@ class World:
 
         else:
             entry = commits.wake(log, actor.epoch, flow.id, now)
-            basis = commits.plan_batch(entry, flow, reach, now)
+            # What another task gives comes with what there is of the sources.
+            step = graph.step_of(entry, flow)
+            spans = graph.spans(entry, flow, step) if step else []
+            basis = commits.plan_batch(entry, flow, reach, now, step)
             self.oracle.batches[flow.id, basis.epoch, basis.batch] = Batch(entry.flows[flow.id], reach, now)
             nothing: Any = (next(iter(source.sources)), []) if isinstance(source, Inputs) else []
-            splits = source.splits(start, reach.ends, self.parts) or [nothing]
+            splits = source.splits(start, reach.ends, self.parts) or ([] if spans else [nothing])
 
             def plan_and_combine() -> list[tuple[list[Blob], Report]]:
                 told = [basis.of_part(i, source.partitions_in(split)) for i, split in enumerate(splits)]
-                return [combine(flow, told[i], i, len(splits), source.read(s)) for i, s in enumerate(splits)]
+                told += [basis.of_part(len(splits) + i, None) for i in range(len(spans))]
+                reads = [source.read(s) for s in splits] + [changes.read(flow.first, *span) for span in spans]
+                return [combine(flow, told[i], i, len(reads), read) for i, read in enumerate(reads)]
 
         descriptors, reports = self._answered(actor, flow, plan_and_combine, sabotage)
         entry, after = self._commit(actor, log, flow, Answers(reports, descriptors))
