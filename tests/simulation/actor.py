@@ -68,6 +68,8 @@ class Actor:
     finished: bool = False
     sabotaged: bool = False
     derived: list[Derived] = field(default_factory=list)
+    apart: dict[str, int] = field(default_factory=dict)
+    """By task, the time of which it keeps each multiple apart."""
     has_closed: bool = False
     """Whether its sources are read to their end, and closed: what is left are steps, and deliveries."""
     has_read: bool = False
