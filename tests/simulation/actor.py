@@ -70,6 +70,8 @@ class Actor:
     derived: list[Derived] = field(default_factory=list)
     inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By task that may have several inputs: those that it has."""
+    apart: dict[str, int] = field(default_factory=dict)
+    """By task, the time of which it keeps each multiple apart."""
     has_closed: bool = False
     """Whether its sources are read to their end, and closed: what is left are steps, and deliveries."""
     has_read: bool = False

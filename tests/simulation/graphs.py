@@ -5,15 +5,18 @@ What a derived task is at a clock follows from what the task that feeds it is th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
 import monoids
+from persistent_state.application import Application
 from persistent_state.batch import changes
 from persistent_state.batch.changes import Span
 from persistent_state.batch.combine import combine
@@ -22,13 +25,14 @@ from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.layout import one_chunk
 from persistent_state.protocol import graph
+from persistent_state.sources.files import FileSource
 from persistent_state.sources.tasks import Changes, ClosedWindows, TaskSource
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.store.entry import Entry
 from persistent_state.store.state_at import seen_below
 from persistent_state.task import Message, PersistentTask
-from persistent_state.windows import WINDOW, SessionWindow, SlidingWindow, Windowing
-from tests.core import us
+from persistent_state.windows import WINDOW, SessionWindow, SlidingWindow, TimeToLive, Windowing
+from tests.core import micros, us
 from tests.simulation import windows
 from tests.simulation.files import PlainFiles
 from tests.simulation.messages import Job
@@ -38,6 +42,15 @@ if TYPE_CHECKING:
 
 NUMBERS = {"struct": ("count", "min", "max")}
 """By the kind of a task, the columns of its value that can be keys."""
+
+STRUCTS = ("struct", "both", "most")
+"""The kinds of tasks whose value is a struct. The others have a column `value`."""
+
+PAIR = changes.BEFORE, changes.AFTER
+"""The columns of a change that is one row."""
+
+GROUPS = ("rows", "total", "both")
+"""The kinds of derived tasks whose monoid is an exact group."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +65,7 @@ class Row:
 class Derived:
     """A task that another task feeds, as the oracle sees it. To the oracle's windows it is a `Job` whose messages are rows.
 
-    `kind` says what it counts: the `rows`, the `total` of their numbers, `both`, or also the `most` of them.
+    `kind` says what it counts: the `rows`, the `total` of their numbers, `both`, or the `most` too; or it is `told` all.
     """
 
     name: str
@@ -61,15 +74,31 @@ class Derived:
     way: str
     keys: tuple[str, ...]
     windowing: Windowing | None = None
+    beside: TaskSource | None = None
+
+    @property
+    def inputs(self) -> dict[str, TaskSource]:
+        """By name: what feeds it."""
+        return {"": self.source} if self.beside is None else {"one": self.source, "other": self.beside}
+
+    @property
+    def upstream(self) -> list[str]:
+        """The tasks that feed it."""
+        return [source.task for source in self.inputs.values()]
 
     @property
     def is_made_of_state(self) -> bool:
-        """Whether it is a function of the state that feeds it, and of no window that closed before."""
-        return isinstance(self.source, Changes)
+        """Whether it is a function of the state that feeds it: what it made of rows that are gone was taken back."""
+        return isinstance(self.source, Changes) and self.windowing is None and self.kind in GROUPS
+
+    @property
+    def is_fed_pairs(self) -> bool:
+        """Whether a change is one row to it, with what was before and what is after."""
+        return isinstance(self.source, Changes) and not self.is_made_of_state
 
     @property
     def is_windowed(self) -> bool:
-        return self.windowing is not None
+        return isinstance(self.windowing, (SlidingWindow, SessionWindow))
 
     @property
     def monoid(self) -> monoids.Monoid[Any]:
@@ -77,8 +106,14 @@ class Derived:
             return monoids.Count()
         if self.kind == "total":
             return monoids.Sum()
+        if self.kind == "told":
+            return monoids.Map(pa.string(), monoids.Count())
         parts = {"rows": monoids.Count(), "total": monoids.Sum(), "most": monoids.Max()}
         return monoids.Struct(**{self.column(name): parts[name] for name in self.parts})
+
+    @property
+    def zero(self) -> Any:
+        return self.monoid.zero
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -88,7 +123,9 @@ class Derived:
         """The name of a part of the value. No other task has it, so that it may be the key of one that this one feeds."""
         return f"{part}_{self.name}"
 
-    def update_of(self, row: Mapping[str, Any]) -> Any:
+    def update_of(self, timestamp: int, row: Mapping[str, Any]) -> Any:
+        if self.kind == "told":
+            return {repr((timestamp, _told({**row, changes.TIMESTAMP: None}))): 1}
         number = number_of(row)
         if self.kind in ("rows", "total"):
             return 1 if self.kind == "rows" else number
@@ -97,7 +134,7 @@ class Derived:
 
     def is_zero(self, value: Any) -> bool:
         """Whether nothing may be left of what was once added."""
-        return self.is_made_of_state and value == self.monoid.zero
+        return self.is_made_of_state and value == self.zero
 
     # As the oracle's windows ask it
 
@@ -105,12 +142,12 @@ class Derived:
         return tuple(row.columns[key] for key in self.keys)
 
     def updates_of(self, row: Row) -> list[Any]:
-        return [self.update_of(row.columns)]
+        return [self.update_of(row.timestamp, row.columns)]
 
     def fold(self, rows: Iterable[Row]) -> dict[tuple[Any, ...], Any]:
         found: dict[tuple[Any, ...], Any] = {}
         for row in rows:
-            key, value = self.key_of(row), self.update_of(row.columns)
+            key, (value,) = self.key_of(row), self.updates_of(row)
             found[key] = self.monoid.plus(found[key], value) if key in found else value
         return found
 
@@ -122,7 +159,11 @@ class Derived:
 
 def number_of(row: Mapping[str, Any]) -> int:
     """A number that every column of a row but its times has a part in."""
-    return sum(_number(value) for name, value in row.items() if name not in (changes.TIMESTAMP, *WINDOW))
+    number = sum(_number(value) for name, value in row.items() if name not in (changes.TIMESTAMP, *WINDOW, *PAIR))
+    for weight, value in zip((3, 5), (row[side] for side in PAIR if side in row), strict=False):
+        # What is not there is not what is zero.
+        number += weight * (-1 if value is None else sum(map(_number, value.values())))
+    return number
 
 
 def _number(value: Any) -> int:
@@ -135,25 +176,36 @@ def _number(value: Any) -> int:
     return len(value) if isinstance(value, str) else 0
 
 
+def _told(value: Any) -> Any:
+    """The same for a row as a task sees it and as the oracle does."""
+    if isinstance(value, Mapping):
+        return sorted((name, _told(each)) for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_told, value))
+    return micros(value) if isinstance(value, datetime) else value
+
+
 class _Fed(PersistentTask):
     def __init__(self, derived: Derived) -> None:
         self.derived, self.name, self.key = derived, derived.name, derived.keys or None
 
     def persistent_state(self) -> NonWindowState[Any] | WindowState[Any]:
-        if self.derived.windowing is None:
-            return NonWindowState(self.derived.monoid)
-        return WindowState(self.derived.monoid, self.derived.windowing)
+        monoid, windowing = self.derived.monoid, self.derived.windowing
+        if windowing is None or isinstance(windowing, TimeToLive):
+            return NonWindowState(monoid, ttl=windowing and us(windowing.ttl))
+        return WindowState(monoid, windowing)
 
 
 class InBatches(_Fed):
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
         derived = self.derived
-        return derived.monoid.to_arrow([derived.update_of(row) for row in batch.to_pylist()])
+        rows = batch.to_pylist()
+        return derived.monoid.to_arrow([derived.update_of(micros(row[changes.TIMESTAMP]), row) for row in rows])
 
 
 class ByRow(_Fed):
     def process_message(self, state: PersistentState[Any], message: Message) -> None:
-        state.update(message.timestamp, self.derived.update_of(message))
+        state.update(message.timestamp, self.derived.update_of(message.timestamp, message))
 
 
 def drawn(rng: Random, jobs: Sequence[Job]) -> list[Derived]:
@@ -183,17 +235,73 @@ def drawn(rng: Random, jobs: Sequence[Job]) -> list[Derived]:
     return derived
 
 
+def drawn_every(rng: Random, jobs: Sequence[Job], unit: int) -> list[Derived]:
+    """Tasks of which most are fed what changes from one multiple of some `every` to the next."""
+    tasks: list[Job | Derived] = [*jobs]
+    derived: list[Derived] = []
+    for number in range(rng.choice([1, 2, 3, 4])):
+        upstream = tasks[-1] if derived and rng.random() < 0.5 else rng.choice(tasks)
+        source: TaskSource = Changes(upstream.name, every=us(unit * rng.choice([1, 1, 2, 3])))
+        last = derived[-1].source if derived else source
+        if every_in(last) is None and isinstance(last, Changes) and rng.random() < 0.4:
+            # Two are fed together whatever changes, and often one of them feeds a task every so often.
+            upstream, source = next(task for task in tasks if task.name == last.task), last
+        elif upstream.is_windowed and rng.random() < 0.15:
+            source = ClosedWindows(upstream.name)
+        elif upstream.windowing is None and rng.random() < 0.3:
+            source = Changes(upstream.name)
+        is_group = source == Changes(upstream.name) or rng.random() < 0.4
+        windowing: Windowing | None = None
+        if not is_group and rng.random() < 0.6:
+            length = rng.choice([7, 20, 60, 150, 400])
+            step = rng.choice([length, length // 2 + 1])
+            windowing = rng.choice([SlidingWindow(us(length), us(step)), SessionWindow(us(length)), TimeToLive(length)])
+        kinds = GROUPS if is_group else ("told", "told", "most", *(GROUPS if windowing else ()))
+        kind = rng.choice(kinds)
+        columns = columns_of(upstream, is_group or isinstance(source, ClosedWindows))
+        if isinstance(windowing, (SlidingWindow, SessionWindow)):
+            columns = [column for column in columns if column not in WINDOW]
+        keys = tuple(rng.sample(columns, min(len(columns), rng.choice([0, 1, 1, 2]))))
+        way = rng.choice(["batch", "message"])
+        beside: TaskSource | None = None
+        if isinstance(source, Changes) and rng.random() < 0.3:
+            other = rng.choice(tasks)
+            is_free = is_group and other.windowing is None and rng.random() < 0.3
+            beside = Changes(other.name, None if is_free else us(unit * rng.choice([1, 1, 2, 3])))
+            keys = tuple(key for key in keys if key in columns_of(other, is_group))
+        source = next((d.source for d in derived if d.source == source and rng.random() < 0.4), source)
+        derived.append(Derived(f"d{number}", source, kind, way, keys, windowing, beside))
+        tasks.append(derived[-1])
+    return derived
+
+
+def columns_of(task: Job | Derived, has_numbers: bool) -> list[str]:
+    """The columns of the rows of a task that can be keys. In pairs those of the value can't."""
+    return [*task.keys, *(WINDOW if task.is_windowed else ()), *(_number_columns(task) if has_numbers else ())]
+
+
+def every_of(interval: int, jobs: Sequence[Job], derived: Sequence[Derived]) -> tuple[int, dict[str, int]]:
+    """The time between the clocks of an application of these tasks, and by task that of the clocks that it keeps apart."""
+    application = Application("app", "memory://", checkpoint_interval=us(interval))
+    for job in jobs:
+        application.add(job.task(lambda *read: None), FileSource("events", timestamp="ts"))
+    for each in derived:
+        application.add(each.task(), each.source if each.beside is None else each.inputs)
+    apart = {name: math.gcd(*some) for name, some in application._every().items() if some}
+    return application._settings().interval, apart
+
+
 def _number_columns(task: Job | Derived) -> tuple[str, ...]:
     if isinstance(task, Job):
         return NUMBERS.get(task.kind, ())
-    return () if task.kind in ("rows", "total") else tuple(map(task.column, task.parts))
+    return tuple(map(task.column, task.parts)) if task.kind in STRUCTS else ()
 
 
 def with_upstream(derived: Sequence[Derived], names: Collection[str]) -> list[Derived]:
     """Those of them whose upstream is there, given the names of the tasks that sources feed."""
     there, found = {*names}, []
     for each in derived:
-        if each.source.task in there:
+        if there.issuperset(each.upstream):
             there.add(each.name)
             found.append(each)
     return found
@@ -203,20 +311,32 @@ def with_upstream(derived: Sequence[Derived], names: Collection[str]) -> list[De
 
 
 def plans_of(
-    derived: Sequence[Derived], plans: Mapping[str, Plan], outputs: Callable[[Derived], tuple[str, ...]]
+    derived: Sequence[Derived],
+    plans: Mapping[str, Plan],
+    outputs: Callable[[Derived], tuple[str, ...]],
+    apart: Mapping[str, int],
 ) -> dict[str, Plan]:
-    """The plans of derived tasks, by the plans of those that sources feed."""
+    """The plans of derived tasks, by the plans of those that sources feed. Each keeps the multiples of its time `apart`."""
     every, found = dict(plans), {}
     like = next(iter(plans.values()))
-    # No clock is broken.
-    settings = replace(like.settings, ahead=2**62, jump=None)
     for each in derived:
-        upstream, task = every[each.source.task], each.task()
+        task = each.task()
+        # No clock is broken.
+        settings = replace(like.settings, ahead=2**62, jump=None, every=apart.get(each.name))
         plan = replace(
-            like, task=task, schema=changes.schema_of(upstream, each.source, task), timestamp=changes.TIMESTAMP,
-            channel=None, settings=settings, emits=False, outputs=outputs(each), timestamp_unit=None,
-            upstream={"": each.source}, feeders={"": upstream},
+            like, task=task, schema=pa.schema([]), timestamp=changes.TIMESTAMP, channel=None, settings=settings, emits=False,
+            outputs=outputs(each), timestamp_unit=None, upstream=each.inputs,
+            feeders={name: every[source.task] for name, source in each.inputs.items()},
         )  # fmt: skip
+        of_inputs = {
+            name: replace(plan, schema=changes.schema_of(plan.feeders[name], source, task), input=name)
+            for name, source in each.inputs.items()
+        }
+        if len(of_inputs) == 1:
+            plan = of_inputs[""]
+        else:
+            inputs = {name: replace(of, among=tuple(of_inputs)) for name, of in of_inputs.items()}
+            plan = replace(plan, inputs=inputs, settings=replace(settings, inputs=dict.fromkeys(inputs, settings)))
         # What is worked out of a plan once stays with it.
         plan.check()
         changes.check(plan)
@@ -225,10 +345,11 @@ def plans_of(
 
 
 def flows_of(plans: Mapping[str, Plan]) -> list[FlowPlan]:
-    """The flows of derived tasks: those that are given one object are one."""
-    given: dict[int, list[Plan]] = {}
+    """The flows of derived tasks: those that are given one object, and the same rows of it, are one."""
+    given: dict[Any, list[Plan]] = {}
     for plan in plans.values():
-        given.setdefault(id(plan.upstream[""]), []).append(plan)
+        shared = plan.name if plan.inputs else (id(plan.upstream[""]), plan.takes_back)
+        given.setdefault(shared, []).append(plan)
     return [FlowPlan(tuple(some)) for some in given.values()]
 
 
@@ -270,6 +391,8 @@ class Graphs:
         self.layouts: dict[str, Any] = {}
         self.found: dict[Any, Any] = {}
         """What was read of a task's runs at a clock."""
+        self.values: dict[Any, Any] = {}
+        """What tasks are at clocks by the messages, as long as no start takes back any, and all have caught up."""
         self.happened: Counter[str] = Counter()
         self.also_fed: set[str] = set()
         """Tasks that sources and another task feed."""
@@ -282,7 +405,18 @@ class Graphs:
         return name in self.derived and self.derived[name].is_made_of_state
 
     def is_fed_by_windows(self, name: str) -> bool:
-        return name in self.derived and not self.derived[name].is_made_of_state
+        return name in self.derived and isinstance(self.derived[name].source, ClosedWindows)
+
+    def missed(self, names: Iterable[str], newest: Entry) -> set[str]:
+        """The tasks that can't go on, since clocks have passed without them at which there was something to be told."""
+        found = set()
+        for name in (name for name in names if name in newest.tasks and name in self.derived):
+            own = clock_of(newest, name)
+            stands = self.made[name].born if own == BEGINNING else own
+            if self.derived[name].is_fed_pairs and stands < newest.clock:
+                found.add(name)
+                self.happened["missed what has changed"] += 1
+        return found
 
     def common(self, entry: Entry) -> int:
         """The clock at which all tasks that sources feed can be read, and which all others have come to or step to."""
@@ -316,9 +450,9 @@ class Graphs:
         anew = set()
         for name in (name for name in self.derived if name in plans):
             self.layouts[name] = plans[name].layout
-            upstream = self.derived[name].source.task
-            known, of = self.made.get(name), self._life_of(upstream)
-            if known is None or known.of != of or not {name, upstream}.isdisjoint({*new, *rebuilt, *anew}):
+            upstream = self.derived[name].upstream
+            known, of = self.made.get(name), [*map(self._life_of, upstream)]
+            if known is None or known.of != of or not {name, *upstream}.isdisjoint({*new, *rebuilt, *anew}):
                 anew.add(name)
                 self.happened["built of state that there was"] += clock != BEGINNING
                 self.happened["built again"] += known is not None
@@ -329,17 +463,18 @@ class Graphs:
         """Whether all that a task is made of has not begun anew since."""
         if name not in self.derived:
             return True
-        upstream = self.derived[name].source.task
-        return bool(self.made[name].of == self._life_of(upstream)) and self.goes_on(upstream)
+        upstream = self.derived[name].upstream
+        return bool(self.made[name].of == [*map(self._life_of, upstream)]) and all(map(self.goes_on, upstream))
 
     def _life_of(self, name: str) -> Any:
         return self.made[name].life if name in self.derived else self.lives[name]
 
     def hear_start(self, before: Entry | None, entry: Entry, anew: Collection[str]) -> None:
         """A start takes derived tasks back as it does others, and those that it builds `anew` stand before all."""
+        self.values.clear()
         for name in self._active(entry):
-            derived, own = self.derived[name], clock_of(entry, name)
-            expected = BEGINNING if derived.is_made_of_state else entry.clock
+            own = clock_of(entry, name)
+            expected = entry.clock if self.is_fed_by_windows(name) else BEGINNING
             if name not in anew:
                 assert before is not None
                 expected = min(entry.clock, clock_of(before, name))
@@ -348,39 +483,59 @@ class Graphs:
             self.must(own == expected, "a derived task begins before all, or goes on", **facts)
 
     def hear(self, before: Entry | None, entry: Entry) -> None:
+        if before is None or self._is_any_behind(before):
+            self.values.clear()
         if before is not None and before.epoch == entry.epoch:
             for name in self.derived.keys() & entry.tasks.keys():
                 self._moved(name, before, entry)
+            self._on_grid(before, entry)
         self._not_stuck(entry)
         for name in self.derived:
             if name in entry.tasks:
                 self._check(name, entry)
 
+    def _is_any_behind(self, entry: Entry) -> bool:
+        """Whether a task that a source feeds has yet to catch up."""
+        fed = (name for name in self.fed_by_sources(entry.tasks) if entry.tasks[name].active)
+        return any(clock_of(entry, name) < entry.clock for name in fed)
+
     def _moved(self, name: str, before: Entry, entry: Entry) -> None:
         task, flow, was = entry.tasks[name], entry.flow_of(name), before.flow_of(name)
         if (task, flow) == (before.tasks[name], was):
             return
-        own, since, upstream = flow.progress.clock, was.progress.clock, self.derived[name].source.task
+        own, since = flow.progress.clock, was.progress.clock
         facts = {"task": name, "clock": own, "since": since, "global": before.clock, "next": before.next}
         self.must(task.active, "a task that is gone stays as it was", **facts)
         visited = {*before.tasks[name].stored.cuts, own}
         self.must({*task.stored.cuts} <= visited, "only what was visited is a clock", **facts)
         if own != since:
             self.happened["step"] += 1
+            every = [*filter(None, map(every_in, self.derived[name].inputs.values()))]
+            self.happened["step over several multiples"] += (
+                bool(every) and since != BEGINNING and own - since > min(every)
+            )
             self.must(flow.progress.batch == was.progress.batch + 1, "only a step moves a derived task", **facts)
             common = {*before.retained, self.common(before)}
             self.must(own > since and own in common, "a step goes to a common clock", **facts)
-            self.must(own <= clock_of(before, upstream), "nobody steps before the one that feeds it", **facts)
+            fed = all(own <= clock_of(before, each) for each in self.derived[name].upstream)
+            self.must(fed, "nobody steps before those that feed it", **facts)
+
+    def _on_grid(self, before: Entry, entry: Entry) -> None:
+        """Tasks come together at multiples of each `every` only."""
+        every = {every_in(source) for name in self._active(entry) for source in self.derived[name].inputs.values()}
+        for clock in (clock for clock in (entry.clock, entry.next) if clock > before.clock):
+            fine = all(clock % each == 0 for each in every if each is not None)
+            self.must(fine, "all clocks are multiples of each every", clock=clock, every=every)
 
     def _not_stuck(self, entry: Entry) -> None:
         """As long as a derived task has yet to come to the common clock, someone can move."""
         if not self.is_waiting(entry):
             return
-        fed = (name for name in self.fed_by_sources(entry.tasks) if entry.tasks[name].active)
-        is_behind = any(clock_of(entry, name) < entry.clock for name in fed)
         clocks = {name: clock_of(entry, name) for name in entry.tasks}
         facts = {"clocks": clocks, "clock": entry.clock, "next": entry.next}
-        self.must(is_behind or bool(graph.due(entry)), "as long as someone waits, someone can move", **facts)
+        self.must(
+            self._is_any_behind(entry) or bool(graph.due(entry)), "as long as someone waits, someone can move", **facts
+        )
 
     def finish(self, entry: Entry) -> list[str]:
         """All is over. Return the tasks that are there."""
@@ -425,17 +580,19 @@ class Graphs:
 
     def with_zeros(self, name: str, clock: int, keys: Iterable[Any]) -> dict[Any, Any]:
         """The values of these keys at a clock: zero where nothing is left."""
-        values, zero = self._values(name, clock), self.derived[name].monoid.zero
+        values, zero = self._values(name, clock), self.derived[name].zero
         return {key: values.get(key, zero) for key in keys}
 
     def _without_zeros(self, name: str, state: dict[Any, Any]) -> dict[Any, Any]:
         return {key: value for key, value in state.items() if not self.derived[name].is_zero(value)}
 
-    def _values(self, name: str, clock: int) -> dict[Any, Any]:
-        """The state of a task at a clock, by the messages."""
-        if name not in self.derived:
-            return windows.state_at(self.judges[name].job, self.judges[name].in_state(clock), clock)
-        return self._without_zeros(name, windows.state_at(self.job(name), self.fed(name, clock), clock))
+    def _values(self, name: str, clock: int, visited: int | None = None) -> dict[Any, Any]:
+        """The state of a task at a clock, by the messages. All tasks were at the clock `visited`, or are at this one."""
+        if (name, clock, visited) not in self.values:
+            state = windows.state_at(self.job(name), self.fed(name, clock, visited), clock)
+            self.values[name, clock, visited] = self._without_zeros(name, state) if name in self.derived else state
+        found: dict[Any, Any] = self.values[name, clock, visited]
+        return found
 
     def rows_of(self, name: str, clock: int) -> list[Row]:
         """The state of a task at a clock as rows that it gives."""
@@ -445,22 +602,77 @@ class Graphs:
     def job(self, name: str) -> Any:
         return self.derived.get(name) or self.judges[name].job
 
-    def fed(self, name: str, clock: int) -> list[Any]:
-        """All that feeds a task below a clock."""
+    def fed(self, name: str, clock: int, visited: int | None = None) -> list[Any]:
+        """All that feeds a task below a clock. All tasks were at the clock `visited`, or are at this one."""
         if name not in self.derived:
             return self.judges[name].in_state(clock)
-        source = self.derived[name].source
+        derived, rows = self.derived[name], list[Row]()
+        for source in derived.inputs.values():
+            if derived.is_made_of_state:
+                rows += self._rows_now(source, clock, clock if visited is None else visited)
+            elif derived.is_fed_pairs:
+                rows += self._pairs(source, clock, self.made[name].born)
+            else:
+                rows += self._closed(source, clock, self.made[name].born)
+        return rows
+
+    def _rows_now(self, source: TaskSource, clock: int, visited: int) -> list[Row]:
+        """The rows of a task, as one has seen them that is fed its changes: at the last multiple of `every`."""
+        job, every = self.job(source.task), every_in(source) or 1
+        seen = max(visited, clock // every * every)
+        state = self._values(source.task, seen, visited)
+        return [Row(seen - 1, _columns(job, columns_of(job, False), key, value)) for key, value in state.items()]
+
+    def _pairs(self, source: TaskSource, clock: int, born: int) -> list[Row]:
+        """What a task gives that is looked at where another was born, and at all multiples of `every` after that."""
+        job, every = self.job(source.task), every_in(source)
+        assert every is not None
+        names = columns_of(job, False)
+        times = {
+            time for time in _next_multiples(self._changes(source.task, clock, born), every) if born < time <= clock
+        }
+        rows, before = [], dict[Any, Any]()
+        for seen in sorted(times | {born} - {BEGINNING}):
+            after = self._values(source.task, seen, born)
+            for key in {**before, **after}:
+                both = before.get(key), after.get(key)
+                if both[0] != both[1]:
+                    sides = zip(PAIR, (value if value is None else _shown(job, value) for value in both), strict=True)
+                    rows.append(Row(seen - 1, {**dict(zip(names, key, strict=True)), **dict(sides)}))
+            before = after
+        return rows
+
+    def _closed(self, source: TaskSource, clock: int, born: int) -> list[Row]:
+        """The windows of a task that have closed since another was born."""
         job = self.job(source.task)
-        if isinstance(source, Changes):
-            state = self._values(source.task, clock)
-            return [Row(clock - 1, _columns(job, job.keys, key, value)) for key, value in state.items()]
-        born, names = self.made[name].born, (*job.keys, *WINDOW)
         closed = windows.windows_of(job, self.fed(source.task, clock))
         return [
-            Row(window[-1] - 1, _columns(job, names, window, windows.value_of(job, some)))
+            Row(window[-1] - 1, _columns(job, columns_of(job, False), window, windows.value_of(job, some)))
             for window, some in closed.items()
             if born < window[-1] <= clock
         ]
+
+    def _changes(self, name: str, clock: int, visited: int) -> set[int]:
+        """The clocks at which the state of a task may be another than just before. It is the same at all others."""
+        if name in self.derived and self.derived[name].is_made_of_state:
+            of_inputs = (
+                _next_multiples(self._changes(source.task, clock, visited), every_in(source) or 1)
+                for source in self.derived[name].inputs.values()
+            )
+            return {time for times in of_inputs for time in times}
+        job, rows = self.job(name), self.fed(name, clock)
+        ends = {window[-1] for window in windows.windows_of(job, rows)} if job.windowing else set()
+        return {row.timestamp + 1 for row in rows} | ends
+
+
+def every_in(source: TaskSource) -> int | None:
+    """The time after which one is fed what has changed; None: that depends on the clocks there are."""
+    return source.microseconds if isinstance(source, Changes) else None
+
+
+def _next_multiples(times: Iterable[int], every: int) -> set[int]:
+    """The first multiple at or above each time."""
+    return {-(-time // every) * every for time in times}
 
 
 def _plain(column: pa.ChunkedArray) -> list[Any]:
@@ -470,8 +682,12 @@ def _plain(column: pa.ChunkedArray) -> list[Any]:
 
 def _columns(job: Job | Derived, names: Sequence[str], key: Sequence[Any], value: Any) -> dict[str, Any]:
     """A row as a task sees it that this one feeds."""
-    shown = value if job.kind in ("struct", "both", "most") else {"value": value}
-    return {**dict(zip(names, key, strict=True)), **shown}
+    return {**dict(zip(names, key, strict=True)), **_shown(job, value)}
+
+
+def _shown(job: Job | Derived, value: Any) -> Any:
+    """The columns of a value."""
+    return value if job.kind in STRUCTS else {"value": value}
 
 
 def clock_of(entry: Entry, name: str) -> int:

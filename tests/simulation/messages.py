@@ -112,6 +112,10 @@ class Job:
         """Whether there is a value for each key and window."""
         return isinstance(self.windowing, (SlidingWindow, SessionWindow))
 
+    @property
+    def zero(self) -> Any:
+        return MONOIDS[self.kind].zero
+
     def channel_of(self, sent: Sent) -> str:
         return sent.partition if self.by_partition else sent.channel
 

@@ -250,7 +250,8 @@ class Oracle:
             return set()
         clocks = {name: newest.flow_of(name).progress.clock for name, task in newest.tasks.items() if not task.active}
         known = {n: clock for n, clock in clocks.items() if clock != BEGINNING or self.graphs.is_fed_by_windows(n)}
-        return {name for name in names if known.get(name, newest.clock) < newest.retained[0]}
+        behind = {name for name in names if known.get(name, newest.clock) < newest.retained[0]}
+        return behind | self.graphs.missed(names, newest)
 
     # What happens
 

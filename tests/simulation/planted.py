@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from persistent_state import application
 from persistent_state import inputs as several
-from persistent_state.batch import advance, alignment, combine, groups, judge, lift, messages, rows, shard, update
+from persistent_state.batch import advance, alignment, combine, groups, judge, lift, messages, plan, rows, shard, update
 from persistent_state.batch import changes as fed
 from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import (
@@ -1430,5 +1431,158 @@ BUGS = (
         judge.judge,
         ("if plan.is_fed_by_task:", "if False:"),
         theme="inputs",
+    ),
+    # Tasks that are fed what changes between fixed times
+    bug(
+        "multiples skipped",
+        "A task is fed what changed between the clocks of its steps, not what changed from one time to the next.",
+        fed.span_of,
+        ("if isinstance(source, Changes) and since >= entry.clock:", "if False:"),
+        theme="every",
+    ),
+    bug(
+        "multiples of others skipped",
+        "Nobody looks at the times at which a task must be known that is fed a task which is fed whatever changes.",
+        fed.span_of,
+        ("source.microseconds or (math.gcd(*apart) or None)", "source.microseconds"),
+        theme="every",
+    ),
+    bug(
+        "multiples of the first task",
+        "Of tasks that are fed together, the first says at which times they must be known.",
+        fed.span_of,
+        ("for plan in flow.tasks]", "for plan in flow.tasks[:1]]"),
+        theme="every",
+    ),
+    bug(
+        "multiples before it was born",
+        "A task that is built of state is fed what changed at times that are not apart any more.",
+        fed.span_of,
+        ("and since >= entry.clock", ""),
+        theme="every",
+    ),
+    bug(
+        "ended since the step began",
+        "What a window or a key with a time to live was before is what it was when the step began.",
+        changed._of_windows,
+        ("max(since, now - every)", "since"),
+        theme="every",
+    ),
+    bug(
+        "second change from the first value",
+        "What a key was before its second change in a step is what it was before the first.",
+        changed._of_keys,
+        ("was, some = now.filter", "was, some = was.filter"),
+        theme="every",
+    ),
+    bug(
+        "end of a window unseen",
+        "A window that ends, or a key that expires, is no change.",
+        changed._of_windows,
+        ("layout.kind.ends(level, since, clock)", "(np.array([], np.int64), np.array([], np.int64))"),
+        theme="every",
+    ),
+    bug(
+        "seen at its own time",
+        "A message right at a time is a change at that time, and not at the next.",
+        changed._seen_at,
+        ("(times // every + 1) * every", "-(-times // every) * every"),
+        theme="every",
+    ),
+    bug(
+        "change at its clock",
+        "A change has the time at which it was looked for, which is above the clock.",
+        fed._rows,
+        ("pa.array(clocks - 1)", "pa.array(clocks)"),
+        theme="every",
+    ),
+    bug(
+        "expired key taken for zero",
+        "What is after a key has expired, or a window has ended, is zero.",
+        fed._messages,
+        (
+            "(_shown(plan, _left(plan, values)) for values in (some.before, some.after))",
+            "(_shown(plan, _left(plan, values)) for values in (some.before, pa.concat_arrays([some.after, "
+            "plan.layout.monoid.to_arrow([plan.layout.monoid.zero])]).take(pa.array(np.where(np.asarray("
+            "some.after.is_valid()), np.arange(len(some.after)), len(some.after))))))",
+        ),
+        theme="every",
+    ),
+    bug(
+        "pair of equals",
+        "A key that is what it was comes as a change.",
+        fed._messages,
+        ("differs = ~are_equal(before, after)", "differs = np.ones(len(before), np.bool_)"),
+        theme="every",
+    ),
+    bug(
+        "multiples folded over",
+        "What feeds a task folds over the times at which the task looks at it.",
+        messages.Ground.apart,
+        ("if self.grid is None:", "if True:"),
+        theme="every",
+    ),
+    bug(
+        "multiples folded below its own clock",
+        "What feeds a task folds over such times below its own clock, though the task has not come there.",
+        commits.plan_batch,
+        ("(entry.clock, every)", "(basis.clock, every)"),
+        theme="every",
+    ),
+    bug(
+        "multiples folded in a part",
+        "Parts fold over such times, up to the next checkpoint.",
+        clocks.Settings.grid.fget,
+        ("self.every or self.interval", "self.interval"),
+        theme="every",
+    ),
+    bug(
+        "multiples folded in a long batch",
+        "A batch that spans many intervals folds over such times.",
+        clocks.split_intervals,
+        ("settings.every or high <= low", "high <= low"),
+        theme="every",
+    ),
+    bug(
+        "clocks between multiples",
+        "Tasks come together where some of them were not fed what has changed.",
+        application.Application._settings,
+        ("math.lcm(positive", "max(0, positive"),
+        theme="every",
+    ),
+    bug(
+        "drain between multiples",
+        "A drain ends right above the newest message.",
+        commits.close,
+        ("clocks.next_multiple(read, newest.interval)", "read + 1"),
+        theme="every",
+    ),
+    bug(
+        "pairs of nothing",
+        "A task on pairs that is new, or built again, is told nothing of the state that there is.",
+        takeover._rebuilt,
+        ("if flow.is_fed_by_windows:", "if flow.is_fed_by_windows or (flow.is_derived and not flow.first.takes_back):"),
+        theme="every",
+    ),
+    bug(
+        "times missed",
+        "A task on pairs returns though it has missed some.",
+        takeover._check_between,
+        ("stands < clock", "False"),
+        theme="every",
+    ),
+    bug(
+        "times missed before the first step",
+        "A task on pairs that has taken no step yet returns though it has missed some.",
+        takeover._check_between,
+        ("stands < clock", "BEGINNING < own < clock"),
+        theme="every",
+    ),
+    bug(
+        "signed though it is bounded",
+        "What a task with windows or a time to live made of a row is taken back, where it is long gone.",
+        plan.takes_back,
+        ("return is_plain and", "return"),
+        theme="every",
     ),
 )

@@ -10,7 +10,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.deliver import Due
 from persistent_state.store.entry import Entry
 from tests.simulation import windows
-from tests.simulation.messages import MONOIDS, Job, Sent
+from tests.simulation.messages import Job, Sent
 
 if TYPE_CHECKING:
     from tests.simulation.actor import Actor
@@ -163,7 +163,7 @@ class Sinks:
             keys = len(job.keys) + 2
             return {key[:keys]: (*key[keys:], value) for key, value in all_.items()} if sink.early else all_
         # What a key was that has expired is zero.
-        zeros = dict.fromkeys(sink.mirror, MONOIDS[job.kind].zero) if job.windowing else {}
+        zeros = dict.fromkeys(sink.mirror, job.zero) if job.windowing else {}
         return {**zeros, **windows.state_at(job, below, clock)}
 
     def finish(self, name: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.world import FLOWS, GRAPH, INPUTS, REBUILT, World, play
+from tests.simulation.world import EVERY, FLOWS, GRAPH, INPUTS, REBUILT, World, play
 from tests.soak import soak_or
 
 WORLDS = int(os.environ.get("SIMULATION_WORLDS") or soak_or(ci=300, soak=5000))
@@ -22,6 +22,10 @@ REBUILT_WORLDS = soak_or(ci=15, soak=300)
 FLOWS_WORLDS = soak_or(ci=20, soak=1000)
 GRAPH_WORLDS = soak_or(ci=20, soak=2000)
 INPUTS_WORLDS = soak_or(ci=20, soak=1000)
+EVERY_WORLDS = soak_or(ci=range(85, 98), soak=range(1000))
+"""In CI few in which all happens that is to happen."""
+
+GRAPH_EVENTS = {"step", "built of state that there was", "built again", "came back behind"}
 
 
 @pytest.mark.soak
@@ -47,7 +51,7 @@ def test_tasks_that_part_and_come_together_keep_the_contract() -> None:
 def test_tasks_that_feed_tasks_keep_the_contract() -> None:
     worlds = [play(seed, GRAPH) for seed in range(GRAPH_WORLDS)]
     happened = sum((world.oracle.graphs.happened for world in worlds), Counter[str]())
-    assert happened.keys() == {"step", "built of state that there was", "built again", "came back behind"}
+    assert happened.keys() == GRAPH_EVENTS
     assert any("the clock has moved" in line for world in worlds for line in world.trace)
 
 
@@ -57,6 +61,14 @@ def test_tasks_of_several_inputs_keep_the_contract() -> None:
     happened = sum((world.oracle.happened for world in worlds), Counter[str]())
     assert happened.keys() == {"an input came", "an input left", "an input held the clock", "another task fed"}
     assert any("the clock has moved" in line for world in worlds for line in world.trace)
+
+
+@pytest.mark.soak
+def test_tasks_that_are_fed_what_changes_between_fixed_times_keep_the_contract() -> None:
+    worlds = [play(seed, EVERY) for seed in EVERY_WORLDS]
+    happened = sum((world.oracle.graphs.happened for world in worlds), Counter[str]())
+    assert happened.keys() == GRAPH_EVENTS | {"missed what has changed", "step over several multiples"}
+    assert any(len(derived.inputs) > 1 for world in worlds for derived in world.derived)
 
 
 def test_a_seed_is_one_world() -> None:

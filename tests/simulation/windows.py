@@ -9,7 +9,7 @@ from typing import Any
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.deliver import Due
 from persistent_state.windows import SlidingWindow, TimeToLive
-from tests.simulation.messages import MONOIDS, Job, Sent
+from tests.simulation.messages import Job, Sent
 
 Found = dict[tuple[Any, ...], Any]
 
@@ -72,7 +72,7 @@ def given_at(job: Job, messages: list[Sent], due: Due, floor: int, early: bool) 
         found = {key: value for key, value in state.items() if key in changed}
         if job.windowing is not None and since != BEGINNING:
             before = state_at(job, [m for m in messages if m.timestamp < since], since)
-            found.update(dict.fromkeys(before.keys() - state.keys(), MONOIDS[job.kind].zero))
+            found.update(dict.fromkeys(before.keys() - state.keys(), job.zero))
         return found
     windows = windows_of(job, messages)
     after = max(since, floor)

@@ -83,6 +83,11 @@ GRAPH = "graph"
 INPUTS = "inputs"
 """The theme of worlds in which tasks have several inputs, which come and go, as in no others."""
 
+EVERY = "every"
+"""The theme of worlds in which tasks are fed what changes between fixed times, as in no others."""
+
+GRAPHS = (GRAPH, EVERY)
+
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
 """What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter,
 windows and what expires."""
@@ -165,9 +170,10 @@ class World:
         elif self.theme == FLOWS:
             self.lag, self.starts, self.idle_after = 0, rng.choice([4, 6, 8]), None
             self.keeping, self.delay = commits.Keeping(rng.choice([1, 6]), 0), rng.choice([0, 20, 100])
-        elif self.theme in (GRAPH, INPUTS):
+        elif self.theme in (*GRAPHS, INPUTS):
             self.starts, self.keeping, self.lag = rng.choice([2, 3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0), 0
             self.idle_after, self.tick, self.delay = rng.choice([100, None, None]), 20, rng.choice([0, 20, 100])
+            self.interval = rng.choice([10, 20]) if self.theme == EVERY else self.interval
         count = 1 if self.theme == FLOWS else 3 if self.theme == INPUTS else rng.choice([1, 1, 2])
         self.sources = {f"s{i}": self._partitions() for i in range(count)}
         # Worlds in which all tasks of a source are always fed together stay what they were.
@@ -183,6 +189,8 @@ class World:
         if self.theme == INPUTS:
             self.jobs = self.inputs.with_fed([self.inputs.given(job) for job in self.jobs])
         self.derived = graphs.drawn(self.own, self.jobs) if self.theme == GRAPH else []
+        if self.theme == EVERY:
+            self.derived = graphs.drawn_every(self.own, self.jobs, self.interval)
         for derived in self.derived:
             early = isinstance(derived.windowing, SlidingWindow) and self.own.random() < 0.4
             sinks = [
@@ -464,9 +472,8 @@ class World:
             must(superseded, "what is needed is not collected", error=error)
         elif isinstance(error, InvalidInputError) and "has what it was before" in str(error):
             # Another driver has built the task again, since this one was told where its values go.
-            must(
-                self.theme in (REBUILT, FLOWS, GRAPH, INPUTS), "only what was built again has new outputs", error=error
-            )
+            known = (REBUILT, FLOWS, *GRAPHS, INPUTS)
+            must(self.theme in known, "only what was built again has new outputs", error=error)
         elif not isinstance(error, InvalidInputError) or actor is self.actors[-1]:
             raise error
 
@@ -483,7 +490,7 @@ class World:
         if self.theme == "restless" and number:
             # All take part at first, and one goes on without the others.
             stay = rng.choice([0.0, 0.0, 1.0])
-        elif self.theme in (FLOWS, GRAPH, INPUTS):
+        elif self.theme in (FLOWS, *GRAPHS, INPUTS):
             stay = rng.choice([0.4, 0.7, 1.0])
         jobs = [job for job in self.jobs if is_last or rng.random() < stay] or self.jobs[:1]
         jobs = [job for job in self.jobs if job in jobs or job.name in self._always_there]
@@ -494,6 +501,11 @@ class World:
         actor = Actor(number, self, self._terms(), shards, jobs, closes, is_last)
         stays = [d for d in self.derived if is_last or self.own.random() < 0.7]
         actor.derived = graphs.with_upstream(stays, [job.name for job in jobs])
+        if self.theme == EVERY:
+            # All that tasks are fed every so often is a multiple of it.
+            interval = self.interval // self.own.choice([1, 1, 2])
+            interval, actor.apart = graphs.every_of(interval, jobs, actor.derived)
+            actor.terms = replace(actor.terms, interval=interval)
         actor.fate = rng.choice(["killed", "killed", "taken over", "taken over", "lives"])
         if self.theme == "sleepy":
             actor.fate = "taken over" if self.doze_rate or number != 1 else "lives"
@@ -633,11 +645,12 @@ class World:
             channel = None if job.by_partition else "c"
             task = job.task(self.oracle.reader(job.name, writer))
             emits = self.rng.random() < 0.4
+            of = replace(settings, every=actor.apart.get(job.name))
             if job.inputs:
                 plan = inputs.plan_of(job, task, self.inputs, actor, files, settings, emits)
             else:
                 plan = Plan(
-                    APPLICATION, files, task, SCHEMA, "ts", channel, settings, actor.shards, emits, timestamp_unit="us"
+                    APPLICATION, files, task, SCHEMA, "ts", channel, of, actor.shards, emits, timestamp_unit="us"
                 )
             plans[job.name] = replace(plan, outputs=self._outputs(actor, job))
         log = Log(files, APPLICATION)
@@ -646,7 +659,7 @@ class World:
             plans[name] = replace(plans[name], outputs=tuple(places))
         given = sorted(self._given_together(actor.jobs), key=lambda jobs: bool(jobs[0].fed))
         wanted = [FlowPlan(tuple(plans[job.name] for job in jobs)) for jobs in given]
-        derived = graphs.plans_of(actor.derived, plans, lambda derived: self._outputs(actor, derived))
+        derived = graphs.plans_of(actor.derived, plans, lambda derived: self._outputs(actor, derived), actor.apart)
         wanted += graphs.flows_of(derived)
         entry, wanted = self._start(actor, log, wanted, self._reset(actor, rebuilt), rebuilt)
         plans = {name: plan for flow in wanted for name, plan in flow.by_name.items()}
@@ -684,7 +697,7 @@ class World:
 
     def _reset(self, actor: Actor, rebuilt: Collection[str]) -> set[str]:
         """The tasks that a start lets begin from zero though it need not."""
-        if self.theme != GRAPH or not actor.number or self.own.random() < 0.8:
+        if self.theme not in GRAPHS or not actor.number or self.own.random() < 0.8:
             return set()
         known = self.oracle.newest.tasks if self.oracle.newest else {}
         names = [job.name for job in (*actor.jobs, *actor.derived) if job.name in known and job.name not in rebuilt]
@@ -692,7 +705,7 @@ class World:
 
     def _rebuilt(self, actor: Actor) -> dict[str, dict[str, WorldSink]]:
         """The tasks that a start builds again, and where the values of each go from then on."""
-        rate = {REBUILT: 0.6, FLOWS: 0.2, GRAPH: 0.2, INPUTS: 0.2}.get(self.theme)
+        rate = {REBUILT: 0.6, FLOWS: 0.2, GRAPH: 0.2, EVERY: 0.2, INPUTS: 0.2}.get(self.theme)
         # Who is fed by a source and a task can't be built again without that task.
         names = [job.name for job in actor.jobs if job.name not in self._always_there]
         if rate is None or not names or not actor.number or self.rng.random() >= rate:
