@@ -47,14 +47,49 @@ class PersistentState(ABC, Generic[T]):
         """
 
     @abstractmethod
-    def get(self) -> T:
-        """Return the fold of all updates of this key so far, those above the checkpoint clock too.
+    def get(self) -> Any:
+        """Return the fold of the updates of the key so far, as far as they go together with the message in hand.
+
+        So far are all messages of earlier micro-batches, those above the checkpoint clock too, and those of this micro-batch
+        that are before the message in time (then by channel and position), with the message's own updates. Of these count
+
+        - all, of a `NonWindowState` without a `ttl`;
+        - those of the life that the message is in, of a `NonWindowState` with a `ttl`. What has expired at the message's
+          timestamp does not count, and neither does a later life that the message does not reach;
+        - by window, those of each window that the message is in, of a `WindowState`.
+
+        A `WindowState` gives a mapping for each kind of window, though a message is in one tumbling window only: whoever reads
+        a value says of which window it is, and no value can be taken for that of all. The key of a window is its start and end
+        in microseconds UTC, as in what `run_local` returns. Each window that the message is in is there, the earliest first; a
+        message in a gap between windows is in none. The window of a session is the session as it is with this message: a
+        later message may still make it longer.
+
+        The value is not a function of the messages alone: after a restart micro-batches are cut elsewhere, and what was so far
+        may be other messages. Use it to tell somebody something, not to compute updates.
 
         Returns:
-            A value of the monoid; its zero if the key has none yet.
+            A value of the monoid, its zero if there is no update yet; of a `WindowState` a dictionary of such values.
 
         Raises:
             InvalidInputError: The task does not set `reads_state = True`.
+
+        Example:
+            >>> from monoids import Count
+            >>> from persistent_state import Message, PersistentTask, TumblingWindow, run_local
+            >>> class Logins(PersistentTask):
+            ...     key, reads_state = "user", True
+            ...
+            ...     def persistent_state(self):
+            ...         return WindowState(Count(), TumblingWindow("1 minute"))
+            ...
+            ...     def process_message(self, state, message):
+            ...         for (start, end), count in state.get().items():
+            ...             print(message["user"], "before:", count, "since", start)
+            ...         state.update(message.timestamp, 1)
+            >>> ran = run_local(Logins(), [Message(second * 1_000_000, {"user": "ann"}) for second in (58, 59, 61)])
+            ann before: 0 since 0
+            ann before: 1 since 0
+            ann before: 0 since 60000000
         """
 
 
@@ -94,7 +129,7 @@ class KeptState(PersistentState[T]):
     def update(self, timestamp: int, value: T | None) -> None:
         raise NotImplementedError("A state is updated through the one handed to process_message.")
 
-    def get(self) -> T:
+    def get(self) -> Any:
         return self._monoid.zero
 
     @property
@@ -190,3 +225,6 @@ class WindowState(KeptState[T]):
                 f"window={window!r} is not a window; give a TumblingWindow, a SlidingWindow or a SessionWindow."
             )
         super().__init__(monoid, window)
+
+    def get(self) -> dict[tuple[int, int], T]:
+        return {}

@@ -707,18 +707,6 @@ class TestRefused:
                 f"window={window!r} is not a window; give a TumblingWindow, a SlidingWindow or a SessionWindow.",
             )
 
-    def test_a_task_that_reads_a_state_bounded_in_time(self) -> None:
-        class Reading(Numbered):
-            reads_state = True
-
-        for windowing in (TumblingWindow(us(10)), SessionWindow(us(10)), TimeToLive(10)):
-            plan = core.plan_of(Reading(state_in(windowing, Sum())), ROW)
-            refused(
-                plan.check,
-                f"task=Reading reads its state, and {windowing!r} bounds that in time, which can't be read; leave out "
-                "reads_state, or keep a NonWindowState without a ttl.",
-            )
-
     def test_ids_without_a_horizon_and_a_horizon_without_ids(self) -> None:
         state: KeptState[Any] = NonWindowState(Sum())
         for named in (("id", None), (None, "1 day")):

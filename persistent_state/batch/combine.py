@@ -258,7 +258,9 @@ def _partial_sums(
         return None, None, None
     columns = tables[0].column_names if plan.task.reads_state else plan.layout.schema.names
     kind = plan.layout.kind
-    table = kind.in_state(pa.concat_tables([table.select(columns) for table in tables]).combine_chunks())
+    table = pa.concat_tables([table.select(columns) for table in tables]).combine_chunks()
+    # A message in no window is none of the state, but a task that reads its state has yet to see it.
+    table = table if plan.task.reads_state else kind.in_state(table)
     if table.num_rows == 0:
         return None, None, None
     times = layout.as_numpy(table, "start")

@@ -196,11 +196,6 @@ class Plan:
             raise InvalidInputError(
                 f"task={name}: persistent_state() gives no state; return one, such as NonWindowState(Sum())."
             )
-        if task.reads_state and self.state.windowing is not None:
-            raise InvalidInputError(
-                f"task={name} reads its state, and {self.state.windowing!r} bounds that in time, which can't be read; leave "
-                "out reads_state, or keep a NonWindowState without a ttl."
-            )
         wanted = {
             "timestamp": self.timestamp,
             "channel": self.channel,

@@ -174,7 +174,7 @@ def _fold_fresh(work: Work) -> Fresh:
             some, copies = [table] if len(table) else [], copies + found
         if plan.task.reads_state and some:
             table, unfit = updates_by_key(plan, some, levels)
-            some, sides = [table], [*sides, *unfit]
+            some, sides = [plan.layout.kind.in_state(table)], [*sides, *unfit]
         parts.append(fold.fold(some, plan.layout, _cuts(work, some), work.ground.clock, apart, ids_from=work.ids_from))
     return Fresh(pa.concat_tables(parts), sides, copies, older)
 

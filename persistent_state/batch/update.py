@@ -21,7 +21,7 @@ from persistent_state.batch.rows import Mask, Place, check_bad_rows, describe, m
 from persistent_state.errors import InvalidInputError, TaskFailedError, places, raised
 from persistent_state.partials import fold, keys
 from persistent_state.partials.layout import as_numpy, one_chunk
-from persistent_state.partials.lookup import current
+from persistent_state.partials.so_far import SoFar
 from persistent_state.state import PersistentState
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.task import Message
@@ -141,13 +141,12 @@ def updates_by_key(
     partitions, channels = (Groups.of_column(one_chunk(table[name])) for name in ("strand", "channel"))
     place = Place(partitions, channels, as_numpy(table, "position"), times, valid)
     asked = table.select(["hash", *plan.layout.key_names]).filter(pa.array(first))
-    before = plan.layout.monoid.from_arrow(current(asked, older, plan.layout))
-    # A zero for each, as user code may change the one it is given.
-    recorder = ReadingRecorder(plan, [plan.layout.monoid.zero if value is None else value for value in before])
+    lowest = int(as_numpy(table, "time").min())
+    recorder = ReadingRecorder(plan, plan.layout.kind.so_far(asked, older, plan.layout, lowest))
     key = -1
     for i, (message, begins) in enumerate(zip(_messages(plan, rows, place), first.tolist(), strict=True)):
         key += begins
-        recorder.turn_to(key)
+        recorder.turn_to(key, message.timestamp)
         recorder.process(message, i, lambda i: describe(plan, rows, place, i))
     updates = recorder.updates(len(times))
     sides = []
@@ -261,15 +260,14 @@ class Recorder(PersistentState[Any]):
 class ReadingRecorder(Recorder):
     """The state that `process_message` is handed after the shuffle. It records updates, and reads what they come to."""
 
-    def __init__(self, plan: Plan, current: list[object]) -> None:
+    def __init__(self, plan: Plan, so_far: SoFar) -> None:
         super().__init__(plan)
-        self._current = current
-        self.turn_to(0)
+        self._so_far = so_far
+        self._is_fit = True
 
-    def turn_to(self, key: int) -> None:
-        """Make the next message one of this key."""
-        self._key = key
-        self._before = self._current[key]
+    def turn_to(self, key: int, timestamp: int) -> None:
+        """Make the next message one of this key, at this time."""
+        self._so_far.turn_to(key, timestamp)
         self._is_fit = True
 
     def update(self, timestamp: int, value: object) -> None:
@@ -279,13 +277,13 @@ class ReadingRecorder(Recorder):
         except MonoidError:
             # The whole message is a bad row, and so are updates that it made before.
             self._is_fit = False
-            self._current[self._key] = self._before
+            self._so_far.undo()
             return
         if known is not None and self._is_fit:
-            self._current[self._key] = self.monoid.plus(self._current[self._key], known)
+            self._so_far.add(known)
 
     def get(self) -> object:
-        return self._current[self._key]
+        return self._so_far.get()
 
 
 def _messages(plan: Plan, rows: pa.RecordBatch, place: Place) -> Iterator[Message]:

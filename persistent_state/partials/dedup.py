@@ -21,14 +21,14 @@ def without_copies(fresh: Sequence[pa.Table], levels: Sequence[pa.Table], layout
     """Return the rows of tables, sorted by hash and without copies of other messages; and how many copies there were.
 
     A message is a copy if one of its key with its id, in `levels` or before it in time, is no further from it than the
-    horizon. One without an id never is.
+    horizon. One without an id never is, nor one in no window.
     """
     assert layout.once is not None
     table = pa.concat_tables(fresh).combine_chunks()
     # Where rows have an order, it is that of those of one time too.
     by = ["hash", *(name for name in ORDER if name in table.column_names)]
     table = table.sort_by([(name, "ascending") for name in by])
-    rows = np.flatnonzero(has_id(table))
+    rows = np.flatnonzero(has_id(table) & layout.kind.holds(table))
     if len(rows) == 0:
         return table, 0
     asked = table.take(pa.array(rows))

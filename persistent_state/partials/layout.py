@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from monoids import First, Last, Monoid
 from persistent_state.partials import sizes
 from persistent_state.partials.since import Since
+from persistent_state.partials.so_far import SoFar
 from persistent_state.windows import TIME
 
 CURRENT = "current"
@@ -79,9 +80,13 @@ class Kind(ABC):
     expires_by_key: ClassVar[bool] = False
     gives_early: ClassVar[bool] = False
 
+    def holds(self, updates: pa.Table) -> NDArray[np.bool_]:
+        """Return which updates have a `start` that is in the state."""
+        return np.ones(len(updates), np.bool_)
+
     def in_state(self, updates: pa.Table) -> pa.Table:
         """Return the updates whose `start` is in the state."""
-        return updates
+        return where(updates, self.holds(updates))
 
     def begin_apart(self, starts: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the starts of intervals that hold these times, moved so that none reaches over an edge of a window."""
@@ -125,6 +130,17 @@ class Kind(ABC):
     def running(self, levels: Levels, layout: Layout, clock: int) -> pa.Table:
         """Return the values so far of the keys of the rows, or of their windows that are open. Rows may be above the clock."""
         return self.state(levels, layout, clock)
+
+    @abstractmethod
+    def so_far(self, asked: pa.Table, levels: Levels, layout: Layout, lowest: int) -> SoFar:
+        """Return what messages of these keys read, which come in the order of the keys; none is before `lowest`.
+
+        Args:
+            asked: The keys, each once, as a table that is sorted by hash and key.
+            levels: The rows that runs hold of these keys; perhaps others too.
+            layout: The layout of the rows.
+            lowest: The lowest timestamp of the messages.
+        """
 
 
 @dataclass(frozen=True)

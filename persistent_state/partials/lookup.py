@@ -77,17 +77,31 @@ def _keys(table: pa.Table, rows: NDArray[np.intp], layout: Layout) -> list[pa.Ar
 def folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Array:
     """Return the fold of all rows of each key of a sorted table; null if the key has none."""
     stored = fold.fold_keys([fold.touched(level, asked) for level in levels], layout)
+    lows, highs = _spans(asked, stored, layout)
+    return one_chunk(stored["value"]).take(pa.array(lows, mask=lows == highs))
+
+
+def rows_of(asked: pa.Table, stored: pa.Table, layout: Layout) -> list[tuple[int, int]]:
+    """Return the numbers [low, high) of the rows of each key of a sorted table in another one, whose keys stand together."""
+    lows, highs = _spans(asked, stored, layout)
+    return [*zip(lows.tolist(), highs.tolist(), strict=True)]
+
+
+def _spans(asked: pa.Table, stored: pa.Table, layout: Layout) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     names, count = ["hash", *layout.key_names], stored.num_rows
-    # Keys and stored values side by side: each stored row is followed by the key that asks for it, or by none.
+    # Keys and stored rows side by side: the stored rows of a key are followed by the key that asks for them, or by none.
     known = stored.select(names).append_column("row", pa.array(np.arange(count)))
     wanted = asked.select(names).append_column("row", pa.array(np.arange(asked.num_rows) + count))
     both = pa.concat_tables([known, wanted]).combine_chunks()
     both = both.sort_by([(name, "ascending") for name in [*names, "row"]])
-    answered = np.flatnonzero(keys.same_as_previous([one_chunk(both[name]) for name in names]))
+    is_same = keys.same_as_previous([one_chunk(both[name]) for name in names])
     order = as_numpy(both, "row")
-    place = np.full(asked.num_rows, -1)
-    place[order[answered] - count] = order[answered - 1]
-    return one_chunk(stored["value"]).take(pa.array(place, mask=place < 0))
+    answered = np.flatnonzero(is_same & (order >= count))
+    firsts = np.maximum.accumulate(np.where(is_same, 0, np.arange(len(order))))
+    lows, highs = np.zeros((2, asked.num_rows), np.intp)
+    lows[order[answered] - count] = order[firsts[answered]]
+    highs[order[answered] - count] = order[answered - 1] + 1
+    return lows, highs
 
 
 def plus(before: pa.Array, more: pa.Array, layout: Layout) -> pa.Array:

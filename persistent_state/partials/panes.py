@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.partials import fold, sliding
 from persistent_state.partials.layout import HEAD, Kind, Layout, Levels, as_numpy, one_chunk, where
+from persistent_state.partials.lookup import rows_of
 from persistent_state.partials.since import Since
+from persistent_state.partials.so_far import OfWindows
 from persistent_state.partials.sort import same_keys
 from persistent_state.partials.unbounded import Unbounded
 from persistent_state.windows import FINAL, WINDOW, SlidingWindow
@@ -34,10 +36,10 @@ class Panes(Kind):
     expires: ClassVar[bool] = True
     gives_early: ClassVar[bool] = True
 
-    def in_state(self, updates: pa.Table) -> pa.Table:
+    def holds(self, updates: pa.Table) -> NDArray[np.bool_]:
         if self.windows.slide <= self.windows.size:
-            return updates
-        return where(updates, self.windows.is_met(as_numpy(updates, "start")))
+            return super().holds(updates)
+        return self.windows.is_met(as_numpy(updates, "start"))
 
     def begin_apart(self, starts: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.maximum(starts, self.windows.pane(times))
@@ -79,6 +81,15 @@ class Panes(Kind):
         is_final = np.repeat([True, False], [len(closed), len(opened)])
         both = pa.concat_tables([closed, opened])
         return both.add_column(both.num_columns - 1, FINAL, pa.array(is_final))
+
+    def so_far(self, asked: pa.Table, levels: Levels, layout: Layout, lowest: int) -> OfWindows:
+        some = [fold.touched(level, asked) for level in levels]
+        rows = fold.fold([where(level, self.expiry(level, layout) > lowest) for level in some], layout, (), END)
+        values = layout.monoid.from_arrow(one_chunk(rows["value"]))
+        starts = as_numpy(rows, "start").tolist()
+        return OfWindows(
+            rows_of(asked, rows, layout), starts, values, layout.monoid, self.windows.size, self.windows.slide
+        )
 
     def _ending(
         self, levels: Levels, layout: Layout, after: int, upto: int | None, recent: int = BEGINNING

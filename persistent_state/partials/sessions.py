@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from persistent_state.partials import fold, sort
 from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, one_chunk, where, with_values
+from persistent_state.partials.lookup import rows_of
 from persistent_state.partials.since import Since
+from persistent_state.partials.so_far import OfLives, OfSessions
 from persistent_state.windows import WINDOW
 
 Times = NDArray[np.int64]
@@ -32,6 +34,8 @@ class Sessions(Kind):
     window_columns: ClassVar[tuple[str, ...]] = WINDOW
     expires: ClassVar[bool] = True
     expires_by_key: ClassVar[bool] = True
+
+    reading: ClassVar[type[OfSessions]] = OfSessions
 
     def segments(self, table: pa.Table, order: RowOrder, first: Mask) -> Mask:
         firsts, lasts = (as_numpy(table, name) for name in ("first", "last"))
@@ -73,6 +77,13 @@ class Sessions(Kind):
         ends = self._ends(rows)
         return self._shown(where(rows, (ends > max(since.clock, floor)) & (ends <= clock)), layout)
 
+    def so_far(self, asked: pa.Table, levels: Levels, layout: Layout, lowest: int) -> OfSessions:
+        rows = fold.fold_keys([fold.touched(level, asked) for level in levels], layout)
+        rows = where(rows, self._ends(rows) > lowest)
+        firsts, lasts = (as_numpy(rows, name).tolist() for name in ("first", "last"))
+        values = layout.monoid.from_arrow(one_chunk(rows["value"]))
+        return self.reading(rows_of(asked, rows, layout), firsts, lasts, values, layout.monoid, self.gap)
+
     def _ends(self, rows: pa.Table) -> Times:
         """Return the clock by which each row has ended, unless its session goes on in another row."""
         return as_numpy(rows, "last") + self.gap
@@ -99,6 +110,7 @@ class Living(Sessions):
     """A state with a time to live. At a clock a key has at most one session that goes on: that is its state."""
 
     window_columns: ClassVar[tuple[str, ...]] = ()
+    reading: ClassVar[type[OfSessions]] = OfLives
 
     def values(self, levels: Levels, layout: Layout, since: Since, clock: int, floor: int) -> pa.Table:
         rows = self._sessions(levels, layout, since, clock)

@@ -9,8 +9,9 @@ import pyarrow as pa
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import fold
 from persistent_state.partials.layout import Kind, Layout, Levels, from_clock, with_values
-from persistent_state.partials.lookup import folded
+from persistent_state.partials.lookup import current, folded
 from persistent_state.partials.since import Since
+from persistent_state.partials.so_far import OfKeys
 
 
 @dataclass(frozen=True)
@@ -25,3 +26,6 @@ class Unbounded(Kind):
             return self.state(levels, layout, clock)
         changed = fold.fold_keys([from_clock(level, since.clock) for level in levels], layout)
         return with_values(changed, folded(changed, levels, layout)).select(["hash", *layout.key_names, "value"])
+
+    def so_far(self, asked: pa.Table, levels: Levels, layout: Layout, lowest: int) -> OfKeys:
+        return OfKeys(layout.monoid.from_arrow(current(asked, levels, layout)), layout.monoid)
