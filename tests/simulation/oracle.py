@@ -711,23 +711,27 @@ class Oracle:
                 newest[channel] = max(newest.get(channel, timestamp), timestamp)
 
     def _read_right(self, judge: Judge, read: Sequence[Sent]) -> None:
-        """A task that reads its state saw all of its key processed so far."""
+        """A task that reads its state saw all of its key processed so far that goes together with the message."""
         if judge.job.way != "reads":
             return
         seen = self.readings[judge.job.name, self.writer]
         fresh = {sent.place for sent in read}
-        current = judge.job.fold(m for m in judge.in_state(None) if m.place not in fresh)
+        before, now = [m for m in judge.in_state(None) if m.place not in fresh], list[Sent]()
+        current = judge.job.fold(before)
         taken = [m for m in read if judge.verdicts[m.place] in (STATE, UNFIT)]
         places = Counter((judge.job.key_of(m), m.timestamp, judge.job.channel_of(m)) for m in taken if not m.placed)
         for sent in sorted(taken, key=lambda m: (m.timestamp, judge.job.channel_of(m), not m.placed, m.position)):
             key, zero = judge.job.key_of(sent), MONOIDS[judge.job.kind].zero
             # Messages of one time without positions have no order.
             tied = not sent.placed and places[key, sent.timestamp, judge.job.channel_of(sent)] > 1
+            is_plain = judge.job.windowing is None
+            expected = current.get(key, zero) if is_plain else windows.read_by(judge.job, before, now, sent)
             must(
-                tied or seen.get(sent.place) == current.get(key, zero),
+                tied or seen.get(sent.place) == expected,
                 "get() is the fold of all of its key so far",
-                message=sent, read=seen.get(sent.place), expected=current.get(key, zero),
+                message=sent, read=seen.get(sent.place), expected=expected,
             )  # fmt: skip
+            now += [sent] if judge.verdicts[sent.place] == STATE else []
             for key, value in judge.job.fold([sent]).items():
                 current[key] = MONOIDS[judge.job.kind].plus(current[key], value) if key in current else value
 

@@ -25,6 +25,7 @@ from persistent_state.partials import (
     panes,
     sessions,
     sliding,
+    so_far,
     sort,
     unbounded,
 )
@@ -1152,6 +1153,63 @@ BUGS = (
         sliding.with_edges,
         ("first = np.append(True, ~same[1:] | (blocks[1:] != blocks[:-1]))", "first = ~same"),
         theme="timely",
+    ),
+    # What a task reads of its state
+    bug(
+        "expired is read",
+        "A task reads what has expired, or a session that has ended.",
+        so_far.OfSessions.turn_to,
+        ("self._lasts[self._next] + self._gap <= timestamp", "False"),
+        theme="reading-windows",
+    ),
+    bug(
+        "session of before is read",
+        "A task reads the last session that the micro-batch has added to, though it has ended.",
+        so_far.OfSessions._joined,
+        ("session is None or session.last + self._gap <= time", "session is None"),
+        theme="reading-windows",
+    ),
+    bug(
+        "next session is not read",
+        "A message between two sessions reads the one before it.",
+        so_far.OfSessions._joined,
+        ("while at < self._end", "while at == self._next < self._end"),
+        theme="reading-windows",
+    ),
+    bug(
+        "session that gives nothing up",
+        "A session that a message has joined is read beside its sum by the next one.",
+        so_far.OfSessions.add,
+        ("session, self._next = self._joined()", "session, _ = self._joined()"),
+        theme="reading-windows",
+    ),
+    bug(
+        "window without an end",
+        "A task reads what comes after its window.",
+        so_far.OfWindows._stored,
+        ("bisect_left(self._starts, start + self._size, low, high)", "high"),
+        theme="reading-windows",
+    ),
+    bug(
+        "window of another key",
+        "A task reads what was added to the same window of the key before.",
+        so_far.OfWindows.turn_to,
+        ("self._key, self._windows = key, {}", "self._key = key"),
+        theme="reading-windows",
+    ),
+    bug(
+        "closed before the message",
+        "A window of the earliest message is taken for closed.",
+        panes.Panes.so_far,
+        ("> lowest)", "> lowest + self.windows.size // 2)"),
+        theme="reading-windows",
+    ),
+    bug(
+        "sample is all",
+        "A task that reads its state does not see what is in no window.",
+        combine._partial_sums,
+        ("table if plan.task.reads_state else kind.in_state(table)", "kind.in_state(table)"),
+        theme="reading-windows",
     ),
     # Tasks that feed tasks
     bug(

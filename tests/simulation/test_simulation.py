@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.world import EVERY, FLOWS, GRAPH, INPUTS, REBUILT, World, play
+from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive
+from tests.simulation.world import EVERY, FLOWS, GRAPH, INPUTS, READING_WINDOWS, REBUILT, World, play
 from tests.soak import soak_or
 
 WORLDS = int(os.environ.get("SIMULATION_WORLDS") or soak_or(ci=300, soak=5000))
 STRIDE = 20
 REBUILT_WORLDS = soak_or(ci=15, soak=300)
 FLOWS_WORLDS = soak_or(ci=20, soak=1000)
+READING_WORLDS = soak_or(ci=12, soak=1000)
 GRAPH_WORLDS = soak_or(ci=20, soak=2000)
 INPUTS_WORLDS = soak_or(ci=20, soak=1000)
 EVERY_WORLDS = soak_or(ci=range(85, 98), soak=range(1000))
@@ -69,6 +71,13 @@ def test_tasks_that_are_fed_what_changes_between_fixed_times_keep_the_contract()
     happened = sum((world.oracle.graphs.happened for world in worlds), Counter[str]())
     assert happened.keys() == GRAPH_EVENTS | {"missed what has changed", "step over several multiples"}
     assert any(len(derived.inputs) > 1 for world in worlds for derived in world.derived)
+
+
+@pytest.mark.soak
+def test_tasks_that_read_what_time_bounds_keep_the_contract() -> None:
+    worlds = [play(seed, READING_WINDOWS) for seed in range(READING_WORLDS)]
+    kinds = {type(judge.job.windowing) for world in worlds for judge in world.oracle.judges.values()}
+    assert kinds == {SlidingWindow, SessionWindow, TimeToLive}
 
 
 def test_a_seed_is_one_world() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.deliver import Due
 from persistent_state.windows import SlidingWindow, TimeToLive
-from tests.simulation.messages import Job, Sent
+from tests.simulation.messages import MONOIDS, Job, Sent, plus
 
 Found = dict[tuple[Any, ...], Any]
 
@@ -61,6 +61,29 @@ def state_at(job: Job, messages: list[Sent], clock: int) -> Found:
     keys = {window: window[:-2] if isinstance(job.windowing, TimeToLive) else window for window in opened}
     assert len(set(keys.values())) == len(keys)
     return {keys[window]: value_of(job, some) for window, some in opened.items()}
+
+
+def read_by(job: Job, before: list[Sent], now: list[Sent], sent: Sent) -> Any:
+    """What a message reads of its state, after those of earlier micro-batches and those of its own that came before it."""
+    of_key = [m for m in [*before, *now] if job.key_of(m) == job.key_of(sent) and counts(job, m)]
+
+    def value(first: int, last: int) -> Any:
+        within = [[m for m in some if m in of_key and first <= m.timestamp <= last] for some in (before, now)]
+        values = [value_of(job, some) for some in within if some]
+        if len(values) == 2:
+            return plus(job.kind, *values)
+        return values[0] if values else MONOIDS[job.kind].zero
+
+    if isinstance(job.windowing, SlidingWindow):
+        size, step = job.windowing.size, job.windowing.slide
+        starts = range((sent.timestamp - size) // step * step, sent.timestamp + 1, step)
+        found = [start for start in starts if start <= sent.timestamp < start + size]
+        return {(start, start + size): value(start, start + size - 1) for start in found}
+    gap, joined = job.windowing.gap, {sent.timestamp}
+    while more := {m.timestamp for m in of_key if min(joined) - gap < m.timestamp < max(joined) + gap} - joined:
+        joined |= more
+    found = value(min(joined), max(joined))
+    return found if isinstance(job.windowing, TimeToLive) else {(min(joined), max(joined) + gap): found}
 
 
 def given_at(job: Job, messages: list[Sent], due: Due, floor: int, early: bool) -> Found:

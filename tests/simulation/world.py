@@ -74,6 +74,9 @@ DAMAGED = "damaged"
 READING = "reading"
 """The theme of worlds in which every task reads its state, and partitions are far apart, as in no others."""
 
+READING_WINDOWS = "reading-windows"
+"""The theme of worlds in which every task reads a state with windows, sessions or a time to live, as in no others."""
+
 FLOWS = "flows"
 """The theme of worlds in which tasks of one source come, go, part and come together again, more than in others."""
 
@@ -167,6 +170,8 @@ class World:
             self.damage_rate, self.starts = 1.0, rng.choice([3, 4, 6])
         elif self.theme == READING:
             self.starts, self.interval, self.delay, self.tick = 5, 20, rng.choice([100, 300]), 20
+        elif self.theme == READING_WINDOWS:
+            self.starts, self.delay, self.tick = rng.choice([2, 4]), rng.choice([0, 100, 300]), 20
         elif self.theme == FLOWS:
             self.lag, self.starts, self.idle_after = 0, rng.choice([4, 6, 8]), None
             self.keeping, self.delay = commits.Keeping(rng.choice([1, 6]), 0), rng.choice([0, 20, 100])
@@ -334,6 +339,9 @@ class World:
         if self.theme == INPUTS and way == "reads":
             # It may have one input only.
             way = "message"
+        if self.theme == READING_WINDOWS:
+            kind = rng.choice(["sum", *(["list", "map"] if placed else [])])
+            way, columns, windowing = "reads", rng.choice([(), ("k1",)]), self._windowing()
         if self.theme == GRAPH and isinstance(windowing, TimeToLive):
             # It can feed nobody.
             windowing = None
