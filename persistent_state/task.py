@@ -55,7 +55,51 @@ class Message(Mapping[str, Any]):
         return f"Message({self.timestamp}, {dict(self._row)!r})"
 
 
-class PersistentTask:
+def _check_attributes(task: type) -> None:
+    """Refuse an attribute whose name is nearly one that the library reads: it would have no effect.
+
+    Names that begin with an underscore, and the attributes of a mixin that is not a task, are the user's own.
+
+    Raises:
+        InvalidInputError: There is such an attribute.
+    """
+    library = [each for each in task.__mro__ if each.__module__.startswith("persistent_state.")]
+    known = sorted({name for each in library for name in vars(each) if not name.startswith("_")})
+    for name in vars(task):
+        meant = [] if name.startswith("_") or name in known else get_close_matches(name, known, 1, 0.8)
+        if meant:
+            raise InvalidInputError(
+                f"task={task.__qualname__} has {name}, which has no effect; write {meant[0]}, or give it another name."
+            )
+
+
+class BaseTask:
+    """What all tasks have: a name, a key, and the ids of messages that may come again."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        _check_attributes(cls)
+
+    name: str = ""
+    key: str | Sequence[str] | None = None
+    message_id: str | None = None
+    horizon: Duration | None = None
+    version: str | int | None = None
+
+    @property
+    def task_name(self) -> str:
+        """The task's name in the store."""
+        return self.name or type(self).__name__
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The key columns; none for one global state."""
+        if self.key is None:
+            return ()
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key)
+
+
+class PersistentTask(BaseTask):
     """The base of all tasks: give it a `key`, a `persistent_state`, and exactly one way to update the state.
 
     The four ways give the same state: `process_message`, any Python, message by message; `value`, the name of a column that
@@ -92,17 +136,8 @@ class PersistentTask:
         {'to': 2, 'be': 1}
     """
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        super().__init_subclass__(**arguments)
-        _check_attributes(cls)
-
-    name: str = ""
-    key: str | Sequence[str] | None = None
     value: str | None = None
-    message_id: str | None = None
-    horizon: Duration | None = None
     reads_state: ClassVar[bool] = False
-    version: str | int | None = None
 
     def persistent_state(self) -> KeptState[Any]:
         """Return the state that this task keeps: a `NonWindowState` or a `WindowState`.
@@ -144,18 +179,6 @@ class PersistentTask:
         raise NotImplementedError
 
     @property
-    def task_name(self) -> str:
-        """The task's name in the store."""
-        return self.name or type(self).__name__
-
-    @property
-    def key_columns(self) -> tuple[str, ...]:
-        """The key columns; none for one global state."""
-        if self.key is None:
-            return ()
-        return (self.key,) if isinstance(self.key, str) else tuple(self.key)
-
-    @property
     def update_way(self) -> str:
         """The way in which the task updates its state: "value", "batch", "column" or "message".
 
@@ -180,22 +203,3 @@ class PersistentTask:
         if self.reads_state and ways != ["message"]:
             raise InvalidInputError(f"task={self.task_name} reads its state; say its update in process_message.")
         return ways[0]
-
-
-_KNOWN = sorted(name for name in vars(PersistentTask) if not name.startswith("_"))
-
-
-def _check_attributes(task: type[PersistentTask]) -> None:
-    """Refuse an attribute whose name is nearly one that the library reads: it would have no effect.
-
-    Names that begin with an underscore, and the attributes of a mixin that is not a task, are the user's own.
-
-    Raises:
-        InvalidInputError: There is such an attribute.
-    """
-    for name in vars(task):
-        meant = [] if name.startswith("_") or name in _KNOWN else get_close_matches(name, _KNOWN, 1, 0.8)
-        if meant:
-            raise InvalidInputError(
-                f"task={task.__qualname__} has {name}, which has no effect; write {meant[0]}, or give it another name."
-            )

@@ -192,7 +192,27 @@ class TimeToLive:
         return {"ttl": self.ttl}
 
 
-Windowing: TypeAlias = SlidingWindow | SessionWindow | TimeToLive
+@dataclass(frozen=True)
+class UntilPassed:
+    """Rows that wait until the clock has passed them."""
+
+    def identity(self) -> dict[str, bool]:
+        """Return what the log records of this."""
+        return {"passed": True}
+
+
+@dataclass(frozen=True)
+class UntilReplaced:
+    """A state that counts until another takes its place, or its key was silent for longer than `ttl` microseconds."""
+
+    ttl: int | None
+
+    def identity(self) -> dict[str, int | None]:
+        """Return what the log records of this."""
+        return {"replaced": self.ttl}
+
+
+Windowing: TypeAlias = SlidingWindow | SessionWindow | TimeToLive | UntilPassed | UntilReplaced
 
 
 def from_identity(identity: Mapping[str, Any]) -> Windowing | None:
@@ -200,6 +220,10 @@ def from_identity(identity: Mapping[str, Any]) -> Windowing | None:
     window = identity.get("window")
     if window is None:
         return None
+    if "passed" in window:
+        return UntilPassed()
+    if "replaced" in window:
+        return UntilReplaced(window["replaced"])
     if "ttl" in window:
         return TimeToLive(window["ttl"])
     lengths = {name: timedelta(microseconds=length) for name, length in window.items()}

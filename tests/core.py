@@ -236,16 +236,18 @@ def play_reach(
     return commit(log, plan, merged(plan, sent), keeping=keeping)
 
 
-def step(log: Log, plans: Mapping[str, Plan], step: Step, keeping: Keeping | None = None) -> Entry:
+def step(
+    log: Log, plans: Mapping[str, Plan] | Mapping[str, FlowPlan], step: Step, keeping: Keeping | None = None
+) -> Entry:
     """A step of a derived task, from its planning to its commit."""
     return commit(log, plans[step.flow], answers_of_step(log, plans, step), keeping=keeping)
 
 
-def answers_of_step(log: Log, plans: Mapping[str, Plan], step: Step) -> Answers:
+def answers_of_step(log: Log, plans: Mapping[str, Plan] | Mapping[str, FlowPlan], step: Step) -> Answers:
     """What the parts and shards of a step make. A part reads a shard of a task that feeds it."""
     entry = log.newest()
     assert entry is not None
-    flow = FlowPlan((plans[step.flow],))
+    flow = alone(plans[step.flow])
     basis = commits.plan_batch(entry, flow, Reach(entry.flows[step.flow].source.next_positions), 0, step)
     spans = graph.spans(entry, flow, step)
     reads = [changes.read(flow.first, name, span) for name, span in spans] or [()]

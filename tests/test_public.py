@@ -130,7 +130,7 @@ PUBLIC_MONOIDS = [
 
 HOUSE = (
     "__main__ > cli > __init__ > testing > application reading > engine > protocol > batch > inputs > kafka outputs"
-    " > sources sinks > store > partials > task > state > formatting windows > event_time > errors redact > monoids"
+    " > sources sinks > store > partials ordered > task > state > formatting windows > event_time > errors redact > monoids"
 )
 """Folders and modules of the root: each imports only what is to its right, beyond a `>`."""
 

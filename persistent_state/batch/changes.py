@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from persistent_state.batch import in_order
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan, takes_back
 from persistent_state.batch.rows import TakenBack
@@ -26,7 +28,7 @@ from persistent_state.partials.changed import Changed, are_equal, changed
 from persistent_state.partials.layout import as_numpy, below, between, from_clock, one_chunk
 from persistent_state.partials.since import Since
 from persistent_state.sources.base import Chunk
-from persistent_state.sources.tasks import Changes, ClosedWindows, TaskSource
+from persistent_state.sources.tasks import Changes, ClosedWindows, InOrder, TaskSource
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
@@ -62,6 +64,7 @@ class Span:
     epoch: int
     every: int | None = None
     takes_back: bool = True
+    states: tuple[Run, ...] = ()
 
     @property
     def changed_runs(self) -> list[Run]:
@@ -74,6 +77,8 @@ class Span:
 
     def may_give(self, plan: Plan) -> bool:
         """Return whether anything may have happened between the clocks to the task of this plan."""
+        if isinstance(self.source, InOrder):
+            return bool(self.changed_runs) or in_order.may_be_due(self.states, self.clock)
         # Windows close without a message.
         return bool(self.runs) if plan.layout.kind.expires else bool(self.changed_runs)
 
@@ -98,7 +103,10 @@ def span_of(flow: FlowPlan, source: TaskSource, shard: int, runs: ShardRuns, ste
     if isinstance(source, ClosedWindows) and since == BEGINNING:
         # Of the windows that closed before the task began, some may be gone.
         since = entry.clock
-    return Span(source, shard, runs.runs, since, step.clock, entry.epoch, every, flow.first.takes_back)
+    states: tuple[Run, ...] = ()
+    if isinstance(source, InOrder):
+        states = entry.tasks[flow.id].stored.in_shards(entry.shards)[shard].runs
+    return Span(source, shard, runs.runs, since, step.clock, entry.epoch, every, flow.first.takes_back, states)
 
 
 def schema_of(plan: Plan, source: TaskSource, fed: PersistentTask) -> pa.Schema:
@@ -109,6 +117,9 @@ def schema_of(plan: Plan, source: TaskSource, fed: PersistentTask) -> pa.Schema:
     Raises:
         InvalidInputError: Two columns have one name.
     """
+    if isinstance(source, InOrder):
+        assert isinstance(fed, (in_order.States, in_order.GivenOutRows))
+        return in_order.schema_of(plan, fed.ordered)
     keys = map(pa.field, plan.task.key_columns, plan.layout.key_types)
     windows = [pa.field(name, TIME) for name in plan.layout.kind.window_columns]
     values = _fields(plan.state.presented)
@@ -138,7 +149,7 @@ def check(plan: Plan) -> None:
                     f"task={plan.name} is fed by the closed windows of task={source.task}, which keeps no windows; give it "
                     f"Changes({source.task!r}), or let the task keep a WindowState."
                 )
-        elif source.every is None:
+        elif isinstance(source, Changes) and source.every is None:
             _check_taken_back(plan, plan.feeders[name])
 
 
@@ -194,28 +205,37 @@ def read(fed: Plan, input: str, span: Span) -> Iterator[Chunk]:
     plan = fed.feeders[input]
     try:
         # All files are open before the first chunk comes.
-        chunks = _read(plan, span, named(input, plan.name))
+        chunks = _read(fed, plan, span, named(input, plan.name))
         yield from (replace(chunk, input=input) for chunk in chunks)
     except FileNotFoundError:
         # The runs were rewritten, and collected. The clocks are kept apart in the new ones, so these give the same.
         with runs_io.named_by_newest():
-            chunks = _read(plan, replace(span, runs=_newest_runs(plan, span)), named(input, plan.name))
+            chunks = _read(fed, plan, _with_newest_runs(fed, plan, span), named(input, plan.name))
             yield from (replace(chunk, input=input) for chunk in chunks)
 
 
-def _newest_runs(plan: Plan, span: Span) -> tuple[Run, ...]:
+def _with_newest_runs(fed: Plan, plan: Plan, span: Span) -> Span:
+    """Return the same span of the runs that the newest entry names."""
     entry = Log(plan.files, plan.application).newest()
     if entry is None or entry.epoch != span.epoch:
         raise FencedError(f"a newer driver owns {plan.application}; this one (epoch {span.epoch}) has stopped.")
-    return entry.tasks[plan.name].stored.in_shards(entry.shards)[span.shard].runs
+
+    def runs_of(task: Plan) -> tuple[Run, ...]:
+        return entry.tasks[task.name].stored.in_shards(entry.shards)[span.shard].runs
+
+    return replace(span, runs=runs_of(plan), states=runs_of(fed) if span.states else ())
 
 
-def _read(plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
+def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
     """Yield what `read` does, by the plan of the task that gives it."""
     if isinstance(span.source, ClosedWindows):
         table = seen_below(plan.files, span.runs, plan.layout, span.clock, Since(span.since))
         values = _shown(plan, one_chunk(table["value"]))
         yield Chunk(**_rows(plan, table, values, as_numpy(table, WINDOW[1]), name))
+    elif isinstance(span.source, InOrder):
+        assert isinstance(fed.task, in_order.States)
+        reading = in_order.Reading(span.changed_runs, span.states, span.since, span.clock)
+        yield from in_order.read(plan, fed.task.ordered, fed, reading, partial(_open, plan.files), name)
     else:
         for some in _changes(plan, span):
             yield from _messages(plan, span, some, name)

@@ -7,10 +7,12 @@ once, does not depend on it: those are two properties of `Layout` that every kin
 from __future__ import annotations
 
 from persistent_state.partials.layout import Kind
+from persistent_state.partials.newest import Replaced
 from persistent_state.partials.panes import Panes
 from persistent_state.partials.sessions import Living, Sessions
 from persistent_state.partials.unbounded import Unbounded
-from persistent_state.windows import SlidingWindow, TimeToLive, Windowing
+from persistent_state.partials.waiting import Waiting
+from persistent_state.windows import SlidingWindow, TimeToLive, UntilPassed, UntilReplaced, Windowing
 
 
 def kind_of(windowing: Windowing | None) -> Kind:
@@ -19,4 +21,8 @@ def kind_of(windowing: Windowing | None) -> Kind:
         return Unbounded()
     if isinstance(windowing, SlidingWindow):
         return Panes(windowing)
+    if isinstance(windowing, UntilPassed):
+        return Waiting()
+    if isinstance(windowing, UntilReplaced):
+        return Replaced(windowing.ttl)
     return Living(windowing.gap) if isinstance(windowing, TimeToLive) else Sessions(windowing.gap)

@@ -35,6 +35,9 @@ CURRENT = "current"
 HEAD, TAIL = "head", "tail"
 """Columns that runs may have, of the monoid's type: see `persistent_state.partials.sliding`."""
 
+DUE = "due"
+"""A column that some states have: the time of the key's first timer (int64)."""
+
 ID = "id"
 """A column that says which message a row is, where messages count once; null if it is of several, or of one without an id."""
 
@@ -131,7 +134,6 @@ class Kind(ABC):
         """Return the values so far of the keys of the rows, or of their windows that are open. Rows may be above the clock."""
         return self.state(levels, layout, clock)
 
-    @abstractmethod
     def so_far(self, asked: pa.Table, levels: Levels, layout: Layout, lowest: int) -> SoFar:
         """Return what messages of these keys read, which come in the order of the keys; none is before `lowest`.
 
@@ -141,6 +143,7 @@ class Kind(ABC):
             layout: The layout of the rows.
             lowest: The lowest timestamp of the messages.
         """
+        raise NotImplementedError(f"{type(self).__name__} is not read while messages are processed.")
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,22 @@ class ClosedWindows:
         return {self.kind: self.task}
 
 
-TaskSource: TypeAlias = Changes | ClosedWindows
+@dataclass(frozen=True)
+class InOrder:
+    """The messages that wait in another task, as the source of the task that processes them in order."""
+
+    task: str
+
+    kind: ClassVar[str] = "in order"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The part of the identity of a task that is fed by this, as JSON."""
+        return {self.kind: self.task}
+
+
+TaskSource: TypeAlias = Changes | ClosedWindows | InOrder
 """A source that is another task of the application."""
 
-TASK_SOURCES = (Changes, ClosedWindows)
+TASK_SOURCES = (Changes, ClosedWindows, InOrder)
 """The classes of these sources."""

@@ -55,6 +55,9 @@ class Run:
     half: int | None = None
     """The clock by which half of the rows have expired, or can be added to others of their key. None: no such clock."""
 
+    due: int | None = None
+    """The time of the first timer in the file, in microseconds UTC; None if it has no timers."""
+
 
 @dataclass(frozen=True)
 class ShardRuns:
@@ -78,10 +81,10 @@ class ShardRuns:
 
 
 def _text(run: Run) -> str:
-    file = run.file
+    file, due = run.file, "" if run.due is None else f" {run.due}"
     return (
         f"{file.path} {file.length} {file.checksum} {file.index} {run.rows} {run.low} {run.high} {run.first} {run.last} "
-        f"{run.below} {run.half}"
+        f"{run.below} {run.half}{due}"
     )
 
 

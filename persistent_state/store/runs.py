@@ -15,8 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.errors import DamagedError
+from persistent_state.event_time.clocks import END
 from persistent_state.partials import expiry
-from persistent_state.partials.layout import CURRENT, HEAD, TAIL, Layout, as_numpy, below, between
+from persistent_state.partials.layout import CURRENT, DUE, HEAD, TAIL, Layout, as_numpy, below, between
 from persistent_state.store.blocks import read_blocks, write_blocks
 from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files
@@ -123,4 +124,6 @@ def write_run(files: Files, path: str, table: pa.Table, layout: Layout, low: int
     middle = (table.num_rows - 1) // 2
     half = None if fading is None else int(np.partition(fading, middle)[middle])
     file = write_blocks(files, path, table)
-    return Run(file, table.num_rows, low, high, int(starts.min()), int(starts.max()), half=half)
+    due = int(as_numpy(table, DUE).min()) if DUE in layout.kind.columns else END
+    first, last = int(starts.min()), int(starts.max())
+    return Run(file, table.num_rows, low, high, first, last, half=half, due=None if due == END else due)

@@ -1264,7 +1264,7 @@ BUGS = (
     bug(
         "runs of a newer start",
         "A step whose runs are gone reads those of a newer start, which may have other shards.",
-        fed._newest_runs,
+        fed._with_newest_runs,
         ("entry is None or entry.epoch != span.epoch", "entry is None"),
         theme="graph",
     ),

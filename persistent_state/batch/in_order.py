@@ -1,0 +1,216 @@
+"""An ordered task as tasks of the graph: one in which its messages wait, one that has its state, one that has its rows.
+
+The messages wait in the first. A step of the other two reads those that the clock has passed, and the state and the timers of
+their keys, and lets the task process them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from monoids.nested import codec_of
+from persistent_state.batch.as_stored import as_stored
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.process import GivenOut, Kept, Program, process
+from persistent_state.errors import InvalidInputError
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.ordered import OrderedTask, Timer
+from persistent_state.partials import fold
+from persistent_state.partials.layout import DUE, as_numpy, below, between, from_clock, one_chunk
+from persistent_state.partials.newest import Newest
+from persistent_state.partials.since import Since
+from persistent_state.partials.waiting import Rows
+from persistent_state.sources.base import Chunk
+from persistent_state.state import KeptState
+from persistent_state.store.named_files import Run
+from persistent_state.task import Message, PersistentTask
+from persistent_state.windows import TIME, UntilPassed, UntilReplaced, length
+
+TIMESTAMP = "timestamp"
+KEPT, GIVEN = "kept", "given"
+"""The columns of what a step makes: what is kept of a key, or a row that it gave out. One of the two is null."""
+
+NUMBERS = 40
+"""The bits of a row's number among those that a key gave out at a moment. Above them stands its rank."""
+
+Opener = Callable[[Sequence[Run], Any], list[pa.Table]]
+"""Opens runs; of those of other hashes than are asked for, rows may be missing."""
+
+
+class Messages(PersistentTask):
+    """The task in which the messages of an ordered task wait."""
+
+    def __init__(self, task: OrderedTask, schema: pa.Schema) -> None:
+        self.name, self.key = f"{task.task_name}.messages", task.key
+        self.message_id, self.horizon = task.message_id, task.horizon
+        self._type = pa.struct(list(schema))
+
+    def persistent_state(self) -> KeptState[Any]:
+        return KeptState(Rows(self._type), UntilPassed())
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.StructArray.from_arrays(batch.columns, fields=list(self._type))
+
+
+class States(PersistentTask):
+    """The task that has the state of an ordered task."""
+
+    value = KEPT
+
+    def __init__(self, task: OrderedTask) -> None:
+        self.name, self.key, self.ordered = task.task_name, task.key, task
+
+    def persistent_state(self) -> KeptState[Any]:
+        task = self.ordered
+        if not isinstance(task.state, pa.DataType):
+            raise InvalidInputError(f"task={self.name} has state={task.state!r}; say the Arrow type of a key's state.")
+        return KeptState(Newest(task.state), UntilReplaced(_ttl(task)))
+
+
+class GivenOutRows(PersistentTask):
+    """The task that has the rows which an ordered task gives out."""
+
+    value = GIVEN
+
+    def __init__(self, task: OrderedTask) -> None:
+        self.name, self.key, self.ordered = f"{task.task_name}.rows", task.key, task
+
+    def persistent_state(self) -> KeptState[Any]:
+        return KeptState(Rows(_row_type(self.ordered)), UntilPassed())
+
+
+def _ttl(task: OrderedTask) -> int | None:
+    return None if task.ttl is None else length("ttl", task.ttl)
+
+
+def _row_type(task: OrderedTask) -> pa.DataType:
+    return pa.struct([] if task.emits is None else list(task.emits))
+
+
+def schema_of(messages: Plan, task: OrderedTask) -> pa.Schema:
+    """Return the schema of what a step makes, given the plan of the task in which the messages wait."""
+    keys = map(pa.field, messages.task.key_columns, messages.layout.key_types)
+    assert task.state is not None
+    made = [(KEPT, Newest(task.state).type), (GIVEN, _row_type(task)), (TIMESTAMP, TIME)]
+    return pa.schema([*keys, *(pa.field(*each) for each in made)])
+
+
+def may_be_due(runs: Iterable[Run], clock: int) -> bool:
+    """Return whether the runs of a state may have a timer below a clock."""
+    return any(run.due is not None and run.due < clock for run in runs)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The runs of a shard that a step reads: those of messages and of states, from the clock `since` up to `clock`."""
+
+    messages: Sequence[Run]
+    states: Sequence[Run]
+    since: int
+    clock: int
+
+
+def read(plan: Plan, task: OrderedTask, fed: Plan, reading: Reading, opened: Opener, name: str) -> Iterator[Chunk]:
+    """Let a task process what the clock has passed, and yield what it makes of that.
+
+    Args:
+        plan: The plan of the task in which the messages wait.
+        task: The ordered task.
+        fed: The plan of the task that has its state.
+        reading: The runs of a shard.
+        opened: Opens runs.
+        name: The partition that the rows are of.
+    """
+    came = [below(from_clock(table, reading.since), reading.clock) for table in opened(reading.messages, None)]
+    # A run with a timer that is due is read as a whole, of the others the keys of which something is done.
+    timed = {run for run in reading.states if may_be_due([run], reading.clock)}
+    held = dict(zip(timed, opened([*timed], None), strict=True))
+    due = [table.filter(pa.array(as_numpy(table, DUE) < reading.clock)) for table in held.values()]
+    asked = [as_numpy(table, "hash") for table in (*came, *due)]
+    rest = [run for run in reading.states if run not in held]
+    held |= dict(zip(rest, opened(rest, asked), strict=True))
+    levels = [below(held[run], reading.clock) for run in reading.states]
+    program = Program(
+        task, as_stored(fed.layout.monoid.type.field("state").type), as_stored(_row_type(task)), ttl=_ttl(task)
+    )
+    touched = pa.table({"hash": np.sort(np.concatenate([np.array([], np.uint64), *asked]))})
+    for low, high in fold.slices([*came, *due], asked=came, levels=levels):
+        waiting = [between(table, low, high) for table in came]
+        messages = plan.layout.kind.values(waiting, plan.layout, Since(reading.since), reading.clock, BEGINNING)
+        some = [fold.touched(between(level, low, high), between(touched, low, high)) for level in levels]
+        states = fold.fold_keys(some, fed.layout)
+        yield from _processed(plan, fed, program, messages, states, reading.clock, name)
+
+
+def _processed(
+    plan: Plan, fed: Plan, program: Program, messages: pa.Table, states: pa.Table, clock: int, name: str
+) -> Iterator[Chunk]:
+    kept = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
+    came: dict[Any, list[Message]] = {}
+    times = as_numpy(messages, "start").tolist()
+    for key, time, row in zip(_keys(plan, messages), times, messages["value"].to_pylist(), strict=True):
+        came.setdefault(key, []).append(Message(time, row))
+    made: list[tuple[Any, Kept]] = []
+    rows: list[tuple[Any, int, GivenOut]] = []
+    for key in dict.fromkeys([*came, *kept]):
+        before = kept.get(key, Kept())
+        found = process(program, key[0] if len(key) == 1 else key, before, came.get(key, ()), clock)
+        if found.kept != before:
+            made.append((key, found.kept))
+        number, moment = 0, BEGINNING
+        for row in found.rows:
+            number, moment = (number + 1 if row.moment == moment else 0), row.moment
+            rows.append((key, number, row))
+    if made:
+        yield _chunk(plan, fed, [key for key, _ in made], made_kept=[each for _, each in made], clock=clock, name=name)
+    if rows:
+        yield _given_chunk(plan, fed, rows, name)
+
+
+def _keys(plan: Plan, table: pa.Table) -> list[tuple[Any, ...]]:
+    columns = [table[name].to_pylist() for name in plan.layout.key_names]
+    return list(zip(*columns, strict=True)) if columns else [()] * len(table)
+
+
+def _kept_of(states: pa.Table) -> list[Kept]:
+    """Return what is kept of each key. One that is forgotten has no timers."""
+    values = one_chunk(states["value"])
+    found = codec_of(values.type.field("state").type).from_arrow(values.field("state"))
+    timers = [tuple(Timer(**timer) for timer in some or ()) for some in values.field("timers").to_pylist()]
+    return [Kept(*each) for each in zip(found, timers, values.field("newest").to_pylist(), strict=True)]
+
+
+def _chunk(
+    plan: Plan, fed: Plan, keys: Sequence[tuple[Any, ...]], made_kept: Sequence[Kept], clock: int, name: str
+) -> Chunk:
+    """Return what is kept of keys at a clock, as rows of the moment before it."""
+    type = fed.layout.monoid.type
+    columns = [
+        codec_of(type.field("state").type).to_arrow([kept.state for kept in made_kept]),
+        pa.array([[vars(timer) for timer in kept.timers] for kept in made_kept], type.field("timers").type),
+        pa.array([kept.newest for kept in made_kept], pa.int64()),
+    ]
+    kept = pa.StructArray.from_arrays(columns, fields=list(type))
+    return _rows(plan, fed, keys, {KEPT: kept}, np.full(len(keys), clock - 1), np.zeros(len(keys), np.int64), name)
+
+
+def _given_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, GivenOut]], name: str) -> Chunk:
+    given = codec_of(fed.schema.field(GIVEN).type).to_arrow([row.row for _, _, row in rows])
+    times = np.array([row.moment for _, _, row in rows], np.int64)
+    at = np.array([((row.rank + 1) << NUMBERS) + number for _, number, row in rows], np.int64)
+    return _rows(plan, fed, [key for key, _, _ in rows], {GIVEN: given}, times, at, name)
+
+
+def _rows(
+    plan: Plan, fed: Plan, keys: Sequence[tuple[Any, ...]], values: dict[str, pa.Array], times: Any, at: Any, name: str
+) -> Chunk:
+    of_keys = [pa.array([key[i] for key in keys], type) for i, type in enumerate(plan.layout.key_types)]
+    columns = dict(zip(plan.task.key_columns, of_keys, strict=True)) | values
+    columns[TIMESTAMP] = pa.array(times).cast(TIME)
+    arrays = [columns.get(field.name, pa.nulls(len(keys), field.type)) for field in fed.schema]
+    return Chunk(name, 0, pa.RecordBatch.from_arrays(arrays, schema=fed.schema), at=at)

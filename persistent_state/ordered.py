@@ -1,0 +1,146 @@
+"""Tasks whose code is any program: it gets the messages of a key one after the other, in the order of event time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from persistent_state.errors import InvalidInputError
+from persistent_state.event_time.durations import Duration
+from persistent_state.task import BaseTask, Message
+
+
+@dataclass(frozen=True, order=True)
+class Timer:
+    """A timer of a key.
+
+    Args:
+        timestamp: When it is due: microseconds UTC.
+        name: The name that tells it from others of the same time.
+
+    Example:
+        >>> Timer(1_000_000, "silent").name
+        'silent'
+    """
+
+    timestamp: int
+    name: str = ""
+
+
+class Context(ABC):
+    """What an `OrderedTask` may do beside returning a state.
+
+    Attributes:
+        key: The key in hand: its value, a tuple of several columns' values, or `()` for one global state.
+        timestamp: The moment in hand: the timestamp of the message or of the timer, in microseconds UTC.
+    """
+
+    key: Any
+    timestamp: int
+
+    @abstractmethod
+    def emit(self, **columns: Any) -> None:
+        """Give out a row. Its timestamp is the moment in hand.
+
+        Args:
+            columns: The columns of `emits` by name. One that is left out is null.
+
+        Raises:
+            InvalidInputError: `emits` lacks a column of this name.
+        """
+
+    @abstractmethod
+    def set_timer(self, timestamp: int, name: str = "") -> None:
+        """Have `on_timer` called at a time, before the messages of this time. Set twice, it is called once.
+
+        A timer for the moment in hand, or for an earlier one, is due at the moment, as soon as `process` has returned.
+
+        Args:
+            timestamp: When it is due: microseconds UTC. A timer that a timer sets must be later than that.
+            name: The name that tells it from others of the same time.
+
+        Raises:
+            InvalidInputError: The timestamp is no whole number, or a timer sets one that is not later.
+        """
+
+    @abstractmethod
+    def delete_timer(self, timestamp: int, name: str = "") -> None:
+        """Forget a timer. If there is none of this time and name, nothing happens.
+
+        Args:
+            timestamp: The time that it was set for.
+            name: Its name.
+        """
+
+
+class OrderedTask(BaseTask):
+    """The base of tasks whose code is any program: give it a `key`, the type of its `state`, and `process`.
+
+    Messages wait until the clock has passed them. Then `process` gets those of a key one after the other, in the order of their
+    timestamps; those of one moment in the order of inputs, channels and positions. So the state at a clock depends on nothing
+    but the messages below it: not on batches, arrival, shards or retries.
+
+    A message after which the state or a row does not fit its type is a bad row: state, timers and rows are as before it.
+
+    Attributes:
+        name: The task's name in the store, by default the name of its class.
+        key: The key column, several columns, or None for one global state.
+        state: The Arrow type of the state of a key.
+        emits: The columns of the rows that the task gives out; None if it gives out none. The moment of a row comes with it, as
+            the column `timestamp`.
+        ttl: For how long a key may be silent before it is forgotten, with its timers: a text such as "30 days", or a
+            `timedelta`. By default keys are kept for ever.
+        message_id: The column of the messages' ids, if messages may come again.
+        horizon: How far apart in event time two messages with one id may be.
+
+    Raises:
+        InvalidInputError: A subclass has an attribute whose name is nearly that of one of these; it would have no effect.
+
+    Example:
+        >>> class Visits(OrderedTask):
+        ...     key = "user"
+        ...     state = pa.struct([("since", pa.int64()), ("clicks", pa.int64())])
+        ...     emits = pa.schema([("user", pa.string()), ("clicks", pa.int64())])
+        ...
+        ...     def process(self, state, message, context):
+        ...         state = state or {"since": message.timestamp, "clicks": 0}
+        ...         context.set_timer(state["since"] + 60_000_000)
+        ...         return {**state, "clicks": state["clicks"] + 1}
+        ...
+        ...     def on_timer(self, state, timer, context):
+        ...         context.emit(user=context.key, clicks=state["clicks"])
+        ...         return None
+    """
+
+    state: ClassVar[pa.DataType | None] = None
+    emits: ClassVar[pa.Schema | None] = None
+    ttl: Duration | None = None
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        """Return the state of a key after a message.
+
+        Args:
+            state: The state before it; None if the key has none.
+            message: The row and its timestamp.
+            context: What gives out rows and sets timers.
+
+        Returns:
+            A value of the type `state`. None forgets the key and its timers.
+        """
+        raise InvalidInputError(f"task={self.task_name} does nothing with its messages; define process().")
+
+    def on_timer(self, state: Any, timer: Timer, context: Context) -> Any:
+        """Return the state of a key after a timer.
+
+        Args:
+            state: The state before it.
+            timer: The timer that is due.
+            context: What gives out rows and sets timers.
+
+        Returns:
+            A value of the type `state`. None forgets the key and its timers.
+        """
+        raise InvalidInputError(f"task={self.task_name} sets timers, and has no on_timer(); define it.")

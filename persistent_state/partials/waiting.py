@@ -1,0 +1,71 @@
+"""Rows that wait until the clock has passed them: messages that are to be processed in order, and rows that were given out.
+
+A row is never folded with another. It is given once, at the first clock above its time, and takes no room after that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from monoids import Monoid
+from persistent_state.partials import fold
+from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, where
+from persistent_state.partials.since import Since
+
+
+class Rows(Monoid[Any]):
+    """Rows of one type, in their order. Each stays apart, so that there is no `plus`."""
+
+    commutative = False
+    zero = None
+
+    def __init__(self, type: pa.DataType) -> None:
+        self.type = type
+
+    def plus(self, a: Any, b: Any) -> Any:
+        raise NotImplementedError("Rows stay apart.")
+
+    def _cast(self, column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
+        return column.cast(self.type), np.zeros(len(column), np.bool_)
+
+    def from_arrow(self, array: pa.Array) -> list[Any]:
+        return list(array.to_pylist())
+
+
+@dataclass(frozen=True)
+class Waiting(Kind):
+    """Rows whose `start` is their own time, not that of an interval."""
+
+    expires: ClassVar[bool] = True
+
+    def begin_apart(self, starts: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+        return times
+
+    def segments(self, table: pa.Table, order: RowOrder, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return np.ones(len(first), np.bool_)
+
+    def expiry(self, table: pa.Table, layout: Layout) -> NDArray[np.int64]:
+        passed: NDArray[np.int64] = as_numpy(table, "start") + 1
+        return passed
+
+    def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        passed = self.expiry(table, Layout((), Rows(pa.null()), self))
+        rows = np.flatnonzero((passed > after) & (passed <= upto))
+        return rows, passed[rows]
+
+    def state(self, levels: Levels, layout: Layout, clock: int) -> pa.Table:
+        """Return no row: at a clock, none that is below it waits."""
+        return layout.schema.empty_table()
+
+    def values(self, levels: Levels, layout: Layout, since: Since, clock: int, floor: int) -> pa.Table:
+        """Return the rows that the clock has passed since, by key, those of a key in their order."""
+        first, some = max(since.clock, floor), []
+        for level in levels:
+            starts = as_numpy(level, "start")
+            some.append(where(level, (starts >= first) & (starts < clock)))
+        return fold.fold_keys(some, layout)

@@ -1,0 +1,161 @@
+"""A task that processes its messages in order: what it is at each clock, and all its rows, are those of a fold in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persistent_state.batch import changes
+from persistent_state.batch.in_order import TIMESTAMP, GivenOutRows, Messages, States
+from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.ordered import Context
+from persistent_state.partials.since import Since
+from persistent_state.protocol import graph
+from persistent_state.protocol.commits import Keeping
+from persistent_state.sources.tasks import InOrder
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from persistent_state.store.state_at import seen_below
+from persistent_state.task import Message
+from tests import core
+from tests.batch.test_process import Told, oracle, streams
+
+SCHEMA = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("acts", pa.string())])
+KEEPING = Keeping(3, 0)
+
+
+class InJson(Told):
+    """The same, told in JSON."""
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        return super().process(state, Message(message.timestamp, {"acts": json.loads(message["acts"])}), context)
+
+
+class World:
+    """An application of one ordered task."""
+
+    def __init__(self, ttl: int | None) -> None:
+        self.files = core.memory()
+        self.log, self.ttl = Log(self.files, "app"), ttl
+        self.task = InJson()
+        self.task.ttl = None if ttl is None else core.us(ttl)
+        self.sent: list[Message] = []
+        self.rows: list[Any] = []
+        self.given = BEGINNING
+
+    @property
+    def newest(self) -> Entry:
+        entry = self.log.newest()
+        assert entry is not None
+        return entry
+
+    def start(self, shards: int) -> None:
+        self.messages = core.plan_of(Messages(self.task, SCHEMA), SCHEMA, files=self.files, shards=shards)
+        source = InOrder(self.messages.name)
+        self.states, self.given_out = (self.fed(task, source) for task in (States(self.task), GivenOutRows(self.task)))
+        self.flow = FlowPlan((self.states, self.given_out))
+        core.start(self.log, [self.messages, self.flow])
+        read = self.newest.flow_of(self.messages.name).source.next_positions.get("", 0)
+        again, self.sent = self.sent[read:], self.sent[:read]
+        self.play(again)
+
+    def fed(self, task: States | GivenOutRows, source: InOrder) -> Plan:
+        schema = changes.schema_of(self.messages, source, task)
+        upstream = {"upstream": {"": source}, "feeders": {"": self.messages}}
+        plan = replace(self.messages, task=task, schema=schema, timestamp=TIMESTAMP, timestamp_unit=None, **upstream)
+        plan.check()
+        changes.check(plan)
+        return plan
+
+    def play(self, some: Sequence[Message]) -> None:
+        rows = [{"ts": m.timestamp, "k": m["k"], "acts": json.dumps(m["acts"])} for m in some]
+        core.play(self.log, self.messages, pa.RecordBatch.from_pylist(rows, SCHEMA), keeping=KEEPING)
+        self.sent += some
+
+    def step(self) -> None:
+        while due := graph.due(self.newest):
+            core.step(self.log, {self.flow.id: self.flow}, due[0], KEEPING)
+            self.check()
+
+    def check(self) -> None:
+        entry = self.newest
+        for clock in entry.retained:
+            if entry.is_at(self.states.name, clock):
+                assert self.state(entry, clock) == self.expected(clock)
+        if entry.clock > self.given:
+            runs, floor = entry.tasks[self.given_out.name].stored.runs, Since(self.given)
+            found = seen_below(self.files, runs, self.given_out.layout, entry.clock, floor)
+            for row in found.to_pylist():
+                self.rows.append((row["key0"], row["start"], row["value"]["said"], row["value"]["n"]))
+            self.given = entry.clock
+            assert sorted(self.rows, key=lambda row: row[:2]) == self.all_rows(entry.clock)
+
+    def state(self, entry: Entry, clock: int) -> dict[Any, Any]:
+        found = {}
+        for (key,), kept in core.state_at(entry, self.states, clock).items():
+            if kept["state"] is not None and (self.ttl is None or kept["newest"] >= clock - self.ttl):
+                timers = {(timer["timestamp"], timer["name"]) for timer in kept["timers"]}
+                found[key] = kept["state"], timers
+        return found
+
+    def expected(self, clock: int) -> dict[Any, Any]:
+        found = {}
+        for key in {m["k"] for m in self.sent}:
+            some = self.of_key(key, clock)
+            if not some:
+                continue
+            state, timers, _ = oracle(some, clock, self.ttl)
+            newest = max((m.timestamp for m in some if not is_unfit(m)), default=0)
+            if state is not None and (self.ttl is None or newest >= clock - self.ttl):
+                found[key] = state, timers
+        return found
+
+    def all_rows(self, clock: int) -> list[Any]:
+        found = []
+        for key in {m["k"] for m in self.sent}:
+            found += [(key, *row) for row in oracle(self.of_key(key, clock), clock, self.ttl)[2]]
+        return sorted(found, key=lambda row: row[:2])
+
+    def of_key(self, key: int, clock: int) -> list[Message]:
+        some = [m for m in self.sent if m["k"] == key and m.timestamp < clock]
+        return sorted(some, key=lambda m: m.timestamp)
+
+
+def is_unfit(message: Message) -> bool:
+    return any(what == "unfit" for what, *_ in message["acts"])
+
+
+acts = st.one_of(
+    st.tuples(st.just("play"), streams.map(lambda some: some[:4]), st.integers(0, 3)),
+    st.just(("step",)),
+    st.tuples(st.just("start"), st.integers(1, 3)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(acts, max_size=12), st.none() | st.integers(1, 25))
+def test_state_and_rows_are_those_of_a_fold_in_order(history: list[Any], ttl: int | None) -> None:
+    world, now = World(ttl), 0
+    world.start(2)
+    for what, *told in history:
+        if what == "start":
+            world.start(told[0])
+        elif what == "step":
+            world.step()
+        else:
+            stream, key = told
+            some = []
+            for number, (ahead, of_message) in enumerate(stream):
+                now += 4 * ahead
+                some.append(Message(now, {"k": (key + number) % 4, "acts": of_message}))
+            world.play(some)
+    world.play([Message(now + 100, {"k": 9, "acts": []})])
+    world.step()
+    assert world.newest.clock == (now + 100) // 10 * 10
