@@ -31,7 +31,7 @@ class Timer:
 
 
 class Context(ABC):
-    """What an `OrderedTask` may do beside returning a state.
+    """The acts of an `OrderedTask` beside returning a state.
 
     Attributes:
         key: The key in hand: its value, a tuple of several columns' values, or `()` for one global state.

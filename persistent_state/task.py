@@ -74,7 +74,7 @@ def _check_attributes(task: type) -> None:
 
 
 class BaseTask:
-    """What all tasks have: a name, a key, and the ids of messages that may come again."""
+    """The base of all tasks: a name, a key, and the ids of messages that may come again."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)

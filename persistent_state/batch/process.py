@@ -27,7 +27,7 @@ OF_TIMER = -1
 
 @dataclass(frozen=True)
 class Kept:
-    """What a step leaves of a key for the next. `newest` is the timestamp of its newest message.
+    """All that a step leaves of a key for the next. `newest` is the timestamp of its newest message.
 
     Where the state is None, the key is forgotten, and has no timers.
     """
@@ -67,7 +67,7 @@ class GivenOut:
 
 @dataclass(frozen=True)
 class Processed:
-    """What became of a key. `bad` has the numbers of the messages that were bad rows."""
+    """The outcome for a key. `bad` has the numbers of the messages that were bad rows."""
 
     kept: Kept
     rows: list[GivenOut]

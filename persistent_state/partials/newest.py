@@ -25,7 +25,7 @@ TIMER = pa.struct([("timestamp", pa.int64()), ("name", pa.string())])
 
 
 class Newest(Monoid[Any]):
-    """What is kept of a key: its state, its timers, and the time of its newest message. Of several the last counts.
+    """The values that are kept of a key: its state, its timers, and the time of its newest message. Of several the last counts.
 
     A null `state` says that the key is forgotten. The rows of a key are told apart by their intervals, so that they need no
     order beside these.
