@@ -286,6 +286,12 @@ def side(**changes: Any) -> Forge:
     return forge
 
 
+def taken_back(entry: Entry, store: Path) -> Entry:
+    """The entry in which a start has taken back all rows of a file."""
+    ends = entry.flow_of("Totals").late_rows.sides[0].ends
+    return side(cuts=(Cut(-(2**62), dict.fromkeys(ends, 0)),))(entry, store)
+
+
 def own_side(**changes: Any) -> Forge:
     """The entry in which a file of late rows of the flow is the task's own."""
 
@@ -358,7 +364,7 @@ def own_side(**changes: Any) -> Forge:
             of_runs(lambda runs: (*runs[:-1], replace(runs[-1], high=runs[-1].low + 1))),
             "it has hashes that are not from",
         ),
-        (side(cuts=(Cut(-(2**62), {}),)), "it holds {}, not {"),
+        (taken_back, "it holds {}, not {"),
         (side(reasons={"late": 7}), "it holds .* not {'late': 7}"),
         (own_side(reasons={"late": 7}), "it holds .* not {'late': 7}"),
     ],
