@@ -51,14 +51,14 @@ class Rows(TimeReplayableSource):
     def __init__(self, schema: pa.Schema) -> None:
         self.timestamp, self._schema = schema.names[0], schema
         self.rows: list[tuple[Any, ...]] = []
-        self.opened: list[str] = []
+        self.opened: list[list[str]] = []
 
     @property
     def schema(self) -> pa.Schema:
         return self._schema
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
-        self.opened = [*journal]
+        self.opened.append([*journal])
 
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
         more = len(self.rows) > start.get("p", 0)
@@ -247,6 +247,10 @@ def test_the_clock_is_the_least_of_all_inputs() -> None:
         "orders": ["up to: 3"],
     }
     assert {*world.newest.flow_of("Story").inputs} == {"rates", "orders"}
+    # Each is given back what it wrote, and nothing of the other.
+    world.start()
+    assert world.rates.opened == [[], ["up to: 2"]]
+    assert ["up to: 3"] in world.orders.opened
 
 
 times = st.tuples(st.integers(0, 12), st.integers(0, 2))
