@@ -214,10 +214,10 @@ def _tell_of_fed_tasks(before: Entry | None, setup: Setup, rebuilt: Collection[s
         return
     for flow in (feed.plan for feed in setup.feeds if feed.plan.is_derived):
         names = ", ".join(source.task for source in flow.first.upstream.values())
-        if flow.id in rebuilt:
-            _logger.info("%s is rebuilt from the state of %s", flow.title, names)
-        if (flow.id in rebuilt or flow.id not in before.tasks) and flow.is_fed_by_windows:
+        if flow.is_fed_by_windows and (flow.id in rebuilt or flow.id not in before.tasks):
             _logger.info("%s begins with the windows of %s that close from now on", flow.title, names)
+        elif flow.id in rebuilt:
+            _logger.info("%s is rebuilt from the state of %s", flow.title, names)
 
 
 def _warn_of_absent_tasks(before: Entry | None, entry: Entry) -> None:
