@@ -385,31 +385,33 @@ def test_what_a_task_feeds_steps_though_its_own_source_begins_later() -> None:
     assert world.state("Twice", 20) == {(): 4}
 
 
+def go_on(world: World, *tasks: str) -> None:
+    """Let rows come for a clock more, and these tasks take them."""
+    number = len(world.others.rows)
+    for ahead in (0, 9):
+        world.others.rows.append((number * 10 + ahead, 1, 1))
+        world.orders.rows.append((number * 10 + ahead, 1, 1))
+    for task in tasks * 2:
+        world.play(task)
+    world.step()
+
+
 def test_a_task_that_was_away_twice_is_judged_by_the_clock_that_it_has_visited() -> None:
     world = without_story()
     world.start()
 
-    def play(*tasks: str) -> None:
-        number = len(world.others.rows)
-        for ahead in (0, 9):
-            world.others.rows.append((number * 10 + ahead, 1, 1))
-            world.orders.rows.append((number * 10 + ahead, 1, 1))
-        for task in tasks * 2:
-            world.play(task)
-        world.step()
-
     for _ in range(3):
-        play("PerShop", "Both")
+        go_on(world, "PerShop", "Both")
     without = [world.plans["PerShop"]]
     core.start(world.log, without)
     for _ in range(2):
-        play("PerShop")
+        go_on(world, "PerShop")
     world.start()
     # Its source comes to the global clock, and no step is taken yet.
     flow = FlowPlan((world.plans["Both"],))
     core.play_source(world.log, flow, Inputs({"own": world.orders}), keeping=KEEPING)
     core.start(world.log, without)
-    play("PerShop")
+    go_on(world, "PerShop")
     known = world.newest
     assert known.flow_of("Both").visited < known.retained[0] <= known.flow_of("Both").progress.clock
     with pytest.raises(InvalidInputError, match="task=Both left at clock="):
@@ -553,18 +555,9 @@ def test_a_task_that_lacks_what_others_gave_can_not_become_derived_yet() -> None
     world = without_story()
     world.start()
 
-    def play(*tasks: str) -> None:
-        number = len(world.others.rows)
-        for ahead in (0, 9):
-            world.others.rows.append((number * 10 + ahead, 1, 1))
-            world.orders.rows.append((number * 10 + ahead, 1, 1))
-        for task in tasks * 2:
-            world.play(task)
-        world.step()
-
-    play("PerShop", "Both")
+    go_on(world, "PerShop", "Both")
     core.start(world.log, [world.plans["PerShop"]])
-    play("PerShop")
+    go_on(world, "PerShop")
     world.start()
     core.play_source(world.log, FlowPlan((world.plans["Both"],)), Inputs({"own": world.orders}), keeping=KEEPING)
     app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
