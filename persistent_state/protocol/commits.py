@@ -41,7 +41,7 @@ from persistent_state.store import late_rows, lists
 from persistent_state.store.codec import side_to_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
-from persistent_state.store.flow_state import FlowState, LateRows, SourceState
+from persistent_state.store.flow_state import FlowState, LateRows
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import SideFile
 from persistent_state.store.task_state import TaskState
@@ -408,9 +408,12 @@ def _tidied(log: Log, entry: Entry, id: str, new_id: Callable[[], str]) -> Entry
     source = flow.source.without_old_spans(restart)
 
     def tidied(rows: LateRows, name: str) -> LateRows:
+        if len(rows.sides) <= late_rows.MANY:
+            return rows
+        replays = flow.with_steps(source.replays_from(restart))
         path = partial(_path, log, name, entry.epoch, flow.progress.batch)
         page, joined = partial(path, "pages", new_id), partial(path, "sides", new_id)
-        return _with_few_sides(log.files, rows, source, entry.epoch, restart, page, joined)
+        return _with_fewer_sides(log.files, rows, replays, entry.epoch, restart, page, joined)
 
     tasks = {
         name: replace(task, late_rows=tidied(task.late_rows, name)) if task.late_rows.sides else task
@@ -467,23 +470,20 @@ def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
     return tuple(clock for clock in kept if clock >= oldest)
 
 
-def _with_few_sides(
+def _with_fewer_sides(
     files: Files,
     rows: LateRows,
-    source: SourceState,
+    replays: Mapping[str, int],
     epoch: int,
     clock: int,
     page: Callable[[], str],
     path: Callable[[], str],
 ) -> LateRows:
-    """Return late and bad rows with few files in the entry, if they were many.
+    """Return late and bad rows with fewer files in the entry.
 
     Files of this epoch become fewer. An older file, or a large one, leaves the entry once nothing can take back any of it: no
-    start goes back below the clock.
+    start goes back below the clock, or reads again what is before the positions `replays`.
     """
-    if len(rows.sides) <= late_rows.MANY:
-        return rows
-    replays = source.replays_from(clock)
 
     def epoch_of(side: SideFile) -> int:
         return written(side.file.path)[0]

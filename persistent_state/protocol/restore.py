@@ -62,7 +62,7 @@ class TaskGroup:
         """Return the group without the late and bad rows that its source delivers again from the clock on."""
 
         def left(rows: LateRows) -> LateRows:
-            return late_rows.take_back(files, rows, clock, self.flow.source.next_positions)
+            return late_rows.take_back(files, rows, clock, self.flow.with_steps(self.flow.source.next_positions))
 
         tasks = {name: replace(task, late_rows=left(task.late_rows)) for name, task in self.tasks.items()}
         return TaskGroup(replace(self.flow, late_rows=left(self.flow.late_rows)), tasks)

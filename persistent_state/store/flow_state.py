@@ -16,7 +16,7 @@ from functools import cached_property
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Coarse
-from persistent_state.event_time.inputs import INPUT, by_input, together
+from persistent_state.event_time.inputs import INPUT, by_input, named, together
 from persistent_state.event_time.positions import (
     Position,
     forget_spans,
@@ -276,6 +276,13 @@ class FlowState:
     def with_inputs(self, names: Collection[str]) -> FlowState:
         """Return the flow with inputs of these names. One that is new begins."""
         return replace(self, inputs={name: self.inputs.get(name, SourceState()) for name in names})
+
+    def with_steps(self, positions: Mapping[str, int]) -> dict[str, int]:
+        """Return the positions from which a start reads again, with those of what other tasks give.
+
+        A step reads all of that again: it remembers no position.
+        """
+        return {**{named(name, each.task): 0 for name, each in self.upstream.items()}, **positions}
 
     def hold(self) -> FlowState:
         """Return the flow when the global clock waits for it; itself if it does already."""
