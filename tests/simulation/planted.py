@@ -530,7 +530,7 @@ BUGS = (
         "side rows kept at a start",
         "What is read again stays aside, and is set aside again.",
         restore.TaskGroup.with_rows_taken_back,
-        ("late_rows.take_back(files, rows, clock, self.flow.source.next_positions)", "rows"),
+        ("late_rows.take_back(files, rows, clock, self.flow.with_steps(self.flow.source.next_positions))", "rows"),
     ),
     bug(
         "side rows in every shard",
