@@ -78,7 +78,8 @@ class Span:
     def may_give(self, plan: Plan) -> bool:
         """Return whether anything may have happened between the clocks to the task of this plan."""
         if isinstance(self.source, InOrder):
-            return bool(self.changed_runs) or in_order.may_be_due(self.states, self.clock)
+            timed = (in_order.may_be_due(run, self.since, self.clock) for run in self.states)
+            return bool(self.changed_runs) or any(timed)
         # Windows close without a message.
         return bool(self.runs) if plan.layout.kind.expires else bool(self.changed_runs)
 

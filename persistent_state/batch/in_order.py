@@ -6,27 +6,32 @@ their keys, and lets the task process them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from monoids.nested import codec_of
 from persistent_state.batch.as_stored import as_stored
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.process import GivenOut, Kept, Program, process
+from persistent_state.batch.rows import Processed
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.ordered import OrderedTask, Timer
 from persistent_state.partials import fold
-from persistent_state.partials.layout import DUE, as_numpy, below, between, from_clock, one_chunk
+from persistent_state.partials.layout import DUE, as_numpy, below, between, from_clock, one_chunk, where
 from persistent_state.partials.newest import Newest
 from persistent_state.partials.since import Since
 from persistent_state.partials.waiting import Rows
 from persistent_state.sources.base import Chunk
 from persistent_state.state import KeptState
+from persistent_state.store.late_rows import SIDE_COLUMNS, UNFIT
 from persistent_state.store.named_files import Run
 from persistent_state.task import Message, PersistentTask
 from persistent_state.windows import TIME, UntilPassed, UntilReplaced, length
@@ -100,9 +105,12 @@ def schema_of(messages: Plan, task: OrderedTask) -> pa.Schema:
     return pa.schema([*keys, *(pa.field(*each) for each in made)])
 
 
-def may_be_due(runs: Iterable[Run], clock: int) -> bool:
-    """Return whether the runs of a state may have a timer below a clock."""
-    return any(run.due is not None and run.due < clock for run in runs)
+def may_be_due(run: Run, since: int, clock: int) -> bool:
+    """Return whether a run of a state may have a timer from the clock `since` up to another one.
+
+    What was due before `since` was called: then the key has a newer row.
+    """
+    return run.due is not None and run.last_due is not None and run.due < clock and run.last_due >= since
 
 
 @dataclass(frozen=True)
@@ -128,9 +136,9 @@ def read(plan: Plan, task: OrderedTask, fed: Plan, reading: Reading, opened: Ope
     """
     came = [below(from_clock(table, reading.since), reading.clock) for table in opened(reading.messages, None)]
     # A run with a timer that is due is read as a whole, of the others the keys of which something is done.
-    timed = {run for run in reading.states if may_be_due([run], reading.clock)}
+    timed = {run for run in reading.states if may_be_due(run, reading.since, reading.clock)}
     held = dict(zip(timed, opened([*timed], None), strict=True))
-    due = [table.filter(pa.array(as_numpy(table, DUE) < reading.clock)) for table in held.values()]
+    due = [where(table, _is_due(as_numpy(table, DUE), reading)) for table in held.values()]
     asked = [as_numpy(table, "hash") for table in (*came, *due)]
     rest = [run for run in reading.states if run not in held]
     held |= dict(zip(rest, opened(rest, asked), strict=True))
@@ -147,29 +155,65 @@ def read(plan: Plan, task: OrderedTask, fed: Plan, reading: Reading, opened: Ope
         yield from _processed(plan, fed, program, messages, states, reading.clock, name)
 
 
+def _is_due(times: NDArray[np.int64], reading: Reading) -> NDArray[np.bool_]:
+    return (times >= reading.since) & (times < reading.clock)
+
+
 def _processed(
     plan: Plan, fed: Plan, program: Program, messages: pa.Table, states: pa.Table, clock: int, name: str
 ) -> Iterator[Chunk]:
+    """Yield what a task makes of messages, which stand by key and in order, and of keys with these states."""
     kept = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
-    came: dict[Any, list[Message]] = {}
-    times = as_numpy(messages, "start").tolist()
-    for key, time, row in zip(_keys(plan, messages), times, messages["value"].to_pylist(), strict=True):
-        came.setdefault(key, []).append(Message(time, row))
-    made: list[tuple[Any, Kept]] = []
-    rows: list[tuple[Any, int, GivenOut]] = []
+    came, rows = _ranges(_keys(plan, messages)), [*map(Message, _times(messages), messages["value"].to_pylist())]
+    changed: list[tuple[Any, Kept]] = []
+    given: list[tuple[Any, int, GivenOut]] = []
+    bad: list[int] = []
     for key in dict.fromkeys([*came, *kept]):
+        low, high = came.get(key, (0, 0))
         before = kept.get(key, Kept())
-        found = process(program, key[0] if len(key) == 1 else key, before, came.get(key, ()), clock)
+        found = process(program, key[0] if len(key) == 1 else key, before, rows[low:high], clock)
+        bad += [low + number for number in found.bad]
         if found.kept != before:
-            made.append((key, found.kept))
+            changed.append((key, found.kept))
         number, moment = 0, BEGINNING
         for row in found.rows:
             number, moment = (number + 1 if row.moment == moment else 0), row.moment
-            rows.append((key, number, row))
-    if made:
-        yield _chunk(plan, fed, [key for key, _ in made], made_kept=[each for _, each in made], clock=clock, name=name)
-    if rows:
-        yield _given_chunk(plan, fed, rows, name)
+            given.append((key, number, row))
+    if changed or bad:
+        yield replace(_kept_chunk(plan, fed, changed, clock, name), aside=_aside(messages, bad, name))
+    if given:
+        yield _given_chunk(plan, fed, given, name)
+
+
+def _ranges(keys: Sequence[Any]) -> dict[Any, tuple[int, int]]:
+    """Return by key the rows [low, high) that have it, of rows that stand by key."""
+    begins = [i for i, key in enumerate(keys) if i == 0 or key != keys[i - 1]]
+    return {keys[low]: (low, high) for low, high in pairwise([*begins, len(keys)])}
+
+
+def _times(messages: pa.Table) -> list[int]:
+    times: list[int] = as_numpy(messages, "start").tolist()
+    return times
+
+
+def _aside(messages: pa.Table, bad: Sequence[int], name: str) -> pa.Table | None:
+    """Return bad messages as they stand in a file of late and bad rows; None if there are none.
+
+    Their partition is the one that the step has read, since a start takes them back as it takes back the step.
+    """
+    if not bad:
+        return None
+    rows = messages.take(pa.array(bad))
+    count, position = len(rows), as_numpy(rows, "position")
+    columns = {
+        "reason": pa.array([UNFIT] * count),
+        "timestamp": rows["start"],
+        "strand": pa.array([name] * count),
+        "channel": rows["channel"],
+        "position": pa.array(position, mask=position == NO_POSITION),
+        "record": pa.nulls(count, SIDE_COLUMNS["record"]),
+    }
+    return pa.table({**columns, "row": rows["value"]}).combine_chunks()
 
 
 def _keys(plan: Plan, table: pa.Table) -> list[tuple[Any, ...]]:
@@ -185,21 +229,20 @@ def _kept_of(states: pa.Table) -> list[Kept]:
     return [Kept(*each) for each in zip(found, timers, values.field("newest").to_pylist(), strict=True)]
 
 
-def _chunk(
-    plan: Plan, fed: Plan, keys: Sequence[tuple[Any, ...]], made_kept: Sequence[Kept], clock: int, name: str
-) -> Chunk:
+def _kept_chunk(plan: Plan, fed: Plan, changed: Sequence[tuple[Any, Kept]], clock: int, name: str) -> Processed:
     """Return what is kept of keys at a clock, as rows of the moment before it."""
     type = fed.layout.monoid.type
     columns = [
-        codec_of(type.field("state").type).to_arrow([kept.state for kept in made_kept]),
-        pa.array([[vars(timer) for timer in kept.timers] for kept in made_kept], type.field("timers").type),
-        pa.array([kept.newest for kept in made_kept], pa.int64()),
+        codec_of(type.field("state").type).to_arrow([kept.state for _, kept in changed]),
+        pa.array([[vars(timer) for timer in kept.timers] for _, kept in changed], type.field("timers").type),
+        pa.array([kept.newest for _, kept in changed], pa.int64()),
     ]
-    kept = pa.StructArray.from_arrays(columns, fields=list(type))
-    return _rows(plan, fed, keys, {KEPT: kept}, np.full(len(keys), clock - 1), np.zeros(len(keys), np.int64), name)
+    kept, count = pa.StructArray.from_arrays(columns, fields=list(type)), len(changed)
+    keys = [key for key, _ in changed]
+    return _rows(plan, fed, keys, {KEPT: kept}, np.full(count, clock - 1), np.zeros(count, np.int64), name)
 
 
-def _given_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, GivenOut]], name: str) -> Chunk:
+def _given_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, GivenOut]], name: str) -> Processed:
     given = codec_of(fed.schema.field(GIVEN).type).to_arrow([row.row for _, _, row in rows])
     times = np.array([row.moment for _, _, row in rows], np.int64)
     at = np.array([((row.rank + 1) << NUMBERS) + number for _, number, row in rows], np.int64)
@@ -208,9 +251,9 @@ def _given_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, GivenOut]
 
 def _rows(
     plan: Plan, fed: Plan, keys: Sequence[tuple[Any, ...]], values: dict[str, pa.Array], times: Any, at: Any, name: str
-) -> Chunk:
+) -> Processed:
     of_keys = [pa.array([key[i] for key in keys], type) for i, type in enumerate(plan.layout.key_types)]
     columns = dict(zip(plan.task.key_columns, of_keys, strict=True)) | values
     columns[TIMESTAMP] = pa.array(times).cast(TIME)
     arrays = [columns.get(field.name, pa.nulls(len(keys), field.type)) for field in fed.schema]
-    return Chunk(name, 0, pa.RecordBatch.from_arrays(arrays, schema=fed.schema), at=at)
+    return Processed(name, 0, pa.RecordBatch.from_arrays(arrays, schema=fed.schema), at=at)

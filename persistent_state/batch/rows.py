@@ -37,6 +37,13 @@ class TakenBack(Chunk):
 
 
 @dataclass(frozen=True)
+class Processed(Chunk):
+    """Rows that a step made of messages. `aside` are the messages that were bad, as a side table."""
+
+    aside: pa.Table | None = None
+
+
+@dataclass(frozen=True)
 class Place:
     """The place of rows in event time and in their source. `valid` tells which rows have a timestamp."""
 

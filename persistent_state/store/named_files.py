@@ -56,7 +56,10 @@ class Run:
     """The clock by which half of the rows have expired, or can be added to others of their key. None: no such clock."""
 
     due: int | None = None
-    """The time of the first timer in the file, in microseconds UTC; None if it has no timers."""
+    """The earliest time of a first timer of a key in the file, in microseconds UTC; None if it has no timers."""
+
+    last_due: int | None = None
+    """The latest time of a first timer of a key in the file, in microseconds UTC; None if it has no timers."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class ShardRuns:
 
 
 def _text(run: Run) -> str:
-    file, due = run.file, "" if run.due is None else f" {run.due}"
+    file, due = run.file, "" if run.due is None else f" {run.due} {run.last_due}"
     return (
         f"{file.path} {file.length} {file.checksum} {file.index} {run.rows} {run.low} {run.high} {run.first} {run.last} "
         f"{run.below} {run.half}{due}"

@@ -20,7 +20,7 @@ from persistent_state.store.task_state import OutputState, StoredState, TaskStat
 
 ADDED: dict[str, dict[str, Json]] = {
     "channel": {"before": None},
-    "run": {"half": None, "due": None},
+    "run": {"half": None, "due": None, "last_due": None},
     "stored file": {"index": 0},
     "input": {"planned": {}, "again": END},
     "flow": {"upstream": {}, "stepped": BEGINNING},
@@ -61,7 +61,7 @@ _STORED = Record("stored file", Stored, _fields("path", "length", "checksum", "i
 RUN = Record(
     "run",
     Run,
-    {"file": _STORED, **_fields("rows", "low", "high", "first", "last", "below", "half", "due")},
+    {"file": _STORED, **_fields("rows", "low", "high", "first", "last", "below", "half", "due", "last_due")},
     ADDED["run"],
 )
 

@@ -124,6 +124,7 @@ def write_run(files: Files, path: str, table: pa.Table, layout: Layout, low: int
     middle = (table.num_rows - 1) // 2
     half = None if fading is None else int(np.partition(fading, middle)[middle])
     file = write_blocks(files, path, table)
-    due = int(as_numpy(table, DUE).min()) if DUE in layout.kind.columns else END
-    first, last = int(starts.min()), int(starts.max())
-    return Run(file, table.num_rows, low, high, first, last, half=half, due=None if due == END else due)
+    due = as_numpy(table, DUE) if DUE in layout.kind.columns else np.array([], np.int64)
+    due = due[due < END]
+    timers = {"due": int(due.min()), "last_due": int(due.max())} if len(due) else {}
+    return Run(file, table.num_rows, low, high, int(starts.min()), int(starts.max()), half=half, **timers)

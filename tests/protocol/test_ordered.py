@@ -21,6 +21,7 @@ from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.tasks import InOrder
 from persistent_state.store.entry import Entry
+from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
 from persistent_state.task import Message
@@ -89,6 +90,9 @@ class World:
         for clock in entry.retained:
             if entry.is_at(self.states.name, clock):
                 assert self.state(entry, clock) == self.expected(clock)
+        visited = entry.flow_of(self.states.name).visited
+        bad = sum(is_unfit(m) for m in self.sent if m.timestamp < visited)
+        assert entry.late_counts_of(self.states.name) == ({UNFIT: bad} if bad else {})
         if entry.clock > self.given:
             runs, floor = entry.tasks[self.given_out.name].stored.runs, Since(self.given)
             found = seen_below(self.files, runs, self.given_out.layout, entry.clock, floor)
@@ -159,3 +163,51 @@ def test_state_and_rows_are_those_of_a_fold_in_order(history: list[Any], ttl: in
     world.play([Message(now + 100, {"k": 9, "acts": []})])
     world.step()
     assert world.newest.clock == (now + 100) // 10 * 10
+
+
+def told(timestamp: int, key: int, *acts: Any) -> Message:
+    return Message(timestamp, {"k": key, "acts": acts})
+
+
+def test_a_timer_is_due_though_no_message_comes_to_its_shard() -> None:
+    world = World(None)
+    world.start(3)
+    world.play([told(1, key, ("set", 12, "")) for key in range(6)])
+    for timestamp in (15, 35):
+        world.play([told(timestamp, 9)])
+        # The world looks at the state of all keys.
+        world.step()
+    entry = world.newest
+    assert entry.clock == 30
+    assert [row[1:] for row in world.rows if row[0] < 6] == [(13, "", 1)] * 6
+    # Who has no timer, and no message, is not asked.
+    world.play([told(55, 9)])
+    (step,) = graph.due(world.newest)
+    assert len(graph.spans(world.newest, world.flow, step)) == 1
+
+
+def test_rows_of_one_moment_are_in_the_order_in_which_they_were_given_out() -> None:
+    world = World(None)
+    world.start(2)
+    world.play(
+        [told(3, 1, ("emit", 2), ("emit", 1), ("set", 0, "now")), told(3, 1, ("emit", 0)), told(3, 2, ("emit", 5))]
+    )
+    world.play([told(25, 9)])
+    world.step()
+    assert [row for row in world.rows if row[0] == 1] == [
+        (1, 3, "at 3", 2), (1, 3, "at 3", 1), (1, 3, "now", 1), (1, 3, "at 3", 0)
+    ]  # fmt: skip
+
+
+def test_messages_above_the_clock_wait() -> None:
+    world = World(None)
+    world.start(2)
+    world.play([told(3, 1), told(12, 1), told(12, 2), told(25, 1)])
+    world.step()
+    assert world.newest.clock == 20
+    assert world.state(world.newest, 20) == {
+        1: ({"log": ["3", "12"], "n": 2}, set()),
+        2: ({"log": ["12"], "n": 1}, set()),
+    }
+    runs = world.newest.tasks[world.messages.name].stored.runs
+    assert max(run.last for run in runs) == 25
