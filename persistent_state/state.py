@@ -47,7 +47,7 @@ class PersistentState(ABC, Generic[T]):
         """
 
     @abstractmethod
-    def get(self) -> Any:
+    def get(self) -> T:
         """Return the fold of the updates of the key so far, as far as they go together with the message in hand.
 
         So far are all messages of earlier micro-batches, those above the checkpoint clock too, and those of this micro-batch
@@ -129,7 +129,7 @@ class KeptState(PersistentState[T]):
     def update(self, timestamp: int, value: T | None) -> None:
         raise NotImplementedError("A state is updated through the one handed to process_message.")
 
-    def get(self) -> Any:
+    def get(self) -> T:
         return self._monoid.zero
 
     @property
@@ -226,5 +226,5 @@ class WindowState(KeptState[T]):
             )
         super().__init__(monoid, window)
 
-    def get(self) -> dict[tuple[int, int], T]:
+    def get(self) -> dict[tuple[int, int], T]:  # type: ignore[override]
         return {}

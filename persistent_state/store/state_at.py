@@ -296,10 +296,10 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
     readable = [c for c in entry.retained if task.born <= c <= newest]
     if at not in (*readable, newest):
         if task.active and at in entry.retained and at > newest:
-            how = "rebuilt" if task.life else "built"
-            reached = "reached no clock" if newest == BEGINNING else f"reached clock={full_clock(newest)}"
+            how = "is rebuilt and has" if task.life else "has"
+            reached = "no clock yet" if newest == BEGINNING else f"clock={full_clock(newest)}"
             raise InvalidInputError(
-                f"task={name} is {how} and has {reached}; read clock={full_clock(at)} once it has caught up."
+                f"task={name} {how} reached {reached}; read clock={full_clock(at)} once it has caught up."
             )
         kept = {*readable, newest}
         below, above = max((c for c in kept if c < at), default=None), min((c for c in kept if c > at), default=None)
