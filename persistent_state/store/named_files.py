@@ -84,7 +84,8 @@ class ShardRuns:
 
 
 def _text(run: Run) -> str:
-    file, due = run.file, "" if run.due is None else f" {run.due} {run.last_due}"
+    timers = {run.due, run.last_due} - {None}
+    file, due = run.file, f" {run.due} {run.last_due}" if timers else ""
     return (
         f"{file.path} {file.length} {file.checksum} {file.index} {run.rows} {run.low} {run.high} {run.first} {run.last} "
         f"{run.below} {run.half}{due}"
