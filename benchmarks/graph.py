@@ -58,6 +58,7 @@ from persistent_state.event_time.clocks import Settings
 from persistent_state.outputs import Outputs
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.commits import Keeping
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log
 
@@ -107,7 +108,7 @@ class Stage:
         source, fed = Changes("PerKey"), Settings(SECOND, ahead=MOST)
         schema = changes.schema_of(self._plan, source, PerGroup())
         derived = replace(
-            Plan("graph", files, PerGroup(), schema, changes.TIMESTAMP, None, fed, SHARDS),
+            Plan("graph", files, PerGroup(), schema, TIMESTAMP, None, fed, SHARDS),
             upstream={"": source},
             feeders={"": self._plan},
         )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from persistent_state.batch.changes import TIMESTAMP, schema_of
 from persistent_state.batch.changes import check as check_fed
+from persistent_state.batch.changes import schema_of
 from persistent_state.batch.of_input import OfInput
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
 from persistent_state.batch.rows import MOST
@@ -28,7 +28,7 @@ from persistent_state.outputs import Output, Outputs, check_places, check_takes,
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
-from persistent_state.sources.tasks import TASK_SOURCES, Changes, TaskSource
+from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, TaskSource
 from persistent_state.store.files import Files, open_files
 from persistent_state.task import PersistentTask
 

@@ -43,7 +43,7 @@ class Context(ABC):
 
     @abstractmethod
     def emit(self, **columns: Any) -> None:
-        """Give out a row. Its timestamp is the moment in hand.
+        """Emit a row. Its timestamp is the moment in hand.
 
         Args:
             columns: The columns of `emits` by name. One that is left out is null.
@@ -89,7 +89,7 @@ class OrderedTask(BaseTask):
         name: The task's name in the store, by default the name of its class.
         key: The key column, several columns, or None for one global state.
         state: The Arrow type of the state of a key.
-        emits: The columns of the rows that the task gives out; None if it gives out none. The moment of a row comes with it, as
+        emits: The columns of the rows that the task emits; None if it emits none. The moment of a row comes with it, as
             the column `timestamp`.
         ttl: For how long a key may be silent before it is forgotten, with its timers: a text such as "30 days", or a
             `timedelta`. By default keys are kept for ever.
@@ -125,7 +125,7 @@ class OrderedTask(BaseTask):
         Args:
             state: The state before it; None if the key has none.
             message: The row and its timestamp.
-            context: What gives out rows and sets timers.
+            context: It emits rows and sets timers.
 
         Returns:
             A value of the type `state`. None forgets the key and its timers.
@@ -138,7 +138,7 @@ class OrderedTask(BaseTask):
         Args:
             state: The state before it.
             timer: The timer that is due.
-            context: What gives out rows and sets timers.
+            context: It emits rows and sets timers.
 
         Returns:
             A value of the type `state`. None forgets the key and its timers.

@@ -7,9 +7,8 @@ whenever and wherever they are read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from persistent_state.batch import in_order
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan, takes_back
 from persistent_state.batch.rows import TakenBack
+from persistent_state.batch.spans import Span, open_runs
 from persistent_state.errors import FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import named
@@ -28,10 +28,9 @@ from persistent_state.partials.changed import Changed, are_equal, changed
 from persistent_state.partials.layout import as_numpy, below, between, from_clock, one_chunk
 from persistent_state.partials.since import Since
 from persistent_state.sources.base import Chunk
-from persistent_state.sources.tasks import Changes, ClosedWindows, InOrder, TaskSource
+from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, InOrder, TaskSource
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
-from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run, ShardRuns
 from persistent_state.store.state_at import seen_below
@@ -40,48 +39,8 @@ from persistent_state.windows import TIME, WINDOW
 
 Times = NDArray[np.int64]
 
-TIMESTAMP = "timestamp"
-"""The column with the moment of a row: the last one before the clock at which it is seen, or before its window closed."""
-
 BEFORE, AFTER = "before", "after"
 """The columns of a change that is one message: structs of what outputs show of the value; null where the key is not there."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """The runs of one `shard` of a task, of which is asked what it gives from the clock `since` up to `clock`.
-
-    The runs are of the start `epoch`, which says how many shards there are. `every` says which clocks between the two are
-    looked at; None: none. With `takes_back` a change is a row that counted until now, and one that counts from now on. Else it
-    is one row with both.
-    """
-
-    source: TaskSource
-    shard: int
-    runs: tuple[Run, ...]
-    since: int
-    clock: int
-    epoch: int
-    every: int | None = None
-    takes_back: bool = True
-    states: tuple[Run, ...] = ()
-
-    @property
-    def changed_runs(self) -> list[Run]:
-        """The runs that may hold rows that start between the clocks."""
-        return [
-            run
-            for run in self.runs
-            if run.first < self.clock and run.last >= self.since and (run.below is None or run.below > self.since)
-        ]
-
-    def may_give(self, plan: Plan) -> bool:
-        """Return whether anything may have happened between the clocks to the task of this plan."""
-        if isinstance(self.source, InOrder):
-            timed = (in_order.may_be_due(run, self.since, self.clock) for run in self.states)
-            return bool(self.changed_runs) or any(timed)
-        # Windows close without a message.
-        return bool(self.runs) if plan.layout.kind.expires else bool(self.changed_runs)
 
 
 def span_of(flow: FlowPlan, source: TaskSource, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
@@ -119,7 +78,7 @@ def schema_of(plan: Plan, source: TaskSource, fed: PersistentTask) -> pa.Schema:
         InvalidInputError: Two columns have one name.
     """
     if isinstance(source, InOrder):
-        assert isinstance(fed, (in_order.States, in_order.GivenOutRows))
+        assert isinstance(fed, (in_order.States, in_order.EmittedRows))
         return in_order.schema_of(plan, fed.ordered)
     keys = map(pa.field, plan.task.key_columns, plan.layout.key_types)
     windows = [pa.field(name, TIME) for name in plan.layout.kind.window_columns]
@@ -234,9 +193,7 @@ def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
         values = _shown(plan, one_chunk(table["value"]))
         yield Chunk(**_rows(plan, table, values, as_numpy(table, WINDOW[1]), name))
     elif isinstance(span.source, InOrder):
-        assert isinstance(fed.task, in_order.States)
-        reading = in_order.Reading(span.changed_runs, span.states, span.since, span.clock)
-        yield from in_order.read(plan, fed.task.ordered, fed, reading, partial(_open, plan.files), name)
+        yield from in_order.read(plan, fed, span, name)
     else:
         for some in _changes(plan, span):
             yield from _messages(plan, span, some, name)
@@ -246,13 +203,13 @@ def _changes(plan: Plan, span: Span) -> Iterator[Changed]:
     """Yield the keys, or windows, of a shard that changed."""
     files, layout = plan.files, plan.layout
     whole = span.runs if layout.kind.expires else span.changed_runs
-    opened = dict(zip(whole, _open(files, whole), strict=True))
+    opened = dict(zip(whole, open_runs(files, whole), strict=True))
     fresh = [below(from_clock(table, span.since), span.clock) for table in opened.values()]
     if not layout.kind.expires and not any(map(len, fresh)):
         return
     # Of the other runs only the blocks are read that may have the same keys.
     asked = [as_numpy(table, "hash") for table in fresh]
-    others = iter(_open(files, [run for run in span.runs if run not in opened], asked))
+    others = iter(open_runs(files, [run for run in span.runs if run not in opened], asked))
     levels = [opened[run] if run in opened else next(others) for run in span.runs]
     for low, high in fold.slices(fresh, asked=fresh, levels=levels):
         some = [between(table, low, high) for table in levels]
@@ -263,10 +220,6 @@ def _changes(plan: Plan, span: Span) -> Iterator[Changed]:
             some = [fold.touched(table, changed_keys) for table in some]
         some = [below(table, span.clock) for table in some]
         yield from changed(some, layout, span.since, span.clock, span.every)
-
-
-def _open(files: Files, runs: Sequence[Run], asked: runs_io.Asked = None) -> list[pa.Table]:
-    return files.for_each(lambda run: runs_io.read_run(files, run, asked), runs)
 
 
 def _messages(plan: Plan, span: Span, some: Changed, name: str) -> Iterator[Chunk]:

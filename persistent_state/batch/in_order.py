@@ -6,8 +6,8 @@ their keys, and lets the task process them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from monoids.nested import codec_of
 from persistent_state.batch.as_stored import as_stored
 from persistent_state.batch.plan import Plan
-from persistent_state.batch.process import GivenOut, Kept, Program, process
-from persistent_state.batch.rows import Processed
+from persistent_state.batch.process import Emitted, KeyState, Program, process
+from persistent_state.batch.rows import StepChunk
+from persistent_state.batch.spans import Span, open_runs
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.positions import NO_POSITION
@@ -30,21 +31,17 @@ from persistent_state.partials.newest import Newest
 from persistent_state.partials.since import Since
 from persistent_state.partials.waiting import Rows
 from persistent_state.sources.base import Chunk
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
 from persistent_state.store.late_rows import SIDE_COLUMNS, UNFIT
-from persistent_state.store.named_files import Run
 from persistent_state.task import Message, PersistentTask
 from persistent_state.windows import TIME, UntilPassed, UntilReplaced, length
 
-TIMESTAMP = "timestamp"
-KEPT, GIVEN = "kept", "given"
-"""The columns of what a step makes: what is kept of a key, or a row that it gave out. One of the two is null."""
+STATE, EMITTED = "state", "emitted"
+"""The columns of what a step makes: the state of a key, or a row that was emitted for it. One of the two is null."""
 
 NUMBERS = 40
-"""The bits of a row's number among those that a key gave out at a moment. Above them stands its rank."""
-
-Opener = Callable[[Sequence[Run], Any], list[pa.Table]]
-"""Opens runs; of those of other hashes than are asked for, rows may be missing."""
+"""The bits of a row's number among those that were emitted for a key at a moment. Above them stands its rank."""
 
 
 class Messages(PersistentTask):
@@ -65,7 +62,7 @@ class Messages(PersistentTask):
 class States(PersistentTask):
     """The task that has the state of an ordered task."""
 
-    value = KEPT
+    value = STATE
 
     def __init__(self, task: OrderedTask) -> None:
         self.name, self.key, self.ordered = task.task_name, task.key, task
@@ -77,10 +74,10 @@ class States(PersistentTask):
         return KeptState(Newest(task.state), UntilReplaced(_ttl(task)))
 
 
-class GivenOutRows(PersistentTask):
-    """The task that has the rows which an ordered task gives out."""
+class EmittedRows(PersistentTask):
+    """The task that has the rows which an ordered task emits."""
 
-    value = GIVEN
+    value = EMITTED
 
     def __init__(self, task: OrderedTask) -> None:
         self.name, self.key, self.ordered = f"{task.task_name}.rows", task.key, task
@@ -101,62 +98,42 @@ def schema_of(messages: Plan, task: OrderedTask) -> pa.Schema:
     """Return the schema of what a step makes, given the plan of the task in which the messages wait."""
     keys = map(pa.field, messages.task.key_columns, messages.layout.key_types)
     assert task.state is not None
-    made = [(KEPT, Newest(task.state).type), (GIVEN, _row_type(task)), (TIMESTAMP, TIME)]
+    made = [(STATE, Newest(task.state).type), (EMITTED, _row_type(task)), (TIMESTAMP, TIME)]
     return pa.schema([*keys, *(pa.field(*each) for each in made)])
 
 
-def may_be_due(run: Run, since: int, clock: int) -> bool:
-    """Return whether a run of a state may have a timer from the clock `since` up to another one.
-
-    What was due before `since` was called: then the key has a newer row.
-    """
-    return run.due is not None and run.last_due is not None and run.due < clock and run.last_due >= since
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The runs of a shard that a step reads: those of messages and of states, from the clock `since` up to `clock`."""
-
-    messages: Sequence[Run]
-    states: Sequence[Run]
-    since: int
-    clock: int
-
-
-def read(plan: Plan, task: OrderedTask, fed: Plan, reading: Reading, opened: Opener, name: str) -> Iterator[Chunk]:
+def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
     """Let a task process what the clock has passed, and yield what it makes of that.
 
     Args:
         plan: The plan of the task in which the messages wait.
-        task: The ordered task.
-        fed: The plan of the task that has its state.
-        reading: The runs of a shard.
-        opened: Opens runs.
+        fed: The plan of the task that has the state.
+        span: The runs of a shard of both.
         name: The partition that the rows are of.
     """
-    came = [below(from_clock(table, reading.since), reading.clock) for table in opened(reading.messages, None)]
-    # A run with a timer that is due is read as a whole, of the others the keys of which something is done.
-    timed = {run for run in reading.states if may_be_due(run, reading.since, reading.clock)}
-    held = dict(zip(timed, opened([*timed], None), strict=True))
-    due = [where(table, _is_due(as_numpy(table, DUE), reading)) for table in held.values()]
+    assert isinstance(fed.task, States)
+    task, state = fed.task.ordered, fed.layout.monoid.type.field("state").type
+    came = [below(from_clock(table, span.since), span.clock) for table in open_runs(plan.files, span.changed_runs)]
+    # A run with a timer that may be due is read as a whole, of the others the keys with which something is done.
+    timed = span.timed_runs
+    held = dict(zip(timed, open_runs(plan.files, timed), strict=True))
+    due = [where(table, _is_due(as_numpy(table, DUE), span)) for table in held.values()]
     asked = [as_numpy(table, "hash") for table in (*came, *due)]
-    rest = [run for run in reading.states if run not in held]
-    held |= dict(zip(rest, opened(rest, asked), strict=True))
-    levels = [below(held[run], reading.clock) for run in reading.states]
-    program = Program(
-        task, as_stored(fed.layout.monoid.type.field("state").type), as_stored(_row_type(task)), ttl=_ttl(task)
-    )
+    rest = [run for run in span.states if run not in held]
+    held |= dict(zip(rest, open_runs(plan.files, rest, asked), strict=True))
+    levels = [below(held[run], span.clock) for run in span.states]
+    program = Program(task, as_stored(state), as_stored(_row_type(task)), ttl=_ttl(task))
     touched = pa.table({"hash": np.sort(np.concatenate([np.array([], np.uint64), *asked]))})
     for low, high in fold.slices([*came, *due], asked=came, levels=levels):
         waiting = [between(table, low, high) for table in came]
-        messages = plan.layout.kind.values(waiting, plan.layout, Since(reading.since), reading.clock, BEGINNING)
+        messages = plan.layout.kind.values(waiting, plan.layout, Since(span.since), span.clock, BEGINNING)
         some = [fold.touched(between(level, low, high), between(touched, low, high)) for level in levels]
         states = fold.fold_keys(some, fed.layout)
-        yield from _processed(plan, fed, program, messages, states, reading.clock, name)
+        yield from _processed(plan, fed, program, messages, states, span.clock, name)
 
 
-def _is_due(times: NDArray[np.int64], reading: Reading) -> NDArray[np.bool_]:
-    return (times >= reading.since) & (times < reading.clock)
+def _is_due(times: NDArray[np.int64], span: Span) -> NDArray[np.bool_]:
+    return (times >= span.since) & (times < span.clock)
 
 
 def _processed(
@@ -164,13 +141,16 @@ def _processed(
 ) -> Iterator[Chunk]:
     """Yield what a task makes of messages, which stand by key and in order, and of keys with these states."""
     kept = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
-    came, rows = _ranges(_keys(plan, messages)), [*map(Message, _times(messages), messages["value"].to_pylist())]
-    changed: list[tuple[Any, Kept]] = []
-    given: list[tuple[Any, int, GivenOut]] = []
+    came, rows = (
+        _ranges(_keys(plan, messages)),
+        [*map(Message, as_numpy(messages, "start").tolist(), messages["value"].to_pylist())],
+    )
+    changed: list[tuple[Any, KeyState]] = []
+    emitted: list[tuple[Any, int, Emitted]] = []
     bad: list[int] = []
     for key in dict.fromkeys([*came, *kept]):
         low, high = came.get(key, (0, 0))
-        before = kept.get(key, Kept())
+        before = kept.get(key, KeyState())
         found = process(program, key[0] if len(key) == 1 else key, before, rows[low:high], clock)
         bad += [low + number for number in found.bad]
         if found.kept != before:
@@ -178,22 +158,17 @@ def _processed(
         number, moment = 0, BEGINNING
         for row in found.rows:
             number, moment = (number + 1 if row.moment == moment else 0), row.moment
-            given.append((key, number, row))
+            emitted.append((key, number, row))
     if changed or bad:
         yield replace(_kept_chunk(plan, fed, changed, clock, name), aside=_aside(messages, bad, name))
-    if given:
-        yield _given_chunk(plan, fed, given, name)
+    if emitted:
+        yield _emitted_chunk(plan, fed, emitted, name)
 
 
 def _ranges(keys: Sequence[Any]) -> dict[Any, tuple[int, int]]:
     """Return by key the rows [low, high) that have it, of rows that stand by key."""
     begins = [i for i, key in enumerate(keys) if i == 0 or key != keys[i - 1]]
     return {keys[low]: (low, high) for low, high in pairwise([*begins, len(keys)])}
-
-
-def _times(messages: pa.Table) -> list[int]:
-    times: list[int] = as_numpy(messages, "start").tolist()
-    return times
 
 
 def _aside(messages: pa.Table, bad: Sequence[int], name: str) -> pa.Table | None:
@@ -221,15 +196,15 @@ def _keys(plan: Plan, table: pa.Table) -> list[tuple[Any, ...]]:
     return list(zip(*columns, strict=True)) if columns else [()] * len(table)
 
 
-def _kept_of(states: pa.Table) -> list[Kept]:
+def _kept_of(states: pa.Table) -> list[KeyState]:
     """Return what is kept of each key. One that is forgotten has no timers."""
     values = one_chunk(states["value"])
     found = codec_of(values.type.field("state").type).from_arrow(values.field("state"))
     timers = [tuple(Timer(**timer) for timer in some or ()) for some in values.field("timers").to_pylist()]
-    return [Kept(*each) for each in zip(found, timers, values.field("newest").to_pylist(), strict=True)]
+    return [KeyState(*each) for each in zip(found, timers, values.field("newest").to_pylist(), strict=True)]
 
 
-def _kept_chunk(plan: Plan, fed: Plan, changed: Sequence[tuple[Any, Kept]], clock: int, name: str) -> Processed:
+def _kept_chunk(plan: Plan, fed: Plan, changed: Sequence[tuple[Any, KeyState]], clock: int, name: str) -> StepChunk:
     """Return what is kept of keys at a clock, as rows of the moment before it."""
     type = fed.layout.monoid.type
     columns = [
@@ -239,21 +214,21 @@ def _kept_chunk(plan: Plan, fed: Plan, changed: Sequence[tuple[Any, Kept]], cloc
     ]
     kept, count = pa.StructArray.from_arrays(columns, fields=list(type)), len(changed)
     keys = [key for key, _ in changed]
-    return _rows(plan, fed, keys, {KEPT: kept}, np.full(count, clock - 1), np.zeros(count, np.int64), name)
+    return _rows(plan, fed, keys, {STATE: kept}, np.full(count, clock - 1), np.zeros(count, np.int64), name)
 
 
-def _given_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, GivenOut]], name: str) -> Processed:
-    given = codec_of(fed.schema.field(GIVEN).type).to_arrow([row.row for _, _, row in rows])
+def _emitted_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, Emitted]], name: str) -> StepChunk:
+    emitted = codec_of(fed.schema.field(EMITTED).type).to_arrow([row.row for _, _, row in rows])
     times = np.array([row.moment for _, _, row in rows], np.int64)
     at = np.array([((row.rank + 1) << NUMBERS) + number for _, number, row in rows], np.int64)
-    return _rows(plan, fed, [key for key, _, _ in rows], {GIVEN: given}, times, at, name)
+    return _rows(plan, fed, [key for key, _, _ in rows], {EMITTED: emitted}, times, at, name)
 
 
 def _rows(
     plan: Plan, fed: Plan, keys: Sequence[tuple[Any, ...]], values: dict[str, pa.Array], times: Any, at: Any, name: str
-) -> Processed:
+) -> StepChunk:
     of_keys = [pa.array([key[i] for key in keys], type) for i, type in enumerate(plan.layout.key_types)]
     columns = dict(zip(plan.task.key_columns, of_keys, strict=True)) | values
     columns[TIMESTAMP] = pa.array(times).cast(TIME)
     arrays = [columns.get(field.name, pa.nulls(len(keys), field.type)) for field in fed.schema]
-    return Processed(name, 0, pa.RecordBatch.from_arrays(arrays, schema=fed.schema), at=at)
+    return StepChunk(name, 0, pa.RecordBatch.from_arrays(arrays, schema=fed.schema), at=at)

@@ -26,7 +26,7 @@ from persistent_state.batch.rows import (
     Mask,
     MixedChunk,
     Place,
-    Processed,
+    StepChunk,
     TakenBack,
     bad_record_table,
     check_bad_rows,
@@ -128,7 +128,7 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
         InvalidInputError: The first timestamps are integers of another unit than microseconds.
     """
     flow = flow.by_input[chunk.input]
-    if isinstance(chunk, Processed) and chunk.aside is not None:
+    if isinstance(chunk, StepChunk) and chunk.aside is not None:
         lifted[0].put_aside(flow.first, chunk.aside)
     place = place_of(flow.first, chunk)
     before = [basis.positions.get(name, UNREAD) for name in place.partitions.names]

@@ -1,4 +1,4 @@
-"""Process the messages of a key in the order of event time, up to a clock: its state, its timers, and the rows it gives out.
+"""Process the messages of a key in the order of event time, up to a clock: its state, its timers, and the rows that it emits.
 
 A timer comes before the messages of its time. What a key has at a clock depends on nothing but its messages below the clock and
 what it had before: so it is the same in however many steps the clock has come there.
@@ -22,11 +22,11 @@ MOST_TIMERS = 100_000
 """The most timers of a key that one step calls. More are taken for timers that set each other for ever."""
 
 OF_TIMER = -1
-"""The rank of rows that a due timer gives out: they come before those of the moment's messages."""
+"""The rank of rows that a due timer emits: they come before those of the moment's messages."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeyState:
     """All that a step leaves of a key for the next. `newest` is the timestamp of its newest message.
 
     Where the state is None, the key is forgotten, and has no timers.
@@ -44,7 +44,7 @@ class Program:
     Attributes:
         task: The task.
         as_state: Returns a state as the store would give it back.
-        as_row: The same of a row that is given out.
+        as_row: Returns an emitted row as the store would give it back.
         ranks: The places of the task's inputs in their order.
         ttl: For how long a key may be silent, in microseconds; None: for ever.
     """
@@ -57,8 +57,8 @@ class Program:
 
 
 @dataclass(frozen=True)
-class GivenOut:
-    """A row that a task gave out for a key at a moment. `rank` is its place among the rows of the moment."""
+class Emitted:
+    """A row that a task emitted for a key at a moment. `rank` is its place among the rows of the moment."""
 
     moment: int
     rank: int
@@ -66,15 +66,15 @@ class GivenOut:
 
 
 @dataclass(frozen=True)
-class Processed:
+class Outcome:
     """The outcome for a key. `bad` has the numbers of the messages that were bad rows."""
 
-    kept: Kept
-    rows: list[GivenOut]
+    kept: KeyState
+    rows: list[Emitted]
     bad: list[int]
 
 
-def process(program: Program, key: Any, kept: Kept, messages: Sequence[Message], upto: int) -> Processed:
+def process(program: Program, key: Any, kept: KeyState, messages: Sequence[Message], upto: int) -> Outcome:
     """Process the messages and timers of a key up to a clock.
 
     Args:
@@ -103,12 +103,12 @@ class _Turn(Context):
     With `hands_copies` a call gets a copy of the state. Without, a bad message spoils the turn, which is to be taken again.
     """
 
-    def __init__(self, program: Program, key: Any, kept: Kept, hands_copies: bool) -> None:
+    def __init__(self, program: Program, key: Any, kept: KeyState, hands_copies: bool) -> None:
         self.key, self.timestamp = key, BEGINNING
         self._program, self._task, self._hands_copies = program, program.task, hands_copies
         self._state = program.as_state(kept.state)
         self._timers, self._newest = [*kept.timers], kept.newest
-        self._rows: list[GivenOut] = []
+        self._rows: list[Emitted] = []
         self._bad: list[int] = []
         self._calls = 0
         # Of the call in hand:
@@ -117,7 +117,7 @@ class _Turn(Context):
         self._wishes: list[tuple[bool, Timer]] = []
         self._misfit: MonoidError | None = None
 
-    def take(self, messages: Sequence[Message], upto: int) -> Processed:
+    def take(self, messages: Sequence[Message], upto: int) -> Outcome:
         """Process all messages and timers below a clock."""
         for number, message in enumerate(messages):
             self._rank = OF_TIMER
@@ -130,7 +130,7 @@ class _Turn(Context):
             self._call_timers(message.timestamp)
         self._rank = OF_TIMER
         self._call_timers(upto - 1)
-        return Processed(Kept(self._state, tuple(self._timers), self._newest), self._rows, self._bad)
+        return Outcome(KeyState(self._state, tuple(self._timers), self._newest), self._rows, self._bad)
 
     # What user code calls
 
@@ -145,7 +145,7 @@ class _Turn(Context):
         except MonoidError as error:
             self._misfit = error
             return
-        self._rows.append(GivenOut(self.timestamp, self._rank, row))
+        self._rows.append(Emitted(self.timestamp, self._rank, row))
 
     def set_timer(self, timestamp: int, name: str = "") -> None:
         timer = _timer(timestamp, name)

@@ -37,7 +37,7 @@ class TakenBack(Chunk):
 
 
 @dataclass(frozen=True)
-class Processed(Chunk):
+class StepChunk(Chunk):
     """Rows that a step made of messages. `aside` are the messages that were bad, as a side table."""
 
     aside: pa.Table | None = None

@@ -17,10 +17,10 @@ from pyspark.sql.types import StructType
 
 from persistent_state.batch import changes
 from persistent_state.batch.alignment import aligned_reach
-from persistent_state.batch.changes import Span
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import DRIVER, Blob, Report
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
+from persistent_state.batch.spans import Span
 from persistent_state.engine import failures
 from persistent_state.errors import StateError
 from persistent_state.event_time.inputs import by_input, together

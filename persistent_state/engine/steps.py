@@ -13,10 +13,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from persistent_state.batch import changes
-from persistent_state.batch.changes import Span
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import Basis, Step
 from persistent_state.batch.plan import FlowPlan
+from persistent_state.batch.spans import Span
 from persistent_state.engine import failures, micro_batch
 from persistent_state.engine.arrow_source import SCHEMA, blob_batches, freeze_imports, now_us
 from persistent_state.engine.queries import Setup

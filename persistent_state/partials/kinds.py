@@ -7,7 +7,7 @@ once, does not depend on it: those are two properties of `Layout` that every kin
 from __future__ import annotations
 
 from persistent_state.partials.layout import Kind
-from persistent_state.partials.newest import Replaced
+from persistent_state.partials.newest import Versions
 from persistent_state.partials.panes import Panes
 from persistent_state.partials.sessions import Living, Sessions
 from persistent_state.partials.unbounded import Unbounded
@@ -24,5 +24,5 @@ def kind_of(windowing: Windowing | None) -> Kind:
     if isinstance(windowing, UntilPassed):
         return Waiting()
     if isinstance(windowing, UntilReplaced):
-        return Replaced(windowing.ttl)
+        return Versions(windowing.ttl)
     return Living(windowing.gap) if isinstance(windowing, TimeToLive) else Sessions(windowing.gap)

@@ -237,6 +237,12 @@ def from_clock(table: pa.Table, clock: int) -> pa.Table:
     return where(table, as_numpy(table, "start") >= clock)
 
 
+def those_within(times: NDArray[np.int64], after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Return the rows whose times are in (after, upto], and these times."""
+    rows = np.flatnonzero((times > after) & (times <= upto))
+    return rows, times[rows]
+
+
 def where(table: pa.Table, mask: NDArray[np.bool_]) -> pa.Table:
     """Return the rows that a mask picks."""
     return table if mask.all() else table.filter(pa.array(mask))

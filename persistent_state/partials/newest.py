@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 from monoids import Monoid
 from persistent_state.event_time.clocks import END
 from persistent_state.partials import fold, sort
-from persistent_state.partials.layout import DUE, Kind, Layout, Levels, RowOrder, as_numpy, one_chunk, with_values
+from persistent_state.partials.layout import (
+    DUE,
+    Kind,
+    Layout,
+    Levels,
+    RowOrder,
+    as_numpy,
+    one_chunk,
+    those_within,
+    with_values,
+)
 from persistent_state.partials.since import Since
 
 TIMER = pa.struct([("timestamp", pa.int64()), ("name", pa.string())])
@@ -49,7 +59,7 @@ class Newest(Monoid[Any]):
 
 
 @dataclass(frozen=True)
-class Replaced(Kind):
+class Versions(Kind):
     """A state that is replaced at clocks, and forgotten `ttl` microseconds after its newest message (None: never)."""
 
     ttl: int | None
@@ -79,9 +89,7 @@ class Replaced(Kind):
         return np.minimum(forgotten, self._ends(table))
 
     def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        ends = self._ends(table)
-        rows = np.flatnonzero((ends > after) & (ends <= upto))
-        return rows, ends[rows]
+        return those_within(self._ends(table), after, upto)
 
     def state(self, levels: Levels, layout: Layout, clock: int) -> pa.Table:
         rows = fold.fold_keys(levels, layout)

@@ -13,7 +13,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.partials import fold, sort
-from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, one_chunk, where, with_values
+from persistent_state.partials.layout import (
+    Kind,
+    Layout,
+    Levels,
+    RowOrder,
+    as_numpy,
+    one_chunk,
+    those_within,
+    where,
+    with_values,
+)
 from persistent_state.partials.lookup import rows_of
 from persistent_state.partials.since import Since
 from persistent_state.partials.so_far import OfLives, OfSessions
@@ -51,9 +61,7 @@ class Sessions(Kind):
         return heads.set_column(heads.schema.get_field_index("last"), "last", pa.array(lasts))
 
     def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], Times]:
-        ends = self._ends(table)
-        rows = np.flatnonzero((ends > after) & (ends <= upto))
-        return rows, ends[rows]
+        return those_within(self._ends(table), after, upto)
 
     def expiry(self, table: pa.Table, layout: Layout) -> Times:
         ends = self._ends(table)

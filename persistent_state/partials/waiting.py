@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from monoids import Monoid
 from persistent_state.partials import fold
-from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, where
+from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, those_within, where
 from persistent_state.partials.since import Since
 
 
@@ -50,13 +50,10 @@ class Waiting(Kind):
         return np.ones(len(first), np.bool_)
 
     def expiry(self, table: pa.Table, layout: Layout) -> NDArray[np.int64]:
-        passed: NDArray[np.int64] = as_numpy(table, "start") + 1
-        return passed
+        return _passed(table)
 
     def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        passed = self.expiry(table, Layout((), Rows(pa.null()), self))
-        rows = np.flatnonzero((passed > after) & (passed <= upto))
-        return rows, passed[rows]
+        return those_within(_passed(table), after, upto)
 
     def state(self, levels: Levels, layout: Layout, clock: int) -> pa.Table:
         """Return no row: at a clock, none that is below it waits."""
@@ -69,3 +66,9 @@ class Waiting(Kind):
             starts = as_numpy(level, "start")
             some.append(where(level, (starts >= first) & (starts < clock)))
         return fold.fold_keys(some, layout)
+
+
+def _passed(table: pa.Table) -> NDArray[np.int64]:
+    """Return the first clock that is above each row."""
+    clocks: NDArray[np.int64] = as_numpy(table, "start") + 1
+    return clocks

@@ -152,16 +152,14 @@ def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach, now: int, step: Step 
 
     `now` is the batch time; 0 if the planner does not know it. With `step` it takes what other tasks give, too.
     """
-    basis, grounds = plan_part(entry, flow, reach, now), {}
+    basis, grounds, visited = plan_part(entry, flow, reach, now), {}, flow_by(entry, flow).visited
     for plan in flow.tasks:
         every = plan.settings.every
         grid = None if every is None else (entry.clock, every)
         task = entry.tasks[plan.name]
         cuts = _apart(entry, [task])
         digests = shard_digests(entry, task)
-        grounds[plan.name] = tuple(
-            Ground(flow_by(entry, flow).visited, cuts, task.stored.floor, runs, grid) for runs in digests
-        )
+        grounds[plan.name] = tuple(Ground(visited, cuts, task.stored.floor, runs, grid) for runs in digests)
     if step is not None:
         basis = replace(basis, plan=short_digest((basis.plan, step)), step=step)
     return replace(basis, grounds=grounds, reach=reach)

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from persistent_state.batch.changes import Span, span_of
+from persistent_state.batch.changes import span_of
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.spans import Span
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.protocol import refusals

@@ -7,6 +7,9 @@ from typing import Any, ClassVar, TypeAlias
 
 from persistent_state.event_time.durations import Duration, positive
 
+TIMESTAMP = "timestamp"
+"""The column with the moment of a row: the last one before the clock at which it is seen, or before its window closed."""
+
 
 @dataclass(frozen=True)
 class Changes:

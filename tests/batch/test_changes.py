@@ -12,7 +12,7 @@ import pytest
 from monoids import Sum
 from persistent_state import Changes, DamagedError, FencedError, NonWindowState, PersistentTask
 from persistent_state.batch import changes
-from persistent_state.batch.changes import Span
+from persistent_state.batch.spans import Span
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import Chunk
 from persistent_state.store.log import Log

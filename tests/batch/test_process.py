@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from persistent_state.batch import process as processing
 from persistent_state.batch.as_stored import as_stored
-from persistent_state.batch.process import GivenOut, Kept, Processed, Program, process
+from persistent_state.batch.process import Emitted, KeyState, Outcome, Program, process
 from persistent_state.errors import TaskFailedError
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.task import Message
@@ -122,7 +122,7 @@ def test_a_key_is_what_plain_python_makes_of_it_in_however_many_steps(
     for ahead, some in stream:
         now += ahead
         messages.append(Message(now, {"acts": some}))
-    kept, rows, since = Kept(), list[GivenOut](), 0
+    kept, rows, since = KeyState(), list[Emitted](), 0
     for clock in sorted({*clocks, now + 30}):
         found = process(
             program(Told(), ttl), 1, through_arrow(kept), [m for m in messages if since <= m.timestamp < clock], clock
@@ -138,17 +138,17 @@ def test_a_key_is_what_plain_python_makes_of_it_in_however_many_steps(
     assert order == sorted(order)
 
 
-def through_arrow(kept: Kept) -> Kept:
+def through_arrow(kept: KeyState) -> KeyState:
     (state,) = pa.array([kept.state], STATE).to_pylist()
-    return Kept(state, kept.timers, kept.newest)
+    return KeyState(state, kept.timers, kept.newest)
 
 
 def test_a_bad_message_leaves_no_trace() -> None:
     good, bad = Message(1, {"acts": [("set", 5, "")]}), Message(2, {"acts": [("emit", 1), ("set", 7, ""), (UNFIT,)]})
-    found = process(program(Told()), 1, Kept(), [good, bad, Message(3, {"acts": []})], 4)
+    found = process(program(Told()), 1, KeyState(), [good, bad, Message(3, {"acts": []})], 4)
     assert found.bad == [1]
     assert found.rows == []
-    assert found.kept == Kept({"log": ["1", "3"], "n": 2}, (Timer(6),), 3)
+    assert found.kept == KeyState({"log": ["1", "3"], "n": 2}, (Timer(6),), 3)
 
 
 class Broken(Told):
@@ -184,12 +184,12 @@ class Broken(Told):
 def test_what_user_code_does_wrong_is_told(acts: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processing, "MOST_TIMERS", 100)
     with pytest.raises(TaskFailedError, match=said):
-        process(program(Broken()), "a", Kept(), [Message(7, {"acts": acts})], 1000)
+        process(program(Broken()), "a", KeyState(), [Message(7, {"acts": acts})], 1000)
 
 
 def test_rows_of_one_moment_tell_the_input() -> None:
     messages = [Message(1, {"acts": [("set", 1, ""), ("set", -1, "now")]}), Message(2, {"acts": [("emit", 1)]}, "b")]
-    found: Processed = process(program(Told()), 1, Kept(), messages, 9)
+    found: Outcome = process(program(Told()), 1, KeyState(), messages, 9)
     assert [(row.moment, row.rank, row.row["said"]) for row in found.rows] == [
         (1, 0, "now"),
         (2, -1, ""),

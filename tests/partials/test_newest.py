@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.partials import expiry, fold, keys
 from persistent_state.partials.layout import Layout, below
-from persistent_state.partials.newest import Newest, Replaced
+from persistent_state.partials.newest import Newest, Versions
 from persistent_state.partials.since import Since
 
 STEP = 10
@@ -26,7 +26,7 @@ histories = st.lists(st.dictionaries(st.integers(0, 3), kept, max_size=4), min_s
 
 
 def layout(ttl: int | None) -> Layout:
-    return Layout((pa.int64(),), Newest(pa.int64()), Replaced(ttl))
+    return Layout((pa.int64(),), Newest(pa.int64()), Versions(ttl))
 
 
 def run_of(number: int, changed: Mapping[int, Any], layout: Layout) -> pa.Table:

@@ -20,7 +20,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits, graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import Changes
+from persistent_state.sources.tasks import TIMESTAMP, Changes
 from persistent_state.state import KeptState
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -149,7 +149,7 @@ class World:
             task,
             schema,
             files=self.files,
-            timestamp=changes.TIMESTAMP,
+            timestamp=TIMESTAMP,
             settings=self.of,
             shards=self.shards,
         )

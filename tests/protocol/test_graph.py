@@ -23,7 +23,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import Changes, ClosedWindows, TaskSource
+from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, TaskSource
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.log import Log
@@ -123,7 +123,7 @@ class Graph:
             task,
             changes.schema_of(self.plans[source.task], source, task),
             files=self.files,
-            timestamp=changes.TIMESTAMP,
+            timestamp=TIMESTAMP,
             shards=self.shards,
         )
         plan = replace(plan, upstream={"": source}, feeders={"": self.plans[source.task]})

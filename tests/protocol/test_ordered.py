@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persistent_state.batch import changes
-from persistent_state.batch.in_order import TIMESTAMP, GivenOutRows, Messages, States
+from persistent_state.batch.in_order import EmittedRows, Messages, States
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.ordered import Context
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import InOrder
+from persistent_state.sources.tasks import TIMESTAMP, InOrder
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.log import Log
@@ -60,14 +60,14 @@ class World:
     def start(self, shards: int) -> None:
         self.messages = core.plan_of(Messages(self.task, SCHEMA), SCHEMA, files=self.files, shards=shards)
         source = InOrder(self.messages.name)
-        self.states, self.given_out = (self.fed(task, source) for task in (States(self.task), GivenOutRows(self.task)))
-        self.flow = FlowPlan((self.states, self.given_out))
+        self.states, self.emitted = (self.fed(task, source) for task in (States(self.task), EmittedRows(self.task)))
+        self.flow = FlowPlan((self.states, self.emitted))
         core.start(self.log, [self.messages, self.flow])
         read = self.newest.flow_of(self.messages.name).source.next_positions.get("", 0)
         again, self.sent = self.sent[read:], self.sent[:read]
         self.play(again)
 
-    def fed(self, task: States | GivenOutRows, source: InOrder) -> Plan:
+    def fed(self, task: States | EmittedRows, source: InOrder) -> Plan:
         schema = changes.schema_of(self.messages, source, task)
         upstream = {"upstream": {"": source}, "feeders": {"": self.messages}}
         plan = replace(self.messages, task=task, schema=schema, timestamp=TIMESTAMP, timestamp_unit=None, **upstream)
@@ -94,8 +94,8 @@ class World:
         bad = sum(is_unfit(m) for m in self.sent if m.timestamp < visited)
         assert entry.late_counts_of(self.states.name) == ({UNFIT: bad} if bad else {})
         if entry.clock > self.given:
-            runs, floor = entry.tasks[self.given_out.name].stored.runs, Since(self.given)
-            found = seen_below(self.files, runs, self.given_out.layout, entry.clock, floor)
+            runs, floor = entry.tasks[self.emitted.name].stored.runs, Since(self.given)
+            found = seen_below(self.files, runs, self.emitted.layout, entry.clock, floor)
             for row in found.to_pylist():
                 self.rows.append((row["key0"], row["start"], row["value"]["said"], row["value"]["n"]))
             self.given = entry.clock
@@ -186,7 +186,7 @@ def test_a_timer_is_due_though_no_message_comes_to_its_shard() -> None:
     assert len(graph.spans(world.newest, world.flow, step)) == 1
 
 
-def test_rows_of_one_moment_are_in_the_order_in_which_they_were_given_out() -> None:
+def test_rows_of_one_moment_are_in_the_order_in_which_they_were_emitted() -> None:
     world = World(None)
     world.start(2)
     world.play(

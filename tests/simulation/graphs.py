@@ -18,15 +18,15 @@ import pyarrow as pa
 import monoids
 from persistent_state.application import Application
 from persistent_state.batch import changes
-from persistent_state.batch.changes import Span
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Basis, Blob, Report
 from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.spans import Span
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.layout import one_chunk
 from persistent_state.protocol import graph
 from persistent_state.sources.files import FileSource
-from persistent_state.sources.tasks import Changes, ClosedWindows, TaskSource
+from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, TaskSource
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.store.entry import Entry
 from persistent_state.store.state_at import seen_below
@@ -125,7 +125,7 @@ class Derived:
 
     def update_of(self, timestamp: int, row: Mapping[str, Any]) -> Any:
         if self.kind == "told":
-            return {repr((timestamp, _told({**row, changes.TIMESTAMP: None}))): 1}
+            return {repr((timestamp, _told({**row, TIMESTAMP: None}))): 1}
         number = number_of(row)
         if self.kind in ("rows", "total"):
             return 1 if self.kind == "rows" else number
@@ -159,7 +159,7 @@ class Derived:
 
 def number_of(row: Mapping[str, Any]) -> int:
     """A number that every column of a row but its times has a part in."""
-    number = sum(_number(value) for name, value in row.items() if name not in (changes.TIMESTAMP, *WINDOW, *PAIR))
+    number = sum(_number(value) for name, value in row.items() if name not in (TIMESTAMP, *WINDOW, *PAIR))
     for weight, value in zip((3, 5), (row[side] for side in PAIR if side in row), strict=False):
         # What is not there is not what is zero.
         number += weight * (-1 if value is None else sum(map(_number, value.values())))
@@ -200,7 +200,7 @@ class InBatches(_Fed):
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
         derived = self.derived
         rows = batch.to_pylist()
-        return derived.monoid.to_arrow([derived.update_of(micros(row[changes.TIMESTAMP]), row) for row in rows])
+        return derived.monoid.to_arrow([derived.update_of(micros(row[TIMESTAMP]), row) for row in rows])
 
 
 class ByRow(_Fed):
@@ -324,7 +324,7 @@ def plans_of(
         # No clock is broken.
         settings = replace(like.settings, ahead=2**62, jump=None, every=apart.get(each.name))
         plan = replace(
-            like, task=task, schema=pa.schema([]), timestamp=changes.TIMESTAMP, channel=None, settings=settings, emits=False,
+            like, task=task, schema=pa.schema([]), timestamp=TIMESTAMP, channel=None, settings=settings, emits=False,
             outputs=outputs(each), timestamp_unit=None, upstream=each.inputs,
             feeders={name: every[source.task] for name, source in each.inputs.items()},
         )  # fmt: skip

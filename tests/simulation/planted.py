@@ -12,7 +12,20 @@ from typing import Any
 
 from persistent_state import application
 from persistent_state import inputs as several
-from persistent_state.batch import advance, alignment, combine, groups, judge, lift, messages, plan, rows, shard, update
+from persistent_state.batch import (
+    advance,
+    alignment,
+    combine,
+    groups,
+    judge,
+    lift,
+    messages,
+    plan,
+    rows,
+    shard,
+    spans,
+    update,
+)
 from persistent_state.batch import changes as fed
 from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import (
@@ -1327,14 +1340,14 @@ BUGS = (
     bug(
         "change at the clock unseen",
         "A run that begins right at the last clock is not looked at for changes.",
-        fed.Span.changed_runs.fget,
+        spans.Span.changed_runs.fget,
         ("run.last >= self.since", "run.last > self.since"),
         theme="graph",
     ),
     bug(
         "no window without a message",
         "Nobody looks for windows that closed where no message came.",
-        fed.Span.may_give,
+        spans.Span.may_give,
         ("bool(self.runs) if plan.layout.kind.expires else", ""),
         theme="graph",
     ),

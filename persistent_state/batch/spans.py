@@ -1,0 +1,67 @@
+"""Spans of event time in a shard of a task: the runs from which a step reads what happened between two clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from persistent_state.batch.plan import Plan
+from persistent_state.sources.tasks import InOrder, TaskSource
+from persistent_state.store import runs as runs_io
+from persistent_state.store.files import Files
+from persistent_state.store.named_files import Run
+
+
+@dataclass(frozen=True)
+class Span:
+    """The runs of one `shard` of a task, of which is asked what it gives from the clock `since` up to `clock`.
+
+    The runs are of the start `epoch`, which says how many shards there are. `every` says which clocks between the two are
+    looked at; None: none. With `takes_back` a change is a row that counted until now, and one that counts from now on. Else it
+    is one row with both. `states` are the shard's runs of the ordered task that processes what it reads.
+    """
+
+    source: TaskSource
+    shard: int
+    runs: tuple[Run, ...]
+    since: int
+    clock: int
+    epoch: int
+    every: int | None = None
+    takes_back: bool = True
+    states: tuple[Run, ...] = ()
+
+    @property
+    def changed_runs(self) -> list[Run]:
+        """The runs that may hold rows that start between the clocks."""
+        return [
+            run
+            for run in self.runs
+            if run.first < self.clock and run.last >= self.since and (run.below is None or run.below > self.since)
+        ]
+
+    @property
+    def timed_runs(self) -> list[Run]:
+        """The runs of `states` that may hold a timer between the clocks.
+
+        The timers of a key that were due before were called: then the key has a newer row.
+        """
+        return [
+            run
+            for run in self.states
+            if run.due is not None and run.last_due is not None and run.due < self.clock and run.last_due >= self.since
+        ]
+
+    def may_give(self, plan: Plan) -> bool:
+        """Return whether anything may have happened between the clocks to the task of this plan."""
+        if isinstance(self.source, InOrder):
+            return bool(self.changed_runs or self.timed_runs)
+        # Windows close without a message.
+        return bool(self.runs) if plan.layout.kind.expires else bool(self.changed_runs)
+
+
+def open_runs(files: Files, runs: Sequence[Run], asked: runs_io.Asked = None) -> list[pa.Table]:
+    """Return the rows of runs. With `asked`, rows of other hashes than these may be missing."""
+    return files.for_each(lambda run: runs_io.read_run(files, run, asked), runs)
