@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -43,8 +44,13 @@ def show(launch: Launch, jvm: Jvm, folder: Path, name: str, *arguments: str) -> 
     """Run an example in a JVM, which ends well; a folder "KEPT" is given to it."""
     told = [str(folder / "kept") if argument == "KEPT" else argument for argument in arguments]
     env = {**patched(folder, FOR_OTHERS), **jvm.env}
-    status = launch("-m", f"examples.{name}", "--json", *told, folder=folder, **env).wait(timeout=600)
-    assert status == 0, (folder / "out").read_text() + (folder / "log").read_text()[-4000:]
+    process = launch("-m", f"examples.{name}", "--json", *told, folder=folder, **env)
+    try:
+        status: int | str = process.wait(timeout=300)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        status = "it did not end"
+    assert status == 0, f"{status}: {(folder / 'out').read_text()} {(folder / 'log').read_text()[-4000:]}"
     return Shown((folder / "out").read_text().splitlines(), folder / "kept")
 
 
