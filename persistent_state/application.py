@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from persistent_state.batch import in_order
 from persistent_state.batch.changes import check as check_fed
 from persistent_state.batch.changes import schema_of
 from persistent_state.batch.of_input import OfInput
@@ -24,11 +25,21 @@ from persistent_state.event_time.durations import Duration, duration, positive, 
 from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.inputs import AnySource, Input, Inputs
 from persistent_state.kafka.connector import KafkaConnectorSource
-from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of
+from persistent_state.ordered import OrderedTask
+from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
-from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, TaskSource
+from persistent_state.sources.tasks import (
+    TASK_SOURCES,
+    TIMESTAMP,
+    Changes,
+    ClosedWindows,
+    Emitted,
+    InOrder,
+    TaskSource,
+    messages_of,
+)
 from persistent_state.store.files import Files, open_files
 from persistent_state.task import PersistentTask
 
@@ -142,7 +153,7 @@ class Application:
 
     def add(
         self,
-        task: PersistentTask,
+        task: PersistentTask | OrderedTask,
         source: AnySource | Mapping[str, AnySource | Input],
         sink: Output | Sequence[Output] | None = None,
         on_bad_row: str = KEEP,
@@ -152,13 +163,14 @@ class Application:
         """Add a task that is fed by a source, by several, or by other tasks.
 
         Args:
-            task: An instance of your `PersistentTask`.
+            task: An instance of your `PersistentTask` or `OrderedTask`.
             source: Where its messages come from. Tasks that are given one object share it: it is read once for
                 all of them that have the same delivery and way of reading. Several inputs have names, as in
                 `{"orders": KafkaSource(...), "rates": Changes("Rates")}`. The clock waits for all of them. Of messages of one
                 time, those of the first input come first. An `Input` says what is different in one of them.
             sink: Where its values at each checkpoint clock go: a `Sink`, a function of (values, clock), `ValuesAtClock`,
-                `RunningValues`, or a list of these.
+                `RunningValues`, or a list of these. Of an `OrderedTask` with `emits` a sink alone is given the emitted rows,
+                and `ValuesAtClock` the states.
             on_bad_row: "keep" stores bad rows beside the late ones, "fail" stops the application at the first one.
             delivery: How often its messages and outputs count when something fails; by default what the application says.
             without: Inputs that the task had at earlier starts, and that end.
@@ -173,12 +185,17 @@ class Application:
         _check_task(task)
         inputs = _inputs(task.task_name, source)
         _check_without(task.task_name, inputs, without)
-        if any(added.task.task_name == task.task_name for added in self._added):
-            raise InvalidInputError(f"two tasks are named {task.task_name}; give one a name of its own.")
-        outputs = outputs_of(task.task_name, sink)
-        check_places({**{added.task.task_name: added.outputs for added in self._added}, task.task_name: outputs})
         delivery = _checked_delivery(self.delivery if delivery is None else delivery)
-        self._added.append(_Added(task, inputs, outputs, on_bad_row, delivery, tuple(without)))
+        if isinstance(task, OrderedTask):
+            added = _in_parts(task, inputs, sink, on_bad_row, delivery, without)
+        else:
+            outputs = outputs_of(task.task_name, sink)
+            added = [_Added(task, inputs, outputs, on_bad_row, delivery, tuple(without))]
+        names = {each.task.task_name for each in self._added}
+        if twice := next((each.task.task_name for each in added if each.task.task_name in names), None):
+            raise InvalidInputError(f"two tasks are named {twice}; give one a name of its own.")
+        check_places({each.task.task_name: each.outputs for each in (*self._added, *added)})
+        self._added += added
         return self
 
     def start(
@@ -302,7 +319,24 @@ class Application:
             trigger=trigger,
             on_progress=on_progress,
         )
-        return start(setup, reset, rebuild)
+        return start(setup, self._with_parts("reset", reset), self._with_parts("rebuild", rebuild))
+
+    def _with_parts(self, argument: str, names: Sequence[str]) -> list[str]:
+        """Return names of tasks with those of the tasks of the graph that an ordered one is.
+
+        Raises:
+            InvalidInputError: A name is of such a task of the graph.
+        """
+        parts = {name: in_order.names(name) for name in self._ordered}
+        whole = {part: name for name, some in parts.items() for part in some if part != name}
+        if wrong := next((name for name in names if name in whole), None):
+            raise InvalidInputError(f"{argument}={wrong!r} is a part of task={whole[wrong]}; name that.")
+        return [part for name in names for part in parts.get(name, [name])]
+
+    @property
+    def _ordered(self) -> set[str]:
+        """The names of the ordered tasks."""
+        return {added.task.task_name for added in self._added if isinstance(added.task, in_order.States)}
 
     def plans(
         self,
@@ -342,6 +376,9 @@ class Application:
                 without=added.without,
             )
             of_inputs = {name: _of_input(plan, name, of, columns_of) for name, of in added.inputs.items()}
+            if isinstance(added.task, in_order.Messages):
+                waiting, of_inputs = in_order.with_schemas(added.task.ordered, of_inputs)
+                plan = replace(plan, task=waiting)
             if [*of_inputs] == [INPUT]:
                 plan = of_inputs[INPUT]
             else:
@@ -363,6 +400,7 @@ class Application:
         """
         by_name = {added.task.task_name: added for added in self._added}
         order: dict[str, _Added] = {}
+        ordered = {part: task for task in self._ordered for part in in_order.names(task)}
 
         def visit(name: str, path: tuple[str, ...]) -> None:
             if name in path:
@@ -371,8 +409,18 @@ class Application:
             if name in order:
                 return
             for source in by_name[name].upstream.values():
+                if isinstance(source, Emitted) and source.by in by_name and source.task not in by_name:
+                    raise InvalidInputError(
+                        f"task={name} is fed by {source!r}, and task={source.by} emits no rows; give it an OrderedTask, or "
+                        f"Changes({source.by!r})."
+                    )
+                if isinstance(source, (Changes, ClosedWindows)) and (part := source.task) in ordered:
+                    raise InvalidInputError(
+                        f"task={name} is fed by {source!r}, and an ordered task feeds others by the rows that it emits; give "
+                        f"it Emitted({ordered[part]!r})."
+                    )
                 if source.task not in by_name:
-                    known = ", ".join(by_name)
+                    known = ", ".join(known for known in by_name if ordered.get(known, known) == known)
                     raise InvalidInputError(
                         f"task={name} is fed by task={source.task}, which is not added; the tasks are {known}."
                     )
@@ -435,11 +483,39 @@ def _check_task(task: object) -> None:
     Raises:
         InvalidInputError: It is not a task, but its class, for example.
     """
-    if not isinstance(task, PersistentTask):
+    if not isinstance(task, (PersistentTask, OrderedTask)):
         hint = f"{task.__name__}()" if isinstance(task, type) else "MessageCount()"
         raise InvalidInputError(
-            f"task={task!r} is not a task; give an instance of your PersistentTask, such as {hint}."
+            f"task={task!r} is not a task; give an instance of your PersistentTask or OrderedTask, such as {hint}."
         )
+    if isinstance(task, OrderedTask):
+        task.check()
+
+
+def _in_parts(
+    task: OrderedTask,
+    inputs: Mapping[str, Input],
+    sink: Output | Sequence[Output] | None,
+    on_bad_row: str,
+    delivery: str,
+    without: Sequence[str],
+) -> list[_Added]:
+    """Return an ordered task as the tasks of the graph that it is."""
+    for name, each in inputs.items():
+        for what, given in (("value", each.value), ("batch", each.batch)):
+            if given is not None:
+                raise InvalidInputError(
+                    f"task={task.task_name}: input={name!r} has {what}={given!r}, and process() gets whole messages; leave it "
+                    "out."
+                )
+    states, rows = outputs_of_ordered(task.task_name, sink, task.emits is not None)
+    fed = {INPUT: Input(InOrder(messages_of(task.task_name)))}
+    nothing = Outputs((), ())
+    return [
+        _Added(in_order.Messages(task, {}), inputs, nothing, on_bad_row, delivery, tuple(without)),
+        _Added(in_order.States(task), fed, states, on_bad_row, delivery, ()),
+        _Added(in_order.EmittedRows(task), fed, rows, on_bad_row, delivery, ()),
+    ]
 
 
 def _inputs(task: str, source: AnySource | Mapping[str, AnySource | Input]) -> dict[str, Input]:

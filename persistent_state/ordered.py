@@ -11,6 +11,10 @@ import pyarrow as pa
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration
 from persistent_state.task import BaseTask, Message
+from persistent_state.windows import MOMENT, length
+
+_TAKEN = (MOMENT, "clock")
+"""The columns that the library adds to an emitted row for outputs and for other tasks."""
 
 
 @dataclass(frozen=True, order=True)
@@ -144,3 +148,28 @@ class OrderedTask(BaseTask):
             A value of the type `state`. None forgets the key and its timers.
         """
         raise InvalidInputError(f"task={self.task_name} sets timers, and has no on_timer(); define it.")
+
+    def check(self) -> None:
+        """Refuse a task that can never work.
+
+        Raises:
+            InvalidInputError: An attribute is none that a task can have.
+        """
+        name = self.task_name
+        if not isinstance(self.state, pa.DataType):
+            raise InvalidInputError(f"task={name} has state={self.state!r}; say the Arrow type of a key's state.")
+        if type(self).process is OrderedTask.process:
+            raise InvalidInputError(f"task={name} does nothing with its messages; define process().")
+        if self.ttl is not None:
+            length("ttl", self.ttl)
+        if self.emits is None:
+            return
+        if not isinstance(self.emits, pa.Schema):
+            raise InvalidInputError(f"task={name} has emits={self.emits!r}; give a pyarrow.schema, or None.")
+        for column in self.emits.names:
+            if column in _TAKEN:
+                raise InvalidInputError(
+                    f"task={name}: emits has a column {column!r}, which the library adds to each row; give yours another name."
+                )
+            if self.emits.names.count(column) > 1:
+                raise InvalidInputError(f"task={name}: emits has two columns {column!r}; give one another name.")

@@ -133,6 +133,30 @@ def check_places(tasks: Mapping[str, Outputs]) -> None:
             known |= dict.fromkeys(output.place.records(task), named)
 
 
+def outputs_of_ordered(task: str, given: Output | Sequence[Output] | None, emits: bool) -> tuple[Outputs, Outputs]:
+    """Sort the outputs that a user gives an ordered task: those of its states, and those of the rows that it emits.
+
+    Raises:
+        InvalidInputError: One is not an output of such a task, or two have the same name.
+    """
+    found = outputs_of(task, given)
+    if found.running:
+        raise InvalidInputError(
+            f"task={task}: {found.running[0]!r} asks for values so far, and an ordered task has none before the clock; give "
+            "the function itself, or ValuesAtClock."
+        )
+    listed = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+    of_rows = [not isinstance(each, ValuesAtClock) and emits for each in listed]
+    states, rows = (
+        Outputs(
+            (),
+            tuple(output for output, is_of_rows in zip(found.at_clock, of_rows, strict=True) if is_of_rows == wanted),
+        )
+        for wanted in (False, True)
+    )
+    return states, rows
+
+
 def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
     """Sort the outputs that a user gives a task. A sink or a function alone is given values at each clock.
 

@@ -23,6 +23,9 @@ LONGEST = 2**61
 WINDOW = ("window_start", "window_end")
 """The columns that say which window a value is of: to users timestamps in UTC, within the library int64, microseconds."""
 
+MOMENT = "timestamp"
+"""The column that says of which moment a row is that is not added to others: of its own."""
+
 TIME = pa.timestamp("us", "UTC")
 """The Arrow type of clocks and of windows' times in what users read."""
 

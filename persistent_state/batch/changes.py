@@ -28,7 +28,7 @@ from persistent_state.partials.changed import Changed, are_equal, changed
 from persistent_state.partials.layout import as_numpy, below, between, from_clock, one_chunk
 from persistent_state.partials.since import Since
 from persistent_state.sources.base import Chunk
-from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, InOrder, TaskSource
+from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -60,8 +60,8 @@ def span_of(flow: FlowPlan, source: TaskSource, shard: int, runs: ShardRuns, ste
         # Others may be fed by any of these tasks, every so often: what it is at each of these times is asked of it, too.
         apart = [plan.settings.every or 0 for plan in flow.tasks]
         every = source.microseconds or (math.gcd(*apart) or None)
-    if isinstance(source, ClosedWindows) and since == BEGINNING:
-        # Of the windows that closed before the task began, some may be gone.
+    if isinstance(source, (ClosedWindows, Emitted)) and since == BEGINNING:
+        # Of the windows that closed before the task began, some may be gone; so may rows that were emitted.
         since = entry.clock
     states: tuple[Run, ...] = ()
     if isinstance(source, InOrder):
@@ -80,6 +80,8 @@ def schema_of(plan: Plan, source: TaskSource, fed: PersistentTask) -> pa.Schema:
     if isinstance(source, InOrder):
         assert isinstance(fed, (in_order.States, in_order.EmittedRows))
         return in_order.schema_of(plan, fed.ordered)
+    if isinstance(source, Emitted):
+        return in_order.emitted_schema(plan)
     keys = map(pa.field, plan.task.key_columns, plan.layout.key_types)
     windows = [pa.field(name, TIME) for name in plan.layout.kind.window_columns]
     values = _fields(plan.state.presented)
@@ -192,6 +194,12 @@ def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
         table = seen_below(plan.files, span.runs, plan.layout, span.clock, Since(span.since))
         values = _shown(plan, one_chunk(table["value"]))
         yield Chunk(**_rows(plan, table, values, as_numpy(table, WINDOW[1]), name))
+    elif isinstance(span.source, Emitted):
+        table = seen_below(plan.files, span.runs, plan.layout, span.clock, Since(span.since))
+        keys = [one_chunk(table[key]) for key in plan.layout.key_names]
+        columns = in_order.emitted_rows(plan, keys, one_chunk(table[TIMESTAMP]), one_chunk(table["value"]))
+        rows = pa.RecordBatch.from_arrays(columns, schema=in_order.emitted_schema(plan))
+        yield Chunk(name, 0, rows, at=_at(table))
     elif isinstance(span.source, InOrder):
         yield from in_order.read(plan, fed, span, name)
     else:
@@ -275,8 +283,12 @@ def _rows(plan: Plan, table: pa.Table, values: pa.StructArray, clocks: Times, na
         "partition": name,
         "first": 0,
         "rows": rows,
-        "at": (as_numpy(table, "hash") >> np.uint64(1)).astype(np.int64),
+        "at": _at(table),
     }
+
+
+def _at(table: pa.Table) -> NDArray[np.int64]:
+    return (as_numpy(table, "hash") >> np.uint64(1)).astype(np.int64)
 
 
 def _fields(type: pa.DataType) -> list[pa.Field]:

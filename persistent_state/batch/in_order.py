@@ -6,13 +6,14 @@ their keys, and lets the task process them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from monoids.nested import codec_of
@@ -23,19 +24,21 @@ from persistent_state.batch.rows import StepChunk
 from persistent_state.batch.spans import Span, open_runs
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.inputs import INPUT
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.ordered import OrderedTask, Timer
 from persistent_state.partials import fold
 from persistent_state.partials.layout import DUE, as_numpy, below, between, from_clock, one_chunk, where
 from persistent_state.partials.newest import Newest
-from persistent_state.partials.since import Since
-from persistent_state.partials.waiting import Rows
+from persistent_state.partials.waiting import Rows, passed
 from persistent_state.sources.base import Chunk
-from persistent_state.sources.tasks import TIMESTAMP
+from persistent_state.sources.tasks import TIMESTAMP, messages_of, rows_of
 from persistent_state.state import KeptState
 from persistent_state.store.late_rows import SIDE_COLUMNS, UNFIT
 from persistent_state.task import Message, PersistentTask
 from persistent_state.windows import TIME, UntilPassed, UntilReplaced, length
+
+Key: TypeAlias = str | Sequence[str] | None
 
 STATE, EMITTED = "state", "emitted"
 """The columns of what a step makes: the state of a key, or a row that was emitted for it. One of the two is null."""
@@ -45,18 +48,58 @@ NUMBERS = 40
 
 
 class Messages(PersistentTask):
-    """The task in which the messages of an ordered task wait."""
+    """The task in which the messages of an ordered task wait.
 
-    def __init__(self, task: OrderedTask, schema: pa.Schema) -> None:
-        self.name, self.key = f"{task.task_name}.messages", task.key
+    A message is its row. If the task has named inputs, it is a struct with a field for each of them, all null but one.
+    `schemas` are those of the inputs, by name. `input` is the one whose rows this task is given.
+    """
+
+    def __init__(
+        self, task: OrderedTask, schemas: Mapping[str, pa.Schema], input: str = INPUT, key: Key | None = None
+    ) -> None:
+        self.name, self.key, self.ordered = messages_of(task.task_name), task.key if key is None else key, task
         self.message_id, self.horizon = task.message_id, task.horizon
-        self._type = pa.struct(list(schema))
+        self.rows = {name: pa.struct(list(schema)) for name, schema in schemas.items()}
+        self._input = input
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Return whether there is one input, which has no name."""
+        return [*self.rows] == [INPUT]
 
     def persistent_state(self) -> KeptState[Any]:
-        return KeptState(Rows(self._type), UntilPassed())
+        return KeptState(Rows(self.rows[INPUT] if self.is_unnamed else pa.struct([*self.rows.items()])), UntilPassed())
 
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
-        return pa.StructArray.from_arrays(batch.columns, fields=list(self._type))
+        rows = pa.StructArray.from_arrays(batch.columns, fields=list(self.rows[self._input]))
+        if self.is_unnamed:
+            return rows
+        columns = [rows if name == self._input else pa.nulls(len(rows), type) for name, type in self.rows.items()]
+        return pa.StructArray.from_arrays(columns, names=[*self.rows])
+
+    def messages(self, times: Sequence[int], values: pa.Array) -> list[Message]:
+        """Return rows of this task as the messages that they are."""
+        if self.is_unnamed:
+            return [*map(Message, times, values.to_pylist())]
+        found: list[Message | None] = [None] * len(times)
+        for name in self.rows:
+            rows = values.field(name)
+            places = np.flatnonzero(np.asarray(rows.is_valid())).tolist()
+            for place, row in zip(places, rows.drop_null().to_pylist(), strict=True):
+                found[place] = Message(times[place], row, name)
+        return cast(list[Message], found)
+
+
+def names(task: str) -> list[str]:
+    """Return the names of the tasks of the graph that an ordered task is."""
+    return [messages_of(task), task, rows_of(task)]
+
+
+def with_schemas(task: OrderedTask, inputs: Mapping[str, Plan]) -> tuple[Messages, dict[str, Plan]]:
+    """Return the task in which messages of these inputs wait, and the plan of each input, once their schemas are known."""
+    schemas = {name: plan.schema for name, plan in inputs.items()}
+    tasks = {name: Messages(task, schemas, name, plan.task.key) for name, plan in inputs.items()}
+    return Messages(task, schemas), {name: replace(plan, task=tasks[name]) for name, plan in inputs.items()}
 
 
 class States(PersistentTask):
@@ -80,7 +123,7 @@ class EmittedRows(PersistentTask):
     value = EMITTED
 
     def __init__(self, task: OrderedTask) -> None:
-        self.name, self.key, self.ordered = f"{task.task_name}.rows", task.key, task
+        self.name, self.key, self.ordered = rows_of(task.task_name), task.key, task
 
     def persistent_state(self) -> KeptState[Any]:
         return KeptState(Rows(_row_type(self.ordered)), UntilPassed())
@@ -100,6 +143,22 @@ def schema_of(messages: Plan, task: OrderedTask) -> pa.Schema:
     assert task.state is not None
     made = [(STATE, Newest(task.state).type), (EMITTED, _row_type(task)), (TIMESTAMP, TIME)]
     return pa.schema([*keys, *(pa.field(*each) for each in made)])
+
+
+def emitted_schema(plan: Plan) -> pa.Schema:
+    """Return the columns of emitted rows, given the plan of the task that has them: the key's, those of `emits`, the moment."""
+    assert isinstance(plan.task, EmittedRows)
+    emits = pa.schema([]) if plan.task.ordered.emits is None else plan.task.ordered.emits
+    keys = dict(zip(plan.task.key_columns, plan.layout.key_types, strict=True))
+    columns = keys | {field.name: field.type for field in emits}
+    return pa.schema([*columns.items(), (TIMESTAMP, TIME)])
+
+
+def emitted_rows(plan: Plan, keys: Sequence[pa.Array], moments: pa.Array, rows: pa.StructArray) -> list[pa.Array]:
+    """Return emitted rows as these columns. A key column that `emits` names, too, is as the task emitted it."""
+    columns = dict(zip(plan.task.key_columns, keys, strict=True))
+    columns |= dict(zip(rows.type.names, rows.flatten(), strict=True))
+    return [*columns.values(), moments.cast(TIME)]
 
 
 def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
@@ -122,14 +181,20 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
     rest = [run for run in span.states if run not in held]
     held |= dict(zip(rest, open_runs(plan.files, rest, asked), strict=True))
     levels = [below(held[run], span.clock) for run in span.states]
-    program = Program(task, as_stored(state), as_stored(_row_type(task)), ttl=_ttl(task))
+    ranks = {name: rank for rank, name in enumerate(_messages(plan).rows)}
+    program = Program(task, as_stored(state), as_stored(_row_type(task)), ranks, _ttl(task))
     touched = pa.table({"hash": np.sort(np.concatenate([np.array([], np.uint64), *asked]))})
     for low, high in fold.slices([*came, *due], asked=came, levels=levels):
         waiting = [between(table, low, high) for table in came]
-        messages = plan.layout.kind.values(waiting, plan.layout, Since(span.since), span.clock, BEGINNING)
+        messages = passed(waiting, plan.layout, span.since, span.clock)
         some = [fold.touched(between(level, low, high), between(touched, low, high)) for level in levels]
         states = fold.fold_keys(some, fed.layout)
         yield from _processed(plan, fed, program, messages, states, span.clock, name)
+
+
+def _messages(plan: Plan) -> Messages:
+    assert isinstance(plan.task, Messages)
+    return plan.task
 
 
 def _is_due(times: NDArray[np.int64], span: Span) -> NDArray[np.bool_]:
@@ -141,10 +206,8 @@ def _processed(
 ) -> Iterator[Chunk]:
     """Yield what a task makes of messages, which stand by key and in order, and of keys with these states."""
     kept = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
-    came, rows = (
-        _ranges(_keys(plan, messages)),
-        [*map(Message, as_numpy(messages, "start").tolist(), messages["value"].to_pylist())],
-    )
+    came = _ranges(_keys(plan, messages))
+    rows = _messages(plan).messages(as_numpy(messages, "start").tolist(), one_chunk(messages["value"]))
     changed: list[tuple[Any, KeyState]] = []
     emitted: list[tuple[Any, int, Emitted]] = []
     bad: list[int] = []
@@ -160,7 +223,7 @@ def _processed(
             number, moment = (number + 1 if row.moment == moment else 0), row.moment
             emitted.append((key, number, row))
     if changed or bad:
-        yield replace(_kept_chunk(plan, fed, changed, clock, name), aside=_aside(messages, bad, name))
+        yield replace(_kept_chunk(plan, fed, changed, clock, name), aside=_aside(plan, messages, bad, name))
     if emitted:
         yield _emitted_chunk(plan, fed, emitted, name)
 
@@ -171,7 +234,7 @@ def _ranges(keys: Sequence[Any]) -> dict[Any, tuple[int, int]]:
     return {keys[low]: (low, high) for low, high in pairwise([*begins, len(keys)])}
 
 
-def _aside(messages: pa.Table, bad: Sequence[int], name: str) -> pa.Table | None:
+def _aside(plan: Plan, messages: pa.Table, bad: Sequence[int], name: str) -> pa.Table | None:
     """Return bad messages as they stand in a file of late and bad rows; None if there are none.
 
     Their partition is the one that the step has read, since a start takes them back as it takes back the step.
@@ -179,12 +242,16 @@ def _aside(messages: pa.Table, bad: Sequence[int], name: str) -> pa.Table | None
     if not bad:
         return None
     rows = messages.take(pa.array(bad))
+    # Before a channel of several inputs stands the place of its input, which gives messages of one moment their order.
+    channel = (
+        rows["channel"] if _messages(plan).is_unnamed else pc.replace_substring_regex(rows["channel"], r"^\d+:", "")
+    )
     count, position = len(rows), as_numpy(rows, "position")
     columns = {
         "reason": pa.array([UNFIT] * count),
         "timestamp": rows["start"],
         "strand": pa.array([name] * count),
-        "channel": rows["channel"],
+        "channel": channel,
         "position": pa.array(position, mask=position == NO_POSITION),
         "record": pa.nulls(count, SIDE_COLUMNS["record"]),
     }

@@ -10,12 +10,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from persistent_state.batch import in_order
+from persistent_state.batch.in_order import EmittedRows
 from persistent_state.batch.plan import Plan
 from persistent_state.engine.session import check_store, use_this_python
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain, to_json
 from persistent_state.outputs import ValuesAtClock
+from persistent_state.partials.layout import one_chunk
 from persistent_state.sinks.base import CLOCK, VALUE, Origin
 from persistent_state.store.files.base import Files
 from persistent_state.store.named_files import SideFile
@@ -62,11 +65,16 @@ def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
 
 def shown(plan: Plan, table: pa.Table) -> pa.Table:
     """Return the table, whose last column is `value`, with the values as outputs show them."""
+    if isinstance(plan.task, EmittedRows):
+        *keys, moments, rows = map(one_chunk, table.columns)
+        return pa.table(in_order.emitted_rows(plan, keys, moments, rows), schema=in_order.emitted_schema(plan))
     return with_presented(table, plan.present)
 
 
 def values_schema(plan: Plan) -> pa.Schema:
     """Return the columns of running values: the key columns, the columns of the window if there is one, and `value`."""
+    if isinstance(plan.task, EmittedRows):
+        return in_order.emitted_schema(plan)
     keys = map(pa.field, plan.task.key_columns, plan.layout.key_types)
     return pa.schema([*keys, *plan.layout.window_fields, (VALUE, plan.state.presented)])
 
@@ -77,6 +85,8 @@ def output_schema(plan: Plan, early: bool = False) -> pa.Schema:
     `early` values also have a column `final` (bool) before `value`.
     """
     schema = values_schema(plan)
+    if isinstance(plan.task, EmittedRows):
+        return schema.append(pa.field(CLOCK, TIME))
     more = [pa.field(CLOCK, TIME), *([pa.field(FINAL, pa.bool_())] if early else [])]
     return pa.schema([*list(schema)[:-1], *more, schema.field(VALUE)])
 
@@ -109,6 +119,8 @@ def origin(plan: Plan, output: ValuesAtClock) -> Origin:
             )
     _, schema = types_of(plan.name, wanted, NO_SINK)
     window = tuple(field.name for field in plan.layout.window_fields)
+    if isinstance(plan.task, EmittedRows):
+        return Origin(plan.application, plan.name, plan.task.key_columns, schema, window, is_unique=False)
     return Origin(plan.application, plan.name, (*plan.task.key_columns, *window), schema, window)
 
 

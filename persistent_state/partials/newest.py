@@ -6,7 +6,6 @@ A row of the key is what it was at a clock. `newest` is the time of the key's ne
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from monoids import Monoid
+from monoids import Summary
+from monoids.nested import codec_of
 from persistent_state.event_time.clocks import END
 from persistent_state.partials import fold, sort
 from persistent_state.partials.layout import (
@@ -34,24 +34,35 @@ TIMER = pa.struct([("timestamp", pa.int64()), ("name", pa.string())])
 """A timer. Those of a key are in their order."""
 
 
-class Newest(Monoid[Any]):
+class Newest(Summary[Any, Any, Any]):
     """The values that are kept of a key: its state, its timers, and the time of its newest message. Of several the last counts.
 
     A null `state` says that the key is forgotten. The rows of a key are told apart by their intervals, so that they need no
-    order beside these.
+    order beside these. Outputs show the state.
     """
 
     zero = None
 
     def __init__(self, state: pa.DataType) -> None:
         self.state = state
-
-    @cached_property
-    def type(self) -> pa.DataType:
-        return pa.struct([("state", self.state), ("timers", pa.list_(TIMER)), ("newest", pa.int64())])
+        self.type = pa.struct([("state", state), ("timers", pa.list_(TIMER)), ("newest", pa.int64())])
+        self.items = codec_of(self.type)
 
     def plus(self, a: Any, b: Any) -> Any:
         return b
+
+    def _lift(self, items: pa.Array) -> pa.Array:
+        return items
+
+    def present(self, value: Any) -> Any:
+        return value["state"]
+
+    @property
+    def presented(self) -> pa.DataType:
+        return self.state
+
+    def present_column(self, column: pa.Array) -> pa.Array:
+        return pc.struct_field(column, "state")
 
     def reduce(self, values: pa.Array, starts: NDArray[np.intp]) -> pa.Array:
         lasts = np.append(starts[1:], len(values)) - 1

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from monoids import Monoid
 from persistent_state.partials import fold
-from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, those_within, where
+from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, below, from_clock, those_within
 from persistent_state.partials.since import Since
+from persistent_state.windows import MOMENT
 
 
 class Rows(Monoid[Any]):
@@ -41,6 +42,7 @@ class Rows(Monoid[Any]):
 class Waiting(Kind):
     """Rows whose `start` is their own time, not that of an interval."""
 
+    window_columns: ClassVar[tuple[str, ...]] = (MOMENT,)
     expires: ClassVar[bool] = True
 
     def begin_apart(self, starts: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -57,15 +59,21 @@ class Waiting(Kind):
 
     def state(self, levels: Levels, layout: Layout, clock: int) -> pa.Table:
         """Return no row: at a clock, none that is below it waits."""
-        return layout.schema.empty_table()
+        return _shown(layout.schema.empty_table(), layout)
 
     def values(self, levels: Levels, layout: Layout, since: Since, clock: int, floor: int) -> pa.Table:
         """Return the rows that the clock has passed since, by key, those of a key in their order."""
-        first, some = max(since.clock, floor), []
-        for level in levels:
-            starts = as_numpy(level, "start")
-            some.append(where(level, (starts >= first) & (starts < clock)))
-        return fold.fold_keys(some, layout)
+        return _shown(passed(levels, layout, max(since.clock, floor), clock), layout)
+
+
+def passed(levels: Levels, layout: Layout, low: int, high: int) -> pa.Table:
+    """Return the rows of a span of time with all their columns, by key, those of a key in their order."""
+    return fold.fold_keys([below(from_clock(level, low), high) for level in levels], layout)
+
+
+def _shown(rows: pa.Table, layout: Layout) -> pa.Table:
+    names = ["hash", *layout.key_names, "start", "value"]
+    return rows.select(names).rename_columns([MOMENT if name == "start" else name for name in names])
 
 
 def _passed(table: pa.Table) -> NDArray[np.int64]:

@@ -33,7 +33,9 @@ class Origin:
         key_columns: The key columns; of windows also their start and end.
         schema: The key columns, `clock` (a timestamp in UTC) and `value`. The start and the end of a window are timestamps in
             UTC.
-        window: The two columns of a window's start and end; none without windows.
+        window: The two columns of a window's start and end; of emitted rows the column of their moment; else none.
+        is_unique: Whether a key has at most one row at a clock. The rows that an `OrderedTask` emits may be several. Their
+            columns are those of the key, those of `emits`, `timestamp` and `clock`.
 
     Example:
         >>> clock = pa.timestamp("us", "UTC")
@@ -47,6 +49,7 @@ class Origin:
     key_columns: tuple[str, ...]
     schema: pa.Schema
     window: tuple[str, ...] = ()
+    is_unique: bool = True
 
     @property
     def times(self) -> tuple[str, ...]:

@@ -228,6 +228,10 @@ class ParquetSink(RecordingSink):
         Raises:
             InvalidInputError: There is no table.
         """
+        if self._table()["key"] is None:
+            raise InvalidInputError(
+                f"table={self.place.url!r} has the rows that a task emits, and none replaces another; read all, by dataset()."
+            )
         newest = None if clock is None else read_clock(clock)
         clocks = [each for each in self.clocks() if newest is None or each <= newest]
         rows = self.dataset(clocks).to_table()
@@ -298,7 +302,8 @@ def _described(origin: Origin) -> dict[str, Any]:
     return {
         "application": origin.application,
         "task": origin.task,
-        "key": list(origin.key_columns),
+        # Of keys that may have several rows at a clock, none is the latest.
+        "key": list(origin.key_columns) if origin.is_unique else None,
         "columns": columns,
     }
 

@@ -100,6 +100,11 @@ class SqlSink(RecordingSink):
         return shown(re.sub("://[^/:@]*:.*@", "://", self.url))
 
     def open(self, origin: Origin) -> int | None:
+        if not (origin.is_unique or self.history):
+            raise InvalidInputError(
+                f"task={origin.task}: {self.name} keeps the newest row of each key, and emitted rows of one key stay apart; "
+                "say history=True."
+            )
         engine = self._engine()
         from sqlalchemy.exc import DBAPIError
 
@@ -176,7 +181,8 @@ class SqlSink(RecordingSink):
                 self._check_record(record, origin, columns_there is not None)
             if columns_there is None:
                 unique = [CLOCK, *origin.key_columns] if self.history else origin.key_columns
-                Table(self.table, MetaData(), *columns, UniqueConstraint(*unique)).create(connection)
+                constraints = [UniqueConstraint(*unique)] if origin.is_unique else []
+                Table(self.table, MetaData(), *columns, *constraints).create(connection)
             if record is not None:
                 return int(record.clock)
             whose = {"application": origin.application, "task": origin.task, "history": self.history}

@@ -6,9 +6,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from persistent_state.event_time.durations import Duration, positive
+from persistent_state.windows import MOMENT
 
-TIMESTAMP = "timestamp"
-"""The column with the moment of a row: the last one before the clock at which it is seen, or before its window closed."""
+TIMESTAMP = MOMENT
+"""The column with the moment of a row: its own, or the last one before the clock at which it is seen, or its window closed."""
+
+
+def messages_of(task: str) -> str:
+    """Return the name of the task of the graph in which the messages of an ordered task wait."""
+    return f"{task}.messages"
+
+
+def rows_of(task: str) -> str:
+    """Return the name of the task of the graph that has the rows which an ordered task emits."""
+    return f"{task}.rows"
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,36 @@ class ClosedWindows:
 
 
 @dataclass(frozen=True)
+class Emitted:
+    """The rows that an `OrderedTask` emits, as a source of a task.
+
+    The downstream task sees each of them once: a row with the key columns of the ordered task, the columns of its `emits`, and
+    `timestamp`, the moment of the row.
+
+    Args:
+        by: The name of the ordered task.
+
+    Example:
+        >>> Emitted("Fraud")
+        Emitted(by='Fraud')
+    """
+
+    by: str
+
+    kind: ClassVar[str] = "emitted rows"
+
+    @property
+    def task(self) -> str:
+        """The task of the graph in which these rows are."""
+        return rows_of(self.by)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The part of the identity of a task that is fed by this, as JSON."""
+        return {self.kind: self.by}
+
+
+@dataclass(frozen=True)
 class InOrder:
     """The messages that wait in another task, as the source of the task that processes them in order."""
 
@@ -96,8 +137,8 @@ class InOrder:
         return {self.kind: self.task}
 
 
-TaskSource: TypeAlias = Changes | ClosedWindows | InOrder
+TaskSource: TypeAlias = Changes | ClosedWindows | Emitted | InOrder
 """A source that is another task of the application."""
 
-TASK_SOURCES = (Changes, ClosedWindows, InOrder)
+TASK_SOURCES = (Changes, ClosedWindows, Emitted, InOrder)
 """The classes of these sources."""

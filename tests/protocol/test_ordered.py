@@ -58,7 +58,7 @@ class World:
         return entry
 
     def start(self, shards: int) -> None:
-        self.messages = core.plan_of(Messages(self.task, SCHEMA), SCHEMA, files=self.files, shards=shards)
+        self.messages = core.plan_of(Messages(self.task, {"": SCHEMA}), SCHEMA, files=self.files, shards=shards)
         source = InOrder(self.messages.name)
         self.states, self.emitted = (self.fed(task, source) for task in (States(self.task), EmittedRows(self.task)))
         self.flow = FlowPlan((self.states, self.emitted))
@@ -97,7 +97,7 @@ class World:
             runs, floor = entry.tasks[self.emitted.name].stored.runs, Since(self.given)
             found = seen_below(self.files, runs, self.emitted.layout, entry.clock, floor)
             for row in found.to_pylist():
-                self.rows.append((row["key0"], row["start"], row["value"]["said"], row["value"]["n"]))
+                self.rows.append((row["key0"], row["timestamp"], row["value"]["said"], row["value"]["n"]))
             self.given = entry.clock
             assert sorted(self.rows, key=lambda row: row[:2]) == self.all_rows(entry.clock)
 
