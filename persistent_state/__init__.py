@@ -28,6 +28,7 @@ from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.kafka.decoders import Avro, Decoded, Decoder, Json, Raw
 from persistent_state.kafka.sink import KafkaSink
 from persistent_state.kafka.source import KafkaSource
+from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.outputs import RunningValues, ValuesAtClock
 from persistent_state.reading import clocks, late_rows_frame, read_late_rows, read_state, state_frame
 from persistent_state.sinks.base import Origin, RecordingSink, Sink, arrow_batches
@@ -39,7 +40,7 @@ from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayabl
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.rate import RateSource
-from persistent_state.sources.tasks import Changes, ClosedWindows
+from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, PersistentTask
@@ -61,11 +62,13 @@ __all__ = [
     "ClosedWindows",
     "CommitUnknownError",
     "ConsoleSink",
+    "Context",
     "DamagedError",
     "DataFrameSource",
     "Decoded",
     "Decoder",
     "DeltaSink",
+    "Emitted",
     "FencedError",
     "FileSource",
     "Input",
@@ -77,6 +80,7 @@ __all__ = [
     "LocalRun",
     "Message",
     "NonWindowState",
+    "OrderedTask",
     "Origin",
     "ParquetSink",
     "PersistentState",
@@ -96,6 +100,7 @@ __all__ = [
     "StoreUnavailableError",
     "TaskFailedError",
     "TimeReplayableSource",
+    "Timer",
     "TumblingWindow",
     "ValuesAtClock",
     "WindowState",

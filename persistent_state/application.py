@@ -30,18 +30,9 @@ from persistent_state.outputs import Output, Outputs, check_places, check_takes,
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
-from persistent_state.sources.tasks import (
-    TASK_SOURCES,
-    TIMESTAMP,
-    Changes,
-    ClosedWindows,
-    Emitted,
-    InOrder,
-    TaskSource,
-    messages_of,
-)
+from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
 from persistent_state.store.files import Files, open_files
-from persistent_state.task import PersistentTask
+from persistent_state.task import PersistentTask, messages_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,6 +56,11 @@ class _Added:
     on_bad_row: str
     delivery: str
     without: tuple[str, ...]
+
+    @property
+    def named(self) -> str:
+        """The name by which a user knows the task; of one in which messages wait that of the ordered task."""
+        return (self.task.ordered if isinstance(self.task, in_order.Messages) else self.task).task_name
 
     @property
     def upstream(self) -> dict[str, TaskSource]:

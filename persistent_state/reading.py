@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from monoids import Aggregator, Monoid
+from persistent_state.batch.in_order import States
 from persistent_state.formatting import Clock, read_clock
+from persistent_state.ordered import OrderedTask
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.state_at import StateAt, find_sides, find_state, newest_entry, read_side
-from persistent_state.task import PersistentTask
+from persistent_state.task import BaseTask, PersistentTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +45,7 @@ def clocks(store: str, application: str, *, storage_options: Mapping[str, Any] |
 def read_state(
     store: str,
     application: str,
-    task: PersistentTask | str,
+    task: BaseTask | str,
     clock: Clock | None = None,
     *,
     monoids: Monoids = (),
@@ -88,7 +90,7 @@ def read_state(
 
 
 def read_late_rows(
-    store: str, application: str, task: PersistentTask | str, *, storage_options: Mapping[str, Any] | None = None
+    store: str, application: str, task: BaseTask | str, *, storage_options: Mapping[str, Any] | None = None
 ) -> list[pa.Table]:
     """Return the late and bad rows of a task, each once.
 
@@ -121,7 +123,7 @@ def state_frame(
     spark: SparkSession,
     store: str,
     application: str,
-    task: PersistentTask | str,
+    task: BaseTask | str,
     clock: Clock | None = None,
     *,
     monoids: Monoids = (),
@@ -165,7 +167,7 @@ def late_rows_frame(
     spark: SparkSession,
     store: str,
     application: str,
-    task: PersistentTask | str,
+    task: BaseTask | str,
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DataFrame:
@@ -201,10 +203,13 @@ def late_rows_frame(
 def _find(
     files: Files,
     application: str,
-    task: PersistentTask | str,
+    task: BaseTask | str,
     clock: Clock | None,
     monoids: Monoids,
     presented: bool,
 ) -> StateAt:
     at = None if clock is None else read_clock(clock)
+    if isinstance(task, OrderedTask):
+        task = States(task)
+    assert isinstance(task, (PersistentTask, str)), task
     return find_state(files, application, task, at, monoids, presented)

@@ -73,6 +73,16 @@ def _check_attributes(task: type) -> None:
             )
 
 
+def messages_of(task: str) -> str:
+    """Return the name of the task of the graph in which the messages of an ordered task wait."""
+    return f"{task}.messages"
+
+
+def rows_of(task: str) -> str:
+    """Return the name of the task of the graph that has the rows which an ordered task emits."""
+    return f"{task}.rows"
+
+
 class BaseTask:
     """The base of all tasks: a name, a key, and the ids of messages that may come again."""
 

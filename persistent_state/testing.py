@@ -15,7 +15,7 @@ from typing import Any, overload
 import pyarrow as pa
 
 from persistent_state.application import Application
-from persistent_state.batch import changes
+from persistent_state.batch import changes, in_order
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import KEEP, FlowPlan, Plan
@@ -25,6 +25,8 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.durations import LONGEST, Duration
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Inputs
+from persistent_state.ordered import OrderedTask
+from persistent_state.outputs import outputs_of
 from persistent_state.partials import layout
 from persistent_state.partials.since import Since
 from persistent_state.protocol import commits, graph, takeover
@@ -37,7 +39,7 @@ from persistent_state.store.files import open_files
 from persistent_state.store.flow_state import LateRows
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import read_side, seen_below
-from persistent_state.task import Message, PersistentTask
+from persistent_state.task import Message, PersistentTask, messages_of, rows_of
 
 _logger = logging.getLogger("persistent_state")
 
@@ -61,6 +63,8 @@ class LocalRun:
             `WindowState` it has the windows that have closed since then.
         late: The late and bad rows, each with its `reason`, `timestamp`, `partition`, `channel`, `position` and `row`: the
             columns of the message; of a task with several inputs, by the name of the input.
+        emitted: The rows that an `OrderedTask` emitted, by their `timestamp` (microseconds UTC), those of a key in their order:
+            the key columns, the columns of `emits`, and `timestamp`.
 
     Example:
         >>> ran = LocalRun(states={10: {"ann": 3}, 20: {"ann": 7}}, outputs={10: {"ann": 3}, 20: {"ann": 7}}, late=[])
@@ -73,6 +77,7 @@ class LocalRun:
     states: Mapping[int, Mapping[Any, Any]]
     outputs: Mapping[int, Mapping[Any, Any]]
     late: Sequence[Mapping[str, Any]]
+    emitted: Sequence[Mapping[str, Any]] = ()
 
     @property
     def clocks(self) -> list[int]:
@@ -87,7 +92,7 @@ class LocalRun:
 
 @overload
 def run_local(
-    task: PersistentTask,
+    task: PersistentTask | OrderedTask,
     messages: Iterable[Message],
     *,
     batch_size: int = 100,
@@ -109,7 +114,7 @@ def run_local(
 
 
 def run_local(
-    task: PersistentTask | Application,
+    task: PersistentTask | OrderedTask | Application,
     messages: Any,
     *,
     batch_size: int = 100,
@@ -177,6 +182,19 @@ def run_local(
         >>> ran = run_local(app, {"Total": messages})
         >>> ran["Total"].state, ran["OfAll"].state
         ({'ann': 7}, {(): 7})
+
+        A task that processes its messages in order:
+
+        >>> class Rises(OrderedTask):
+        ...     key, state = "account", pa.int64()
+        ...     emits = pa.schema([("by", pa.int64())])
+        ...
+        ...     def process(self, state, message, context):
+        ...         if state is not None and message["amount"] > state:
+        ...             context.emit(by=message["amount"] - state)
+        ...         return message["amount"]
+        >>> run_local(Rises(), reversed(messages), allowed_delay="1 second").emitted
+        [{'account': 'ann', 'by': 1, 'timestamp': 2}]
     """
     if isinstance(task, Application):
         own = {
@@ -203,7 +221,7 @@ def run_local(
         allowed_delay="0 seconds" if allowed_delay is None else allowed_delay,
         max_ahead=_NO_LIMIT,
     )
-    app.add(task, source, _output, KEEP if on_bad_row is None else on_bad_row)
+    app.add(task, source, on_bad_row=KEEP if on_bad_row is None else on_bad_row)
     return _run(app)[task.task_name]
 
 
@@ -220,7 +238,7 @@ def _on_messages(app: Application, messages: Any, batch_size: int) -> Applicatio
             name: of if name in added.upstream else replace(of, source=sources[id(of.source)])
             for name, of in added.inputs.items()
         }
-        local.add(added.task, inputs, _output, added.on_bad_row, added.delivery)
+        local._added.append(replace(added, inputs=inputs, without=()))
     return local
 
 
@@ -235,17 +253,17 @@ def _sources(app: Application, messages: Any, batch_size: int) -> dict[int, _Mes
             f"messages of application={app.name} are given as a {type(messages).__name__}; give a mapping from the name of "
             "each task that a source feeds to its messages."
         )
-    fed = {
-        added.task.task_name: {name: of.source for name, of in added.inputs.items() if name not in added.upstream}
-        for added in app._added
-    }
+    fed = dict[str, dict[str, Any]]()
+    for added in app._added:
+        own = {name: of.source for name, of in added.inputs.items() if name not in added.upstream}
+        if own:
+            fed[added.named] = own
     found: dict[int, tuple[str, _Messages]] = {}
     for task, given in messages.items():
         sources = fed.get(task)
         if not sources:
-            known = ", ".join(name for name, some in fed.items() if some)
             raise InvalidInputError(
-                f"messages are given to task={task}, which no source feeds; give them to those of {known}."
+                f"messages are given to task={task}, which no source feeds; give them to those of {', '.join(fed)}."
             )
         way = "as a list" if [*sources] == [INPUT] else f"by the names of inputs, {', '.join(map(repr, sources))}"
         if not isinstance(given, Mapping):
@@ -292,6 +310,8 @@ def _run(app: Application) -> dict[str, LocalRun]:
     if not app._added:
         raise InvalidInputError(f"application {app.name} has no task; add one.")
     files = open_files(f"{_STORE}-{uuid.uuid4().hex}")
+    for place, added in enumerate(app._added):
+        app._added[place] = replace(added, outputs=outputs_of(added.task.task_name, _output))
     plans = app.plans(files, 1, _columns_of)
     for plan in plans.values():
         if plan.update_way == "column":
@@ -300,7 +320,7 @@ def _run(app: Application) -> dict[str, LocalRun]:
             )
     try:
         entry = _Driver(app, plans, Log(files, app.name)).run()
-        return {name: _result(plan, entry) for name, plan in plans.items()}
+        return {name: _result(name, plans, entry) for name in dict.fromkeys(added.named for added in app._added)}
     finally:
         for plan in plans.values():
             _delete_all(plan)
@@ -311,12 +331,21 @@ def _columns_of(task: PersistentTask, source: AnySource) -> tuple[_Messages, pa.
     return source, source.schema, None
 
 
+def _together(plans: Mapping[str, Plan]) -> list[tuple[Plan, ...]]:
+    """Return the tasks that are fed together: the state and the rows of an ordered task. All others are alone."""
+    groups = dict[str, tuple[Plan, ...]]()
+    for plan in plans.values():
+        task = plan.task.ordered.task_name if isinstance(plan.task, in_order.EmittedRows) else plan.name
+        groups[task] = (*groups.get(task, ()), plan)
+    return [*groups.values()]
+
+
 class _Driver:
-    """The driver of an application on messages: each task is a flow of its own."""
+    """The driver of an application on messages."""
 
     def __init__(self, app: Application, plans: Mapping[str, Plan], log: Log) -> None:
         # Tasks that only sources feed come first: what others make of them is known before the next messages.
-        self._flows = [FlowPlan((plan,)) for plan in sorted(plans.values(), key=lambda plan: bool(plan.upstream))]
+        self._flows = [*map(FlowPlan, sorted(_together(plans), key=lambda some: bool(some[0].upstream)))]
         self._sources = {
             added.task.task_name: Inputs(
                 {name: of.source for name, of in added.inputs.items() if isinstance(of.source, _Messages)}
@@ -370,26 +399,44 @@ class _Driver:
         return True
 
 
-def _result(plan: Plan, entry: Entry) -> LocalRun:
-    task = entry.tasks[plan.name]
+def _result(name: str, plans: Mapping[str, Plan], entry: Entry) -> LocalRun:
+    plan = plans[name]
+    task = entry.tasks[name]
     runs = task.stored.runs
     states, outputs = {}, {}
     present = plan.state.aggregator.present if plan.state.aggregator else lambda value: value
     before = BEGINNING
+    is_ordered = isinstance(plan.task, in_order.States)
     for clock in entry.retained:
         states[clock] = _as_dict(seen_below(plan.files, runs, plan.layout, clock), plan)
+        if is_ordered:
+            states[clock] = {key: present(kept) for key, kept in states[clock].items()}
         values = _as_dict(seen_below(plan.files, runs, plan.layout, clock, Since(before), task.stored.floor), plan)
         try:
             outputs[clock] = {key: present(value) for key, value in values.items()}
         except Exception as error:
             raise plan.failed_to_present(error) from error
         before = clock
-    if reasons := Counter(entry.late_counts_of(plan.name)):
+    names = [messages_of(name), name] if is_ordered else [name]
+    if reasons := sum((Counter(entry.late_counts_of(each)) for each in names), Counter[str]()):
         counts = ", ".join(f"{count:,} {reason!r}" for reason, count in reasons.most_common())
         _logger.warning(
             "task=%s: %s rows did not count: %s. See `late` of the run.", plan.name, reasons.total(), counts
         )
-    return LocalRun(states, outputs, list(_late(plan, entry.late_rows_of(plan.name))))
+    late = [row for each in names for row in _late(plans[names[0]], entry.late_rows_of(each))]
+    return LocalRun(states, outputs, late, _emitted(plans[rows_of(name)], entry) if is_ordered else ())
+
+
+def _emitted(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
+    """Return the rows that an ordered task emitted, given the plan of the task that has them."""
+    stored = entry.tasks[plan.name].stored
+    table = seen_below(plan.files, stored.runs, plan.layout, entry.clock, Since(BEGINNING), stored.floor)
+    _, *keys, moments, rows = map(layout.one_chunk, table.columns)
+    schema = in_order.emitted_schema(plan)
+    found = pa.table(in_order.emitted_rows(plan, keys, moments, rows), schema=schema)
+    place = len(schema) - 1
+    found = found.set_column(place, schema.names[place], moments)
+    return sorted(found.to_pylist(), key=lambda row: row[schema.names[place]])
 
 
 def _late(plan: Plan, rows: LateRows) -> Iterator[dict[str, Any]]:

@@ -32,10 +32,10 @@ from persistent_state.partials.layout import DUE, as_numpy, below, between, from
 from persistent_state.partials.newest import Newest
 from persistent_state.partials.waiting import Rows, passed
 from persistent_state.sources.base import Chunk
-from persistent_state.sources.tasks import TIMESTAMP, messages_of, rows_of
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
 from persistent_state.store.late_rows import SIDE_COLUMNS, UNFIT
-from persistent_state.task import Message, PersistentTask
+from persistent_state.task import Message, PersistentTask, messages_of, rows_of
 from persistent_state.windows import TIME, UntilPassed, UntilReplaced, length
 
 Key: TypeAlias = str | Sequence[str] | None

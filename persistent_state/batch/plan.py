@@ -16,7 +16,7 @@ from persistent_state.event_time.inputs import INPUT
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
-from persistent_state.sources.tasks import Changes, TaskSource
+from persistent_state.sources.tasks import Changes, InOrder, TaskSource
 from persistent_state.state import KeptState
 from persistent_state.store.files import Files
 from persistent_state.task import PersistentTask
@@ -352,6 +352,11 @@ class FlowPlan:
     def is_fed_by_windows(self) -> bool:
         """Return whether the flow is fed by windows that close, and by nothing else: its tasks can't be built from state."""
         return self.is_derived and not any(isinstance(source, Changes) for source in self.first.upstream.values())
+
+    @property
+    def is_in_order(self) -> bool:
+        """Return whether the flow processes in order the messages that wait in another task."""
+        return any(isinstance(source, InOrder) for source in self.first.upstream.values())
 
     @property
     def title(self) -> str:

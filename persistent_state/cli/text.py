@@ -197,6 +197,10 @@ def _window(window: Mapping[str, int] | None) -> str:
     """Return the text for what bounds a state in time: its windows or its time to live."""
     if window is None:
         return ""
+    if "passed" in window:
+        return ", until the clock has passed"
+    if "replaced" in window:
+        return f", for {show_duration(window['replaced'])}" if window["replaced"] is not None else ""
     lengths = {name: show_duration(length) for name, length in window.items()}
     if "size" not in lengths:
         return f", sessions by {lengths['gap']}" if "gap" in lengths else f", for {lengths['ttl']}"

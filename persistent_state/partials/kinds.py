@@ -6,13 +6,26 @@ once, does not depend on it: those are two properties of `Layout` that every kin
 
 from __future__ import annotations
 
+from typing import Any
+
+from monoids import Monoid
+from monoids.types import parse_type
 from persistent_state.partials.layout import Kind
-from persistent_state.partials.newest import Versions
+from persistent_state.partials.newest import Newest, Versions
 from persistent_state.partials.panes import Panes
 from persistent_state.partials.sessions import Living, Sessions
 from persistent_state.partials.unbounded import Unbounded
-from persistent_state.partials.waiting import Waiting
+from persistent_state.partials.waiting import Rows, Waiting
 from persistent_state.windows import SlidingWindow, TimeToLive, UntilPassed, UntilReplaced, Windowing
+
+
+def monoid_of(windowing: Windowing | None, type: str) -> Monoid[Any] | None:
+    """Return the monoid of a state of the library's own that lies in time in this way and has this type; None if it is none."""
+    if isinstance(windowing, UntilPassed):
+        return Rows(parse_type(type))
+    if isinstance(windowing, UntilReplaced):
+        return Newest(parse_type(type).field("state").type)
+    return None
 
 
 def kind_of(windowing: Windowing | None) -> Kind:

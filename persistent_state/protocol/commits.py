@@ -449,10 +449,13 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
         tasks[name] = replace(task, stored=stored.with_cuts(cuts))
         flows[task.flow] = flow if own == flow.progress.clock else flow.move_to(own)
     retained = newest.retained if clock == newest.clock else _retained(entry, clock, keeping)
+    processed = graph.processed(replace(entry, flows=flows))
     for name, task in tasks.items():
         if task.active and retained:
             outputs, own = task.outputs, flows[task.flow].visited
-            floor = min([retained[0], own, *outputs.delivered.values(), *outputs.voided.values()])
+            # Messages wait for one task alone, which never goes back below the global clock, but may have to come there yet.
+            needed = min(clock, processed[name]) if name in processed else retained[0]
+            floor = min([needed, own, *outputs.delivered.values(), *outputs.voided.values()])
             tasks[name] = replace(task, stored=task.stored.with_floor(floor))
     return newest.follower(now, clock=clock, next=common, retained=retained, flows=flows, tasks=tasks)
 

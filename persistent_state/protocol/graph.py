@@ -23,7 +23,9 @@ from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.spans import Span
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END
+from persistent_state.event_time.inputs import INPUT
 from persistent_state.protocol import refusals
+from persistent_state.sources.tasks import InOrder
 from persistent_state.store.entry import Entry, common_clock
 from persistent_state.store.flow_state import FlowState, Upstream
 from persistent_state.store.task_state import TaskState
@@ -42,7 +44,8 @@ def reset_and_rebuilt(
         InvalidInputError: A task that a source feeds, or fed, can't go on and is not named.
     """
     to_rebuild, known = {*rebuild}, newest.tasks if newest else {}
-    for plan in (plan for flow in wanted for plan in flow.tasks if plan.upstream and plan.name in known):
+    derived = ((flow.is_in_order, plan) for flow in wanted for plan in flow.tasks if plan.upstream)
+    for is_in_order, plan in ((is_in_order, plan) for is_in_order, plan in derived if plan.name in known):
         assert newest is not None
         before = newest.flow_of(plan.name).upstream
         identity = known[plan.name].identity
@@ -56,6 +59,9 @@ def reset_and_rebuilt(
                     f"task={plan.name} is or was fed by a source, and by tasks that start over or are others now, so it can't "
                     f"go on. {refusals.WAYS.format(plan.name)}"
                 )
+        elif is_in_order and plan.name in reset and plan.upstream[INPUT].task in reset:
+            # Its messages start from zero at the global clock, and so does it.
+            continue
         elif plan.name in reset or starts_over or not is_fed_alike:
             to_rebuild.add(plan.name)
     return {*reset} - (to_rebuild - {*rebuild}), to_rebuild
@@ -105,6 +111,16 @@ def pins(entry: Entry) -> set[int]:
     """Return the clocks at which every task must be kept until all steps to them are committed."""
     common = (entry.next,) if entry.next > entry.clock else ()
     return {entry.clock, *common, *(flow.visited for _, flow in _derived(entry))}
+
+
+def processed(entry: Entry) -> dict[str, int]:
+    """Return for tasks in which messages wait the clock up to which the tasks that process them in order have done so."""
+    found = dict[str, int]()
+    for task in entry.tasks.values():
+        for source in task.identity.get("inputs", {}).values() if task.active else ():
+            if InOrder.kind in source:
+                found[source[InOrder.kind]] = entry.flows[task.flow].visited
+    return found
 
 
 def _derived(entry: Entry) -> Iterator[tuple[str, FlowState]]:

@@ -105,7 +105,9 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
             some = flows.with_new(some, clock, partial(_born_beside, flow, new, newest, epoch))
         if rebuilt:
             # They catch up on their own.
-            some = [*some, _rebuilt(flow, _all_born(rebuilt, newest, epoch, BEGINNING), clock)]
+            sees_all = flow.is_in_order and any(each.task in start.rebuild for each in flow.first.upstream.values())
+            begin = clock if any(plan.name in start.reset for plan in rebuilt) else BEGINNING
+            some = [*some, _rebuilt(flow, _all_born(rebuilt, newest, epoch, begin), clock, sees_all)]
         tasks = {name: task for group in groups for name, task in group.tasks.items()}
         some = [_fed(group, flow, graph.upstream_of(flow.first, tasks)) for group in some]
         groups += [_in_order(group, plans) for group in some]
@@ -223,9 +225,12 @@ def _born_beside(
     return _readable_at(clock, born) if flow.first.upstream else born
 
 
-def _rebuilt(flow: FlowPlan, tasks: Mapping[str, TaskState], clock: int) -> TaskGroup:
-    """Return tasks that begin before all messages as a group, given the global clock."""
-    if flow.is_fed_by_windows:
+def _rebuilt(flow: FlowPlan, tasks: Mapping[str, TaskState], clock: int, sees_all: bool) -> TaskGroup:
+    """Return tasks that begin before all messages as a group, given the global clock.
+
+    `sees_all` tells that their upstream tasks are given all again that has passed.
+    """
+    if flow.is_fed_by_windows and not sees_all:
         # Windows that have closed are gone: the tasks see those that close from now on.
         tasks = {name: replace(task, born=clock, stored=StoredState((clock,))) for name, task in tasks.items()}
         return TaskGroup(FlowState(FlowProgress(clock)), tasks)

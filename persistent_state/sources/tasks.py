@@ -6,20 +6,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from persistent_state.event_time.durations import Duration, positive
+from persistent_state.task import rows_of
 from persistent_state.windows import MOMENT
 
 TIMESTAMP = MOMENT
 """The column with the moment of a row: its own, or the last one before the clock at which it is seen, or its window closed."""
-
-
-def messages_of(task: str) -> str:
-    """Return the name of the task of the graph in which the messages of an ordered task wait."""
-    return f"{task}.messages"
-
-
-def rows_of(task: str) -> str:
-    """Return the name of the task of the graph that has the rows which an ordered task emits."""
-    return f"{task}.rows"
 
 
 @dataclass(frozen=True)

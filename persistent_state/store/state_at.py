@@ -16,7 +16,7 @@ from persistent_state.errors import InvalidInputError, StoreUnavailableError, Ta
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, show_identity
 from persistent_state.partials import fold, keys
-from persistent_state.partials.kinds import kind_of
+from persistent_state.partials.kinds import kind_of, monoid_of
 from persistent_state.partials.layout import Layout, below, between, one_chunk
 from persistent_state.partials.since import Since
 from persistent_state.state import KeptState, NonWindowState
@@ -27,7 +27,7 @@ from persistent_state.store.files.base import Files
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run, SideFile
 from persistent_state.store.task_state import TaskState
-from persistent_state.task import PersistentTask
+from persistent_state.task import BaseTask, PersistentTask, messages_of
 from persistent_state.windows import FINAL
 
 
@@ -167,7 +167,7 @@ def find_state(
 ) -> StateAt:
     """Find what `read_state` reads."""
     entry = newest_entry(files, application)
-    name = _name_of(task)
+    name = task if isinstance(task, str) else task.task_name
     found = find_task(entry, application, name)
     at = check_clock(entry, found, name, clock)
     try:
@@ -205,6 +205,8 @@ def state_at(
 
 def _named(identity: Mapping[str, Any], given: Sequence[Monoid[Any] | Aggregator[Any, Any, Any]]) -> KeptState[Any]:
     """Return a state with the monoid of this identity, and with the Aggregator of it if one is given."""
+    if (hidden := monoid_of(windows.from_identity(identity), identity["monoid"]["type"])) is not None:
+        return NonWindowState(hidden)
     own = [each.monoid if isinstance(each, Aggregator) else each for each in given]
     monoid = from_identity(identity["monoid"], own)
     return NonWindowState(next((each for each, other in zip(given, own, strict=True) if other is monoid), monoid))
@@ -222,15 +224,13 @@ def _checked(task: PersistentTask, identity: Mapping[str, Any]) -> KeptState[Any
     return kept
 
 
-def find_sides(files: Files, application: str, task: PersistentTask | str) -> list[SideFile]:
+def find_sides(files: Files, application: str, task: BaseTask | str) -> list[SideFile]:
     """Return the files that `read_late_rows` reads, oldest first."""
-    entry, name = newest_entry(files, application), _name_of(task)
+    entry, name = newest_entry(files, application), task if isinstance(task, str) else task.task_name
     find_task(entry, application, name)
-    return late_rows.all_of(files, entry.late_rows_of(name))
-
-
-def _name_of(task: PersistentTask | str) -> str:
-    return task if isinstance(task, str) else task.task_name
+    # Late messages of an ordered task are with the task in which its messages wait.
+    names = [name] if messages_of(name) not in entry.tasks else [messages_of(name), name]
+    return [side for each in names for side in late_rows.all_of(files, entry.late_rows_of(each))]
 
 
 def read_side(files: Files, side: SideFile) -> pa.Table:

@@ -15,8 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from persistent_state import windows
 from persistent_state.errors import DamagedError, StateError, StoreUnavailableError
 from persistent_state.partials import keys, layout
+from persistent_state.partials.kinds import kind_of
 from persistent_state.store import blocks, late_rows
 from persistent_state.store.codec import open_entry, rewritten, side_to_json
 from persistent_state.store.entry import Entry
@@ -386,8 +388,7 @@ def _run_columns(types: Sequence[str], identity: Mapping[str, Any]) -> list[list
     """Return the lists of columns that runs of a task with these key types may have."""
     kind, window = identity["monoid"]["type"], identity.get("window", {})
     rows = [("hash", "uint64"), *((f"key{i}", type) for i, type in enumerate(types)), ("start", "int64")]
-    if {"gap", "ttl"} & window.keys():
-        rows += [("first", "int64"), ("last", "int64")]
+    rows += [(name, "int64") for name in kind_of(windows.from_identity(identity)).columns]
     rows.append(("value", kind))
     ordered = list(zip(layout.ORDER, map(str, layout.ORDER_TYPES), strict=True))
     if "message_id" in identity:

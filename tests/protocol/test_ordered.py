@@ -24,6 +24,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
+from persistent_state.store.verify import verify
 from persistent_state.task import Message
 from tests import core
 from tests.batch.test_process import Told, oracle, streams
@@ -163,6 +164,7 @@ def test_state_and_rows_are_those_of_a_fold_in_order(history: list[Any], ttl: in
     world.play([Message(now + 100, {"k": 9, "acts": []})])
     world.step()
     assert world.newest.clock == (now + 100) // 10 * 10
+    assert not verify(world.files.url).problems
 
 
 def told(timestamp: int, key: int, *acts: Any) -> Message:
