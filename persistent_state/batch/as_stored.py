@@ -6,7 +6,7 @@ equal, each value is made what it would be after a round trip through Arrow, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -15,8 +15,6 @@ from monoids.nested import codec_of
 
 AsStored: TypeAlias = Callable[[Any], Any]
 """Returns a value as the store would give it back. It raises a MonoidError for one that the type does not take."""
-
-_INTEGERS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 
 
 class _UnsureError(Exception):
@@ -43,44 +41,47 @@ def as_stored(type: pa.DataType) -> AsStored:
 
 def _copying(type: pa.DataType) -> AsStored:
     """Return a function that copies the values that certainly come back as they are, and is unsure of all others."""
-    if type in _INTEGERS:
-        most = 2 ** (_INTEGERS[type] - 1)
-        return _if(lambda value: value.__class__ is int and -most <= value < most)
-    if type == pa.float64():
-        return _if(lambda value: value.__class__ is float)
-    if type == pa.bool_():
-        return _if(lambda value: value.__class__ is bool)
-    if type == pa.string():
-        # Of other text not all can be encoded.
-        return _if(lambda value: value.__class__ is str and value.isascii())
     if isinstance(type, pa.StructType):
-        return _of_struct({field.name: _copying(field.type) for field in type})
+        return _of_struct(type)
     if isinstance(type, pa.ListType):
         return _of_list(_copying(type.value_type))
-    return _if(lambda value: False)
+    return _made("value", [f"if not ({_is_sure(type)}): raise unsure", "return value"], {})
 
 
-def _if(is_sure: Callable[[Any], bool]) -> AsStored:
-    def copy(value: Any) -> Any:
-        if is_sure(value):
-            return value
-        raise _UnsureError
+def _is_sure(type: pa.DataType) -> str:
+    """Return the expression that is true if a `value` of a type certainly comes back as it is."""
+    if pa.types.is_signed_integer(type):
+        most = 2 ** (type.bit_width - 1)
+        return f"value.__class__ is int and {-most} <= value < {most}"
+    if type == pa.float64():
+        return "value.__class__ is float"
+    if type == pa.bool_():
+        return "value.__class__ is bool"
+    # Of other text not all can be encoded.
+    return "value.__class__ is str and value.isascii()" if type == pa.string() else "False"
 
-    return copy
+
+def _of_struct(type: pa.StructType) -> AsStored:
+    # One function for all fields, since calls would take most of the time.
+    lines = [f"if row.__class__ is not dict or len(row) != {len(type)}: raise unsure"]
+    known: dict[str, Any] = {}
+    for i, field in enumerate(type):
+        lines += ["try:", f"    value = row[{field.name!r}]", "except KeyError:", "    raise unsure from None"]
+        if pa.types.is_nested(field.type):
+            known[f"part{i}"] = _copying(field.type)
+            lines.append(f"value{i} = None if value is None else part{i}(value)")
+        else:
+            lines += [f"if not (value is None or {_is_sure(field.type)}): raise unsure", f"value{i} = value"]
+    copied = ", ".join(f"{field.name!r}: value{i}" for i, field in enumerate(type))
+    return _made("row", [*lines, f"return {{{copied}}}"], known)
 
 
-def _of_struct(parts: dict[str, AsStored]) -> AsStored:
-    fields = list(parts.items())
-
-    def copy(value: Any) -> Any:
-        if value.__class__ is not dict or len(value) != len(fields):
-            raise _UnsureError
-        try:
-            return {name: None if (part := value[name]) is None else of_part(part) for name, of_part in fields}
-        except KeyError:
-            raise _UnsureError from None
-
-    return copy
+def _made(argument: str, lines: Sequence[str], known: Mapping[str, Any]) -> AsStored:
+    """Return a function of these lines, as `dataclass` makes its methods."""
+    names = {**known, "unsure": _UnsureError}
+    exec(f"def copy({argument}):\n" + "\n".join(f"    {line}" for line in lines), names)
+    made: AsStored = names["copy"]
+    return made
 
 
 def _of_list(of_item: AsStored) -> AsStored:

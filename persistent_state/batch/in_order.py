@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any, TypeAlias, cast
+from itertools import islice, pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from monoids.nested import codec_of
 from persistent_state.batch.as_stored import as_stored
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.process import Emitted, KeyState, Program, process
+from persistent_state.batch.row_messages import row_messages
 from persistent_state.batch.rows import StepChunk
 from persistent_state.batch.spans import Span, open_runs
 from persistent_state.errors import InvalidInputError
@@ -77,17 +78,25 @@ class Messages(PersistentTask):
         columns = [rows if name == self._input else pa.nulls(len(rows), type) for name, type in self.rows.items()]
         return pa.StructArray.from_arrays(columns, names=[*self.rows])
 
-    def messages(self, times: Sequence[int], values: pa.Array) -> list[Message]:
-        """Return rows of this task as the messages that they are."""
+    def messages(self, times: NDArray[np.int64], values: pa.Array) -> Iterator[Message]:
+        """Yield rows of this task as the messages that they are.
+
+        One after the other, since Python looks at all objects that are alive again and again.
+        """
         if self.is_unnamed:
-            return [*map(Message, times, values.to_pylist())]
-        found: list[Message | None] = [None] * len(times)
-        for name in self.rows:
+            yield from row_messages(_columns(values), times.tolist(), INPUT)
+            return
+        inputs, of_each = np.zeros(len(times), np.intp), []
+        for number, name in enumerate(self.rows):
             rows = values.field(name)
-            places = np.flatnonzero(np.asarray(rows.is_valid())).tolist()
-            for place, row in zip(places, rows.drop_null().to_pylist(), strict=True):
-                found[place] = Message(times[place], row, name)
-        return cast(list[Message], found)
+            own = np.asarray(rows.is_valid())
+            inputs[own] = number
+            of_each.append(row_messages(_columns(rows.drop_null()), times[own].tolist(), name))
+        yield from (next(of_each[number]) for number in inputs.tolist())
+
+
+def _columns(rows: pa.StructArray) -> dict[str, pa.Array]:
+    return dict(zip(rows.type.names, rows.flatten(), strict=True))
 
 
 def names(task: str) -> list[str]:
@@ -207,14 +216,16 @@ def _processed(
     """Yield what a task makes of messages, which stand by key and in order, and of keys with these states."""
     kept = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
     came = _ranges(_keys(plan, messages))
-    rows = _messages(plan).messages(as_numpy(messages, "start").tolist(), one_chunk(messages["value"]))
+    waiting = _messages(plan).messages(as_numpy(messages, "start"), one_chunk(messages["value"]))
     changed: list[tuple[Any, KeyState]] = []
     emitted: list[tuple[Any, int, Emitted]] = []
     bad: list[int] = []
+    # Those with messages come first, in the order of the rows.
     for key in dict.fromkeys([*came, *kept]):
         low, high = came.get(key, (0, 0))
         before = kept.get(key, KeyState())
-        found = process(program, key[0] if len(key) == 1 else key, before, rows[low:high], clock)
+        some = [*islice(waiting, high - low)]
+        found = process(program, key[0] if len(key) == 1 else key, before, some, clock)
         bad += [low + number for number in found.bad]
         if found.kept != before:
             changed.append((key, found.kept))

@@ -7,7 +7,7 @@ what it had before: so it is the same in however many steps the clock has come t
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,7 +111,7 @@ class _Turn(Context):
         self._rows: list[Emitted] = []
         self._bad: list[int] = []
         self._calls = 0
-        # Of the call in hand:
+        # Of the call in hand. A timer that a message sets for its moment has the message's rank.
         self._rank = OF_TIMER
         self._timer: Timer | None = None
         self._wishes: list[tuple[bool, Timer]] = []
@@ -120,14 +120,16 @@ class _Turn(Context):
     def take(self, messages: Sequence[Message], upto: int) -> Outcome:
         """Process all messages and timers below a clock."""
         for number, message in enumerate(messages):
-            self._rank = OF_TIMER
-            self._call_timers(message.timestamp)
+            if self._timers:
+                self._rank = OF_TIMER
+                self._call_timers(message.timestamp)
             self._rank = self._program.ranks[message.input]
             if not self._process(message):
                 if not self._hands_copies:
                     raise _SpoiltError
                 self._bad.append(number)
-            self._call_timers(message.timestamp)
+            if self._timers:
+                self._call_timers(message.timestamp)
         self._rank = OF_TIMER
         self._call_timers(upto - 1)
         return Outcome(KeyState(self._state, tuple(self._timers), self._newest), self._rows, self._bad)
@@ -137,7 +139,7 @@ class _Turn(Context):
     def emit(self, **columns: Any) -> None:
         emits = self._task.emits
         if emits is None:
-            raise InvalidInputError(f"task={self._task.task_name} gives out a row; name its columns in emits.")
+            raise InvalidInputError(f"task={self._task.task_name} emits a row; name its columns in emits.")
         if wrong := columns.keys() - emits.names:
             raise InvalidInputError(f"emits has no column {min(wrong)!r}, but {', '.join(emits.names)}; add it there.")
         try:
@@ -169,7 +171,7 @@ class _Turn(Context):
         before = self._state, self._timers, len(self._rows)
         if ttl is not None and moment - self._newest > ttl:
             self._state, self._timers = None, []
-        if not self._call("process", message, f"message={message!r}"):
+        if not self._call(self._task.process, message):
             self._state, self._timers, rows = before
             del self._rows[rows:]
             return False
@@ -189,23 +191,22 @@ class _Turn(Context):
                     f"task={self._task.task_name} key={self.key!r}: more than {MOST_TIMERS} timers were due in one step, the "
                     f"last {timer!r}; let on_timer set timers that are further apart, or none for ever."
                 )
-            if not self._call("on_timer", timer, repr(timer)):
+            if not self._call(self._task.on_timer, timer):
                 raise TaskFailedError(
-                    f"on_timer of task={self._task.task_name} returned or gave out what does not fit, at key={self.key!r} "
+                    f"on_timer of task={self._task.task_name} returned or emitted what does not fit, at key={self.key!r} "
                     f"{timer!r}: {self._misfit}"
                 ) from self._misfit
 
-    def _call(self, name: str, what: Message | Timer, where: str) -> bool:
+    def _call(self, function: Callable[[Any, Any, Context], Any], given: Message | Timer) -> bool:
         """Call user code, and keep what it returns and asks for. Return False if that does not fit: then nothing is kept."""
-        self._wishes, self._misfit = [], None
+        if self._wishes:
+            self._wishes = []
+        self._misfit = None
         handed = self._program.as_state(self._state) if self._hands_copies else self._state
         try:
-            returned = getattr(self._task, name)(handed, what, self)
+            returned = function(handed, given, self)
         except Exception as error:
-            said = f": {error}{places(error)}" if isinstance(error, InvalidInputError) else f" raised {raised(error)}"
-            raise TaskFailedError(
-                f"{name} of task={self._task.task_name}{said}, at key={self.key!r} {where} timestamp={self.timestamp}."
-            ) from error
+            raise self._failed(given, error) from error
         try:
             state = self._program.as_state(returned)
         except MonoidError as error:
@@ -220,6 +221,14 @@ class _Turn(Context):
             if is_set != (timer in self._timers):
                 (insort(self._timers, timer) if is_set else self._timers.remove(timer))
         return True
+
+    def _failed(self, given: Message | Timer, error: Exception) -> TaskFailedError:
+        """Return the error that says what user code raised, and where."""
+        name, where = ("on_timer", repr(given)) if self._timer is not None else ("process", f"message={given!r}")
+        said = f": {error}{places(error)}" if isinstance(error, InvalidInputError) else f" raised {raised(error)}"
+        return TaskFailedError(
+            f"{name} of task={self._task.task_name}{said}, at key={self.key!r} {where} timestamp={self.timestamp}."
+        )
 
 
 def _timer(timestamp: int, name: str) -> Timer:

@@ -61,6 +61,11 @@ class Work:
         """Return whether the state of the keys that came is needed."""
         return self.plan.emits or self.plan.task.reads_state
 
+    def has_expired(self, run: Run) -> bool:
+        """Return whether nothing of a run is needed any more."""
+        layout = self.plan.layout
+        return layout.once is None and layout.kind.has_expired(run.last, self.ground.floor)
+
 
 @dataclass(frozen=True)
 class Fresh:
@@ -182,7 +187,9 @@ def _fold_fresh(work: Work) -> Fresh:
 def _rewrite(work: Work, fresh: Fresh, keep: int, new_id: Callable[[], str]) -> tuple[list[Run], list[pa.Table]]:
     """Write the new rows, merged with all runs but the `keep` oldest; return the runs and the running values."""
     plan, layout = work.plan, work.plan.layout
-    opened = _opened(plan, work.held[keep:], fresh.older[keep:])
+    needed = [i for i in range(keep, len(work.held)) if not work.has_expired(work.held[i])]
+    looked_up = [fresh.older[i] for i in needed] if fresh.older else ()
+    opened = _opened(plan, [work.held[i] for i in needed], looked_up)
     asked, known = ([fresh.table], fresh.older) if work.looks_up else ([], [])
     runs, values = [], []
     for low, high in fold.slices([*opened, fresh.table], *_bounds(work), asked=asked, levels=known):

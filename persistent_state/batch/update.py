@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from monoids import MonoidError
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.plan import Plan
+from persistent_state.batch.row_messages import row_messages
 from persistent_state.batch.rows import Mask, Place, check_bad_rows, describe, microseconds, side_table
 from persistent_state.errors import InvalidInputError, TaskFailedError, places, raised
 from persistent_state.partials import fold, keys
@@ -287,43 +288,4 @@ class ReadingRecorder(Recorder):
 
 
 def _messages(plan: Plan, rows: pa.RecordBatch, place: Place) -> Iterator[Message]:
-    """Return the rows as messages. A column is converted when it is first asked for."""
-    columns = _Columns(rows)
-    for i, timestamp in enumerate(place.timestamps.tolist()):
-        yield _RowMessage(timestamp, columns, i, plan.input)
-
-
-class _Columns(dict[str, list[Any]]):
-    def __init__(self, rows: pa.RecordBatch) -> None:
-        self._source = rows
-
-    def __missing__(self, name: str) -> list[Any]:
-        values: list[Any] = self._source.column(name).to_pylist()
-        self[name] = values
-        return values
-
-    @property
-    def names(self) -> Sequence[str]:
-        names: list[str] = self._source.schema.names
-        return names
-
-
-class _RowMessage(Message):
-    __slots__ = ("_columns", "_i")
-
-    def __init__(self, timestamp: int, columns: _Columns, i: int, input: str) -> None:
-        self.timestamp, self.input = timestamp, input
-        self._columns = columns
-        self._i = i
-
-    def __getitem__(self, column: str) -> Any:
-        return self._columns[column][self._i]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns.names)
-
-    def __len__(self) -> int:
-        return len(self._columns.names)
-
-    def __repr__(self) -> str:
-        return f"Message({self.timestamp}, { {name: self[name] for name in self}!r})"
+    return row_messages(dict(zip(rows.schema.names, rows.columns, strict=True)), place.timestamps.tolist(), plan.input)

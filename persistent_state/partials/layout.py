@@ -107,6 +107,10 @@ class Kind(ABC):
         """Return the clock by which each row has expired; None if none ever does."""
         return None
 
+    def has_expired(self, last: int, floor: int) -> bool:
+        """Return whether all rows of a run whose last row starts at `last` have certainly expired by the clock `floor`."""
+        return False
+
     def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Return clocks in (after, upto] at which a row, or a window that it is in, may end, with the number of the row."""
         return np.array([], np.intp), np.array([], np.int64)

@@ -54,6 +54,9 @@ class Waiting(Kind):
     def expiry(self, table: pa.Table, layout: Layout) -> NDArray[np.int64]:
         return _passed(table)
 
+    def has_expired(self, last: int, floor: int) -> bool:
+        return last < floor
+
     def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         return those_within(_passed(table), after, upto)
 

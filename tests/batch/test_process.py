@@ -178,7 +178,7 @@ class Broken(Told):
         ("column", r"process of task=Broken: emits has no column 'sad', but said, n; add it there. at .*test_process.py"),
         ("for ever", r"task=Broken key='a': more than \d+ timers were due in one step, the last Timer"),
         ("at once", r"Timer\(timestamp=8, name='at once'\) sets a timer for 8, which is no later time; add to timer.timestamp"),
-        ("unfit", r"on_timer of task=Broken returned or gave out what does not fit, at key='a' Timer\(timestamp=8"),
+        ("unfit", r"on_timer of task=Broken returned or emitted what does not fit, at key='a' Timer\(timestamp=8"),
     ],
 )  # fmt: skip
 def test_what_user_code_does_wrong_is_told(acts: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
