@@ -6,6 +6,7 @@ their keys, and lets the task process them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -29,8 +30,9 @@ from persistent_state.event_time.inputs import INPUT
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.ordered import OrderedTask, Timer
 from persistent_state.partials import fold
-from persistent_state.partials.layout import DUE, as_numpy, below, between, from_clock, one_chunk, where
+from persistent_state.partials.layout import DUE, Levels, as_numpy, below, between, one_chunk
 from persistent_state.partials.newest import Newest
+from persistent_state.partials.sort import same_keys
 from persistent_state.partials.waiting import Rows, passed
 from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP
@@ -46,6 +48,10 @@ STATE, EMITTED = "state", "emitted"
 
 NUMBERS = 40
 """The bits of a row's number among those that were emitted for a key at a moment. Above them stands its rank."""
+
+
+MOST = 1 << 17
+"""About how many messages are processed at a time: what a process needs of memory does not grow with those that wait."""
 
 
 class Messages(PersistentTask):
@@ -181,24 +187,24 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
     """
     assert isinstance(fed.task, States)
     task, state = fed.task.ordered, fed.layout.monoid.type.field("state").type
-    came = [below(from_clock(table, span.since), span.clock) for table in open_runs(plan.files, span.changed_runs)]
-    # A run with a timer that may be due is read as a whole, of the others the keys with which something is done.
-    timed = span.timed_runs
-    held = dict(zip(timed, open_runs(plan.files, timed), strict=True))
-    due = [where(table, _is_due(as_numpy(table, DUE), span)) for table in held.values()]
-    asked = [as_numpy(table, "hash") for table in (*came, *due)]
-    rest = [run for run in span.states if run not in held]
-    held |= dict(zip(rest, open_runs(plan.files, rest, asked), strict=True))
-    levels = [below(held[run], span.clock) for run in span.states]
     ranks = {name: rank for rank, name in enumerate(_messages(plan).rows)}
     program = Program(task, as_stored(state), as_stored(_row_type(task)), ranks, _ttl(task))
-    touched = pa.table({"hash": np.sort(np.concatenate([np.array([], np.uint64), *asked]))})
-    for low, high in fold.slices([*came, *due], asked=came, levels=levels):
-        waiting = [between(table, low, high) for table in came]
-        messages = passed(waiting, plan.layout, span.since, span.clock)
-        some = [fold.touched(between(level, low, high), between(touched, low, high)) for level in levels]
-        states = fold.fold_keys(some, fed.layout)
-        yield from _processed(plan, fed, program, messages, states, span.clock, name)
+    waiting, timed = (open_runs(plan.files, runs) for runs in (span.changed_runs, span.timed_runs))
+    others = [run for run in span.states if run not in span.timed_runs]
+    for low, high in fold.slices([*waiting, *timed], share=fold.SLICE // MOST):
+        came = [between(table, low, high) for table in waiting]
+        open_parts = [between(table, low, high) for table in timed]
+        asked = [as_numpy(table, "hash")[_is_between(as_numpy(table, "start"), span)] for table in came]
+        asked += [as_numpy(table, "hash")[_is_between(as_numpy(table, DUE), span)] for table in open_parts]
+        hashes = np.sort(np.concatenate([np.array([], np.uint64), *asked]))
+        if len(hashes) == 0:
+            continue
+        # A run with a timer that may be due is open. Of the others the keys are read with which something is done.
+        held = dict(zip(span.timed_runs, open_parts, strict=True))
+        held |= dict(zip(others, open_runs(plan.files, others, [hashes]), strict=True))
+        levels = [fold.touched(between(held[run], low, high), pa.table({"hash": hashes})) for run in span.states]
+        states = fold.fold_keys([below(level, span.clock) for level in levels], fed.layout)
+        yield from _processed(plan, fed, program, came, states, span, name)
 
 
 def _messages(plan: Plan) -> Messages:
@@ -206,43 +212,51 @@ def _messages(plan: Plan) -> Messages:
     return plan.task
 
 
-def _is_due(times: NDArray[np.int64], span: Span) -> NDArray[np.bool_]:
+def _is_between(times: NDArray[np.int64], span: Span) -> NDArray[np.bool_]:
     return (times >= span.since) & (times < span.clock)
 
 
 def _processed(
-    plan: Plan, fed: Plan, program: Program, messages: pa.Table, states: pa.Table, clock: int, name: str
+    plan: Plan, fed: Plan, program: Program, came: Levels, states: pa.Table, span: Span, name: str
 ) -> Iterator[Chunk]:
-    """Yield what a task makes of messages, which stand by key and in order, and of keys with these states."""
-    kept = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
-    came = _ranges(_keys(plan, messages))
-    waiting = _messages(plan).messages(as_numpy(messages, "start"), one_chunk(messages["value"]))
-    changed: list[tuple[Any, KeyState]] = []
-    emitted: list[tuple[Any, int, Emitted]] = []
-    bad: list[int] = []
-    # Those with messages come first, in the order of the rows.
-    for key in dict.fromkeys([*came, *kept]):
-        low, high = came.get(key, (0, 0))
-        before = kept.get(key, KeyState())
-        some = [*islice(waiting, high - low)]
-        found = process(program, key[0] if len(key) == 1 else key, before, some, clock)
-        bad += [low + number for number in found.bad]
-        if found.kept != before:
-            changed.append((key, found.kept))
-        number, moment = 0, BEGINNING
-        for row in found.rows:
-            number, moment = (number + 1 if row.moment == moment else 0), row.moment
-            emitted.append((key, number, row))
-    if changed or bad:
-        yield replace(_kept_chunk(plan, fed, changed, clock, name), aside=_aside(plan, messages, bad, name))
-    if emitted:
-        yield _emitted_chunk(plan, fed, emitted, name)
+    """Yield what a task makes of messages, and of keys with these states."""
+    before = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
+    now = {**before}
+    # A key alone may have more messages than there is room for.
+    for low, high in pairwise(_cut(came, span)):
+        messages = passed(came, plan.layout, low, high)
+        begins = np.flatnonzero(~same_keys(messages, plan.layout)[: len(messages)])
+        counts = np.diff(np.append(begins, len(messages)))
+        own = dict(zip(_keys(plan, messages.take(pa.array(begins))), counts.tolist(), strict=True))
+        waiting = _messages(plan).messages(as_numpy(messages, "start"), one_chunk(messages["value"]))
+        emitted: list[tuple[Any, int, Emitted]] = []
+        bad: list[int] = []
+        first = 0
+        # Those with messages come first, in the order of the rows.
+        for key in dict.fromkeys([*own, *now]):
+            some = [*islice(waiting, own.get(key, 0))]
+            found = process(program, key[0] if len(key) == 1 else key, now.get(key, KeyState()), some, high)
+            now[key] = found.kept
+            bad += [first + number for number in found.bad]
+            first += len(some)
+            number, moment = 0, BEGINNING
+            for row in found.rows:
+                number, moment = (number + 1 if row.moment == moment else 0), row.moment
+                emitted.append((key, number, row))
+        if bad:
+            yield replace(_kept_chunk(plan, fed, [], high, name), aside=_aside(plan, messages, bad, name))
+        if emitted:
+            yield _emitted_chunk(plan, fed, emitted, name)
+    if changed := [(key, kept) for key, kept in now.items() if kept != before.get(key, KeyState())]:
+        yield _kept_chunk(plan, fed, changed, span.clock, name)
 
 
-def _ranges(keys: Sequence[Any]) -> dict[Any, tuple[int, int]]:
-    """Return by key the rows [low, high) that have it, of rows that stand by key."""
-    begins = [i for i, key in enumerate(keys) if i == 0 or key != keys[i - 1]]
-    return {keys[low]: (low, high) for low, high in pairwise([*begins, len(keys)])}
+def _cut(came: Levels, span: Span) -> list[int]:
+    """Return clocks from the first to the last of a span so that few messages are between two of them."""
+    times = np.concatenate([np.array([], np.int64), *(as_numpy(table, "start") for table in came)])
+    times = np.sort(times[_is_between(times, span)])
+    between_them = {int(time) for time in times[MOST::MOST]} - {span.since}
+    return [span.since, *sorted(between_them), span.clock]
 
 
 def _aside(plan: Plan, messages: pa.Table, bad: Sequence[int], name: str) -> pa.Table | None:
@@ -271,6 +285,8 @@ def _aside(plan: Plan, messages: pa.Table, bad: Sequence[int], name: str) -> pa.
 
 def _keys(plan: Plan, table: pa.Table) -> list[tuple[Any, ...]]:
     columns = [table[name].to_pylist() for name in plan.layout.key_names]
+    # One NaN for all: a dictionary finds it only as the very same object.
+    columns = [[math.nan if key != key else key for key in column] for column in columns]
     return list(zip(*columns, strict=True)) if columns else [()] * len(table)
 
 

@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persistent_state.batch import changes
+from persistent_state.batch import changes, in_order
 from persistent_state.batch.in_order import EmittedRows, Messages, States
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time.clocks import BEGINNING
@@ -145,8 +146,13 @@ acts = st.one_of(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(acts, max_size=12), st.none() | st.integers(1, 25))
-def test_state_and_rows_are_those_of_a_fold_in_order(history: list[Any], ttl: int | None) -> None:
+@given(st.lists(acts, max_size=12), st.none() | st.integers(1, 25), st.sampled_from([1, 4, in_order.MOST]))
+def test_state_and_rows_are_those_of_a_fold_in_order(history: list[Any], ttl: int | None, most: int) -> None:
+    with mock.patch.object(in_order, "MOST", most):
+        play(history, ttl)
+
+
+def play(history: list[Any], ttl: int | None) -> None:
     world, now = World(ttl), 0
     world.start(2)
     for what, *told in history:
