@@ -384,9 +384,10 @@ class Descriptor:
     """A shard's account of a micro-batch. Its files are durable; the driver commits it, or it never happened.
 
     `plan` and `parts` are digests of the plan and of the parts that the shard has heard from. `base` is the digest of the runs
-    and the clock that it started from: the `kept` oldest of these stay, and `runs`, which are new, come after them. `side`
-    holds the rows that are bad for the task, and `late` those that are late or bad for the flow. `values` are the running
-    values for a sink, in a file or, where they are few, as they are; `copies` counts the messages that had come before.
+    and the clock that it started from: the `kept` oldest of these stay, but for the `gone` oldest, and `runs`, which are new,
+    come after them. `side` holds the rows that are bad for the task, and `late` those that are late or bad for the flow.
+    `values` are the running values for a sink, in a file or, where they are few, as they are; `copies` counts the messages that
+    had come before.
     """
 
     flow: str
@@ -397,6 +398,7 @@ class Descriptor:
     parts: str
     shard: int
     base: str
+    gone: int
     kept: int
     runs: tuple[Run, ...]
     side: SideFile | None = None

@@ -116,9 +116,10 @@ def merge_shard(
 
 def _merge(work: Work, new_id: Callable[[], str]) -> tuple[Descriptor, tuple[Run, ...]]:
     fresh = _fold_fresh(work)
-    keep = compaction.choose(work.held, fresh.table.num_rows, fresh.table.nbytes, work.ground.floor)
-    runs, values = _rewrite(work, fresh, keep, new_id)
-    return _descriptor(work, fresh, keep, runs, values, new_id), (*work.held[:keep], *runs)
+    gone = next((i for i, run in enumerate(work.held) if not work.has_expired(run)), len(work.held))
+    keep = gone + compaction.choose(work.held[gone:], fresh.table.num_rows, fresh.table.nbytes, work.ground.floor)
+    runs, values = _rewrite(work, fresh, gone, keep, new_id)
+    return _descriptor(work, fresh, gone, keep, runs, values, new_id), (*work.held[gone:keep], *runs)
 
 
 def _work(
@@ -184,12 +185,16 @@ def _fold_fresh(work: Work) -> Fresh:
     return Fresh(pa.concat_tables(parts), sides, copies, older)
 
 
-def _rewrite(work: Work, fresh: Fresh, keep: int, new_id: Callable[[], str]) -> tuple[list[Run], list[pa.Table]]:
-    """Write the new rows, merged with all runs but the `keep` oldest; return the runs and the running values."""
+def _rewrite(
+    work: Work, fresh: Fresh, gone: int, keep: int, new_id: Callable[[], str]
+) -> tuple[list[Run], list[pa.Table]]:
+    """Write the new rows, merged with all runs but the `keep` oldest, of which the `gone` oldest are needed no more.
+
+    Returns:
+        The runs, and the running values.
+    """
     plan, layout = work.plan, work.plan.layout
-    needed = [i for i in range(keep, len(work.held)) if not work.has_expired(work.held[i])]
-    looked_up = [fresh.older[i] for i in needed] if fresh.older else ()
-    opened = _opened(plan, [work.held[i] for i in needed], looked_up)
+    opened = _opened(plan, work.held[keep:], fresh.older[keep:])
     asked, known = ([fresh.table], fresh.older) if work.looks_up else ([], [])
     runs, values = [], []
     for low, high in fold.slices([*opened, fresh.table], *_bounds(work), asked=asked, levels=known):
@@ -202,11 +207,11 @@ def _rewrite(work: Work, fresh: Fresh, keep: int, new_id: Callable[[], str]) -> 
             touched = [*(fold.touched(level, new) for level in levels), new]
             values.append(layout.kind.running(touched, layout, work.ground.clock))
         if opened:
-            apart = _apart_from(plan, work.ground.clock, is_all=keep == 0)
+            apart = _apart_from(plan, work.ground.clock, is_all=keep == gone)
             tables = [*(between(table, low, high) for table in opened), new]
             cuts = _cuts(work, tables)
             new = fold.fold(tables, layout, cuts, work.ground.clock, apart, plan.keeps_current, work.ids_from)
-            new = expiry.without_expired(new, layout, work.ground.floor, is_all=keep == 0)
+            new = expiry.without_expired(new, layout, work.ground.floor, is_all=keep == gone)
         if new.num_rows:
             path = _path(work, new_id)
             runs.append(runs_io.write_run(plan.files, path, layout.kind.with_sums(new, layout), layout, low, high))
@@ -216,7 +221,8 @@ def _rewrite(work: Work, fresh: Fresh, keep: int, new_id: Callable[[], str]) -> 
 def _descriptor(
     work: Work,
     fresh: Fresh,
-    kept: int,
+    gone: int,
+    keep: int,
     runs: Sequence[Run],
     values: Sequence[pa.Table],
     new_id: Callable[[], str],
@@ -232,7 +238,8 @@ def _descriptor(
         parts=work.parts,
         shard=work.shard,
         base=digest(work.held, work.ground.clock),
-        kept=kept,
+        gone=gone,
+        kept=keep,
         runs=tuple(runs),
         side=_write_side(plan, _path(work, new_id, ".side"), fresh.sides),
         late=_write_side(plan, _path(work, new_id, ".late"), work.late),

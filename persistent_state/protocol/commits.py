@@ -388,7 +388,7 @@ def _with_batch(
     tasks = {**newest.tasks}
     for name, some in groupby(ordered, lambda d: d.task):
         task, answers = tasks[name], list(some)
-        changes = [(descriptor.kept, descriptor.runs) for descriptor in answers]
+        changes = [((descriptor.gone, descriptor.kept), descriptor.runs) for descriptor in answers]
         tasks[name] = replace(
             task,
             late_rows=task.late_rows.after_batch(descriptor.side for descriptor in answers if descriptor.side),

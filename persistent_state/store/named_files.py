@@ -68,9 +68,9 @@ class ShardRuns:
 
     runs: tuple[Run, ...] = ()
 
-    def changed(self, kept: int, runs: Sequence[Run]) -> ShardRuns:
-        """Return the shard when so many of its oldest runs stay, and these come after them; itself if nothing changes."""
-        return self if kept == len(self.runs) and not runs else ShardRuns((*self.runs[:kept], *runs))
+    def changed(self, stay: tuple[int, int], runs: Sequence[Run]) -> ShardRuns:
+        """Return the shard when runs from one number to another stay, and these come after them; itself if nothing changes."""
+        return self if stay == (0, len(self.runs)) and not runs else ShardRuns((*self.runs[slice(*stay)], *runs))
 
     @cached_property
     def first(self) -> int | None:

@@ -47,10 +47,10 @@ class StoredState:
         """Return the runs of each of so many shards."""
         return self.shards or (ShardRuns(),) * shards
 
-    def after_batch(self, changes: Sequence[tuple[int, Sequence[Run]]], cuts: Iterable[int]) -> StoredState:
+    def after_batch(self, changes: Sequence[tuple[tuple[int, int], Sequence[Run]]], cuts: Iterable[int]) -> StoredState:
         """Return the record after a micro-batch that changed the shards, whose runs keep these clocks apart too.
 
-        A change says how many of a shard's oldest runs stay, and which new ones come after them.
+        A change says from which to which of a shard's oldest runs stay, and which new ones come after them.
         """
         before = self.in_shards(len(changes))
         shards = tuple(shard.changed(*change) for shard, change in zip(before, changes, strict=True))

@@ -120,7 +120,7 @@ class Stream:
         kept = LEVELS - 1 if self.batches else 0
         made = [
             Descriptor(
-                "TotalOfLongRun", "TotalOfLongRun", 1, batch, "plan", digest_of_parts([report.sender]), shard, base, kept,
+                "TotalOfLongRun", "TotalOfLongRun", 1, batch, "plan", digest_of_parts([report.sender]), shard, base, 0, kept,
                 self.runs[shard * LEVELS + kept : (shard + 1) * LEVELS], self.side(shard),
             )
             for shard, base in enumerate(shard_digests(newest, newest.tasks["TotalOfLongRun"]))
