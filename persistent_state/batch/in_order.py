@@ -50,8 +50,8 @@ NUMBERS = 40
 class Messages(PersistentTask):
     """The task in which the messages of an ordered task wait.
 
-    A message is its row. If the task has named inputs, it is a struct with a field for each of them, all null but one.
-    `schemas` are those of the inputs, by name. `input` is the one whose rows this task is given.
+    A message is a struct with a field for each input of the task, all null but one, which is its row. So inputs come and leave
+    as fields of a type do. `schemas` are those of the inputs, by name. `input` is the one whose rows this task is given.
     """
 
     def __init__(
@@ -68,19 +68,15 @@ class Messages(PersistentTask):
         return [*self.rows] == [INPUT]
 
     def persistent_state(self) -> KeptState[Any]:
-        return KeptState(Rows(self.rows[INPUT] if self.is_unnamed else pa.struct([*self.rows.items()])), UntilPassed())
+        return KeptState(Rows(pa.struct([*self.rows.items()])), UntilPassed())
 
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
         rows = pa.StructArray.from_arrays(batch.columns, fields=list(self.rows[self._input]))
-        if self.is_unnamed:
-            return rows
         columns = [rows if name == self._input else pa.nulls(len(rows), type) for name, type in self.rows.items()]
         return pa.StructArray.from_arrays(columns, names=[*self.rows])
 
     def messages(self, times: Sequence[int], values: pa.Array) -> list[Message]:
         """Return rows of this task as the messages that they are."""
-        if self.is_unnamed:
-            return [*map(Message, times, values.to_pylist())]
         found: list[Message | None] = [None] * len(times)
         for name in self.rows:
             rows = values.field(name)
@@ -172,14 +168,14 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
     """
     assert isinstance(fed.task, States)
     task, state = fed.task.ordered, fed.layout.monoid.type.field("state").type
-    came = [below(from_clock(table, span.since), span.clock) for table in open_runs(plan.files, span.changed_runs)]
+    came = [below(from_clock(table, span.since), span.clock) for table in open_runs(plan, span.changed_runs)]
     # A run with a timer that may be due is read as a whole, of the others the keys with which something is done.
     timed = span.timed_runs
-    held = dict(zip(timed, open_runs(plan.files, timed), strict=True))
+    held = dict(zip(timed, open_runs(fed, timed), strict=True))
     due = [where(table, _is_due(as_numpy(table, DUE), span)) for table in held.values()]
     asked = [as_numpy(table, "hash") for table in (*came, *due)]
     rest = [run for run in span.states if run not in held]
-    held |= dict(zip(rest, open_runs(plan.files, rest, asked), strict=True))
+    held |= dict(zip(rest, open_runs(fed, rest, asked), strict=True))
     levels = [below(held[run], span.clock) for run in span.states]
     ranks = {name: rank for rank, name in enumerate(_messages(plan).rows)}
     program = Program(task, as_stored(state), as_stored(_row_type(task)), ranks, _ttl(task))
@@ -242,10 +238,12 @@ def _aside(plan: Plan, messages: pa.Table, bad: Sequence[int], name: str) -> pa.
     if not bad:
         return None
     rows = messages.take(pa.array(bad))
-    # Before a channel of several inputs stands the place of its input, which gives messages of one moment their order.
-    channel = (
-        rows["channel"] if _messages(plan).is_unnamed else pc.replace_substring_regex(rows["channel"], r"^\d+:", "")
-    )
+    channel, row = rows["channel"], rows["value"]
+    if _messages(plan).is_unnamed:
+        row = pc.struct_field(row, [0])
+    else:
+        # Before a channel stands the place of its input, which gives messages of one moment their order.
+        channel = pc.replace_substring_regex(channel, r"^\d+:", "")
     count, position = len(rows), as_numpy(rows, "position")
     columns = {
         "reason": pa.array([UNFIT] * count),
@@ -255,7 +253,7 @@ def _aside(plan: Plan, messages: pa.Table, bad: Sequence[int], name: str) -> pa.
         "position": pa.array(position, mask=position == NO_POSITION),
         "record": pa.nulls(count, SIDE_COLUMNS["record"]),
     }
-    return pa.table({**columns, "row": rows["value"]}).combine_chunks()
+    return pa.table({**columns, "row": row}).combine_chunks()
 
 
 def _keys(plan: Plan, table: pa.Table) -> list[tuple[Any, ...]]:

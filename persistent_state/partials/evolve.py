@@ -96,6 +96,15 @@ def differences(before: pa.DataType, after: pa.DataType, path: Path = EVERYTHING
         yield Difference(path, before, after)
 
 
+def misfits(before: pa.DataType, after: pa.DataType, without: Collection[Path] = ()) -> list[Difference]:
+    """Return the fields that can't be made what they are to be, but for those of `without`, which do not count any more."""
+    return [
+        each
+        for each in differences(before, after)
+        if each.after is not None and not any(each.path[: len(path)] == path for path in without)
+    ]
+
+
 def as_type(values: pa.Array, type: pa.DataType, without: Collection[Path] = ()) -> pa.Array:
     """Return values as values of another type.
 
