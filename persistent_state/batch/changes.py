@@ -209,15 +209,15 @@ def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
 
 def _changes(plan: Plan, span: Span) -> Iterator[Changed]:
     """Yield the keys, or windows, of a shard that changed."""
-    files, layout = plan.files, plan.layout
+    layout = plan.layout
     whole = span.runs if layout.kind.expires else span.changed_runs
-    opened = dict(zip(whole, open_runs(files, whole), strict=True))
+    opened = dict(zip(whole, open_runs(plan, whole), strict=True))
     fresh = [below(from_clock(table, span.since), span.clock) for table in opened.values()]
     if not layout.kind.expires and not any(map(len, fresh)):
         return
     # Of the other runs only the blocks are read that may have the same keys.
     asked = [as_numpy(table, "hash") for table in fresh]
-    others = iter(open_runs(files, [run for run in span.runs if run not in opened], asked))
+    others = iter(open_runs(plan, [run for run in span.runs if run not in opened], asked))
     levels = [opened[run] if run in opened else next(others) for run in span.runs]
     for low, high in fold.slices(fresh, asked=fresh, levels=levels):
         some = [between(table, low, high) for table in levels]

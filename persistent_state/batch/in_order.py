@@ -57,8 +57,8 @@ MOST = 1 << 17
 class Messages(PersistentTask):
     """The task in which the messages of an ordered task wait.
 
-    A message is its row. If the task has named inputs, it is a struct with a field for each of them, all null but one.
-    `schemas` are those of the inputs, by name. `input` is the one whose rows this task is given.
+    A message is a struct with a field for each input of the task, all null but one, which is its row. So inputs come and leave
+    as fields of a type do. `schemas` are those of the inputs, by name. `input` is the one whose rows this task is given.
     """
 
     def __init__(
@@ -75,12 +75,10 @@ class Messages(PersistentTask):
         return [*self.rows] == [INPUT]
 
     def persistent_state(self) -> KeptState[Any]:
-        return KeptState(Rows(self.rows[INPUT] if self.is_unnamed else pa.struct([*self.rows.items()])), UntilPassed())
+        return KeptState(Rows(pa.struct([*self.rows.items()])), UntilPassed())
 
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
         rows = pa.StructArray.from_arrays(batch.columns, fields=list(self.rows[self._input]))
-        if self.is_unnamed:
-            return rows
         columns = [rows if name == self._input else pa.nulls(len(rows), type) for name, type in self.rows.items()]
         return pa.StructArray.from_arrays(columns, names=[*self.rows])
 
@@ -89,8 +87,9 @@ class Messages(PersistentTask):
 
         One after the other, since Python looks at all objects that are alive again and again.
         """
-        if self.is_unnamed:
-            yield from row_messages(_columns(values), times.tolist(), INPUT)
+        if len(self.rows) == 1:
+            (name,) = self.rows
+            yield from row_messages(_columns(values.field(name)), times.tolist(), name)
             return
         inputs, of_each = np.zeros(len(times), np.intp), []
         for number, name in enumerate(self.rows):
@@ -189,7 +188,7 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
     task, state = fed.task.ordered, fed.layout.monoid.type.field("state").type
     ranks = {name: rank for rank, name in enumerate(_messages(plan).rows)}
     program = Program(task, as_stored(state), as_stored(_row_type(task)), ranks, _ttl(task))
-    waiting, timed = (open_runs(plan.files, runs) for runs in (span.changed_runs, span.timed_runs))
+    waiting, timed = open_runs(plan, span.changed_runs), open_runs(fed, span.timed_runs)
     others = [run for run in span.states if run not in span.timed_runs]
     for low, high in fold.slices([*waiting, *timed], share=fold.SLICE // MOST):
         came = [between(table, low, high) for table in waiting]
@@ -201,7 +200,7 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
             continue
         # A run with a timer that may be due is open. Of the others the keys are read with which something is done.
         held = dict(zip(span.timed_runs, open_parts, strict=True))
-        held |= dict(zip(others, open_runs(plan.files, others, [hashes]), strict=True))
+        held |= dict(zip(others, open_runs(fed, others, [hashes]), strict=True))
         levels = [fold.touched(between(held[run], low, high), pa.table({"hash": hashes})) for run in span.states]
         states = fold.fold_keys([below(level, span.clock) for level in levels], fed.layout)
         yield from _processed(plan, fed, program, came, states, span, name)
@@ -267,10 +266,12 @@ def _aside(plan: Plan, messages: pa.Table, bad: Sequence[int], name: str) -> pa.
     if not bad:
         return None
     rows = messages.take(pa.array(bad))
-    # Before a channel of several inputs stands the place of its input, which gives messages of one moment their order.
-    channel = (
-        rows["channel"] if _messages(plan).is_unnamed else pc.replace_substring_regex(rows["channel"], r"^\d+:", "")
-    )
+    channel, row = rows["channel"], rows["value"]
+    if _messages(plan).is_unnamed:
+        row = pc.struct_field(row, [0])
+    else:
+        # Before a channel stands the place of its input, which gives messages of one moment their order.
+        channel = pc.replace_substring_regex(channel, r"^\d+:", "")
     count, position = len(rows), as_numpy(rows, "position")
     columns = {
         "reason": pa.array([UNFIT] * count),
@@ -280,7 +281,7 @@ def _aside(plan: Plan, messages: pa.Table, bad: Sequence[int], name: str) -> pa.
         "position": pa.array(position, mask=position == NO_POSITION),
         "record": pa.nulls(count, SIDE_COLUMNS["record"]),
     }
-    return pa.table({**columns, "row": rows["value"]}).combine_chunks()
+    return pa.table({**columns, "row": row}).combine_chunks()
 
 
 def _keys(plan: Plan, table: pa.Table) -> list[tuple[Any, ...]]:

@@ -10,7 +10,6 @@ import pyarrow as pa
 from persistent_state.batch.plan import Plan
 from persistent_state.sources.tasks import InOrder, TaskSource
 from persistent_state.store import runs as runs_io
-from persistent_state.store.files import Files
 from persistent_state.store.named_files import Run
 
 
@@ -62,6 +61,6 @@ class Span:
         return bool(self.runs) if plan.layout.kind.expires else bool(self.changed_runs)
 
 
-def open_runs(files: Files, runs: Sequence[Run], asked: runs_io.Asked = None) -> list[pa.Table]:
-    """Return the rows of runs. With `asked`, rows of other hashes than these may be missing."""
-    return files.for_each(lambda run: runs_io.read_run(files, run, asked), runs)
+def open_runs(plan: Plan, runs: Sequence[Run], asked: runs_io.Asked = None) -> list[pa.Table]:
+    """Return the rows of runs of a task. With `asked`, rows of other hashes than these may be missing."""
+    return plan.files.for_each(lambda run: runs_io.read_run(plan.files, run, asked, plan.layout), runs)

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from monoids import Monoid
-from monoids.types import parse_type
+from monoids import Monoid, MonoidError
 from persistent_state.partials.layout import Kind
 from persistent_state.partials.newest import Newest, Versions
 from persistent_state.partials.panes import Panes
 from persistent_state.partials.sessions import Living, Sessions
+from persistent_state.partials.type_names import named
 from persistent_state.partials.unbounded import Unbounded
 from persistent_state.partials.waiting import Rows, Waiting
 from persistent_state.windows import SlidingWindow, TimeToLive, UntilPassed, UntilReplaced, Windowing
 
 
 def monoid_of(windowing: Windowing | None, type: str) -> Monoid[Any] | None:
-    """Return the monoid of a state of the library's own that lies in time in this way and has this type; None if it is none."""
-    if isinstance(windowing, UntilPassed):
-        return Rows(parse_type(type))
-    if isinstance(windowing, UntilReplaced):
-        return Newest(parse_type(type).field("state").type)
-    return None
+    """Return the monoid of a state of the library's own that lies in time in this way, given its type; None if it is none.
+
+    Raises:
+        MonoidError: The type is not known.
+    """
+    if not isinstance(windowing, (UntilPassed, UntilReplaced)):
+        return None
+    try:
+        found = named(type)
+    except ValueError as error:
+        raise MonoidError(f"{error} Give the task itself.") from None
+    return Rows(found) if isinstance(windowing, UntilPassed) else Newest(found.field("state").type)
 
 
 def kind_of(windowing: Windowing | None) -> Kind:

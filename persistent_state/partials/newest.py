@@ -17,6 +17,7 @@ from monoids import Summary
 from monoids.nested import codec_of
 from persistent_state.event_time.clocks import END
 from persistent_state.partials import fold, sort
+from persistent_state.partials.evolve import Evolving
 from persistent_state.partials.layout import (
     DUE,
     Kind,
@@ -34,7 +35,7 @@ TIMER = pa.struct([("timestamp", pa.int64()), ("name", pa.string())])
 """A timer. Those of a key are in their order."""
 
 
-class Newest(Summary[Any, Any, Any]):
+class Newest(Evolving, Summary[Any, Any, Any]):
     """The values that are kept of a key: its state, its timers, and the time of its newest message. Of several the last counts.
 
     A null `state` says that the key is forgotten. The rows of a key are told apart by their intervals, so that they need no

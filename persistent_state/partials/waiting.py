@@ -12,21 +12,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from monoids import Monoid
 from persistent_state.partials import fold
+from persistent_state.partials.evolve import Evolving, plain
 from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, below, from_clock, those_within
 from persistent_state.partials.since import Since
 from persistent_state.windows import MOMENT
 
 
-class Rows(Monoid[Any]):
+class Rows(Evolving):
     """Rows of one type, in their order. Each stays apart, so that there is no `plus`."""
 
     commutative = False
     zero = None
 
     def __init__(self, type: pa.DataType) -> None:
-        self.type = type
+        self.type = plain(type)
 
     def plus(self, a: Any, b: Any) -> Any:
         raise NotImplementedError("Rows stay apart.")

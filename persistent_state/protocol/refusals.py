@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from persistent_state.batch.plan import Plan, folded
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import show_identity
+from persistent_state.partials.evolve import Evolving
+from persistent_state.protocol import evolution
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
-from persistent_state.store.task_state import TaskState
 
 WAYS = (
     'Name it in rebuild=["{0}"] of run or start, and it is rebuilt from the beginning of its source, while the global '
@@ -38,8 +40,8 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
         if known is None:
             continue
         if plan.name not in (*reset, *rebuild):
-            _check_identity(plan, known)
             assert newest is not None
+            _check_identity(plan, newest)
             _check_inputs(plan, newest.flow_of(plan.name))
         outputs = known.outputs
         before = {*outputs.retired, *((*outputs.delivered, *outputs.left) if plan.name in rebuild else ())}
@@ -74,11 +76,19 @@ def _check_inputs(plan: Plan, known: FlowState) -> None:
             )
 
 
-def _check_identity(plan: Plan, known: TaskState) -> None:
+def _check_identity(plan: Plan, newest: Entry) -> None:
+    evolves, known = isinstance(plan.layout.monoid, Evolving), newest.tasks[plan.name]
     for what in sorted({*plan.identity, *known.identity}):
         written, wanted = known.identity.get(what), plan.identity.get(what)
-        if written != wanted:
+        is_same = _without_type(written) == _without_type(wanted) if evolves and what == "monoid" else written == wanted
+        if not is_same:
             raise InvalidInputError(
                 f"task={plan.name}: the store was written with {what}={show_identity(written)}, the task has "
                 f"{show_identity(wanted)}. {WAYS.format(plan.name)}"
             )
+    if evolves and (why := evolution.misfit(plan, newest)):
+        raise InvalidInputError(f"{why} {WAYS.format(plan.name)}")
+
+
+def _without_type(monoid: Any) -> dict[str, Any]:
+    return {name: part for name, part in monoid.items() if name != "type"}

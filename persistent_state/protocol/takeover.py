@@ -10,7 +10,7 @@ from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.errors import ExistsError, FencedError, InvalidInputError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
-from persistent_state.protocol import flows, graph, refusals, restore
+from persistent_state.protocol import evolution, flows, graph, refusals, restore
 from persistent_state.protocol.restore import TaskGroup
 from persistent_state.sources.tasks import Changes
 from persistent_state.store.entry import Entry
@@ -94,7 +94,7 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
                 _check_return(newest, group, from_windows=flow.is_fed_by_windows)
                 _check_between(flow, group, clock)
                 back = restore.restored(files, group, flow.first, clock, intervals, start.shards, start.now)
-                some.append(_with_outputs(back, plans))
+                some.append(_as_planned(back, plans, newest))
             some = flows.together(files, flow, some)
         rebuilt = [plan for name, plan in plans.items() if name in start.rebuild]
         new = [plan for name, plan in plans.items() if name not in (*continued, *start.rebuild)]
@@ -158,12 +158,12 @@ def _in_order(group: TaskGroup, plans: Mapping[str, Plan]) -> TaskGroup:
     return replace(group, tasks={name: group.tasks[name] for name in plans if name in group.tasks})
 
 
-def _with_outputs(group: TaskGroup, plans: Mapping[str, Plan]) -> TaskGroup:
-    """Return the group with the outputs that its tasks have in this start."""
+def _as_planned(group: TaskGroup, plans: Mapping[str, Plan], newest: Entry) -> TaskGroup:
+    """Return the group with the outputs, and the types of values, that its tasks have in this start."""
     tasks = {
         name: replace(task, outputs=task.outputs.at_restart(plans[name].outputs)) for name, task in group.tasks.items()
     }
-    return replace(group, tasks=tasks)
+    return replace(group, tasks={name: evolution.evolved(plans[name], task, newest) for name, task in tasks.items()})
 
 
 def _left_out(files: Files, group: TaskGroup, clock: int, start: _Start) -> TaskGroup:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from persistent_state.errors import DamagedError
 from persistent_state.event_time.positions import LAST_POSITION
+from persistent_state.partials.evolve import Path
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,9 @@ class Run:
     last_due: int | None = None
     """The latest time of a first timer of a key in the file, in microseconds UTC; None if it has no timers."""
 
+    dropped: tuple[Path, ...] = ()
+    """The fields of values that starts have dropped since the file was written. A later type may have their names again."""
+
 
 @dataclass(frozen=True)
 class ShardRuns:
@@ -86,9 +90,10 @@ class ShardRuns:
 def _text(run: Run) -> str:
     timers = {run.due, run.last_due} - {None}
     file, due = run.file, f" {run.due} {run.last_due}" if timers else ""
+    dropped = f" {[*map(list, run.dropped)]}" if run.dropped else ""
     return (
         f"{file.path} {file.length} {file.checksum} {file.index} {run.rows} {run.low} {run.high} {run.first} {run.last} "
-        f"{run.below} {run.half}{due}"
+        f"{run.below} {run.half}{due}{dropped}"
     )
 
 

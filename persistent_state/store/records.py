@@ -20,7 +20,7 @@ from persistent_state.store.task_state import OutputState, StoredState, TaskStat
 
 ADDED: dict[str, dict[str, Json]] = {
     "channel": {"before": None},
-    "run": {"half": None, "due": None, "last_due": None},
+    "run": {"half": None, "due": None, "last_due": None, "dropped": []},
     "stored file": {"index": 0},
     "input": {"planned": {}, "again": END},
     "flow": {"upstream": {}, "stepped": BEGINNING},
@@ -46,6 +46,14 @@ def _pairs(json: Json) -> tuple[tuple[Any, Any], ...]:
     return tuple((first, second) for first, second in json)
 
 
+def _lists(paths: tuple[tuple[str, ...], ...]) -> Json:
+    return [list(path) for path in paths]
+
+
+def _paths(json: Json) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(path) for path in json)
+
+
 _AS_IT_IS = Plain()
 _TUPLE = Plain(list, tuple)
 _BY_NAME = Named(_AS_IT_IS)
@@ -61,7 +69,11 @@ _STORED = Record("stored file", Stored, _fields("path", "length", "checksum", "i
 RUN = Record(
     "run",
     Run,
-    {"file": _STORED, **_fields("rows", "low", "high", "first", "last", "below", "half", "due", "last_due")},
+    {
+        "file": _STORED,
+        **_fields("rows", "low", "high", "first", "last", "below", "half", "due", "last_due"),
+        "dropped": Plain(_lists, _paths),
+    },
     ADDED["run"],
 )
 

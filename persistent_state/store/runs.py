@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from persistent_state.errors import DamagedError
 from persistent_state.event_time.clocks import END
 from persistent_state.partials import expiry
-from persistent_state.partials.layout import CURRENT, DUE, HEAD, TAIL, Layout, as_numpy, below, between
+from persistent_state.partials.evolve import Evolving, as_type
+from persistent_state.partials.layout import CURRENT, DUE, HEAD, TAIL, Layout, as_numpy, below, between, with_values
 from persistent_state.store.blocks import read_blocks, write_blocks
 from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files
@@ -98,24 +100,34 @@ def read_table(files: Files, stored: Stored) -> pa.Table:
     return pa.ipc.open_file(read_bytes(files, stored)).read_all()
 
 
-def read_run(files: Files, run: Run, asked: Asked = None) -> pa.Table:
+def read_run(files: Files, run: Run, asked: Asked = None, layout: Layout | None = None) -> pa.Table:
     """Return the rows of a run that are part of the state, sorted by hash.
 
-    With `asked`, which are sorted arrays of hashes, rows of other hashes may be missing.
+    With `asked`, which are sorted arrays of hashes, rows of other hashes may be missing. With `layout`, values that were
+    written when they had another type come as values of the layout's.
     """
-    table = _rows(files, run, asked)
+    table = _rows(files, run, asked, layout)
     return table.drop_columns([name for name in (CURRENT, HEAD, TAIL) if name in table.column_names])
 
 
-def read_run_with_sums(files: Files, run: Run, asked: Asked = None) -> pa.Table:
+def read_run_with_sums(files: Files, run: Run, asked: Asked = None, layout: Layout | None = None) -> pa.Table:
     """Return the rows of `read_run`, with `current`, `head` and `tail` if no start has cut this run or an older one."""
-    return _rows(files, run, asked) if run.below is None else read_run(files, run, asked)
+    return _rows(files, run, asked, layout) if run.below is None else read_run(files, run, asked, layout)
 
 
-def _rows(files: Files, run: Run, asked: Asked) -> pa.Table:
+def _rows(files: Files, run: Run, asked: Asked, layout: Layout | None) -> pa.Table:
     stored = run.file
     table = read_blocks(files, stored, run.low, run.high, asked) if stored.index else read_table(files, stored)
-    return below(between(table, run.low, run.high), run.below)
+    table = below(between(table, run.low, run.high), run.below)
+    return table if layout is None else _of_type(table, run, layout)
+
+
+def _of_type(table: pa.Table, run: Run, layout: Layout) -> pa.Table:
+    """Return the rows of a run with values of the layout's type."""
+    column, type = table["value"], layout.monoid.type
+    if not isinstance(layout.monoid, Evolving) or (column.type == type and not run.dropped):
+        return table
+    return with_values(table, pa.chunked_array([as_type(piece, type, run.dropped) for piece in column.chunks], type))
 
 
 def write_run(files: Files, path: str, table: pa.Table, layout: Layout, low: int, high: int) -> Run:
@@ -126,5 +138,5 @@ def write_run(files: Files, path: str, table: pa.Table, layout: Layout, low: int
     file = write_blocks(files, path, table)
     due = as_numpy(table, DUE) if DUE in layout.kind.columns else np.array([], np.int64)
     due = due[due < END]
-    timers = {"due": int(due.min()), "last_due": int(due.max())} if len(due) else {}
-    return Run(file, table.num_rows, low, high, int(starts.min()), int(starts.max()), half=half, **timers)
+    run = Run(file, table.num_rows, low, high, int(starts.min()), int(starts.max()), half=half)
+    return replace(run, due=int(due.min()), last_due=int(due.max())) if len(due) else run

@@ -16,9 +16,11 @@ from persistent_state.errors import InvalidInputError, StoreUnavailableError, Ta
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, show_identity
 from persistent_state.partials import fold, keys
+from persistent_state.partials.evolve import Evolving, misfits
 from persistent_state.partials.kinds import kind_of, monoid_of
 from persistent_state.partials.layout import Layout, below, between, one_chunk
 from persistent_state.partials.since import Since
+from persistent_state.partials.type_names import named
 from persistent_state.state import KeptState, NonWindowState
 from persistent_state.store import late_rows
 from persistent_state.store import runs as runs_io
@@ -36,6 +38,7 @@ class StateAt:
     """A task's state at a clock, or the part of it with low <= hash < high: the runs that hold it. Can be pickled.
 
     With `since` it is what an output is given at the clock instead. With `presents` its values are what that presents.
+    `written` names the type of the values in the log.
     """
 
     files: Files
@@ -49,6 +52,7 @@ class StateAt:
     born: int
     life: int
     floor: int
+    written: str
     since: Since | None = None
     low: int = 0
     high: int = 1 << 64
@@ -94,7 +98,8 @@ class StateAt:
             task = entry.tasks[self.task]
             newest = self.of(task.stored.runs)
             is_there = self.clock in _apart(entry, task) and self._is_known_since(entry, task)
-            if newest == self or (task.born, task.life) != (self.born, self.life) or not is_there:
+            is_same = (task.born, task.life, _written(task)) == (self.born, self.life, self.written)
+            if newest == self or not is_same or not is_there:
                 raise InvalidInputError(
                     f"clock={full_clock(self.clock)} of {self.application} is no longer retained; open a newer one."
                 ) from error
@@ -144,7 +149,7 @@ def seen_below(
     """Return what the rows of these runs below the clock add up to: the state, or the values since another clock."""
     if since is not None and not layout.kind.expires and all(run.last < since.clock for run in runs):
         runs = ()
-    read = files.for_each(partial(runs_io.read_run_with_sums, files), runs)
+    read = files.for_each(partial(runs_io.read_run_with_sums, files, layout=layout), runs)
     tables = [layout.schema.empty_table(), *(below(table, clock) for table in read)]
     parts = []
     # A row that is in many windows makes many rows.
@@ -199,8 +204,15 @@ def state_at(
         task.born,
         task.life,
         task.stored.floor,
+        _written(task),
         since,
     )
+
+
+def _written(task: TaskState) -> str:
+    """Return the name of the type that a task's values have in the log."""
+    name: str = task.identity["monoid"]["type"]
+    return name
 
 
 def _named(identity: Mapping[str, Any], given: Sequence[Monoid[Any] | Aggregator[Any, Any, Any]]) -> KeptState[Any]:
@@ -216,12 +228,24 @@ def _checked(task: PersistentTask, identity: Mapping[str, Any]) -> KeptState[Any
     kept = task.persistent_state()
     own = kept.identity()
     for what in sorted({*own, *identity} - {"key", "message_id", "inputs", "version"}):
-        if identity.get(what) != own.get(what):
+        if identity.get(what) != own.get(what) and not (
+            what == "monoid" and _goes_on_from(kept.monoid, identity[what])
+        ):
             raise InvalidInputError(
                 f"task={task.task_name}: the store was written with {what}={show_identity(identity.get(what))}, not "
                 f"{show_identity(own.get(what))}; open it with the task that wrote it."
             )
     return kept
+
+
+def _goes_on_from(monoid: Monoid[Any], identity: Mapping[str, Any]) -> bool:
+    """Return whether values of the monoid with this identity can be read as those of another, which has other fields."""
+    if not isinstance(monoid, Evolving) or {**identity, "type": ""} != {**monoid.identity, "type": ""}:
+        return False
+    try:
+        return not misfits(named(identity["type"]), monoid.type)
+    except ValueError:
+        return False
 
 
 def find_sides(files: Files, application: str, task: BaseTask | str) -> list[SideFile]:

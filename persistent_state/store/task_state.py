@@ -16,6 +16,7 @@ from typing import Any
 from persistent_state.event_time import clocks
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.partials import keys
+from persistent_state.partials.evolve import Path, less
 from persistent_state.store.flow_state import FlowState, LateRows
 from persistent_state.store.named_files import Run, ShardRuns, Stored
 
@@ -67,6 +68,16 @@ class StoredState:
     def close(self, clock: int) -> StoredState:
         """Return the record of a task that is given its last clock, which is above all that is stored."""
         return replace(self, cuts=(*self.cuts, clock))
+
+    def without(self, fields: Sequence[Path]) -> StoredState:
+        """Return the record when these fields of all values are dropped."""
+        if not fields:
+            return self
+        shards = (
+            ShardRuns(tuple(replace(run, dropped=less(run.dropped, fields)) for run in shard.runs))
+            for shard in self.shards
+        )
+        return replace(self, shards=tuple(shards))
 
     def cut_back(self, clock: int, shards: int) -> StoredState:
         """Return the record for a start that takes back what is at or above the clock, with the runs of so many shards."""

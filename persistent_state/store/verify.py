@@ -18,7 +18,9 @@ import pyarrow as pa
 from persistent_state import windows
 from persistent_state.errors import DamagedError, StateError, StoreUnavailableError
 from persistent_state.partials import keys, layout
+from persistent_state.partials.evolve import misfits
 from persistent_state.partials.kinds import kind_of
+from persistent_state.partials.type_names import name_of, named
 from persistent_state.store import blocks, late_rows
 from persistent_state.store.codec import open_entry, rewritten, side_to_json
 from persistent_state.store.entry import Entry
@@ -355,7 +357,10 @@ def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.
     """Yield what is wrong with a run. `is_own` means that no start has cut it yet."""
     table = _table(data)
     types = [column["type"] for column in identity["key"]]
-    found = [(field.name, str(field.type)) for field in table.schema]
+    found = [
+        (field.name, _name_of_values(field.type, run, identity) if field.name == "value" else str(field.type))
+        for field in table.schema
+    ]
     allowed = _run_columns(types, identity)
     if found not in allowed:
         yield f"its columns are {_columns(found)}, not {_columns(allowed[0])}"
@@ -382,6 +387,17 @@ def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.
         yield f"it has hashes that are not from {run.low} to {run.high}"
     if (int(starts.min()), int(starts.max())) != (run.first, run.last):
         yield f"its starts are from {starts.min()} to {starts.max()}, not from {run.first} to {run.last}"
+
+
+def _name_of_values(type: pa.DataType, run: Run, identity: Mapping[str, Any]) -> str:
+    """Return the name of the type of a run's values: of values that may get another type, that as which they are read."""
+    name: str = identity["monoid"]["type"]
+    if not {"passed", "replaced"} & identity.get("window", {}).keys():
+        return str(type)
+    try:
+        return name_of(type) if misfits(type, named(name), run.dropped) else name
+    except ValueError:
+        return name_of(type)
 
 
 def _run_columns(types: Sequence[str], identity: Mapping[str, Any]) -> list[list[tuple[str, str]]]:

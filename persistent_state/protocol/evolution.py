@@ -1,0 +1,83 @@
+"""Starts that give a task's values another type: it is checked before anything is written, and nothing is rewritten.
+
+Only values that no monoid adds may get another type: the states of ordered tasks, their messages, and the rows that they emit.
+Invariants:
+- The identity in the log names the type of the newest start with the task. Whatever type a run was written with, its values can
+  be made values of that type: a field is new in them, has a wider type, or is among the run's `dropped`.
+- A field that a start drops is dropped from all runs that there are. So a value does not depend on when its run was rewritten.
+- A type that does not have all values of the one before is refused. Messages are the exception, if no step reads those any
+  more that a start leaves: the source delivers all others again. Then the field is new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from persistent_state.batch.in_order import Messages
+from persistent_state.batch.plan import Plan
+from persistent_state.partials.evolve import EVERYTHING, Difference, Evolving, differences
+from persistent_state.partials.type_names import name_of, named
+from persistent_state.store.entry import Entry
+from persistent_state.store.task_state import TaskState
+
+
+def evolved(plan: Plan, task: TaskState, newest: Entry) -> TaskState:
+    """Return the record of a task whose values have the type of its plan from now on. They can: see `misfit`."""
+    if not isinstance(plan.layout.monoid, Evolving):
+        return task
+    fields = [] if _has_same_type(plan, newest) else [each.path for each in _differences(plan, newest)]
+    return replace(task, identity=plan.identity, stored=task.stored.without(fields))
+
+
+def misfit(plan: Plan, newest: Entry) -> str | None:
+    """Return the sentence that says why values of a task can't have the type of its plan; None if they can."""
+    if _has_same_type(plan, newest) or not _is_read(plan, newest):
+        return None
+    for each in _differences(plan, newest):
+        if isinstance(plan.task, Messages) and len(each.path) == 1 and each.after is None:
+            return f"task={plan.name}: messages of input={each.path[0]!r} wait; give the task this input until it has them all."
+        if each.path == EVERYTHING:
+            return f"task={plan.name}: its values were written as {_name(plan, newest)}, which can get no other type."
+        if each.after is not None:
+            wait = (
+                ", or let the code of before process the messages that wait" if isinstance(plan.task, Messages) else ""
+            )
+            field = ".".join(filter(None, each.path))
+            return (
+                f"task={plan.name}: the field {field!r} was written as {name_of(each.before)}, and is "
+                f"{name_of(each.after)} now, which does not have all these values; give the field another name{wait}."
+            )
+    return None
+
+
+def _has_same_type(plan: Plan, newest: Entry) -> bool:
+    return bool(_name(plan, newest) == plan.identity["monoid"]["type"])
+
+
+def _name(plan: Plan, newest: Entry) -> str:
+    name: str = newest.tasks[plan.name].identity["monoid"]["type"]
+    return name
+
+
+def _differences(plan: Plan, newest: Entry) -> list[Difference]:
+    """Return the fields that a start drops, or can't take on, of the values that the newest entry has of a task."""
+    after = plan.layout.monoid.type
+    try:
+        before = named(_name(plan, newest))
+    except ValueError:
+        return [Difference(EVERYTHING, pa.null(), after)]
+    return [*differences(before, after)]
+
+
+def _is_read(plan: Plan, newest: Entry) -> bool:
+    """Return whether anything reads the values again that a start leaves of a task.
+
+    A start leaves messages below the global clock, or below the task's own if that is lower.
+    """
+    if not isinstance(plan.task, Messages):
+        return True
+    left = min(newest.clock, newest.flow_of(plan.name).progress.clock)
+    steps = [flow for flow in newest.flows.values() if any(fed.task == plan.name for fed in flow.upstream.values())]
+    return any(flow.visited < left for flow in steps)
