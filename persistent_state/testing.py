@@ -7,7 +7,7 @@ import logging
 import math
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, overload
@@ -25,7 +25,8 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.durations import LONGEST, Duration
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Inputs
-from persistent_state.ordered import OrderedTask
+from persistent_state.joins import AsOfJoin, Join
+from persistent_state.ordered import InOrderTask
 from persistent_state.outputs import outputs_of
 from persistent_state.partials import layout
 from persistent_state.partials.since import Since
@@ -92,7 +93,7 @@ class LocalRun:
 
 @overload
 def run_local(
-    task: PersistentTask | OrderedTask,
+    task: PersistentTask | InOrderTask,
     messages: Iterable[Message],
     *,
     batch_size: int = 100,
@@ -114,7 +115,7 @@ def run_local(
 
 
 def run_local(
-    task: PersistentTask | OrderedTask | Application,
+    task: PersistentTask | InOrderTask | Application,
     messages: Any,
     *,
     batch_size: int = 100,
@@ -404,9 +405,14 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry) -> LocalRun:
     task = entry.tasks[name]
     runs = task.stored.runs
     states, outputs = {}, {}
-    present = plan.state.aggregator.present if plan.state.aggregator else lambda value: value
+    present: Callable[[Any], Any] = plan.state.aggregator.present if plan.state.aggregator else lambda value: value
     before = BEGINNING
     is_ordered = isinstance(plan.task, in_order.States)
+    if isinstance(plan.task, in_order.States) and isinstance(plan.task.ordered, AsOfJoin):
+        # It keeps rows as they came.
+        def present(kept: Any) -> Any:
+            return kept["state"] and _without_timestamp(kept["state"])
+
     for clock in entry.retained:
         states[clock] = _as_dict(seen_below(plan.files, runs, plan.layout, clock), plan)
         if is_ordered:
@@ -436,6 +442,8 @@ def _emitted(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
     found = pa.table(in_order.emitted_rows(plan, keys, moments, rows), schema=schema)
     place = len(schema) - 1
     found = found.set_column(place, schema.names[place], moments)
+    if isinstance(plan.task, in_order.EmittedRows) and isinstance(join := plan.task.ordered, Join):
+        found = found.drop_columns([TIMESTAMP, f"{join.right}_{TIMESTAMP}"])
     return sorted(found.to_pylist(), key=lambda row: row[schema.names[place]])
 
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from monoids.nested import codec_of
+from persistent_state.batch import joins
 from persistent_state.batch.as_stored import as_stored
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.process import Emitted, KeyState, Program, process
@@ -28,9 +29,10 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.event_time.positions import NO_POSITION
-from persistent_state.ordered import OrderedTask, Timer
+from persistent_state.joins import AsOfJoin, IntervalJoin, Join, kept_columns, on_inputs
+from persistent_state.ordered import InOrderTask, OrderedTask, Timer
 from persistent_state.partials import fold
-from persistent_state.partials.layout import DUE, Levels, as_numpy, below, between, one_chunk
+from persistent_state.partials.layout import DUE, Levels, as_numpy, below, between, from_clock, one_chunk
 from persistent_state.partials.newest import Newest
 from persistent_state.partials.sort import same_keys
 from persistent_state.partials.waiting import Rows, passed
@@ -62,7 +64,7 @@ class Messages(PersistentTask):
     """
 
     def __init__(
-        self, task: OrderedTask, schemas: Mapping[str, pa.Schema], input: str = INPUT, key: Key | None = None
+        self, task: InOrderTask, schemas: Mapping[str, pa.Schema], input: str = INPUT, key: Key | None = None
     ) -> None:
         self.name, self.key, self.ordered = messages_of(task.task_name), task.key if key is None else key, task
         self.message_id, self.horizon = task.message_id, task.horizon
@@ -75,10 +77,14 @@ class Messages(PersistentTask):
         return [*self.rows] == [INPUT]
 
     def persistent_state(self) -> KeptState[Any]:
-        return KeptState(Rows(self.rows[INPUT] if self.is_unnamed else pa.struct([*self.rows.items()])), UntilPassed())
+        type = self.rows[INPUT] if self.is_unnamed else pa.struct([*self.rows.items()])
+        return KeptState(Rows(type), UntilPassed(_time_back(self.ordered)))
 
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
-        rows = pa.StructArray.from_arrays(batch.columns, fields=list(self.rows[self._input]))
+        given = zip(self.rows[self._input], batch.columns, strict=True)
+        rows = pa.StructArray.from_arrays(
+            batch.columns, fields=[field.with_type(column.type) for field, column in given]
+        )
         if self.is_unnamed:
             return rows
         columns = [rows if name == self._input else pa.nulls(len(rows), type) for name, type in self.rows.items()]
@@ -110,9 +116,12 @@ def names(task: str) -> list[str]:
     return [messages_of(task), task, rows_of(task)]
 
 
-def with_schemas(task: OrderedTask, inputs: Mapping[str, Plan]) -> tuple[Messages, dict[str, Plan]]:
+def with_schemas(task: InOrderTask, inputs: Mapping[str, Plan]) -> tuple[Messages, dict[str, Plan]]:
     """Return the task in which messages of these inputs wait, and the plan of each input, once their schemas are known."""
     schemas = {name: plan.schema for name, plan in inputs.items()}
+    if isinstance(task, Join):
+        schemas = {name: kept_columns(task, name, schema) for name, schema in schemas.items()}
+        task = on_inputs(task, schemas, {name: plan.task.key_columns for name, plan in inputs.items()})
     tasks = {name: Messages(task, schemas, name, plan.task.key) for name, plan in inputs.items()}
     return Messages(task, schemas), {name: replace(plan, task=tasks[name]) for name, plan in inputs.items()}
 
@@ -122,14 +131,14 @@ class States(PersistentTask):
 
     value = STATE
 
-    def __init__(self, task: OrderedTask) -> None:
+    def __init__(self, task: InOrderTask) -> None:
         self.name, self.key, self.ordered = task.task_name, task.key, task
 
     def persistent_state(self) -> KeptState[Any]:
         task = self.ordered
         if not isinstance(task.state, pa.DataType):
             raise InvalidInputError(f"task={self.name} has state={task.state!r}; say the Arrow type of a key's state.")
-        return KeptState(Newest(task.state), UntilReplaced(_ttl(task)))
+        return KeptState(Newest(task.state), UntilReplaced(_time_to_live(task)))
 
 
 class EmittedRows(PersistentTask):
@@ -137,22 +146,45 @@ class EmittedRows(PersistentTask):
 
     value = EMITTED
 
-    def __init__(self, task: OrderedTask) -> None:
+    def __init__(self, task: InOrderTask) -> None:
         self.name, self.key, self.ordered = rows_of(task.task_name), task.key, task
 
     def persistent_state(self) -> KeptState[Any]:
         return KeptState(Rows(_row_type(self.ordered)), UntilPassed())
 
 
-def _ttl(task: OrderedTask) -> int | None:
-    return None if task.ttl is None else length("ttl", task.ttl)
+def emits_rows(task: InOrderTask) -> bool:
+    """Return whether a task emits rows. Those of a join are known once its inputs are."""
+    return isinstance(task, Join) or task.emits is not None
 
 
-def _row_type(task: OrderedTask) -> pa.DataType:
+def keeps_state(task: InOrderTask) -> bool:
+    """Return whether the keys of a task have a state."""
+    return not isinstance(task, IntervalJoin)
+
+
+def _time_to_live(task: InOrderTask) -> int | None:
+    """Return the time, in microseconds, for which a key may be silent before it is forgotten; None: for ever."""
+    if isinstance(task, OrderedTask):
+        return None if task.ttl is None else length("ttl", task.ttl)
+    return task.tolerance if isinstance(task, AsOfJoin) else None
+
+
+def _time_back(task: InOrderTask) -> int:
+    """Return the time, in microseconds, for which a message is still needed after the clock has passed it."""
+    return task.bounds.back if isinstance(task, IntervalJoin) else 0
+
+
+def on_messages(task: States | EmittedRows, messages: Plan) -> States | EmittedRows:
+    """Return the task as it is on messages whose columns are known, given the plan of the task in which they wait."""
+    return type(task)(_messages(messages).ordered)
+
+
+def _row_type(task: InOrderTask) -> pa.DataType:
     return pa.struct([] if task.emits is None else list(task.emits))
 
 
-def schema_of(messages: Plan, task: OrderedTask) -> pa.Schema:
+def schema_of(messages: Plan, task: InOrderTask) -> pa.Schema:
     """Return the schema of what a step makes, given the plan of the task in which the messages wait."""
     keys = map(pa.field, messages.task.key_columns, messages.layout.key_types)
     assert task.state is not None
@@ -187,8 +219,12 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
     """
     assert isinstance(fed.task, States)
     task, state = fed.task.ordered, fed.layout.monoid.type.field("state").type
+    if isinstance(task, Join):
+        yield from _joined(plan, fed, task, span, name)
+        return
+    assert isinstance(task, OrderedTask)
     ranks = {name: rank for rank, name in enumerate(_messages(plan).rows)}
-    program = Program(task, as_stored(state), as_stored(_row_type(task)), ranks, _ttl(task))
+    program = Program(task, as_stored(state), as_stored(_row_type(task)), ranks, _time_to_live(task))
     waiting, timed = (open_runs(plan.files, runs) for runs in (span.changed_runs, span.timed_runs))
     others = [run for run in span.states if run not in span.timed_runs]
     for low, high in fold.slices([*waiting, *timed], share=fold.SLICE // MOST):
@@ -205,6 +241,47 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
         levels = [fold.touched(between(held[run], low, high), pa.table({"hash": hashes})) for run in span.states]
         states = fold.fold_keys([below(level, span.clock) for level in levels], fed.layout)
         yield from _processed(plan, fed, program, came, states, span, name)
+
+
+def _joined(plan: Plan, fed: Plan, join: Join, span: Span, name: str) -> Iterator[Chunk]:
+    """Yield what `read` does where the task is a join."""
+    since = span.reaches_back(plan)
+    came = [below(from_clock(table, since), span.clock) for table in open_runs(plan.files, span.runs_from(since))]
+    asked = [as_numpy(table, "hash") for table in came]
+    kept = open_runs(plan.files, span.states, asked) if keeps_state(join) else []
+    levels = [below(table, span.clock) for table in kept]
+    for low, high in fold.slices(came, asked=came, levels=levels):
+        messages = passed([between(table, low, high) for table in came], plan.layout, since, span.clock)
+        keys = pa.table({"hash": as_numpy(messages, "hash")})
+        if isinstance(join, IntervalJoin):
+            rows = joins.interval(messages, plan.layout, join.pair, join.bounds, span.since, span.clock)
+        else:
+            assert isinstance(join, AsOfJoin)
+            states = fold.fold_keys([fold.touched(between(level, low, high), keys) for level in levels], fed.layout)
+            rows = joins.as_of(messages, states, plan.layout, join.pair, join.tolerance)
+            newest = messages.take(pa.array(joins.newest_rights(messages, plan.layout, join.pair)))
+            if len(newest):
+                yield _newest_chunk(plan, fed, join, newest, span.clock, name)
+        for some in rows:
+            keys = _key_columns(plan, messages.take(pa.array(some.rows)))
+            yield _rows(plan, fed, keys, {EMITTED: some.values}, some.moments, some.numbers, name)
+
+
+def _newest_chunk(plan: Plan, fed: Plan, join: Join, rows: pa.Table, clock: int, name: str) -> StepChunk:
+    """Return the newest right rows of keys as what is kept of these at a clock."""
+    type, count = fed.layout.monoid.type, len(rows)
+    no_timers = pa.ListArray.from_arrays(
+        np.zeros(count + 1, np.int32), pa.array([], type.field("timers").type.value_type)
+    )
+    columns = [one_chunk(rows["value"]).field(join.pair.right), no_timers, one_chunk(rows["start"])]
+    kept = pa.StructArray.from_arrays(columns, fields=list(type))
+    return _rows(
+        plan, fed, _key_columns(plan, rows), {STATE: kept}, np.full(count, clock - 1), np.zeros(count, np.int64), name
+    )
+
+
+def _key_columns(plan: Plan, table: pa.Table) -> list[pa.Array]:
+    return [one_chunk(table[name]) for name in plan.layout.key_names]
 
 
 def _messages(plan: Plan) -> Messages:
@@ -307,7 +384,7 @@ def _kept_chunk(plan: Plan, fed: Plan, changed: Sequence[tuple[Any, KeyState]], 
         pa.array([kept.newest for _, kept in changed], pa.int64()),
     ]
     kept, count = pa.StructArray.from_arrays(columns, fields=list(type)), len(changed)
-    keys = [key for key, _ in changed]
+    keys = _columns_of_keys(plan, [key for key, _ in changed])
     return _rows(plan, fed, keys, {STATE: kept}, np.full(count, clock - 1), np.zeros(count, np.int64), name)
 
 
@@ -315,14 +392,18 @@ def _emitted_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, Emitted
     emitted = codec_of(fed.schema.field(EMITTED).type).to_arrow([row.row for _, _, row in rows])
     times = np.array([row.moment for _, _, row in rows], np.int64)
     at = np.array([((row.rank + 1) << NUMBERS) + number for _, number, row in rows], np.int64)
-    return _rows(plan, fed, [key for key, _, _ in rows], {EMITTED: emitted}, times, at, name)
+    keys = _columns_of_keys(plan, [key for key, _, _ in rows])
+    return _rows(plan, fed, keys, {EMITTED: emitted}, times, at, name)
+
+
+def _columns_of_keys(plan: Plan, keys: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
+    return [pa.array([key[i] for key in keys], type) for i, type in enumerate(plan.layout.key_types)]
 
 
 def _rows(
-    plan: Plan, fed: Plan, keys: Sequence[tuple[Any, ...]], values: dict[str, pa.Array], times: Any, at: Any, name: str
+    plan: Plan, fed: Plan, keys: Sequence[pa.Array], values: dict[str, pa.Array], times: Any, at: Any, name: str
 ) -> StepChunk:
-    of_keys = [pa.array([key[i] for key in keys], type) for i, type in enumerate(plan.layout.key_types)]
-    columns = dict(zip(plan.task.key_columns, of_keys, strict=True)) | values
+    columns = dict(zip(plan.task.key_columns, keys, strict=True)) | values
     columns[TIMESTAMP] = pa.array(times).cast(TIME)
-    arrays = [columns.get(field.name, pa.nulls(len(keys), field.type)) for field in fed.schema]
+    arrays = [columns.get(field.name, pa.nulls(len(at), field.type)) for field in fed.schema]
     return StepChunk(name, 0, pa.RecordBatch.from_arrays(arrays, schema=fed.schema), at=at)

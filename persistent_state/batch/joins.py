@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.errors import InvalidInputError
+from persistent_state.joins import Bounds, Pair
 from persistent_state.partials import fold, keys, lookup, sizes, sort
 from persistent_state.partials.layout import Layout, as_numpy, one_chunk
-from persistent_state.sources.tasks import TIMESTAMP
 
 Numbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -27,57 +26,6 @@ NONE = -1
 
 MOST_ROWS = 1 << 18
 """The most rows that are joined at a time."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The two inputs of a join, and the columns of its rows.
-
-    Attributes:
-        left: The name of the left input.
-        right: The name of the right input.
-        columns: The columns of the left that a joined row has, in the order of their fields in `type`.
-        more: Those of the right, which come after them.
-        type: The type of a joined row.
-    """
-
-    left: str
-    right: str
-    columns: tuple[str, ...]
-    more: tuple[str, ...]
-    type: pa.StructType
-
-
-def pair_of(left: str, right: str, of_left: pa.Schema, of_right: pa.Schema, right_key: Sequence[str]) -> Pair:
-    """Return what the rows of a join are made of.
-
-    A joined row has all columns of the left, and those of the right without its key. A column of the right whose name the left
-    has too gets the name of the right input before it. So does, with its own input's name, one that is called as the moment is.
-
-    Args:
-        left: The name of the left input.
-        right: The name of the right input.
-        of_left: The columns of the left.
-        of_right: The columns of the right.
-        right_key: The key columns of the right.
-
-    Raises:
-        InvalidInputError: Two columns have one name all the same.
-    """
-    more = [field for field in of_right if field.name not in right_key]
-    fields = [_renamed(field, left, (TIMESTAMP,)) for field in of_left]
-    fields += [_renamed(field, right, (TIMESTAMP, *of_left.names)) for field in more]
-    names = [field.name for field in fields]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InvalidInputError(
-            f"the rows that join {left} and {right} would have two columns {twice!r}; rename one in its source's transform."
-        )
-    return Pair(left, right, tuple(of_left.names), tuple(field.name for field in more), pa.struct(fields))
-
-
-def _renamed(field: pa.Field, input: str, taken: Sequence[str]) -> pa.Field:
-    # A row of the right may be missing, and what comes from Python may have nulls: all columns take them.
-    return pa.field(f"{input}_{field.name}" if field.name in taken else field.name, field.type)
 
 
 @dataclass(frozen=True)
@@ -152,27 +100,6 @@ def newest_rights(messages: pa.Table, layout: Layout, pair: Pair) -> NDArray[np.
     key = np.cumsum(sides.first)[rights]
     found: NDArray[np.intp] = rights[np.append(key[1:] != key[:-1], True)[: len(rights)]]
     return found
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """How far apart in event time the rows of a pair may be, in microseconds.
-
-    Attributes:
-        before: How much older than the left row the right row may be.
-        after: How much newer it may be.
-        has_all: Whether a left row without any right one is joined with nulls, at the last moment at which one could be.
-    """
-
-    before: int
-    after: int
-    has_all: bool
-
-    @property
-    def back(self) -> int:
-        """The time for which a row is still needed after the clock has passed it."""
-        # Whether a left row has no right one at all is asked when the last could be there; the first was long before.
-        return self.before + self.after if self.has_all else max(self.before, self.after)
 
 
 def interval(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persistent_state.batch import joins
-from persistent_state.batch.joins import Joined, Pair, Bounds, as_of, interval, newest_rights, pair_of
+from persistent_state.batch.joins import Joined, as_of, interval, newest_rights
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.joins import Bounds, Pair, pair_of
 from persistent_state.partials import fold, keys
 from persistent_state.partials.layout import Layout
 from persistent_state.partials.newest import Newest
@@ -24,7 +25,7 @@ from persistent_state.partials.waiting import Rows, Waiting
 
 TRADE = pa.schema([("k", pa.string()), ("ts", pa.int64()), ("n", pa.int64()), ("note", pa.string())])
 QUOTE = pa.schema([("symbol", pa.string()), ("ts", pa.int64()), ("bid", pa.float64()), ("note", pa.string())])
-PAIR = pair_of("trades", "quotes", TRADE, QUOTE, ["symbol"])
+PAIR = pair_of("trades", "quotes", TRADE, QUOTE, ["k"], ["k"], ["symbol"])
 VALUE = pa.struct([("trades", pa.struct(list(TRADE))), ("quotes", pa.struct(list(QUOTE)))])
 LAYOUT = Layout((pa.string(),), Rows(VALUE), Waiting())
 
@@ -82,7 +83,7 @@ def shown(parts: Sequence[Joined], messages: pa.Table) -> list[Any]:
     return [(moment, key, row) for (moment, key, _), row in found]
 
 
-def in_order(rows: Sequence[Any]) -> list[Any]:
+def in_order(rows: Iterable[Any]) -> list[Any]:
     return sorted(rows, key=lambda row: (row[0], str(row[1])))
 
 
