@@ -205,6 +205,18 @@ def test_a_left_row_that_nothing_meets_is_joined_though_no_row_comes_to_its_shar
     assert found == [(32, row[0], joined_row(row, None)) for row in world.rows[:6]]
 
 
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_a_pair_is_joined_once_though_steps_read_it_again(how: str) -> None:
+    world = World(interval(30, 30, how))
+    world.start()
+    world.send(("a", 2, True), ("a", 3, False), ("a", 15, True), ("a", 15, False))
+    for time in (20, 40, 60):
+        world.go_to(time)
+    assert [(row[0], row[2]["n"], row[2]["bid"]) for row in world.found if row[1] == "a"] == [
+        (3, 1, 0.0), (15, 1, 0.5), (15, 3, 0.0), (15, 3, 0.5)
+    ]  # fmt: skip
+
+
 def test_right_rows_that_come_out_of_order_are_joined_in_theirs() -> None:
     world = World(as_of(None))
     world.start()
