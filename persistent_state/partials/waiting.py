@@ -69,7 +69,7 @@ class Waiting(Kind):
         return self._ends(table)
 
     def has_expired(self, last: int, floor: int) -> bool:
-        return last < floor
+        return last + self.back < floor
 
     def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         return those_within(self._ends(table), after, upto)

@@ -174,12 +174,17 @@ def test_rows_that_are_large_are_joined_a_few_at_a_time(monkeypatch: pytest.Monk
     assert sum(len(part.values) for part in parts) == 49
 
 
-def test_a_column_that_both_have_gets_the_name_of_the_right_input() -> None:
-    left = pa.schema([("id", pa.int64()), ("timestamp", pa.int64()), ("price", pa.int64())])
-    right = pa.schema([("key", pa.int64()), ("price", pa.float64()), ("timestamp", pa.int64()), ("more", pa.string())])
-    found: Pair = pair_of("orders", "rates", left, right, ["key"])
-    assert found.type.names == ["id", "orders_timestamp", "price", "rates_price", "rates_timestamp", "more"]
+def test_a_column_whose_name_is_taken_gets_the_name_of_its_input() -> None:
+    left = pa.schema([("id", pa.int64()), ("timestamp", pa.int64()), ("price", pa.int64()), ("clock", pa.string())])
+    right = pa.schema([("key", pa.int64()), ("price", pa.float64()), ("timestamp", pa.int64()), ("id", pa.string())])
+    found: Pair = pair_of("orders", "rates", left, right, ["id"], ["id"], ["key"])
+    assert found.type.names == [
+        "id", "orders_timestamp", "price", "orders_clock", "rates_price", "rates_timestamp", "rates_id",
+    ]  # fmt: skip
     assert found.type.field("rates_price").type == pa.float64()
+    # Outputs show the key by its name in the task.
+    other = pair_of("orders", "rates", left, right, ["id"], ["price"], ["key"])
+    assert other.type.names[0] == "orders_id"
 
 
 def test_columns_of_one_name_are_refused() -> None:
@@ -188,4 +193,4 @@ def test_columns_of_one_name_are_refused() -> None:
     with pytest.raises(
         InvalidInputError, match=r"join l and r would have two columns 'r_a'; rename one in its source's"
     ):
-        pair_of("l", "r", left, right, ["k"])
+        pair_of("l", "r", left, right, ["k"], ["k"], ["k"])
