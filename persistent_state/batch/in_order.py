@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from monoids.nested import codec_of
-from persistent_state.batch import joins
 from persistent_state.batch.as_stored import as_stored
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.process import Emitted, KeyState, Program, process
@@ -32,7 +31,7 @@ from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.joins import AsOfJoin, IntervalJoin, Join, kept_columns, on_inputs
 from persistent_state.ordered import InOrderTask, OrderedTask, Timer
 from persistent_state.partials import fold
-from persistent_state.partials.layout import DUE, Levels, as_numpy, below, between, from_clock, one_chunk
+from persistent_state.partials.layout import DUE, Levels, as_numpy, below, between, one_chunk
 from persistent_state.partials.newest import Newest
 from persistent_state.partials.sort import same_keys
 from persistent_state.partials.waiting import Rows, passed
@@ -219,9 +218,6 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
     """
     assert isinstance(fed.task, States)
     task, state = fed.task.ordered, fed.layout.monoid.type.field("state").type
-    if isinstance(task, Join):
-        yield from _joined(plan, fed, task, span, name)
-        return
     assert isinstance(task, OrderedTask)
     ranks = {name: rank for rank, name in enumerate(_messages(plan).rows)}
     program = Program(task, as_stored(state), as_stored(_row_type(task)), ranks, _time_to_live(task))
@@ -243,47 +239,6 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
         yield from _processed(plan, fed, program, came, states, span, name)
 
 
-def _joined(plan: Plan, fed: Plan, join: Join, span: Span, name: str) -> Iterator[Chunk]:
-    """Yield what `read` does where the task is a join."""
-    since = span.reaches_back(plan)
-    came = [below(from_clock(table, since), span.clock) for table in open_runs(plan.files, span.runs_from(since))]
-    asked = [as_numpy(table, "hash") for table in came]
-    kept = open_runs(plan.files, span.states, asked) if keeps_state(join) else []
-    levels = [below(table, span.clock) for table in kept]
-    for low, high in fold.slices(came, asked=came, levels=levels):
-        messages = passed([between(table, low, high) for table in came], plan.layout, since, span.clock)
-        keys = pa.table({"hash": as_numpy(messages, "hash")})
-        if isinstance(join, IntervalJoin):
-            rows = joins.interval(messages, plan.layout, join.pair, join.bounds, span.since, span.clock)
-        else:
-            assert isinstance(join, AsOfJoin)
-            states = fold.fold_keys([fold.touched(between(level, low, high), keys) for level in levels], fed.layout)
-            rows = joins.as_of(messages, states, plan.layout, join.pair, join.tolerance)
-            newest = messages.take(pa.array(joins.newest_rights(messages, plan.layout, join.pair)))
-            if len(newest):
-                yield _newest_chunk(plan, fed, join, newest, span.clock, name)
-        for some in rows:
-            keys = _key_columns(plan, messages.take(pa.array(some.rows)))
-            yield _rows(plan, fed, keys, {EMITTED: some.values}, some.moments, some.numbers, name)
-
-
-def _newest_chunk(plan: Plan, fed: Plan, join: Join, rows: pa.Table, clock: int, name: str) -> StepChunk:
-    """Return the newest right rows of keys as what is kept of these at a clock."""
-    type, count = fed.layout.monoid.type, len(rows)
-    no_timers = pa.ListArray.from_arrays(
-        np.zeros(count + 1, np.int32), pa.array([], type.field("timers").type.value_type)
-    )
-    columns = [one_chunk(rows["value"]).field(join.pair.right), no_timers, one_chunk(rows["start"])]
-    kept = pa.StructArray.from_arrays(columns, fields=list(type))
-    return _rows(
-        plan, fed, _key_columns(plan, rows), {STATE: kept}, np.full(count, clock - 1), np.zeros(count, np.int64), name
-    )
-
-
-def _key_columns(plan: Plan, table: pa.Table) -> list[pa.Array]:
-    return [one_chunk(table[name]) for name in plan.layout.key_names]
-
-
 def _messages(plan: Plan) -> Messages:
     assert isinstance(plan.task, Messages)
     return plan.task
@@ -300,7 +255,7 @@ def _processed(
     before = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
     now = {**before}
     # A key alone may have more messages than there is room for.
-    for low, high in pairwise(_cut(came, span)):
+    for low, high in pairwise(cut(came, span, MOST)):
         messages = passed(came, plan.layout, low, high)
         begins = np.flatnonzero(~same_keys(messages, plan.layout)[: len(messages)])
         counts = np.diff(np.append(begins, len(messages)))
@@ -328,11 +283,11 @@ def _processed(
         yield _kept_chunk(plan, fed, changed, span.clock, name)
 
 
-def _cut(came: Levels, span: Span) -> list[int]:
-    """Return clocks from the first to the last of a span so that few messages are between two of them."""
+def cut(came: Levels, span: Span, most: int) -> list[int]:
+    """Return clocks from the first to the last of a span, about so many messages apart."""
     times = np.concatenate([np.array([], np.int64), *(as_numpy(table, "start") for table in came)])
     times = np.sort(times[_is_between(times, span)])
-    between_them = {int(time) for time in times[MOST::MOST]} - {span.since}
+    between_them = {int(time) for time in times[most::most]} - {span.since}
     return [span.since, *sorted(between_them), span.clock]
 
 
@@ -385,7 +340,7 @@ def _kept_chunk(plan: Plan, fed: Plan, changed: Sequence[tuple[Any, KeyState]], 
     ]
     kept, count = pa.StructArray.from_arrays(columns, fields=list(type)), len(changed)
     keys = _columns_of_keys(plan, [key for key, _ in changed])
-    return _rows(plan, fed, keys, {STATE: kept}, np.full(count, clock - 1), np.zeros(count, np.int64), name)
+    return step_chunk(plan, fed, keys, {STATE: kept}, np.full(count, clock - 1), np.zeros(count, np.int64), name)
 
 
 def _emitted_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, Emitted]], name: str) -> StepChunk:
@@ -393,16 +348,27 @@ def _emitted_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, Emitted
     times = np.array([row.moment for _, _, row in rows], np.int64)
     at = np.array([((row.rank + 1) << NUMBERS) + number for _, number, row in rows], np.int64)
     keys = _columns_of_keys(plan, [key for key, _, _ in rows])
-    return _rows(plan, fed, keys, {EMITTED: emitted}, times, at, name)
+    return step_chunk(plan, fed, keys, {EMITTED: emitted}, times, at, name)
 
 
 def _columns_of_keys(plan: Plan, keys: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
     return [pa.array([key[i] for key in keys], type) for i, type in enumerate(plan.layout.key_types)]
 
 
-def _rows(
+def step_chunk(
     plan: Plan, fed: Plan, keys: Sequence[pa.Array], values: dict[str, pa.Array], times: Any, at: Any, name: str
 ) -> StepChunk:
+    """Return states of keys, or rows that were emitted for them, as a chunk.
+
+    Args:
+        plan: The plan of the task in which the messages wait.
+        fed: The plan of the task that has the state.
+        keys: The key columns.
+        values: A column of states, or of rows, by its name.
+        times: The moments.
+        at: What puts rows of one key and moment in order.
+        name: The partition that the rows are of.
+    """
     columns = dict(zip(plan.task.key_columns, keys, strict=True)) | values
     columns[TIMESTAMP] = pa.array(times).cast(TIME)
     arrays = [columns.get(field.name, pa.nulls(len(at), field.type)) for field in fed.schema]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.joins import Bounds, Join
+from persistent_state.partials import fold
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
@@ -34,9 +36,13 @@ DELAY = 6
 
 
 class World:
-    """An application of one join. Its rows come out of order, no later than the allowed delay."""
+    """An application of one join. Its rows come out of order, no later than the allowed delay.
 
-    def __init__(self, join: Join, shards: int = 2) -> None:
+    At most about so many rows are joined at a time.
+    """
+
+    def __init__(self, join: Join, shards: int = 2, most: int = fold.SLICE) -> None:
+        self.most = most
         self.files = core.memory()
         self.log, self.join, self.shards = Log(self.files, "app"), join, shards
         self.inputs = {"trades": Rows(TRADE), "quotes": Rows(QUOTE)}
@@ -80,7 +86,8 @@ class World:
 
     def step(self) -> None:
         while due := graph.due(self.newest):
-            core.step(self.log, {self.flow.id: self.flow}, due[0], KEEPING)
+            with mock.patch.object(fold, "SLICE", self.most):
+                core.step(self.log, {self.flow.id: self.flow}, due[0], KEEPING)
             self.check()
 
     def go_to(self, time: int) -> None:
@@ -153,9 +160,9 @@ acts = st.one_of(some_rows, some_rows, st.sampled_from(["play", "step"]), st.int
 
 
 @settings(max_examples=40)
-@given(some_joins, st.lists(acts, min_size=3, max_size=12))
-def test_joined_rows_are_those_of_a_loop_over_all(join: Join, history: list[Any]) -> None:
-    world = World(join)
+@given(some_joins, st.lists(acts, min_size=3, max_size=12), st.sampled_from([2, 5, fold.SLICE]))
+def test_joined_rows_are_those_of_a_loop_over_all(join: Join, history: list[Any], most: int) -> None:
+    world = World(join, most=most)
     world.start()
     for act in history:
         if isinstance(act, int):
