@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from monoids import Monoid
+from monoids.codec import null_where
 from monoids.nested import codec_of
 from persistent_state.partials import fold
 from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, below, from_clock, those_within
@@ -33,7 +34,8 @@ class Rows(Monoid[Any]):
         raise NotImplementedError("Rows stay apart.")
 
     def _cast(self, column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
-        return _fitted(column, self.type)
+        fitted, misfits = _fitted(column, self.type)
+        return null_where(fitted, misfits), misfits
 
     def from_arrow(self, array: pa.Array) -> list[Any]:
         return list(array.to_pylist())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 from unittest import mock
 
@@ -11,7 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persistent_state import Application, AsOfJoin, Input, IntervalJoin, InvalidInputError
+from persistent_state import (
+    Application,
+    AsOfJoin,
+    FileSource,
+    Input,
+    IntervalJoin,
+    InvalidInputError,
+    Message,
+    ValuesAtClock,
+    run_local,
+)
 from persistent_state.batch.in_order import names
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.errors import StateError
@@ -25,6 +37,7 @@ from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.tasks import Emitted
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
+from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
 from tests import core
@@ -329,3 +342,62 @@ def test_a_join_can_feed_a_task() -> None:
         core.memory(),
     )
     assert Bounds(1, 2, False).back == 2
+
+
+def test_columns_of_all_types_are_joined_and_a_value_that_does_not_fit_makes_a_bad_row() -> None:
+    day = date(2026, 1, 2)
+    of_left = pa.schema(
+        [
+            ("k", pa.dictionary(pa.int32(), pa.string())),
+            ("ts", pa.timestamp("ms", "UTC")),
+            ("n", pa.uint64()),
+            ("f", pa.float32()),
+            ("day", pa.date64()),
+            ("some", pa.large_list(pa.int16())),
+            ("deep", pa.struct([("x", pa.int8()), ("y", pa.string())])),
+        ]
+    )
+    of_right = pa.schema([("k", pa.string()), ("ts", pa.timestamp("ns", "UTC")), ("price", pa.decimal128(9, 2))])
+    left = {"k": "a", "ts": millis(5), "n": 1, "f": 0.5, "day": day, "some": [1, None], "deep": {"x": 1, "y": None}}
+    rows = {
+        "trades": pa.Table.from_pylist([left, {**left, "n": 2**63}, {**left, "deep": None, "some": None}], of_left),
+        "quotes": pa.Table.from_pylist([{"k": "a", "ts": millis(4), "price": Decimal("1.25")}], of_right),
+    }
+    app = Application("app", "memory://joins", checkpoint_interval="1 second", max_ahead="100000 days")
+    app.add(
+        as_of(None), {name: FileSource("there/", timestamp="ts", schema=some.schema) for name, some in rows.items()}
+    )
+    messages = {
+        name: [Message(int(row["ts"].timestamp() * 1e6), row) for row in some.to_pylist()]
+        for name, some in rows.items()
+    }
+    ran = run_local(app, {"trades_quotes": messages})["trades_quotes"]
+    joined = {**left, "quotes_ts": millis(4), "price": Decimal("1.25"), "timestamp": 5000}
+    assert ran.emitted == [joined, {**joined, "deep": None, "some": None}]
+    assert [(row["reason"], row["row"]["trades"]["n"]) for row in ran.late] == [(UNFIT, 2**63)]
+
+
+def millis(count: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=count)
+
+
+def test_a_column_that_can_not_be_kept_is_refused() -> None:
+    inputs = {
+        "trades": rows_of(*TRADES),
+        "quotes": rows_of(("symbol", pa.string()), ("ts", pa.int64()), ("x", pa.null())),
+    }
+    with pytest.raises(
+        InvalidInputError, match="column 'x' of input='quotes' is null, which can't be kept; cast it, or leave"
+    ):
+        planned(as_of(None), inputs, core.memory())
+
+
+def test_an_interval_join_has_no_states_to_give() -> None:
+    inputs = {"trades": rows_of(*TRADES), "quotes": rows_of(("symbol", pa.string()), ("ts", pa.int64()))}
+    with pytest.raises(
+        InvalidInputError, match="asks for the states of keys, and this task has none; give the sink itself"
+    ):
+        planned(interval(1, 1), inputs, core.memory(), sink=ValuesAtClock(print))
+    assert planned(as_of(1), inputs, core.memory(), sink=ValuesAtClock(print))["trades_quotes"].outputs == (
+        "function print",
+    )
