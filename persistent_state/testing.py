@@ -7,7 +7,7 @@ import logging
 import math
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, overload
@@ -25,7 +25,6 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.durations import LONGEST, Duration
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Inputs
-from persistent_state.joins import AsOfJoin, Join
 from persistent_state.ordered import InOrderTask
 from persistent_state.outputs import outputs_of
 from persistent_state.partials import layout
@@ -40,11 +39,9 @@ from persistent_state.store.files import open_files
 from persistent_state.store.flow_state import LateRows
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import read_side, seen_below
-from persistent_state.task import Message, PersistentTask, messages_of, rows_of
+from persistent_state.task import LOCAL_TIMESTAMP, Message, PersistentTask, messages_of, rows_of
 
 _logger = logging.getLogger("persistent_state")
-
-TIMESTAMP = "_timestamp"
 
 _STORE = "memory://run-local"
 _NO_LIMIT = timedelta(microseconds=LONGEST)
@@ -405,14 +402,9 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry) -> LocalRun:
     task = entry.tasks[name]
     runs = task.stored.runs
     states, outputs = {}, {}
-    present: Callable[[Any], Any] = plan.state.aggregator.present if plan.state.aggregator else lambda value: value
+    present = plan.state.aggregator.present if plan.state.aggregator else lambda value: value
     before = BEGINNING
     is_ordered = isinstance(plan.task, in_order.States)
-    if isinstance(plan.task, in_order.States) and isinstance(plan.task.ordered, AsOfJoin):
-        # It keeps rows as they came.
-        def present(kept: Any) -> Any:
-            return kept["state"] and _without_timestamp(kept["state"])
-
     for clock in entry.retained:
         states[clock] = _as_dict(seen_below(plan.files, runs, plan.layout, clock), plan)
         if is_ordered:
@@ -442,8 +434,6 @@ def _emitted(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
     found = pa.table(in_order.emitted_rows(plan, keys, moments, rows), schema=schema)
     place = len(schema) - 1
     found = found.set_column(place, schema.names[place], moments)
-    if isinstance(plan.task, in_order.EmittedRows) and isinstance(join := plan.task.ordered, Join):
-        found = found.drop_columns([TIMESTAMP, f"{join.right}_{TIMESTAMP}"])
     return sorted(found.to_pylist(), key=lambda row: row[schema.names[place]])
 
 
@@ -459,7 +449,7 @@ def _late(plan: Plan, rows: LateRows) -> Iterator[dict[str, Any]]:
 
 
 def _without_timestamp(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != TIMESTAMP}
+    return {name: value for name, value in row.items() if name != LOCAL_TIMESTAMP}
 
 
 def _as_dict(table: pa.Table, plan: Plan) -> dict[Any, Any]:
@@ -513,7 +503,7 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
 class _Messages(TimeReplayableSource):
     """A source of messages in memory, as one partition."""
 
-    timestamp = TIMESTAMP
+    timestamp = LOCAL_TIMESTAMP
 
     def __init__(
         self,
@@ -532,9 +522,11 @@ class _Messages(TimeReplayableSource):
             raise InvalidInputError(
                 f"messages={len(messages)} are no rows of the same columns{columns}: {error}; correct values or schema."
             ) from error
-        if TIMESTAMP in rows.column_names:
-            raise InvalidInputError(f"column {TIMESTAMP!r} of the messages stands for their timestamp here; rename it.")
-        self._table = rows.add_column(0, TIMESTAMP, stamps).combine_chunks()
+        if LOCAL_TIMESTAMP in rows.column_names:
+            raise InvalidInputError(
+                f"column {LOCAL_TIMESTAMP!r} of the messages stands for their timestamp here; rename it."
+            )
+        self._table = rows.add_column(0, LOCAL_TIMESTAMP, stamps).combine_chunks()
         self._batch_size = batch_size
         self.timestamp_unit = timestamp_unit
 

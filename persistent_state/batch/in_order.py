@@ -39,7 +39,7 @@ from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
 from persistent_state.store.late_rows import SIDE_COLUMNS, UNFIT
-from persistent_state.task import Message, PersistentTask, messages_of, rows_of
+from persistent_state.task import LOCAL_TIMESTAMP, Message, PersistentTask, messages_of, rows_of
 from persistent_state.windows import TIME, UntilPassed, UntilReplaced, length
 
 Key: TypeAlias = str | Sequence[str] | None
@@ -80,10 +80,9 @@ class Messages(PersistentTask):
         return KeptState(Rows(type), UntilPassed(_time_back(self.ordered)))
 
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
-        given = zip(self.rows[self._input], batch.columns, strict=True)
-        rows = pa.StructArray.from_arrays(
-            batch.columns, fields=[field.with_type(column.type) for field, column in given]
-        )
+        given = {field: batch.column(field.name) for field in self.rows[self._input]}
+        fields = [field.with_type(column.type) for field, column in given.items()]
+        rows = pa.StructArray.from_arrays([*given.values()], fields=fields)
         if self.is_unnamed:
             return rows
         columns = [rows if name == self._input else pa.nulls(len(rows), type) for name, type in self.rows.items()]
@@ -119,10 +118,16 @@ def with_schemas(task: InOrderTask, inputs: Mapping[str, Plan]) -> tuple[Message
     """Return the task in which messages of these inputs wait, and the plan of each input, once their schemas are known."""
     schemas = {name: plan.schema for name, plan in inputs.items()}
     if isinstance(task, Join):
-        schemas = {name: kept_columns(task, name, schema) for name, schema in schemas.items()}
+        schemas = {name: kept_columns(task, name, _without_local(plan)) for name, plan in inputs.items()}
         task = on_inputs(task, schemas, {name: plan.task.key_columns for name, plan in inputs.items()})
     tasks = {name: Messages(task, schemas, name, plan.task.key) for name, plan in inputs.items()}
     return Messages(task, schemas), {name: replace(plan, task=tasks[name]) for name, plan in inputs.items()}
+
+
+def _without_local(plan: Plan) -> pa.Schema:
+    """Return the columns of an input's rows without that which `run_local` adds to messages."""
+    is_own = [name != LOCAL_TIMESTAMP or name != plan.timestamp for name in plan.schema.names]
+    return pa.schema([field for field, own in zip(plan.schema, is_own, strict=True) if own])
 
 
 class States(PersistentTask):

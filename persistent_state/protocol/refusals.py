@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from persistent_state.batch.in_order import EmittedRows, Messages, States
 from persistent_state.batch.plan import Plan, folded
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import show_identity
@@ -80,5 +81,11 @@ def _check_identity(plan: Plan, known: TaskState) -> None:
         if written != wanted:
             raise InvalidInputError(
                 f"task={plan.name}: the store was written with {what}={show_identity(written)}, the task has "
-                f"{show_identity(wanted)}. {WAYS.format(plan.name)}"
+                f"{show_identity(wanted)}. {WAYS.format(_named(plan))}"
             )
+
+
+def _named(plan: Plan) -> str:
+    """Return the name by which a user knows a task: of the tasks of the graph that an ordered task is, that task's."""
+    task = plan.task
+    return task.ordered.task_name if isinstance(task, (Messages, States, EmittedRows)) else plan.name

@@ -13,14 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monoids import Last
 from persistent_state import (
     Application,
     AsOfJoin,
+    Changes,
+    Emitted,
     FileSource,
     Input,
     IntervalJoin,
     InvalidInputError,
     Message,
+    NonWindowState,
+    PersistentTask,
     ValuesAtClock,
     run_local,
 )
@@ -34,7 +39,6 @@ from persistent_state.partials import fold
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import Emitted
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT
@@ -251,7 +255,9 @@ def test_other_bounds_of_a_join_that_has_rows_are_refused() -> None:
     world.send(("a", 1, True))
     world.play()
     world.join = interval(5, 50)
-    with pytest.raises(StateError, match=r"task=trades_quotes\.messages"):
+    with pytest.raises(
+        StateError, match=r"window=rows that stay for 5 microseconds after .* rebuild=\[\"trades_quotes\"\]"
+    ):
         world.start()
     # The same rows wait as long for these, so that nothing is missing.
     world.join = interval(2, 5)
@@ -379,6 +385,32 @@ def test_columns_of_all_types_are_joined_and_a_value_that_does_not_fit_makes_a_b
 
 def millis(count: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=count)
+
+
+class Rates(PersistentTask):
+    key, value = "symbol", "bid"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Last(pa.int64()))
+
+
+def test_an_input_may_be_another_task_and_a_join_may_be_the_input_of_a_join() -> None:
+    trades, quotes, fees = (FileSource(f"{name}/", timestamp="ts") for name in ("trades", "quotes", "fees"))
+    app = Application("app", "memory://joins", checkpoint_interval=core.us(10))
+    app.add(Rates(), quotes)
+    app.add(AsOfJoin("trades", "rates", key="symbol"), {"trades": trades, "rates": Changes("Rates", every=core.us(10))})
+    app.add(AsOfJoin("priced", "fees", key="symbol"), {"priced": Emitted("trades_rates"), "fees": fees})
+    ran = run_local(app, {
+        "Rates": [Message(1, {"symbol": "a", "bid": 5}), Message(12, {"symbol": "a", "bid": 6})],
+        "trades_rates": {"trades": [Message(time, {"symbol": "a"}) for time in (5, 15, 25)]},
+        "priced_fees": {"fees": [Message(14, {"symbol": "a", "fee": 1})]},
+    })  # fmt: skip
+    rates = [(None, None), (None, {"value": 5}), ({"value": 5}, {"value": 6})]
+    assert [(row["before"], row["after"]) for row in ran["trades_rates"].emitted] == rates
+    found = ran["priced_fees"].emitted
+    assert [(row["timestamp"], row["before"], row["after"], row["fee"]) for row in found] == [
+        (time, *rate, fee) for time, rate, fee in zip((5, 15, 25), rates, (None, 1, 1), strict=True)
+    ]
 
 
 def test_a_column_that_can_not_be_kept_is_refused() -> None:
