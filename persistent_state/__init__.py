@@ -24,6 +24,7 @@ from persistent_state.errors import (
     TaskFailedError,
 )
 from persistent_state.inputs import Input
+from persistent_state.joins import AsOfJoin, IntervalJoin
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.kafka.decoders import Avro, Decoded, Decoder, Json, Raw
 from persistent_state.kafka.sink import KafkaSink
@@ -55,6 +56,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Application",
+    "AsOfJoin",
     "Avro",
     "BadRecord",
     "Changes",
@@ -72,6 +74,7 @@ __all__ = [
     "FencedError",
     "FileSource",
     "Input",
+    "IntervalJoin",
     "InvalidInputError",
     "Json",
     "KafkaConnectorSource",

@@ -24,8 +24,9 @@ from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.inputs import AnySource, Input, Inputs
+from persistent_state.joins import Join, by_side
 from persistent_state.kafka.connector import KafkaConnectorSource
-from persistent_state.ordered import OrderedTask
+from persistent_state.ordered import InOrderTask, OrderedTask
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import TimeReplayableSource
@@ -149,7 +150,7 @@ class Application:
 
     def add(
         self,
-        task: PersistentTask | OrderedTask,
+        task: PersistentTask | InOrderTask,
         source: AnySource | Mapping[str, AnySource | Input],
         sink: Output | Sequence[Output] | None = None,
         on_bad_row: str = KEEP,
@@ -159,7 +160,7 @@ class Application:
         """Add a task that is fed by a source, by several, or by other tasks.
 
         Args:
-            task: An instance of your `PersistentTask` or `OrderedTask`.
+            task: An instance of your `PersistentTask` or `OrderedTask`, or a join.
             source: Where its messages come from. Tasks that are given one object share it: it is read once for
                 all of them that have the same delivery and way of reading. Several inputs have names, as in
                 `{"orders": KafkaSource(...), "rates": Changes("Rates")}`. The clock waits for all of them. Of messages of one
@@ -182,7 +183,7 @@ class Application:
         inputs = _inputs(task.task_name, source)
         _check_without(task.task_name, inputs, without)
         delivery = _checked_delivery(self.delivery if delivery is None else delivery)
-        if isinstance(task, OrderedTask):
+        if isinstance(task, InOrderTask):
             added = _in_parts(task, inputs, sink, on_bad_row, delivery, without)
         else:
             outputs = outputs_of(task.task_name, sink)
@@ -371,6 +372,8 @@ class Application:
                 feeders={name: plans[source.task] for name, source in added.upstream.items()},
                 without=added.without,
             )
+            if isinstance(added.task, (in_order.States, in_order.EmittedRows)):
+                plan = replace(plan, task=in_order.on_messages(added.task, plan.feeders[INPUT]))
             of_inputs = {name: _of_input(plan, name, of, columns_of) for name, of in added.inputs.items()}
             if isinstance(added.task, in_order.Messages):
                 waiting, of_inputs = in_order.with_schemas(added.task.ordered, of_inputs)
@@ -479,7 +482,7 @@ def _check_task(task: object) -> None:
     Raises:
         InvalidInputError: It is not a task, but its class, for example.
     """
-    if not isinstance(task, (PersistentTask, OrderedTask)):
+    if not isinstance(task, (PersistentTask, InOrderTask)):
         hint = f"{task.__name__}()" if isinstance(task, type) else "MessageCount()"
         raise InvalidInputError(
             f"task={task!r} is not a task; give an instance of your PersistentTask or OrderedTask, such as {hint}."
@@ -489,7 +492,7 @@ def _check_task(task: object) -> None:
 
 
 def _in_parts(
-    task: OrderedTask,
+    task: InOrderTask,
     inputs: Mapping[str, Input],
     sink: Output | Sequence[Output] | None,
     on_bad_row: str,
@@ -501,10 +504,16 @@ def _in_parts(
         for what, given in (("value", each.value), ("batch", each.batch)):
             if given is not None:
                 raise InvalidInputError(
-                    f"task={task.task_name}: input={name!r} has {what}={given!r}, and process() gets whole messages; leave it "
-                    "out."
+                    f"task={task.task_name}: input={name!r} has {what}={given!r}, and it gets whole messages; leave it out."
                 )
-    states, rows = outputs_of_ordered(task.task_name, sink, task.emits is not None)
+    if isinstance(task, Join):
+        inputs = by_side(task, inputs)
+    states, rows = outputs_of_ordered(task.task_name, sink, in_order.emits_rows(task))
+    if states.at_clock and not in_order.keeps_state(task):
+        raise InvalidInputError(
+            f"task={task.task_name}: {states.at_clock[0].name!r} asks for the states of keys, and this task has none; give the "
+            "sink itself, which gets the emitted rows."
+        )
     fed = {INPUT: Input(InOrder(messages_of(task.task_name)))}
     nothing = Outputs((), ())
     return [

@@ -92,6 +92,8 @@ def show_identity(value: Any) -> str:
         return ", ".join(f"{column['name']}: {column['type']}" for column in value) or "none"
     if not isinstance(value, dict):
         return "none" if value is None else str(value)
+    if "passed" in value:
+        return f"rows that stay for {value.get('back', 0)} microseconds after the clock has passed them"
     if "parameters" not in value:
         # What bounds a state in time, in microseconds.
         lengths = {"slide" if name == "step" else name: part for name, part in value.items()}

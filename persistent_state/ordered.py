@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,7 +13,7 @@ from persistent_state.event_time.durations import Duration
 from persistent_state.task import BaseTask, Message
 from persistent_state.windows import MOMENT, length
 
-_TAKEN = (MOMENT, "clock")
+TAKEN = (MOMENT, "clock")
 """The columns that the library adds to an emitted row for outputs and for other tasks."""
 
 
@@ -80,7 +80,19 @@ class Context(ABC):
         """
 
 
-class OrderedTask(BaseTask):
+class InOrderTask(BaseTask):
+    """The base of tasks whose messages wait until the clock has passed them.
+
+    Attributes:
+        state: The Arrow type of the state of a key.
+        emits: The columns of the rows that the task emits; None if it emits none.
+    """
+
+    state: pa.DataType | None = None
+    emits: pa.Schema | None = None
+
+
+class OrderedTask(InOrderTask):
     """The base of tasks whose code is any program: give it a `key`, the type of its `state`, and `process`.
 
     Messages wait until the clock has passed them. Then `process` gets those of a key one after the other, in the order of their
@@ -119,8 +131,6 @@ class OrderedTask(BaseTask):
         ...         return None
     """
 
-    state: ClassVar[pa.DataType | None] = None
-    emits: ClassVar[pa.Schema | None] = None
     ttl: Duration | None = None
 
     def process(self, state: Any, message: Message, context: Context) -> Any:
@@ -167,7 +177,7 @@ class OrderedTask(BaseTask):
         if not isinstance(self.emits, pa.Schema):
             raise InvalidInputError(f"task={name} has emits={self.emits!r}; give a pyarrow.schema, or None.")
         for column in self.emits.names:
-            if column in _TAKEN:
+            if column in TAKEN:
                 raise InvalidInputError(
                     f"task={name}: emits has a column {column!r}, which the library adds to each row; give yours another name."
                 )

@@ -10,6 +10,7 @@ import pyarrow as pa
 from monoids import Aggregator, Monoid
 from persistent_state.batch.in_order import States
 from persistent_state.formatting import Clock, read_clock
+from persistent_state.joins import Join
 from persistent_state.ordered import OrderedTask
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.state_at import StateAt, find_sides, find_state, newest_entry, read_side
@@ -211,5 +212,8 @@ def _find(
     at = None if clock is None else read_clock(clock)
     if isinstance(task, OrderedTask):
         task = States(task)
+    elif isinstance(task, Join):
+        # The type of its state is that of its rows, and stands in the store.
+        task = task.task_name
     assert isinstance(task, (PersistentTask, str)), task
     return find_state(files, application, task, at, monoids, presented)

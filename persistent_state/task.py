@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
+LOCAL_TIMESTAMP = "_timestamp"
+"""The column in which `run_local` puts the timestamps of messages."""
+
+
 class Message(Mapping[str, Any]):
     """A row with its event timestamp. It is a mapping from column names to values.
 

@@ -25,7 +25,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.durations import LONGEST, Duration
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Inputs
-from persistent_state.ordered import OrderedTask
+from persistent_state.ordered import InOrderTask
 from persistent_state.outputs import outputs_of
 from persistent_state.partials import layout
 from persistent_state.partials.since import Since
@@ -39,11 +39,9 @@ from persistent_state.store.files import open_files
 from persistent_state.store.flow_state import LateRows
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import read_side, seen_below
-from persistent_state.task import Message, PersistentTask, messages_of, rows_of
+from persistent_state.task import LOCAL_TIMESTAMP, Message, PersistentTask, messages_of, rows_of
 
 _logger = logging.getLogger("persistent_state")
-
-TIMESTAMP = "_timestamp"
 
 _STORE = "memory://run-local"
 _NO_LIMIT = timedelta(microseconds=LONGEST)
@@ -92,7 +90,7 @@ class LocalRun:
 
 @overload
 def run_local(
-    task: PersistentTask | OrderedTask,
+    task: PersistentTask | InOrderTask,
     messages: Iterable[Message],
     *,
     batch_size: int = 100,
@@ -114,7 +112,7 @@ def run_local(
 
 
 def run_local(
-    task: PersistentTask | OrderedTask | Application,
+    task: PersistentTask | InOrderTask | Application,
     messages: Any,
     *,
     batch_size: int = 100,
@@ -451,7 +449,7 @@ def _late(plan: Plan, rows: LateRows) -> Iterator[dict[str, Any]]:
 
 
 def _without_timestamp(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != TIMESTAMP}
+    return {name: value for name, value in row.items() if name != LOCAL_TIMESTAMP}
 
 
 def _as_dict(table: pa.Table, plan: Plan) -> dict[Any, Any]:
@@ -505,7 +503,7 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
 class _Messages(TimeReplayableSource):
     """A source of messages in memory, as one partition."""
 
-    timestamp = TIMESTAMP
+    timestamp = LOCAL_TIMESTAMP
 
     def __init__(
         self,
@@ -524,9 +522,11 @@ class _Messages(TimeReplayableSource):
             raise InvalidInputError(
                 f"messages={len(messages)} are no rows of the same columns{columns}: {error}; correct values or schema."
             ) from error
-        if TIMESTAMP in rows.column_names:
-            raise InvalidInputError(f"column {TIMESTAMP!r} of the messages stands for their timestamp here; rename it.")
-        self._table = rows.add_column(0, TIMESTAMP, stamps).combine_chunks()
+        if LOCAL_TIMESTAMP in rows.column_names:
+            raise InvalidInputError(
+                f"column {LOCAL_TIMESTAMP!r} of the messages stands for their timestamp here; rename it."
+            )
+        self._table = rows.add_column(0, LOCAL_TIMESTAMP, stamps).combine_chunks()
         self._batch_size = batch_size
         self.timestamp_unit = timestamp_unit
 

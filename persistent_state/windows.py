@@ -197,11 +197,13 @@ class TimeToLive:
 
 @dataclass(frozen=True)
 class UntilPassed:
-    """Rows that wait until the clock has passed them."""
+    """Rows that wait until the clock has passed them, and stay for `back` microseconds more."""
 
-    def identity(self) -> dict[str, bool]:
+    back: int = 0
+
+    def identity(self) -> dict[str, bool | int]:
         """Return what the log records of this."""
-        return {"passed": True}
+        return {"passed": True, "back": self.back} if self.back else {"passed": True}
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def from_identity(identity: Mapping[str, Any]) -> Windowing | None:
     if window is None:
         return None
     if "passed" in window:
-        return UntilPassed()
+        return UntilPassed(window.get("back", 0))
     if "replaced" in window:
         return UntilReplaced(window["replaced"])
     if "ttl" in window:

@@ -18,6 +18,7 @@ ROOT = Path(persistent_state.__file__).parent.parent
 
 PUBLIC_NAMES = [
     "Application",
+    "AsOfJoin",
     "Avro",
     "BadRecord",
     "Changes",
@@ -35,6 +36,7 @@ PUBLIC_NAMES = [
     "FencedError",
     "FileSource",
     "Input",
+    "IntervalJoin",
     "InvalidInputError",
     "Json",
     "KafkaConnectorSource",
@@ -134,7 +136,8 @@ PUBLIC_MONOIDS = [
 
 HOUSE = (
     "__main__ > cli > __init__ > testing > application reading > engine > protocol > batch > inputs > kafka outputs"
-    " > sources sinks > store > partials ordered > task > state > formatting windows > event_time > errors redact > monoids"
+    " > sources sinks > store > partials joins > ordered > task > state > formatting windows > event_time"
+    " > errors redact > monoids"
 )
 """Folders and modules of the root: each imports only what is to its right, beyond a `>`."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.batch import in_order
+from persistent_state.batch import in_order, joined
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan, takes_back
 from persistent_state.batch.rows import TakenBack
@@ -23,6 +23,7 @@ from persistent_state.batch.spans import Span, open_runs
 from persistent_state.errors import FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import named
+from persistent_state.joins import Join
 from persistent_state.partials import fold
 from persistent_state.partials.changed import Changed, are_equal, changed
 from persistent_state.partials.layout import as_numpy, below, between, from_clock, one_chunk
@@ -201,7 +202,11 @@ def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
         rows = pa.RecordBatch.from_arrays(columns, schema=in_order.emitted_schema(plan))
         yield Chunk(name, 0, rows, at=_at(table))
     elif isinstance(span.source, InOrder):
-        yield from in_order.read(plan, fed, span, name)
+        assert isinstance(fed.task, in_order.States)
+        if isinstance(join := fed.task.ordered, Join):
+            yield from joined.read(plan, fed, join, span, name)
+        else:
+            yield from in_order.read(plan, fed, span, name)
     else:
         for some in _changes(plan, span):
             yield from _messages(plan, span, some, name)

@@ -28,7 +28,8 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.event_time.positions import NO_POSITION
-from persistent_state.ordered import OrderedTask, Timer
+from persistent_state.joins import AsOfJoin, IntervalJoin, Join, kept_columns, on_inputs
+from persistent_state.ordered import InOrderTask, OrderedTask, Timer
 from persistent_state.partials import fold
 from persistent_state.partials.layout import DUE, Levels, as_numpy, below, between, one_chunk
 from persistent_state.partials.newest import Newest
@@ -38,7 +39,7 @@ from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
 from persistent_state.store.late_rows import SIDE_COLUMNS, UNFIT
-from persistent_state.task import Message, PersistentTask, messages_of, rows_of
+from persistent_state.task import LOCAL_TIMESTAMP, Message, PersistentTask, messages_of, rows_of
 from persistent_state.windows import TIME, UntilPassed, UntilReplaced, length
 
 Key: TypeAlias = str | Sequence[str] | None
@@ -62,7 +63,7 @@ class Messages(PersistentTask):
     """
 
     def __init__(
-        self, task: OrderedTask, schemas: Mapping[str, pa.Schema], input: str = INPUT, key: Key | None = None
+        self, task: InOrderTask, schemas: Mapping[str, pa.Schema], input: str = INPUT, key: Key | None = None
     ) -> None:
         self.name, self.key, self.ordered = messages_of(task.task_name), task.key if key is None else key, task
         self.message_id, self.horizon = task.message_id, task.horizon
@@ -75,10 +76,12 @@ class Messages(PersistentTask):
         return [*self.rows] == [INPUT]
 
     def persistent_state(self) -> KeptState[Any]:
-        return KeptState(Rows(pa.struct([*self.rows.items()])), UntilPassed())
+        return KeptState(Rows(pa.struct([*self.rows.items()])), UntilPassed(_time_back(self.ordered)))
 
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
-        rows = pa.StructArray.from_arrays(batch.columns, fields=list(self.rows[self._input]))
+        given = {field: batch.column(field.name) for field in self.rows[self._input]}
+        fields = [field.with_type(column.type) for field, column in given.items()]
+        rows = pa.StructArray.from_arrays([*given.values()], fields=fields)
         columns = [rows if name == self._input else pa.nulls(len(rows), type) for name, type in self.rows.items()]
         return pa.StructArray.from_arrays(columns, names=[*self.rows])
 
@@ -109,11 +112,20 @@ def names(task: str) -> list[str]:
     return [messages_of(task), task, rows_of(task)]
 
 
-def with_schemas(task: OrderedTask, inputs: Mapping[str, Plan]) -> tuple[Messages, dict[str, Plan]]:
+def with_schemas(task: InOrderTask, inputs: Mapping[str, Plan]) -> tuple[Messages, dict[str, Plan]]:
     """Return the task in which messages of these inputs wait, and the plan of each input, once their schemas are known."""
     schemas = {name: plan.schema for name, plan in inputs.items()}
+    if isinstance(task, Join):
+        schemas = {name: kept_columns(task, name, _without_local(plan)) for name, plan in inputs.items()}
+        task = on_inputs(task, schemas, {name: plan.task.key_columns for name, plan in inputs.items()})
     tasks = {name: Messages(task, schemas, name, plan.task.key) for name, plan in inputs.items()}
     return Messages(task, schemas), {name: replace(plan, task=tasks[name]) for name, plan in inputs.items()}
+
+
+def _without_local(plan: Plan) -> pa.Schema:
+    """Return the columns of an input's rows without that which `run_local` adds to messages."""
+    is_own = [name != LOCAL_TIMESTAMP or name != plan.timestamp for name in plan.schema.names]
+    return pa.schema([field for field, own in zip(plan.schema, is_own, strict=True) if own])
 
 
 class States(PersistentTask):
@@ -121,14 +133,14 @@ class States(PersistentTask):
 
     value = STATE
 
-    def __init__(self, task: OrderedTask) -> None:
+    def __init__(self, task: InOrderTask) -> None:
         self.name, self.key, self.ordered = task.task_name, task.key, task
 
     def persistent_state(self) -> KeptState[Any]:
         task = self.ordered
         if not isinstance(task.state, pa.DataType):
             raise InvalidInputError(f"task={self.name} has state={task.state!r}; say the Arrow type of a key's state.")
-        return KeptState(Newest(task.state), UntilReplaced(_ttl(task)))
+        return KeptState(Newest(task.state), UntilReplaced(_time_to_live(task)))
 
 
 class EmittedRows(PersistentTask):
@@ -136,22 +148,45 @@ class EmittedRows(PersistentTask):
 
     value = EMITTED
 
-    def __init__(self, task: OrderedTask) -> None:
+    def __init__(self, task: InOrderTask) -> None:
         self.name, self.key, self.ordered = rows_of(task.task_name), task.key, task
 
     def persistent_state(self) -> KeptState[Any]:
         return KeptState(Rows(_row_type(self.ordered)), UntilPassed())
 
 
-def _ttl(task: OrderedTask) -> int | None:
-    return None if task.ttl is None else length("ttl", task.ttl)
+def emits_rows(task: InOrderTask) -> bool:
+    """Return whether a task emits rows. Those of a join are known once its inputs are."""
+    return isinstance(task, Join) or task.emits is not None
 
 
-def _row_type(task: OrderedTask) -> pa.DataType:
+def keeps_state(task: InOrderTask) -> bool:
+    """Return whether the keys of a task have a state."""
+    return not isinstance(task, IntervalJoin)
+
+
+def _time_to_live(task: InOrderTask) -> int | None:
+    """Return the time, in microseconds, for which a key may be silent before it is forgotten; None: for ever."""
+    if isinstance(task, OrderedTask):
+        return None if task.ttl is None else length("ttl", task.ttl)
+    return task.tolerance if isinstance(task, AsOfJoin) else None
+
+
+def _time_back(task: InOrderTask) -> int:
+    """Return the time, in microseconds, for which a message is still needed after the clock has passed it."""
+    return task.bounds.back if isinstance(task, IntervalJoin) else 0
+
+
+def on_messages(task: States | EmittedRows, messages: Plan) -> States | EmittedRows:
+    """Return the task as it is on messages whose columns are known, given the plan of the task in which they wait."""
+    return type(task)(_messages(messages).ordered)
+
+
+def _row_type(task: InOrderTask) -> pa.DataType:
     return pa.struct([] if task.emits is None else list(task.emits))
 
 
-def schema_of(messages: Plan, task: OrderedTask) -> pa.Schema:
+def schema_of(messages: Plan, task: InOrderTask) -> pa.Schema:
     """Return the schema of what a step makes, given the plan of the task in which the messages wait."""
     keys = map(pa.field, messages.task.key_columns, messages.layout.key_types)
     assert task.state is not None
@@ -186,8 +221,9 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
     """
     assert isinstance(fed.task, States)
     task, state = fed.task.ordered, fed.layout.monoid.type.field("state").type
+    assert isinstance(task, OrderedTask)
     ranks = {name: rank for rank, name in enumerate(_messages(plan).rows)}
-    program = Program(task, as_stored(state), as_stored(_row_type(task)), ranks, _ttl(task))
+    program = Program(task, as_stored(state), as_stored(_row_type(task)), ranks, _time_to_live(task))
     waiting, timed = open_runs(plan, span.changed_runs), open_runs(fed, span.timed_runs)
     others = [run for run in span.states if run not in span.timed_runs]
     for low, high in fold.slices([*waiting, *timed], share=fold.SLICE // MOST):
@@ -222,7 +258,7 @@ def _processed(
     before = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
     now = {**before}
     # A key alone may have more messages than there is room for.
-    for low, high in pairwise(_cut(came, span)):
+    for low, high in pairwise(cut(came, span, MOST)):
         messages = passed(came, plan.layout, low, high)
         begins = np.flatnonzero(~same_keys(messages, plan.layout)[: len(messages)])
         counts = np.diff(np.append(begins, len(messages)))
@@ -250,11 +286,11 @@ def _processed(
         yield _kept_chunk(plan, fed, changed, span.clock, name)
 
 
-def _cut(came: Levels, span: Span) -> list[int]:
-    """Return clocks from the first to the last of a span so that few messages are between two of them."""
+def cut(came: Levels, span: Span, most: int) -> list[int]:
+    """Return clocks from the first to the last of a span, about so many messages apart."""
     times = np.concatenate([np.array([], np.int64), *(as_numpy(table, "start") for table in came)])
     times = np.sort(times[_is_between(times, span)])
-    between_them = {int(time) for time in times[MOST::MOST]} - {span.since}
+    between_them = {int(time) for time in times[most::most]} - {span.since}
     return [span.since, *sorted(between_them), span.clock]
 
 
@@ -308,22 +344,37 @@ def _kept_chunk(plan: Plan, fed: Plan, changed: Sequence[tuple[Any, KeyState]], 
         pa.array([kept.newest for _, kept in changed], pa.int64()),
     ]
     kept, count = pa.StructArray.from_arrays(columns, fields=list(type)), len(changed)
-    keys = [key for key, _ in changed]
-    return _rows(plan, fed, keys, {STATE: kept}, np.full(count, clock - 1), np.zeros(count, np.int64), name)
+    keys = _columns_of_keys(plan, [key for key, _ in changed])
+    return step_chunk(plan, fed, keys, {STATE: kept}, np.full(count, clock - 1), np.zeros(count, np.int64), name)
 
 
 def _emitted_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, Emitted]], name: str) -> StepChunk:
     emitted = codec_of(fed.schema.field(EMITTED).type).to_arrow([row.row for _, _, row in rows])
     times = np.array([row.moment for _, _, row in rows], np.int64)
     at = np.array([((row.rank + 1) << NUMBERS) + number for _, number, row in rows], np.int64)
-    return _rows(plan, fed, [key for key, _, _ in rows], {EMITTED: emitted}, times, at, name)
+    keys = _columns_of_keys(plan, [key for key, _, _ in rows])
+    return step_chunk(plan, fed, keys, {EMITTED: emitted}, times, at, name)
 
 
-def _rows(
-    plan: Plan, fed: Plan, keys: Sequence[tuple[Any, ...]], values: dict[str, pa.Array], times: Any, at: Any, name: str
+def _columns_of_keys(plan: Plan, keys: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
+    return [pa.array([key[i] for key in keys], type) for i, type in enumerate(plan.layout.key_types)]
+
+
+def step_chunk(
+    plan: Plan, fed: Plan, keys: Sequence[pa.Array], values: dict[str, pa.Array], times: Any, at: Any, name: str
 ) -> StepChunk:
-    of_keys = [pa.array([key[i] for key in keys], type) for i, type in enumerate(plan.layout.key_types)]
-    columns = dict(zip(plan.task.key_columns, of_keys, strict=True)) | values
+    """Return states of keys, or rows that were emitted for them, as a chunk.
+
+    Args:
+        plan: The plan of the task in which the messages wait.
+        fed: The plan of the task that has the state.
+        keys: The key columns.
+        values: A column of states, or of rows, by its name.
+        times: The moments.
+        at: What puts rows of one key and moment in order.
+        name: The partition that the rows are of.
+    """
+    columns = dict(zip(plan.task.key_columns, keys, strict=True)) | values
     columns[TIMESTAMP] = pa.array(times).cast(TIME)
-    arrays = [columns.get(field.name, pa.nulls(len(keys), field.type)) for field in fed.schema]
+    arrays = [columns.get(field.name, pa.nulls(len(at), field.type)) for field in fed.schema]
     return StepChunk(name, 0, pa.RecordBatch.from_arrays(arrays, schema=fed.schema), at=at)

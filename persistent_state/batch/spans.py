@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persistent_state.batch.plan import Plan
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.partials.waiting import Waiting
 from persistent_state.sources.tasks import InOrder, TaskSource
 from persistent_state.store import runs as runs_io
 from persistent_state.store.named_files import Run
@@ -35,11 +37,20 @@ class Span:
     @property
     def changed_runs(self) -> list[Run]:
         """The runs that may hold rows that start between the clocks."""
+        return self.runs_from(self.since)
+
+    def runs_from(self, since: int) -> list[Run]:
+        """Return the runs that may hold rows that start from `since` on, below the clock."""
         return [
             run
             for run in self.runs
-            if run.first < self.clock and run.last >= self.since and (run.below is None or run.below > self.since)
+            if run.first < self.clock and run.last >= since and (run.below is None or run.below > since)
         ]
+
+    def reaches_back(self, plan: Plan) -> int:
+        """Return the time of the first messages that the task in which they wait, of this plan, still has for the step."""
+        back = plan.layout.kind.back if isinstance(plan.layout.kind, Waiting) else 0
+        return max(BEGINNING, self.since - back)
 
     @property
     def timed_runs(self) -> list[Run]:
@@ -56,7 +67,7 @@ class Span:
     def may_give(self, plan: Plan) -> bool:
         """Return whether anything may have happened between the clocks to the task of this plan."""
         if isinstance(self.source, InOrder):
-            return bool(self.changed_runs or self.timed_runs)
+            return bool(self.runs_from(self.reaches_back(plan)) or self.timed_runs)
         # Windows close without a message.
         return bool(self.runs) if plan.layout.kind.expires else bool(self.changed_runs)
 

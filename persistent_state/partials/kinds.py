@@ -41,7 +41,7 @@ def kind_of(windowing: Windowing | None) -> Kind:
     if isinstance(windowing, SlidingWindow):
         return Panes(windowing)
     if isinstance(windowing, UntilPassed):
-        return Waiting()
+        return Waiting(windowing.back)
     if isinstance(windowing, UntilReplaced):
         return Versions(windowing.ttl)
     return Living(windowing.gap) if isinstance(windowing, TimeToLive) else Sessions(windowing.gap)

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from monoids.codec import null_where
+from monoids.nested import codec_of
 from persistent_state.partials import fold
 from persistent_state.partials.evolve import Evolving, plain
 from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, below, from_clock, those_within
@@ -32,15 +34,29 @@ class Rows(Evolving):
         raise NotImplementedError("Rows stay apart.")
 
     def _cast(self, column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
-        return column.cast(self.type), np.zeros(len(column), np.bool_)
+        fitted, misfits = _fitted(column, self.type)
+        return null_where(fitted, misfits), misfits
 
     def from_arrow(self, array: pa.Array) -> list[Any]:
         return list(array.to_pylist())
 
 
+def _fitted(column: pa.Array, type: pa.DataType) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Return a column as one of this type, and which of its rows have a value that does not fit. Null structs stay null."""
+    if column.type == type:
+        return column, np.zeros(len(column), np.bool_)
+    if not (pa.types.is_struct(type) and pa.types.is_struct(column.type)):
+        return codec_of(type).cast(column)
+    parts = [_fitted(column.field(place), field.type) for place, field in enumerate(type)]
+    misfits = np.logical_or.reduce([misfits for _, misfits in parts]) & np.asarray(column.is_valid())
+    return pa.StructArray.from_arrays([part for part, _ in parts], fields=list(type), mask=column.is_null()), misfits
+
+
 @dataclass(frozen=True)
 class Waiting(Kind):
-    """Rows whose `start` is their own time, not that of an interval."""
+    """Rows whose `start` is their own time, not that of an interval. They stay for `back` microseconds after it."""
+
+    back: int = 0
 
     window_columns: ClassVar[tuple[str, ...]] = (MOMENT,)
     expires: ClassVar[bool] = True
@@ -52,13 +68,13 @@ class Waiting(Kind):
         return np.ones(len(first), np.bool_)
 
     def expiry(self, table: pa.Table, layout: Layout) -> NDArray[np.int64]:
-        return _passed(table)
+        return self._ends(table)
 
     def has_expired(self, last: int, floor: int) -> bool:
-        return last < floor
+        return last + self.back < floor
 
     def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        return those_within(_passed(table), after, upto)
+        return those_within(self._ends(table), after, upto)
 
     def state(self, levels: Levels, layout: Layout, clock: int) -> pa.Table:
         """Return no row: at a clock, none that is below it waits."""
@@ -67,6 +83,11 @@ class Waiting(Kind):
     def values(self, levels: Levels, layout: Layout, since: Since, clock: int, floor: int) -> pa.Table:
         """Return the rows that the clock has passed since, by key, those of a key in their order."""
         return _shown(passed(levels, layout, max(since.clock, floor), clock), layout)
+
+    def _ends(self, table: pa.Table) -> NDArray[np.int64]:
+        """Return the first clock at which each row is not needed any more."""
+        clocks: NDArray[np.int64] = as_numpy(table, "start") + (1 + self.back)
+        return clocks
 
 
 def passed(levels: Levels, layout: Layout, low: int, high: int) -> pa.Table:
@@ -77,9 +98,3 @@ def passed(levels: Levels, layout: Layout, low: int, high: int) -> pa.Table:
 def _shown(rows: pa.Table, layout: Layout) -> pa.Table:
     names = ["hash", *layout.key_names, "start", "value"]
     return rows.select(names).rename_columns([MOMENT if name == "start" else name for name in names])
-
-
-def _passed(table: pa.Table) -> NDArray[np.int64]:
-    """Return the first clock that is above each row."""
-    clocks: NDArray[np.int64] = as_numpy(table, "start") + 1
-    return clocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from persistent_state.batch.in_order import EmittedRows, Messages, States
 from persistent_state.batch.plan import Plan, folded
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import show_identity
@@ -84,11 +85,17 @@ def _check_identity(plan: Plan, newest: Entry) -> None:
         if not is_same:
             raise InvalidInputError(
                 f"task={plan.name}: the store was written with {what}={show_identity(written)}, the task has "
-                f"{show_identity(wanted)}. {WAYS.format(plan.name)}"
+                f"{show_identity(wanted)}. {WAYS.format(_named(plan))}"
             )
     if evolves and (why := evolution.misfit(plan, newest)):
-        raise InvalidInputError(f"{why} {WAYS.format(plan.name)}")
+        raise InvalidInputError(f"{why} {WAYS.format(_named(plan))}")
 
 
 def _without_type(monoid: Any) -> dict[str, Any]:
     return {name: part for name, part in monoid.items() if name != "type"}
+
+
+def _named(plan: Plan) -> str:
+    """Return the name by which a user knows a task: of the tasks of the graph that an ordered task is, that task's."""
+    task = plan.task
+    return task.ordered.task_name if isinstance(task, (Messages, States, EmittedRows)) else plan.name

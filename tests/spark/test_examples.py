@@ -15,10 +15,21 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from examples import alerts, ledger, pipeline, sessions, topic_to_topic, unique_aircraft, window_average
+from examples import (
+    alerts,
+    currencies,
+    ledger,
+    pipeline,
+    quotes,
+    sessions,
+    topic_to_topic,
+    unique_aircraft,
+    window_average,
+)
 from examples.driven import differences
 from tests.spark.conftest import Launch
 from tests.spark.sessions import FOR_OTHERS, Jvm, patched
@@ -26,6 +37,7 @@ from tests.spark.sessions import FOR_OTHERS, Jvm, patched
 TRANSFERS, KILLS = 2_000, 1
 ORDERS = 6_000
 FLIGHTS, USERS = 50_000, 100
+TRADES, FOREIGN_ORDERS = 5_000, 3_000
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,8 @@ def examples(
         "sessions": ("--folder", "KEPT", "--users", str(USERS)),
         "window_average": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
         "unique_aircraft": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
+        "quotes": ("--folder", "KEPT", "--trades", str(TRADES)),
+        "currencies": ("--folder", "KEPT", "--orders", str(FOREIGN_ORDERS)),
         "topic_to_topic": ("--messages", "20000"),
         "message_count": (),
     }
@@ -256,6 +270,41 @@ def test_wrong_sessions_are_found(examples: Mapping[str, Future[Shown]]) -> None
     assert "windows are there more than once" in problems([*own, *others])
     assert "what was set aside is not what came late" in problems(own, late[1:])
     markers[2].write_bytes(as_it_was)
+
+
+def test_trades_have_the_quotes_of_their_time_after_a_kill(examples: Mapping[str, Future[Shown]]) -> None:
+    figures = examples["quotes"].result().figures
+    assert figures.pop("killed_at") > 0
+    assert figures == {"trades": TRADES, "quotes": 3 * TRADES, "without": 711, "otherwise": 1_270, "right": True}
+
+
+def test_wrong_quotes_are_found(examples: Mapping[str, Future[Shown]]) -> None:
+    right = quotes.wanted(*quotes.make_rows(TRADES))
+    found = quotes.joined_in(examples["quotes"].result().kept)
+    assert quotes.check(found, right) == []
+    assert quotes.check(pd.concat([found, found[:1]]).sort_index(), right) == ["a trade is there more than once"]
+    assert quotes.check(found[1:], right) == ["1 trades are missing, or none"]
+    assert quotes.check(found.assign(timestamp=0), right) == ["a joined row has not the time of its trade"]
+    found.loc[7, "bid"] += 1
+    assert quotes.check(found, right) == ["1 trades have another quote than pandas gives them"]
+
+
+def test_orders_are_converted_with_the_rates_of_their_time(examples: Mapping[str, Future[Shown]]) -> None:
+    figures = examples["currencies"].result().figures
+    assert figures.pop("killed_at") > 0
+    # Which clocks there are depends on what a micro-batch happens to take.
+    assert figures.pop("clocks") >= currencies.KILL_AT
+    told = {"euros": "1,004,533.45", "otherwise": "455.68"}
+    assert figures == {"orders": FOREIGN_ORDERS, "rates": 1_800, **told, "right": True}
+
+
+def test_wrong_sums_are_found(examples: Mapping[str, Future[Shown]]) -> None:
+    right = currencies.converted(*currencies.make_rows(FOREIGN_ORDERS))
+    (clock, shop, value), *rest = currencies.rows_in(examples["currencies"].result().kept)
+    assert currencies.check([(clock, shop, value), *rest], right)[1] == []
+    assert "are not those of pandas" in currencies.check([(clock, shop, value + 1), *rest], right)[1][0]
+    assert "are not those of pandas" in currencies.check(rest, right)[1][0]
+    assert "not above all orders" in currencies.check([(clock, shop, value)], right)[1][-1]
 
 
 def change(database: Path, statement: str) -> None:
