@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -71,6 +71,13 @@ class Setting:
         return SlidingWindow(STEPS * step, step)
 
 
+class HasScratch(Protocol):
+    """A setting with a folder for Spark's checkpoint."""
+
+    @property
+    def scratch(self) -> Path: ...
+
+
 Contender = Callable[[Setting], Pass]
 
 
@@ -104,7 +111,7 @@ def drained(start: Callable[[], tuple[StreamingQuery, Callable[[], object]]]) ->
     return taken
 
 
-def spark_query(setting: Setting, frame: DataFrame, mode: str = "append") -> Pass:
+def spark_query(setting: HasScratch, frame: DataFrame, mode: str = "append") -> Pass:
     """A query of Spark's own, whose rows go to nowhere."""
 
     def start() -> tuple[StreamingQuery, Callable[[], object]]:
