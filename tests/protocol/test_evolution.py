@@ -369,6 +369,7 @@ def test_messages_that_wait_come_with_the_columns_of_the_newest_code() -> None:
     wider = Code(COUNT, COUNT, struct(v=NUMBER, w=TEXT))
     entry = core.start(world.log, wider.plans(world, 3))
     world.messages, world.flow = wider.plans(world, 3)
+    world.codes.append((10, wider))
     assert (entry.flow_of("X.messages").progress.clock, entry.flow_of("X").visited) == (30, 10)
     world.play([*world.to_replay(), (55, 2, 4)])
     while due := graph.due(world.newest):
