@@ -296,7 +296,10 @@ def test_a_field_that_comes_back_is_new_in_runs_that_were_not_rewritten_too() ->
     world = World(code(COUNT_AND_TEXT, COUNT_AND_TEXT))
     world.play([*((1, key, 4) for key in range(300)), (25, 0, 4)])
     world.step()
+    before = world.newest
     world.start(code(COUNT), 2)
+    assert evolution.dropped_from_states(before, world.newest) == {"X": ["s"]}
+    assert evolution.dropped_from_states(world.newest, world.newest) == {}
     world.play([(35, 1, 4)])
     world.step()
     world.start(code(COUNT_AND_TEXT, COUNT_AND_TEXT), 3)
@@ -304,7 +307,9 @@ def test_a_field_that_comes_back_is_new_in_runs_that_were_not_rewritten_too() ->
     world.step()
     states, _ = world.expected(world.newest.clock)
     assert [states[key]["s"] for key in (2, 7)] == ["4", None]
-    runs = world.newest.tasks["X"].stored.runs
+    entry = Log(world.files, "app").newest()
+    assert entry is not None
+    runs = entry.tasks["X"].stored.runs
     assert {run.dropped for run in runs} == {(), (("state", "s"),)}
     assert verify(world.files.url, "app").problems == ()
 
