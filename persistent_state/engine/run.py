@@ -20,7 +20,7 @@ from persistent_state.engine.queries import Setup
 from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.protocol import deliver, graph
+from persistent_state.protocol import deliver, evolution, graph
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -161,6 +161,7 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
             raise StateError(f"application={setup.application} was asked to stop before it began; nothing was changed.")
         entry = setup.take_over(log, reset=reset, rebuild=rebuild)
         _warn_of_absent_tasks(newest, entry)
+        _warn_of_dropped_fields(newest, entry)
         _tell_of_fed_tasks(newest, setup, to_rebuild)
         for parts in equal_sources(setup.parts):
             _logger.warning(
@@ -218,6 +219,17 @@ def _tell_of_fed_tasks(before: Entry | None, setup: Setup, rebuilt: Collection[s
             _logger.info("%s begins with the windows of %s that close from now on", flow.title, names)
         elif flow.id in rebuilt:
             _logger.info("%s is rebuilt from the state of %s", flow.title, names)
+
+
+def _warn_of_dropped_fields(before: Entry | None, entry: Entry) -> None:
+    """Log a warning for each ordered task whose states have lost fields at this start."""
+    for name, fields in (evolution.dropped_from_states(before, entry) if before is not None else {}).items():
+        _logger.warning(
+            "task=%s: its state has no field %s any more, and the states of all keys have lost what stood there. If a later "
+            "start has the field again, it is null in the states of now.",
+            name,
+            ", ".join(map(repr, fields)),
+        )
 
 
 def _warn_of_absent_tasks(before: Entry | None, entry: Entry) -> None:

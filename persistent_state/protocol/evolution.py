@@ -52,6 +52,20 @@ def misfit(plan: Plan, newest: Entry) -> str | None:
     return None
 
 
+def dropped_from_states(before: Entry, entry: Entry) -> dict[str, list[str]]:
+    """Return by ordered task the fields that its states lost at a start: `entry` is its first, after the entry `before`."""
+    found = {}
+    for name, task in entry.tasks.items():
+        known = before.tasks.get(name)
+        is_same = known is not None and (known.born, known.life) == (task.born, task.life)
+        if known is None or not is_same or "replaced" not in task.identity.get("window", {}):
+            continue
+        types = (named(each.identity["monoid"]["type"]) for each in (known, task))
+        if fields := [".".join(each.path[1:]) for each in differences(*types) if each.after is None]:
+            found[name] = fields
+    return found
+
+
 def _has_same_type(plan: Plan, newest: Entry) -> bool:
     return bool(_name(plan, newest) == plan.identity["monoid"]["type"])
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persistent_state import verify
+import monoids
+from persistent_state import NonWindowState, PersistentTask, verify
 from persistent_state.batch import changes
 from persistent_state.batch.as_stored import as_stored
 from persistent_state.batch.in_order import EmittedRows, Messages, States
@@ -22,7 +23,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.partials.evolve import misfits
 from persistent_state.partials.since import Since
-from persistent_state.protocol import deliver, graph
+from persistent_state.protocol import deliver, evolution, graph
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.tasks import TIMESTAMP, InOrder
 from persistent_state.store.entry import Entry
@@ -181,9 +182,13 @@ class World:
         self.messages, self.flow = messages, flow
         self.codes.append((entry.clock, code))
         self.check()
-        read = entry.flow_of(messages.name).source.next_positions.get("", 0)
+        self.play(self.to_replay())
+
+    def to_replay(self) -> list[tuple[int, int, int]]:
+        """The messages that the source delivers again after a start. They have yet to be sent."""
+        read = self.newest.flow_of(self.messages.name).source.next_positions.get("", 0)
         again, self.sent = self.sent[read:], self.sent[:read]
-        self.play(again)
+        return again
 
     def play(self, some: Sequence[tuple[int, int, int]]) -> None:
         rows = [self.code.row(*each) for each in some]
@@ -252,7 +257,7 @@ acts = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=60, deadline=None)
 @given(codes, st.lists(acts, max_size=14))
 def test_a_task_goes_on_from_the_fields_whose_names_are_left(code: Code, history: list[Any]) -> None:
     world, now = World(code), 0
@@ -272,4 +277,164 @@ def test_a_task_goes_on_from_the_fields_whose_names_are_left(code: Code, history
     for _ in world.newest.retained:
         world.give()
     assert deliver.behind(world.newest, world.flow.tasks[1].name) == {SINK: 0}
+    assert verify(world.files.url, "app").problems == ()
+
+
+def struct(**types: Any) -> Any:
+    return pa.struct(list(types.items()))
+
+
+NUMBER, TEXT = pa.int64(), pa.string()
+COUNT, COUNT_AND_TEXT = struct(n=NUMBER), struct(n=NUMBER, s=TEXT)
+
+
+def code(state: Any = COUNT, emits: Any = COUNT, v: Any = NUMBER) -> Code:
+    return Code(state, emits, struct(v=v))
+
+
+def test_a_field_that_comes_back_is_new_in_runs_that_were_not_rewritten_too() -> None:
+    world = World(code(COUNT_AND_TEXT, COUNT_AND_TEXT))
+    world.play([*((1, key, 4) for key in range(300)), (25, 0, 4)])
+    world.step()
+    before = world.newest
+    world.start(code(COUNT), 2)
+    assert evolution.dropped_from_states(before, world.newest) == {"X": ["s"]}
+    assert evolution.dropped_from_states(world.newest, world.newest) == {}
+    world.play([(35, 1, 4)])
+    world.step()
+    world.start(code(COUNT_AND_TEXT, COUNT_AND_TEXT), 3)
+    world.play([(45, 2, 4), (55, 0, 4)])
+    world.step()
+    states, _ = world.expected(world.newest.clock)
+    assert [states[key]["s"] for key in (2, 7)] == ["4", None]
+    entry = Log(world.files, "app").newest()
+    assert entry is not None
+    runs = entry.tasks["X"].stored.runs
+    assert {run.dropped for run in runs} == {(), (("state", "s"),)}
+    assert verify(world.files.url, "app").problems == ()
+
+
+def refusal(world: World, code: Code) -> str:
+    before = world.newest
+    with pytest.raises(InvalidInputError) as refused:
+        core.start(world.log, code.plans(world, 2))
+    assert world.newest == before
+    return str(refused.value)
+
+
+def test_a_type_that_lacks_values_is_refused_by_the_field_and_both_types() -> None:
+    world = World(code(struct(inner=pa.list_(COUNT_AND_TEXT)), COUNT_AND_TEXT))
+    assert refusal(world, code(struct(inner=pa.list_(struct(s=NUMBER))), COUNT)) == (
+        "task=X: the field 'state.inner.item.s' was written as string, and is int64 now, which does not have all these values; "
+        f"give the field another name. {core.ways('X')}"
+    )
+    assert refusal(world, code(struct(inner=pa.list_(COUNT)), struct(n=pa.list_(NUMBER)))) == (
+        "task=X.rows: the field 'n' was written as int64, and is list<item: int64> now, which does not have all these values; "
+        f"give the field another name. {core.ways('X')}"
+    )
+
+
+class Ticks(PersistentTask):
+    """A task that moves the global clock while the ordered one is away."""
+
+    key = None
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(monoids.Count())
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.array([1] * len(batch))
+
+
+def behind(columns: Any) -> World:
+    """A world whose task was away, and is behind the global clock: messages below it have come, and wait."""
+    world = World(code(v=columns))
+    ticks = core.plan_of(Ticks(), pa.schema([("ts", NUMBER)]), files=world.files, shards=2)
+
+    def tick(ts: int) -> None:
+        core.play(world.log, ticks, pa.RecordBatch.from_pylist([{"ts": ts}], ticks.schema), keeping=KEEPING)
+
+    core.start(world.log, [world.messages, world.flow, ticks])
+    tick(15)
+    world.play([(5, 1, 4), (15, 1, 5)])
+    world.step()
+    assert world.newest.clock == 10
+    core.start(world.log, [ticks])
+    tick(15)
+    tick(45)
+    core.start(world.log, [world.messages, world.flow, ticks])
+    world.play([*world.to_replay(), (35, 2, 6)])
+    assert (world.newest.clock, world.newest.flow_of("X.messages").progress.clock) == (40, 30)
+    assert world.newest.flow_of("X").visited == 10
+    return world
+
+
+def test_messages_that_wait_come_with_the_columns_of_the_newest_code() -> None:
+    world = behind(pa.int32())
+    wider = Code(COUNT, COUNT, struct(v=NUMBER, w=TEXT))
+    entry = core.start(world.log, wider.plans(world, 3))
+    world.messages, world.flow = wider.plans(world, 3)
+    world.codes.append((10, wider))
+    assert (entry.flow_of("X.messages").progress.clock, entry.flow_of("X").visited) == (30, 10)
+    world.play([*world.to_replay(), (55, 2, 4)])
+    while due := graph.due(world.newest):
+        core.step(world.log, {world.flow.id: world.flow}, due[0], KEEPING)
+    assert world.newest.clock == 50
+    # A message each, and their timers. The message that waited has no text in the column that it lacks; the other has "6".
+    states = core.state_at(world.newest, world.flow.first, 40)
+    assert {key: kept["state"] for key, kept in states.items()} == {(1,): {"n": 4}, (2,): {"n": 2}}
+    assert verify(world.files.url, "app").problems == ()
+
+
+def test_a_column_of_messages_may_get_any_type_unless_some_wait_that_have_another() -> None:
+    world = behind(NUMBER)
+    assert refusal(world, code(v=TEXT)) == (
+        "task=X.messages: the field 'v' was written as int64, and is string now, which does not have all these values; give "
+        f"the field another name, or let the code of before process the messages that wait. {core.ways('X')}"
+    )
+    without = core.plan_of(Messages(code().task, {"b": world.code.schema}), world.code.schema, files=world.files)
+    assert evolution.misfit(without, world.newest) == (
+        "task=X.messages: messages of input='' wait; give the task this input until it has them all."
+    )
+    world.play([(55, 2, 4)])
+    world.step()
+    assert core.start(world.log, code(v=TEXT).plans(world, 2)).epoch == 5
+
+
+def test_a_reader_may_have_other_fields_than_the_store() -> None:
+    world = World(code(COUNT_AND_TEXT))
+    world.play([(1, 1, 4), (15, 1, 4)])
+    world.step()
+
+    def read(state: Any) -> Any:
+        return find_state(world.files, "app", States(code(state).task)).read()["value"].to_pylist()[0]["state"]
+
+    assert read(COUNT) == {"n": 1}
+    assert read(struct(n=pa.decimal128(38), more=TEXT)) == {"n": Decimal(1), "more": None}
+    with pytest.raises(InvalidInputError, match="open it with the task that wrote it"):
+        read(struct(s=NUMBER))
+
+
+def test_a_reader_is_not_shown_nulls_where_the_fields_went_after_it_looked() -> None:
+    world = World(code(COUNT_AND_TEXT))
+    world.play([(1, 1, 4), (15, 1, 4)])
+    world.step()
+    state = find_state(world.files, "app", "X")
+    # As if the runs had been rewritten, and collected.
+    gone = replace(state, runs=tuple(replace(run, file=replace(run.file, path="app/gone")) for run in state.runs))
+    assert gone.read() == state.read()
+    world.start(code(COUNT), 2)
+    assert state.read().num_rows == 1
+    with pytest.raises(InvalidInputError, match="no longer retained; open a newer one"):
+        gone.read()
+
+
+def test_fields_may_have_any_names() -> None:
+    odd = struct(**{"a, b: int64": TEXT, "<": NUMBER, 'a "c': NUMBER, "n": NUMBER})
+    world = World(Code(odd, odd, struct(v=NUMBER)))
+    world.play([(1, 1, 4), (15, 1, 4)])
+    world.step()
+    world.start(code(struct(**{"a, b: int64": TEXT, "n": pa.decimal128(38)})), 2)
+    world.play([(25, 1, 4)])
+    world.step()
     assert verify(world.files.url, "app").problems == ()
