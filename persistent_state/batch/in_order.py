@@ -223,7 +223,8 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
     task, state = fed.task.ordered, fed.layout.monoid.type.field("state").type
     assert isinstance(task, OrderedTask)
     ranks = {name: rank for rank, name in enumerate(_messages(plan).rows)}
-    program = Program(task, as_stored(state), as_stored(_row_type(task)), ranks, _time_to_live(task))
+    as_row = as_stored(_row_type(task)) if emits_rows(task) else dict
+    program = Program(task, as_stored(state), as_row, ranks, _time_to_live(task))
     waiting, timed = open_runs(plan, span.changed_runs), open_runs(fed, span.timed_runs)
     others = [run for run in span.states if run not in span.timed_runs]
     for low, high in fold.slices([*waiting, *timed], share=fold.SLICE // MOST):

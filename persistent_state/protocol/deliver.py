@@ -23,7 +23,8 @@ from persistent_state.store.task_state import OutputState
 class Due:
     """Values at `clock` that a sink is to be given: of what changed since `since` (`BEGINNING`: of all).
 
-    What closed or expired since then can be told of any clock; what changed in windows that are open only since `recent`.
+    What closed, expired or was emitted since then can be told of any clock; what changed in windows that are open only since
+    `recent`.
     """
 
     clock: int
@@ -52,7 +53,9 @@ def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | No
     if not waiting:
         return None
     recent = last if output not in outputs.voided and last in (*entry.retained, *own) else BEGINNING
-    return Due(waiting[0], last if "window" in known.identity else recent, recent)
+    window = known.identity.get("window", {})
+    # States that are replaced are told apart only by the clocks that are kept.
+    return Due(waiting[0], last if window and "replaced" not in window else recent, recent)
 
 
 def behind(entry: Entry, task: str) -> Mapping[str, int]:

@@ -102,12 +102,13 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
             # From the state of the tasks that feed them: there is nothing to read again.
             rebuilt, new = [*rebuilt, *new], []
         if new:
-            some = flows.with_new(some, clock, partial(_born_beside, flow, new, newest, epoch))
+            some = flows.with_new(some, clock, partial(_born_beside, flow, new, newest, start))
         if rebuilt:
             # They catch up on their own.
-            sees_all = flow.is_in_order and any(each.task in start.rebuild for each in flow.first.upstream.values())
+            at = {name: group.flow.progress.clock for group in groups for name in group.tasks}
+            sees_all = flow.is_in_order and all(at[each.task] == BEGINNING for each in flow.first.upstream.values())
             begin = clock if any(plan.name in start.reset for plan in rebuilt) else BEGINNING
-            some = [*some, _rebuilt(flow, _all_born(rebuilt, newest, epoch, begin), clock, sees_all)]
+            some = [*some, _rebuilt(flow, _all_born(rebuilt, newest, start, begin), clock, sees_all)]
         tasks = {name: task for group in groups for name, task in group.tasks.items()}
         some = [_fed(group, flow, graph.upstream_of(flow.first, tasks)) for group in some]
         groups += [_in_order(group, plans) for group in some]
@@ -211,16 +212,16 @@ def _check_between(flow: FlowPlan, group: TaskGroup, clock: int) -> None:
         )
 
 
-def _all_born(plans: Sequence[Plan], newest: Entry | None, epoch: int, clock: int) -> dict[str, TaskState]:
+def _all_born(plans: Sequence[Plan], newest: Entry | None, start: _Start, clock: int) -> dict[str, TaskState]:
     """Return tasks that start from zero at a clock."""
-    return {plan.name: _born(plan, newest, epoch, clock) for plan in plans}
+    return {plan.name: _born(plan, newest, clock, plan.name in start.rebuild) for plan in plans}
 
 
 def _born_beside(
-    flow: FlowPlan, plans: Sequence[Plan], newest: Entry | None, epoch: int, clock: int
+    flow: FlowPlan, plans: Sequence[Plan], newest: Entry | None, start: _Start, clock: int
 ) -> dict[str, TaskState]:
     """Return tasks that start from zero in a flow that sources feed, at its clock."""
-    born = _all_born(plans, newest, epoch, clock)
+    born = _all_born(plans, newest, start, clock)
     # A task that others feed, too, takes all that they have at this clock, and can be read there then.
     return _readable_at(clock, born) if flow.first.upstream else born
 
@@ -245,12 +246,14 @@ def _readable_at(clock: int, tasks: Mapping[str, TaskState]) -> dict[str, TaskSt
     return {name: replace(task, born=max(BEGINNING, clock - 1)) for name, task in tasks.items()}
 
 
-def _born(plan: Plan, newest: Entry | None, epoch: int, clock: int) -> TaskState:
+def _born(plan: Plan, newest: Entry | None, clock: int, is_rebuilt: bool) -> TaskState:
     life, outputs = 0, OutputState(dict.fromkeys(plan.outputs, BEGINNING))
     if newest is not None and plan.name in newest.tasks:
         known, own = newest.tasks[plan.name], newest.flow_of(plan.name).progress.clock
-        if clock != BEGINNING:
-            life, outputs = known.life, known.outputs.at_reset(plan.outputs, clock, own)
+        # A task that starts from zero before all messages is another one to those that it feeds.
+        life = newest.epoch + 1 if clock == BEGINNING else known.life
+        if is_rebuilt:
+            outputs = known.outputs.at_rebuild(plan.outputs, own)
         else:
-            life, outputs = epoch, known.outputs.at_rebuild(plan.outputs, own)
+            outputs = known.outputs.at_reset(plan.outputs, clock, own)
     return TaskState(plan.identity, clock, "", StoredState((clock,)), outputs=outputs, life=life)

@@ -43,6 +43,11 @@ def entry_of(
         (entry_of((20, 30), 15), Due(20, since=BEGINNING, recent=BEGINNING), 2),
         # But which windows have closed since 15 can be told: none comes again after its task was away.
         (entry_of((20, 30), 15, window={"size": 10, "step": 5}), Due(20, since=15, recent=BEGINNING), 2),
+        # Nor has a state been replaced since 15, for all that anybody knows.
+        (entry_of((20, 30), 15, window={"replaced": 60}), Due(20, since=BEGINNING, recent=BEGINNING), 2),
+        (entry_of((20, 30), 20, window={"replaced": 60}), Due(30, since=20, recent=20), 1),
+        # But rows that a task emitted have times of their own.
+        (entry_of((20, 30), 15, window={"passed": 1}), Due(20, since=15, recent=BEGINNING), 2),
         # What the task was before it began is nothing, and it has yet to come to where the others are.
         (entry_of((10, 20, 30, 40), BEGINNING, born=20), Due(30, since=BEGINNING, recent=BEGINNING), 2),
         (entry_of((10, 20, 30, 40), 10, clock=20), Due(20, since=10, recent=10), 1),

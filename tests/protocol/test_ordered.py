@@ -12,6 +12,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import monoids
+from persistent_state import Application, FileSource, NonWindowState, OrderedTask, PersistentTask
 from persistent_state.batch import changes, in_order
 from persistent_state.batch.in_order import EmittedRows, Messages, States
 from persistent_state.batch.plan import FlowPlan, Plan
@@ -20,7 +22,7 @@ from persistent_state.ordered import Context
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import TIMESTAMP, InOrder
+from persistent_state.sources.tasks import TIMESTAMP, Changes, InOrder
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.log import Log
@@ -219,3 +221,44 @@ def test_messages_above_the_clock_wait() -> None:
     }
     runs = world.newest.tasks[world.messages.name].stored.runs
     assert max(run.last for run in runs) == 25
+
+
+class Totals(PersistentTask):
+    key, value = "k", "n"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(monoids.Sum())
+
+
+class Seen(OrderedTask):
+    key = "k"
+    state = pa.list_(pa.int64())
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        return [*(state or []), message["after"]["value"]]
+
+
+def test_a_task_that_is_new_is_given_all_that_feeds_it_by_its_state() -> None:
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
+    app = Application("app", "memory://none", checkpoint_interval=core.us(10))
+    app.add(Totals(), FileSource("events", timestamp="ts"))
+    app.add(Seen(), Changes("Totals", every=core.us(10)))
+    files = core.memory()
+    plans, log = app.plans(files, 2, lambda _, source: (source, schema, None)), Log(files, "app")
+
+    def play(*rows: tuple[int, int, int]) -> None:
+        some = [dict(zip(schema.names, row, strict=True)) for row in rows]
+        core.play(log, plans["Totals"], pa.RecordBatch.from_pylist(some, schema), keeping=KEEPING)
+
+    core.start(log, [plans["Totals"]])
+    play((1, 1, 5), (2, 2, 6), (12, 1, 7), (25, 3, 0))
+    flows = [FlowPlan((plans["Seen.messages"],)), FlowPlan((plans["Seen"], plans["Seen.rows"]))]
+    core.start(log, [plans["Totals"], *flows])
+    play((25, 3, 0), (35, 2, 1), (45, 3, 0))
+    newest = log.newest()
+    while newest is not None and (due := graph.due(newest)):
+        newest = core.step(log, {flow.id: flow for flow in flows}, due[0], KEEPING)
+    assert newest is not None
+    assert newest.clock == 40
+    found = core.state_at(newest, plans["Seen"], 40)
+    assert {key: kept["state"] for (key,), kept in found.items()} == {1: [12], 2: [6, 7], 3: [0]}

@@ -136,6 +136,17 @@ def test_a_task_is_not_built_again_for_a_sink_that_has_what_it_was() -> None:
     assert entry.tasks["sum"].outputs.delivered == {"again": BEGINNING}
 
 
+def test_a_task_that_is_reset_before_the_first_clock_keeps_its_sink() -> None:
+    files = core.memory()
+    plan, log = replace(core.plan_of(Total("sum"), ROW, files=files), outputs=("out",)), Log(files, "app")
+    for reset in ((), ("sum",), ()):
+        task = core.start(log, [plan], reset=reset).tasks["sum"]
+        assert task.outputs.delivered == {"out": BEGINNING}
+        assert task.outputs.retired == ()
+    # To those that it feeds it is another task now.
+    assert task.life == 2
+
+
 def test_a_task_is_not_built_again_for_a_sink_that_an_earlier_start_left_out() -> None:
     ran = Ran()
 
