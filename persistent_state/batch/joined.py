@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.batch.in_order import EMITTED, STATE, cut, step_chunk
-from persistent_state.batch.joins import Joined, as_of, interval, newest_rights
+from persistent_state.batch.joins import Joined, as_of, column_of, interval, newest_rights
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import StepChunk
 from persistent_state.batch.spans import Span, open_runs
@@ -77,7 +77,10 @@ def _states(rows: pa.Table, fed: Plan, join: Join) -> pa.Table:
     type, count = fed.layout.monoid.type, len(rows)
     times, timers = one_chunk(rows["start"]), type.field("timers").type
     no_timers = pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), pa.array([], timers.value_type))
-    columns = [one_chunk(rows["value"]).field(join.pair.right), no_timers, times]
+    pair = join.pair
+    fields = pair.schemas[pair.right]
+    right = [column_of(rows, pair, pair.right, name) for name in fields.names]
+    columns = [pa.StructArray.from_arrays(right, fields=list(fields)), no_timers, times]
     made = {
         "start": times,
         "newest": times,
