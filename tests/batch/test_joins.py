@@ -17,7 +17,7 @@ from persistent_state.batch import joins
 from persistent_state.batch.joins import Joined, as_of, interval, newest_rights
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.joins import IS_RIGHT, Bounds, Pair, pair_of, waiting_rows
+from persistent_state.joins import IS_RIGHT, Bounds, Pair, is_moved, pair_of, waiting_rows
 from persistent_state.partials import fold, keys
 from persistent_state.partials.layout import Layout
 from persistent_state.partials.newest import Newest
@@ -195,15 +195,25 @@ def test_a_column_whose_name_is_taken_gets_the_name_of_its_input() -> None:
 def test_columns_of_one_type_wait_in_one_place() -> None:
     assert {field.name: field.type for field in PAIR.waiting} == {
         "is right": pa.bool_(),
-        "ts|": pa.int64(),
-        "n|": pa.int64(),
+        "trades.ts": pa.int64(),
+        "trades.n": pa.int64(),
         "note|note": pa.string(),
-        "|bid": pa.float64(),
+        "quotes.bid": pa.float64(),
     }
     batch = pa.RecordBatch.from_pylist([value(("a", 5, True, 3))["quotes"]], QUOTE)
     assert waiting_rows(PAIR, "quotes", batch).to_pylist() == [
-        {"is right": True, "ts|": None, "n|": None, "note|note": "note 3", "|bid": 0.75}
+        {"is right": True, "trades.ts": None, "trades.n": None, "note|note": "note 3", "quotes.bid": 0.75}
     ]
+
+
+def test_a_column_that_waits_in_another_place_now_is_told_from_one_that_is_gone() -> None:
+    assert is_moved(PAIR, "quotes.note")
+    assert is_moved(PAIR, "note|gone")
+    assert is_moved(PAIR, "gone|bid")
+    assert not is_moved(PAIR, "gone|gone")
+    assert not is_moved(PAIR, "trades.gone")
+    alone = pair_of("trades", "quotes", TRADE, QUOTE, ["k"], ["k"], ["symbol"], BESIDE, shares=False)
+    assert alone.waiting.names == ["is right", "trades.ts", "trades.n", "trades.note", "quotes.bid", "quotes.note"]
 
 
 def test_columns_of_one_name_are_refused() -> None:

@@ -264,6 +264,38 @@ def test_other_bounds_of_a_join_that_has_rows_are_refused() -> None:
     world.start()
 
 
+def test_columns_of_rows_that_wait_come_and_go() -> None:
+    world = World(interval(30, 30))
+    world.start()
+    world.send(("a", 2, True), ("a", 3, False))
+    world.go_to(20)
+    other = Rows(TRADE.set(2, pa.field("n", pa.string())))
+    other.timestamp = "ts"
+    # All have passed, and are needed all the same.
+    with pytest.raises(InvalidInputError, match=r"field 'trades\.n' was written as int64, and is string now"):
+        core.start(world.log, [*planned(world.join, {**world.inputs, "trades": other}, world.files).values()])
+    trades, quotes = Rows(pa.schema([*TRADE, ("more", pa.int64())])), Rows(QUOTE.remove(QUOTE.get_field_index("note")))
+    trades.rows = [(*row, None) for row in world.inputs["trades"].rows]
+    quotes.rows = [row[:-1] for row in world.inputs["quotes"].rows]
+    trades.timestamp = quotes.timestamp = "ts"
+    world.inputs = {"trades": trades, "quotes": quotes}
+    world.start()
+    trades.rows += [("a", 28, 7, "late", 5), ("end", 60, 8, None, 6)]
+    quotes.rows += [("a", 27, 7.5), ("end", 60, 8.5)]
+    world.play()
+    entry = world.newest
+    (step,) = graph.due(entry)
+    core.step(world.log, {world.flow.id: world.flow}, step, KEEPING)
+    runs = world.newest.tasks[world.emitted.name].stored.runs
+    rows = seen_below(world.files, runs, world.emitted.layout, world.newest.clock, Since(entry.clock))[
+        "value"
+    ].to_pylist()
+    assert [(row["n"], row["bid"], row["more"]) for row in rows if row["k"] == "a"] == [
+        (1, 7.5, None), (7, 0.0, 5), (7, 7.5, 5)
+    ]  # fmt: skip
+    assert {*rows[0]} == {"k", "ts", "n", "note", "more", "quotes_ts", "bid"}
+
+
 def test_wrong_joins_are_refused() -> None:
     for wrong, said in [
         (lambda: AsOfJoin("trades", "trades", key="k"), "left='trades' and right='trades' are one name; give each"),
