@@ -309,6 +309,8 @@ def _processed(
 
 def cut(came: Levels, span: Span, most: int) -> list[int]:
     """Return clocks from the first to the last of a span, about so many messages apart."""
+    if sum(map(len, came)) <= most:
+        return [span.since, span.clock]
     times = np.concatenate([np.array([], np.int64), *(as_numpy(table, "start") for table in came)])
     times = np.sort(times[_is_between(times, span)])
     between_them = {int(time) for time in times[most::most]} - {span.since}
