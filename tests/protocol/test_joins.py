@@ -249,6 +249,20 @@ def test_right_rows_that_come_out_of_order_are_joined_in_theirs() -> None:
     assert [row[2]["quotes_ts"] for row in world.found] == [4, 9]
 
 
+@pytest.mark.parametrize("join", [as_of(None), interval(50, 50)])
+def test_a_late_row_is_kept_aside_and_joined_with_nothing(join: Join) -> None:
+    trades, quotes = (FileSource(f"{name}/", timestamp="ts") for name in ("trades", "quotes"))
+    app = Application("app", "memory://joins", checkpoint_interval=core.us(10))
+    app.add(join, {"trades": trades, "quotes": Input(quotes, key="symbol")})
+    rows = {
+        "trades": [Message(time, {"k": "a"}) for time in (5, 35, 36)],
+        "quotes": [Message(time, {"symbol": "a", "bid": time}) for time in (1, 31, 4, 37)],
+    }
+    ran = run_local(app, {"trades_quotes": rows}, batch_size=2)["trades_quotes"]
+    assert [(row["reason"], row["row"]["quotes"]["bid"]) for row in ran.late] == [("late", 4)]
+    assert {row["bid"] for row in ran.emitted} == ({1, 31} if isinstance(join, AsOfJoin) else {1, 31, 37})
+
+
 def test_other_bounds_of_a_join_that_has_rows_are_refused() -> None:
     world = World(interval(5, 5))
     world.start()
