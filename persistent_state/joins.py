@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from monoids import MonoidError
@@ -25,11 +26,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pair:
-    """The two inputs of a join, and the columns of its rows.
+    """The two inputs of a join, how their rows wait, and the columns of joined rows.
+
+    A row that waits is a struct of the columns that do not stand beside it anyway. The first field tells which input it is of.
+    A place is the name of a field, or of a column beside the struct. Where rows leave as soon as the clock has passed them, a
+    column of the left and one of the right with the same type share a place, so that rows take half the room. Where they stay,
+    each has its own, so that the columns of an input may change.
 
     Attributes:
         left: The name of the left input.
         right: The name of the right input.
+        waiting: The type of a row that waits.
+        schemas: By input: its columns, of the types that are kept.
+        places: By input and column: where the column stands.
         columns: The columns of the left that a joined row has, in the order of their fields in `type`.
         more: Those of the right, which come after them.
         type: The type of a joined row.
@@ -37,9 +46,19 @@ class Pair:
 
     left: str
     right: str
+    waiting: pa.StructType
+    schemas: Mapping[str, pa.Schema]
+    places: Mapping[str, Mapping[str, str]]
     columns: tuple[str, ...]
     more: tuple[str, ...]
     type: pa.StructType
+
+
+IS_RIGHT = "is right"
+"""The field of a waiting row that tells whether it is of the right input."""
+
+SHARED = "|"
+"""It stands between the two columns that share a place."""
 
 
 @dataclass(frozen=True)
@@ -233,20 +252,27 @@ def kept_columns(join: Join, input: str, columns: pa.Schema) -> pa.Schema:
     return pa.schema(kept)
 
 
-def on_inputs(join: J, columns: Mapping[str, pa.Schema], keys: Mapping[str, Sequence[str]]) -> J:
+def on_inputs(
+    join: J,
+    columns: Mapping[str, pa.Schema],
+    keys: Mapping[str, Sequence[str]],
+    beside: Mapping[str, Mapping[str, str]],
+) -> J:
     """Return the join with the types of its state and its rows.
 
     Args:
         join: The join.
         columns: By input: its columns, of the types that are kept.
         keys: By input: its key columns.
+        beside: By input: the places of the columns that stand beside a row that waits.
 
     Raises:
         InvalidInputError: Two columns of a joined row would have one name.
     """
     left, right = columns[join.left], columns[join.right]
     found = copy.copy(join)
-    found.pair = pair_of(join.left, join.right, left, right, join.key_columns, keys[join.left], keys[join.right])
+    own_keys, shares = (join.key_columns, keys[join.left], keys[join.right]), isinstance(join, AsOfJoin)
+    found.pair = pair_of(join.left, join.right, left, right, *own_keys, beside, shares)
     found.emits = pa.schema(list(found.pair.type))
     # An interval join has no state, and no row of this type.
     found.state = pa.struct(list(right)) if isinstance(join, AsOfJoin) else pa.bool_()
@@ -291,6 +317,8 @@ def pair_of(
     key: Sequence[str],
     left_key: Sequence[str],
     right_key: Sequence[str],
+    beside: Mapping[str, Mapping[str, str]] | None = None,
+    shares: bool = True,
 ) -> Pair:
     """Return what the rows of a join are made of.
 
@@ -305,6 +333,8 @@ def pair_of(
         key: The key columns of the task, which outputs show.
         left_key: What they are called in the left.
         right_key: What they are called in the right.
+        beside: By input: the places of the columns that stand beside a row that waits.
+        shares: Whether two columns of one type share a place.
 
     Raises:
         InvalidInputError: Two columns have one name all the same.
@@ -319,7 +349,50 @@ def pair_of(
         raise InvalidInputError(
             f"the rows that join {left} and {right} would have two columns {twice!r}; rename one in its source's transform."
         )
-    return Pair(left, right, tuple(of_left.names), tuple(field.name for field in more), pa.struct(fields))
+    waiting, places = _waiting((left, right), (of_left, of_right), beside or {}, shares)
+    columns = tuple(of_left.names), tuple(field.name for field in more)
+    return Pair(left, right, waiting, {left: of_left, right: of_right}, places, *columns, pa.struct(fields))
+
+
+def _waiting(
+    inputs: tuple[str, str],
+    schemas: tuple[pa.Schema, pa.Schema],
+    beside: Mapping[str, Mapping[str, str]],
+    shares: bool,
+) -> tuple[pa.StructType, dict[str, dict[str, str]]]:
+    """Return the type of a row that waits, and the places of the columns of the inputs."""
+    places = {input: dict(beside.get(input, {})) for input in inputs}
+    (left, right), (of_left, of_right) = inputs, schemas
+    rest = [field for field in of_right if field.name not in places[right]]
+    fields = [pa.field(IS_RIGHT, pa.bool_())]
+    for field in (field for field in of_left if field.name not in places[left]):
+        other = next((other for other in rest if shares and other.type == field.type), None)
+        # The identity in the store has these names. So columns whose places are others now make another type.
+        place = f"{left}.{field.name}" if other is None else f"{field.name}{SHARED}{other.name}"
+        places[left][field.name] = place
+        fields.append(pa.field(place, field.type))
+        if other is not None:
+            places[right][other.name] = place
+            rest.remove(other)
+    for field in rest:
+        places[right][field.name] = f"{right}.{field.name}"
+        fields.append(pa.field(f"{right}.{field.name}", field.type))
+    return pa.struct(fields), places
+
+
+def is_moved(pair: Pair, place: str) -> bool:
+    """Return whether a place that rows had before held a column that an input has still."""
+    before, _, more = place.partition(SHARED)
+    held = {(pair.left, before), (pair.right, more)} if more else {tuple(place.split(".", 1))}
+    return any(len(each) == 2 and each[1] in pair.places.get(each[0], {}) for each in held)
+
+
+def waiting_rows(pair: Pair, input: str, batch: pa.RecordBatch) -> pa.StructArray:
+    """Return rows of an input as they wait. Their columns may still have other types than the ones that are kept."""
+    own = {place: batch.column(column) for column, place in pair.places[input].items()}
+    own[IS_RIGHT] = pa.array(np.full(len(batch), input == pair.right))
+    columns = [own.get(field.name, pa.nulls(len(batch), field.type)) for field in pair.waiting]
+    return pa.StructArray.from_arrays(columns, names=pair.waiting.names)
 
 
 def _renamed(field: pa.Field, input: str, taken: Collection[str]) -> pa.Field:

@@ -28,9 +28,10 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.event_time.positions import NO_POSITION
-from persistent_state.joins import AsOfJoin, IntervalJoin, Join, kept_columns, on_inputs
+from persistent_state.joins import AsOfJoin, IntervalJoin, Join, kept_columns, on_inputs, waiting_rows
 from persistent_state.ordered import InOrderTask, OrderedTask, Timer
 from persistent_state.partials import fold
+from persistent_state.partials.keys import normal_type
 from persistent_state.partials.layout import DUE, Levels, as_numpy, below, between, one_chunk
 from persistent_state.partials.newest import Newest
 from persistent_state.partials.sort import same_keys
@@ -76,12 +77,15 @@ class Messages(PersistentTask):
         return [*self.rows] == [INPUT]
 
     def persistent_state(self) -> KeptState[Any]:
-        return KeptState(Rows(pa.struct([*self.rows.items()])), UntilPassed(_time_back(self.ordered)))
+        type = pa.struct([*self.rows.items()])
+        if isinstance(self.ordered, Join) and self.rows:
+            type = self.ordered.pair.waiting
+        return KeptState(Rows(type), UntilPassed(_time_back(self.ordered)))
 
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
-        given = {field: batch.column(field.name) for field in self.rows[self._input]}
-        fields = [field.with_type(column.type) for field, column in given.items()]
-        rows = pa.StructArray.from_arrays([*given.values()], fields=fields)
+        if isinstance(self.ordered, Join):
+            return waiting_rows(self.ordered.pair, self._input, batch)
+        rows = pa.StructArray.from_arrays(batch.columns, fields=list(self.rows[self._input]))
         columns = [rows if name == self._input else pa.nulls(len(rows), type) for name, type in self.rows.items()]
         return pa.StructArray.from_arrays(columns, names=[*self.rows])
 
@@ -117,7 +121,8 @@ def with_schemas(task: InOrderTask, inputs: Mapping[str, Plan]) -> tuple[Message
     schemas = {name: plan.schema for name, plan in inputs.items()}
     if isinstance(task, Join):
         schemas = {name: kept_columns(task, name, _without_local(plan)) for name, plan in inputs.items()}
-        task = on_inputs(task, schemas, {name: plan.task.key_columns for name, plan in inputs.items()})
+        keys = {name: plan.task.key_columns for name, plan in inputs.items()}
+        task = on_inputs(task, schemas, keys, {name: _beside(plan, schemas[name]) for name, plan in inputs.items()})
     tasks = {name: Messages(task, schemas, name, plan.task.key) for name, plan in inputs.items()}
     return Messages(task, schemas), {name: replace(plan, task=tasks[name]) for name, plan in inputs.items()}
 
@@ -126,6 +131,22 @@ def _without_local(plan: Plan) -> pa.Schema:
     """Return the columns of an input's rows without that which `run_local` adds to messages."""
     is_own = [name != LOCAL_TIMESTAMP or name != plan.timestamp for name in plan.schema.names]
     return pa.schema([field for field, own in zip(plan.schema, is_own, strict=True) if own])
+
+
+def _beside(plan: Plan, kept: pa.Schema) -> dict[str, str]:
+    """Return the columns of an input of a join that stand beside its rows as they are kept: of the key, and the timestamp."""
+    found = {}
+    for number, column in enumerate(plan.task.key_columns):
+        type = kept.field(column).type if column in kept.names else None
+        # Of floats a key has one zero and one NaN.
+        if type is not None and not pa.types.is_floating(type) and normal_type(type) == type:
+            found[column] = f"key{number}"
+    if plan.timestamp in kept.names:
+        type = plan.schema.field(plan.timestamp).type
+        is_whole = pa.types.is_int64(type) and plan.timestamp_unit in (None, "us")
+        if is_whole or pa.types.is_timestamp(type):
+            found[plan.timestamp] = "start"
+    return found
 
 
 class States(PersistentTask):
@@ -289,6 +310,8 @@ def _processed(
 
 def cut(came: Levels, span: Span, most: int) -> list[int]:
     """Return clocks from the first to the last of a span, about so many messages apart."""
+    if sum(map(len, came)) <= most:
+        return [span.since, span.clock]
     times = np.concatenate([np.array([], np.int64), *(as_numpy(table, "start") for table in came)])
     times = np.sort(times[_is_between(times, span)])
     between_them = {int(time) for time in times[most::most]} - {span.since}

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.batch.in_order import EMITTED, STATE, cut, step_chunk
-from persistent_state.batch.joins import Joined, as_of, interval, newest_rights
+from persistent_state.batch.joins import Joined, as_of, column_of, interval, newest_rights
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import StepChunk
 from persistent_state.batch.spans import Span, open_runs
@@ -40,19 +40,20 @@ def read(plan: Plan, fed: Plan, join: Join, span: Span, name: str) -> Iterator[C
         if isinstance(join, AsOfJoin):
             yield from _as_of(plan, fed, join, span, came, name)
         elif isinstance(join, IntervalJoin):
-            for first, last in pairwise(cut(came, span, fold.SLICE)):
+            for first, last in pairwise(cut(came, span, 2 * fold.SLICE)):
                 messages = passed(came, plan.layout, max(since, first - join.bounds.back), last)
                 for some in interval(messages, plan.layout, join.pair, join.bounds, first, last):
                     yield _emitted(plan, fed, messages, some, name)
 
 
 def _as_of(plan: Plan, fed: Plan, join: AsOfJoin, span: Span, came: Levels, name: str) -> Iterator[Chunk]:
-    hashes = np.sort(np.concatenate([as_numpy(table, "hash") for table in came]))
+    # Those of each table are in order, so that a stable sort has little to do.
+    hashes = np.sort(np.concatenate([as_numpy(table, "hash") for table in came]), kind="stable")
     stored = [below(level, span.clock) for level in open_runs(fed, span.states, [hashes])]
     stored = [fold.touched(level, pa.table({"hash": hashes})) for level in stored]
     new: list[pa.Table] = []
     # A key alone may have more messages than there is room for.
-    for first, last in pairwise(cut(came, span, fold.SLICE)):
+    for first, last in pairwise(cut(came, span, 2 * fold.SLICE)):
         messages = passed(came, plan.layout, first, last)
         kept = fold.fold_keys([*stored, *new], fed.layout)
         for some in as_of(messages, kept, plan.layout, join.pair, join.tolerance):
@@ -77,7 +78,10 @@ def _states(rows: pa.Table, fed: Plan, join: Join) -> pa.Table:
     type, count = fed.layout.monoid.type, len(rows)
     times, timers = one_chunk(rows["start"]), type.field("timers").type
     no_timers = pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), pa.array([], timers.value_type))
-    columns = [one_chunk(rows["value"]).field(join.pair.right), no_timers, times]
+    pair = join.pair
+    fields = pair.schemas[pair.right]
+    right = [column_of(rows, pair, pair.right, name) for name in fields.names]
+    columns = [pa.StructArray.from_arrays(right, fields=list(fields)), no_timers, times]
     made = {
         "start": times,
         "newest": times,

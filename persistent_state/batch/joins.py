@@ -1,7 +1,7 @@
 """Join the rows of two inputs by Arrow, each row once, when the clock has passed all that it may be joined with.
 
-A table of messages has the rows of both inputs: the column `value` is a struct with a struct for each input, null where the row
-is of the other. The rows stand by key, and those of a key in the order of event time.
+A table of messages has the rows of both inputs as `Pair` has them wait. They stand by key, those of a key in the order of event
+time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.joins import Bounds, Pair
+from persistent_state.joins import IS_RIGHT, Bounds, Pair
 from persistent_state.partials import fold, keys, lookup, sizes, sort
 from persistent_state.partials.layout import Layout, as_numpy, one_chunk
 
@@ -85,6 +85,21 @@ def as_of(
         found[(found != NONE) & (of < times[rows] - tolerance)] = NONE
     numbers = np.arange(len(rows))
     yield from sides.joined(rows, found, times[rows], numbers, values.field("state"))
+
+
+def column_of(messages: pa.Table, pair: Pair, input: str, name: str) -> pa.Array:
+    """Return a column of an input. In rows of the other input it has any values.
+
+    Args:
+        messages: Rows of both.
+        pair: The inputs.
+        input: The name of one.
+        name: The name of the column.
+    """
+    place = pair.places[input][name]
+    if place == "start":
+        return one_chunk(messages[place]).cast(pair.schemas[input].field(name).type)
+    return one_chunk(messages[place]) if place in messages.column_names else one_chunk(messages["value"]).field(place)
 
 
 def newest_rights(messages: pa.Table, layout: Layout, pair: Pair) -> NDArray[np.intp]:
@@ -198,11 +213,10 @@ class _Sides:
 
     def __init__(self, messages: pa.Table, layout: Layout, pair: Pair) -> None:
         values = one_chunk(messages["value"])
-        self.left, self.right = values.field(pair.left), values.field(pair.right)
         self.times: Numbers = as_numpy(messages, "start")
-        self.is_right: Mask = np.asarray(self.right.is_valid())
+        self.is_right: Mask = values.field(IS_RIGHT).to_numpy(zero_copy_only=False)
         self.first: Mask = ~sort.same_keys(messages, layout)
-        self._pair = pair
+        self._messages, self._pair = messages, pair
 
     def joined(
         self,
@@ -221,11 +235,12 @@ class _Sides:
             numbers: What puts them in order.
             kept: Right rows beside those of the messages.
         """
-        lefts = [self.left.field(name) for name in self._pair.columns]
-        rights = [self.right.field(name) for name in self._pair.more]
+        pair = self._pair
+        lefts = [column_of(self._messages, pair, pair.left, name) for name in pair.columns]
+        rights = [column_of(self._messages, pair, pair.right, name) for name in pair.more]
         if kept is not None and len(kept):
             with sizes.within_arrow():
-                more = [kept.field(name) for name in self._pair.more]
+                more = [kept.field(name) for name in pair.more]
                 rights = [pa.concat_arrays(both) for both in zip(rights, more, strict=True)]
         is_there = found != NONE
         for low, high in pairwise(_bounds(lefts, rights, rows, found)):
@@ -233,20 +248,20 @@ class _Sides:
             right = pa.array(found[low:high], mask=~is_there[low:high])
             columns = [column.take(left) for column in lefts] + [column.take(right) for column in rights]
             values = (
-                pa.StructArray.from_arrays(columns, fields=list(self._pair.type))
+                pa.StructArray.from_arrays(columns, fields=list(pair.type))
                 if columns
-                else pa.array([{}] * len(left), self._pair.type)
+                else pa.array([{}] * len(left), pair.type)
             )
             yield Joined(rows[low:high], moments[low:high], numbers[low:high], values)
 
 
 def _bounds(lefts: Sequence[pa.Array], rights: Sequence[pa.Array], rows: Numbers, found: Numbers) -> list[int]:
     """Return numbers of joined rows between which there are few, and few bytes."""
-    of_left, of_right = _bytes(lefts), _bytes(rights)
+    of_left, of_right = _bytes(lefts), np.append(_bytes(rights), 0)
     bounds = {*range(0, len(rows), MOST_ROWS), len(rows)}
     most = max(of_left.max(initial=0) + of_right.max(initial=0), 1)
     if most * MOST_ROWS > fold.SLICE_BYTES:
-        held = of_left[rows] + (np.append(of_right, 0)[found])
+        held = of_left[rows] + of_right[found]
         # A row of more than that stands alone.
         slices = np.cumsum(held) // fold.SLICE_BYTES
         bounds |= set((np.flatnonzero(slices[1:] != slices[:-1]) + 1).tolist())
@@ -254,7 +269,7 @@ def _bounds(lefts: Sequence[pa.Array], rights: Sequence[pa.Array], rows: Numbers
 
 
 def _bytes(columns: Sequence[pa.Array]) -> Numbers:
-    """Return how many bytes the values of each row take."""
+    """Return how many bytes the values of each row take; nothing where there are no columns."""
     batch = pa.RecordBatch.from_arrays(columns, names=[str(number) for number in range(len(columns))])
     ends = np.arange(1, (len(columns[0]) if columns else 0) + 1)
     return sizes.of_ranges(batch, ends - 1, ends)

@@ -17,8 +17,10 @@ import pyarrow as pa
 
 from persistent_state.batch.in_order import Messages
 from persistent_state.batch.plan import Plan
+from persistent_state.joins import Join, is_moved
 from persistent_state.partials.evolve import EVERYTHING, Difference, Evolving, differences
 from persistent_state.partials.type_names import name_of, named
+from persistent_state.partials.waiting import Waiting
 from persistent_state.store.entry import Entry
 from persistent_state.store.task_state import TaskState
 
@@ -35,8 +37,15 @@ def misfit(plan: Plan, newest: Entry) -> str | None:
     """Return the sentence that says why values of a task can't have the type of its plan; None if they can."""
     if _has_same_type(plan, newest) or not _is_read(plan, newest):
         return None
+    join = plan.task.ordered if isinstance(plan.task, Messages) and isinstance(plan.task.ordered, Join) else None
     for each in _differences(plan, newest):
-        if isinstance(plan.task, Messages) and len(each.path) == 1 and each.after is None:
+        if join is not None and len(each.path) == 1 and each.after is None:
+            if is_moved(join.pair, each.path[0]):
+                return (
+                    f"task={plan.name}: rows wait, and their inputs have other columns now; give them those of before until "
+                    "all are joined."
+                )
+        elif isinstance(plan.task, Messages) and len(each.path) == 1 and each.after is None:
             return f"task={plan.name}: messages of input={each.path[0]!r} wait; give the task this input until it has them all."
         if each.path == EVERYTHING:
             return f"task={plan.name}: its values were written as {_name(plan, newest)}, which can get no other type."
@@ -88,10 +97,13 @@ def _differences(plan: Plan, newest: Entry) -> list[Difference]:
 def _is_read(plan: Plan, newest: Entry) -> bool:
     """Return whether anything reads the values again that a start leaves of a task.
 
-    A start leaves messages below the global clock, or below the task's own if that is lower.
+    A start leaves messages below the global clock, or below the task's own if that is lower. Those of some joins stay for
+    longer.
     """
     if not isinstance(plan.task, Messages):
         return True
     left = min(newest.clock, newest.flow_of(plan.name).progress.clock)
     steps = [flow for flow in newest.flows.values() if any(fed.task == plan.name for fed in flow.upstream.values())]
-    return any(flow.visited < left for flow in steps)
+    kind = plan.layout.kind
+    back = kind.back if isinstance(kind, Waiting) else 0
+    return any(flow.visited - back < left for flow in steps)

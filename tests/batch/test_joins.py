@@ -17,7 +17,7 @@ from persistent_state.batch import joins
 from persistent_state.batch.joins import Joined, as_of, interval, newest_rights
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.joins import Bounds, Pair, pair_of
+from persistent_state.joins import IS_RIGHT, Bounds, Pair, is_moved, pair_of, waiting_rows
 from persistent_state.partials import fold, keys
 from persistent_state.partials.layout import Layout
 from persistent_state.partials.newest import Newest
@@ -25,9 +25,9 @@ from persistent_state.partials.waiting import Rows, Waiting
 
 TRADE = pa.schema([("k", pa.string()), ("ts", pa.int64()), ("n", pa.int64()), ("note", pa.string())])
 QUOTE = pa.schema([("symbol", pa.string()), ("ts", pa.int64()), ("bid", pa.float64()), ("note", pa.string())])
-PAIR = pair_of("trades", "quotes", TRADE, QUOTE, ["k"], ["k"], ["symbol"])
-VALUE = pa.struct([("trades", pa.struct(list(TRADE))), ("quotes", pa.struct(list(QUOTE)))])
-LAYOUT = Layout((pa.string(),), Rows(VALUE), Waiting())
+BESIDE = {"trades": {"k": "key0"}, "quotes": {"symbol": "key0", "ts": "start"}}
+PAIR = pair_of("trades", "quotes", TRADE, QUOTE, ["k"], ["k"], ["symbol"], BESIDE)
+LAYOUT = Layout((pa.string(),), Rows(PAIR.waiting), Waiting())
 
 Row = tuple[str | None, int, bool, int]
 """A row: its key, its time, whether it is a quote, and its number. Those of a key and time are in the order of the numbers."""
@@ -47,20 +47,25 @@ def value(row: Row) -> dict[str, Any]:
     return {"trades": {"k": key, "ts": time, "n": number, "note": note}, "quotes": None}
 
 
+def waiting(row: Row) -> dict[str, Any]:
+    input = "quotes" if row[2] else "trades"
+    return {IS_RIGHT: row[2], **{PAIR.places[input][name]: of for name, of in value(row)[input].items()}}
+
+
 def table(rows: Sequence[Row], **more: Any) -> pa.Table:
     """Rows as they come from runs: by hash and key, those of a key in order."""
     of = pa.array([row[0] for row in rows], pa.string())
     hashes = keys.hash_keys([of], len(rows))
     columns = {"hash": hashes, "key0": of, "start": pa.array([row[1] for row in rows], pa.int64())}
     numbers = pa.array([row[3] for row in rows], pa.int64())
-    made = pa.table({**columns, "number": numbers, "value": pa.array(list(map(value, rows)), VALUE), **more})
+    made = pa.table({**columns, "number": numbers, "value": pa.array(list(map(waiting, rows)), PAIR.waiting), **more})
     return made.sort_by([(name, "ascending") for name in ("hash", "key0", "start", "number")])
 
 
 def kept_of(newest: dict[Any, Row]) -> pa.Table:
     """The newest quotes of keys, as the state has them."""
     rows = list(newest.values())
-    type = Newest(VALUE.field("quotes").type).type
+    type = Newest(pa.struct(list(QUOTE))).type
     states = [{"state": value(row)["quotes"], "timers": [], "newest": row[1]} for row in rows]
     return table(rows, value=pa.array(states, type))
 
@@ -185,6 +190,30 @@ def test_a_column_whose_name_is_taken_gets_the_name_of_its_input() -> None:
     # Outputs show the key by its name in the task.
     other = pair_of("orders", "rates", left, right, ["id"], ["price"], ["key"])
     assert other.type.names[0] == "orders_id"
+
+
+def test_columns_of_one_type_wait_in_one_place() -> None:
+    assert {field.name: field.type for field in PAIR.waiting} == {
+        "is right": pa.bool_(),
+        "trades.ts": pa.int64(),
+        "trades.n": pa.int64(),
+        "note|note": pa.string(),
+        "quotes.bid": pa.float64(),
+    }
+    batch = pa.RecordBatch.from_pylist([value(("a", 5, True, 3))["quotes"]], QUOTE)
+    assert waiting_rows(PAIR, "quotes", batch).to_pylist() == [
+        {"is right": True, "trades.ts": None, "trades.n": None, "note|note": "note 3", "quotes.bid": 0.75}
+    ]
+
+
+def test_a_column_that_waits_in_another_place_now_is_told_from_one_that_is_gone() -> None:
+    assert is_moved(PAIR, "quotes.note")
+    assert is_moved(PAIR, "note|gone")
+    assert is_moved(PAIR, "gone|bid")
+    assert not is_moved(PAIR, "gone|gone")
+    assert not is_moved(PAIR, "trades.gone")
+    alone = pair_of("trades", "quotes", TRADE, QUOTE, ["k"], ["k"], ["symbol"], BESIDE, shares=False)
+    assert alone.waiting.names == ["is right", "trades.ts", "trades.n", "trades.note", "quotes.bid", "quotes.note"]
 
 
 def test_columns_of_one_name_are_refused() -> None:

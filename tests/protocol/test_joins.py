@@ -249,6 +249,20 @@ def test_right_rows_that_come_out_of_order_are_joined_in_theirs() -> None:
     assert [row[2]["quotes_ts"] for row in world.found] == [4, 9]
 
 
+@pytest.mark.parametrize("join", [as_of(None), interval(50, 50)])
+def test_a_late_row_is_kept_aside_and_joined_with_nothing(join: Join) -> None:
+    trades, quotes = (FileSource(f"{name}/", timestamp="ts") for name in ("trades", "quotes"))
+    app = Application("app", "memory://joins", checkpoint_interval=core.us(10))
+    app.add(join, {"trades": trades, "quotes": Input(quotes, key="symbol")})
+    rows = {
+        "trades": [Message(time, {"k": "a"}) for time in (5, 35, 36)],
+        "quotes": [Message(time, {"symbol": "a", "bid": time}) for time in (1, 31, 4, 37)],
+    }
+    ran = run_local(app, {"trades_quotes": rows}, batch_size=2)["trades_quotes"]
+    assert [(row["reason"], row["row"]["quotes"]["bid"]) for row in ran.late] == [("late", 4)]
+    assert {row["bid"] for row in ran.emitted} == ({1, 31} if isinstance(join, AsOfJoin) else {1, 31, 37})
+
+
 def test_other_bounds_of_a_join_that_has_rows_are_refused() -> None:
     world = World(interval(5, 5))
     world.start()
@@ -262,6 +276,38 @@ def test_other_bounds_of_a_join_that_has_rows_are_refused() -> None:
     # The same rows wait as long for these, so that nothing is missing.
     world.join = interval(2, 5)
     world.start()
+
+
+def test_columns_of_rows_that_wait_come_and_go() -> None:
+    world = World(interval(30, 30))
+    world.start()
+    world.send(("a", 2, True), ("a", 3, False))
+    world.go_to(20)
+    other = Rows(TRADE.set(2, pa.field("n", pa.string())))
+    other.timestamp = "ts"
+    # All have passed, and are needed all the same.
+    with pytest.raises(InvalidInputError, match=r"field 'trades\.n' was written as int64, and is string now"):
+        core.start(world.log, [*planned(world.join, {**world.inputs, "trades": other}, world.files).values()])
+    trades, quotes = Rows(pa.schema([*TRADE, ("more", pa.int64())])), Rows(QUOTE.remove(QUOTE.get_field_index("note")))
+    trades.rows = [(*row, None) for row in world.inputs["trades"].rows]
+    quotes.rows = [row[:-1] for row in world.inputs["quotes"].rows]
+    trades.timestamp = quotes.timestamp = "ts"
+    world.inputs = {"trades": trades, "quotes": quotes}
+    world.start()
+    trades.rows += [("a", 28, 7, "late", 5), ("end", 60, 8, None, 6)]
+    quotes.rows += [("a", 27, 7.5), ("end", 60, 8.5)]
+    world.play()
+    entry = world.newest
+    (step,) = graph.due(entry)
+    core.step(world.log, {world.flow.id: world.flow}, step, KEEPING)
+    runs = world.newest.tasks[world.emitted.name].stored.runs
+    rows = seen_below(world.files, runs, world.emitted.layout, world.newest.clock, Since(entry.clock))[
+        "value"
+    ].to_pylist()
+    assert [(row["n"], row["bid"], row["more"]) for row in rows if row["k"] == "a"] == [
+        (1, 7.5, None), (7, 0.0, 5), (7, 7.5, 5)
+    ]  # fmt: skip
+    assert {*rows[0]} == {"k", "ts", "n", "note", "more", "quotes_ts", "bid"}
 
 
 def test_wrong_joins_are_refused() -> None:
