@@ -57,6 +57,14 @@ def write_stream(folder: Path, messages: pa.Table, files: int) -> None:
         pq.write_table(messages.slice(start, bounds[file + 1] - start), folder / f"{file:04d}.parquet")
 
 
+def let_in(folder: Path, files: int) -> bool:
+    """Let the first so many files of FOLDER/later come into FOLDER/stream. Return False if all were there before."""
+    later, come = sorted((folder / "later").iterdir()), len([*(folder / "stream").iterdir()])
+    for file in later[: max(0, files - come)]:
+        file.rename(folder / "stream" / file.name)
+    return bool(later)
+
+
 @contextmanager
 def driver(module: str, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A driver in a process of its own, which is over in the end. What it says goes to FOLDER/driver.log.

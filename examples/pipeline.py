@@ -37,7 +37,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from examples.driven import driver, folder_for, last_words, local_spark, write_stream
+from examples.driven import driver, folder_for, last_words, let_in, local_spark, write_stream
 from monoids import Count, Last, Struct, Sum, TopK
 from persistent_state import (
     Application,
@@ -181,12 +181,7 @@ def write_orders(folder: Path, orders: pd.DataFrame) -> None:
 
 def come_in(folder: Path, upto: int) -> bool:
     """Let orders come into the stream until it has those before a time. Return False if there are no more of them."""
-    later = sorted((folder / "later").iterdir())
-    come = 2 * HOURS - len(later)
-    wanted = (upto - BEGIN) // (HOUR // 2)
-    for file in later[: max(0, wanted - come)]:
-        file.rename(folder / "stream" / file.name)
-    return bool(later)
+    return let_in(folder, (upto - BEGIN) // (HOUR // 2))
 
 
 State = Mapping[Any, Any]

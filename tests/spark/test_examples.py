@@ -22,6 +22,7 @@ import pytest
 from examples import (
     alerts,
     currencies,
+    fraud,
     ledger,
     pipeline,
     quotes,
@@ -35,7 +36,7 @@ from tests.spark.conftest import Launch
 from tests.spark.sessions import FOR_OTHERS, Jvm, patched
 
 TRANSFERS, KILLS = 2_000, 1
-ORDERS = 6_000
+ORDERS, EVENTS = 6_000, 4_000
 FLIGHTS, USERS = 50_000, 100
 TRADES, FOREIGN_ORDERS = 5_000, 3_000
 
@@ -86,6 +87,7 @@ def examples(
         "ledger": ("--folder", "KEPT", "--transfers", str(TRANSFERS), "--kills", str(KILLS)),
         "alerts": ("--folder", "KEPT"),
         "pipeline": ("--folder", "KEPT", "--orders", str(ORDERS), "--kills", str(KILLS)),
+        "fraud": ("--folder", "KEPT", "--events", str(EVENTS), "--kills", str(KILLS)),
         "sessions": ("--folder", "KEPT", "--users", str(USERS)),
         "window_average": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
         "unique_aircraft": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
@@ -207,6 +209,35 @@ def test_a_wrong_table_of_a_pipeline_is_found(
     assert pipeline.look(tables, orders, "", 1).wrong == 0
     change(database, statement)
     assert pipeline.look(tables, orders, "", 1).wrong > 0
+
+
+def test_alerts_of_fraud_are_there_once_after_a_kill(examples: Mapping[str, Future[Shown]]) -> None:
+    figures = examples["fraud"].result().figures
+    seen = figures["drivers"]
+    assert figures["right"]
+    assert [each["driver"] for each in seen] == ["killed as alerts came in"] * KILLS + ["came to the end"]
+    assert [each["wrong"] for each in seen] == [0] * (KILLS + 1)
+    assert seen[-1]["alerts"] > seen[0]["alerts"] > 0
+    assert figures["other"] > 0
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM alerts WHERE rowid = 1",
+        "INSERT INTO alerts SELECT * FROM alerts WHERE rowid = 1",
+        "UPDATE alerts SET clock = '2025-01-02 00:00:00.000000' WHERE rowid = 1",
+        "UPDATE rules SET value = value + 1 WHERE rule = 'limit'",
+        """UPDATE cards SET value = '{"payments": 1, "total": 1}' WHERE rowid = 1""",
+    ],
+)
+def test_a_wrong_table_of_fraud_is_found(examples: Mapping[str, Future[Shown]], tmp_path: Path, statement: str) -> None:
+    kept = examples["fraud"].result().kept
+    database = Path(shutil.copy(kept / "fraud.db", tmp_path))
+    tables, events = fraud.Tables(database), fraud.make_events(EVENTS)
+    assert fraud.look(tables, events, "", 1).wrong == 0
+    change(database, statement)
+    assert fraud.look(tables, events, "", 1).wrong > 0
 
 
 def test_averages_slide_over_the_flights(examples: Mapping[str, Future[Shown]]) -> None:
