@@ -15,9 +15,14 @@ from persistent_state import (
     Application,
     Changes,
     ClosedWindows,
+    Context,
+    Emitted,
     FileSource,
+    Message,
     NonWindowState,
+    OrderedTask,
     PersistentTask,
+    Timer,
     TumblingWindow,
     WindowState,
     read_state,
@@ -117,6 +122,50 @@ class Rares(PersistentTask):
         return NonWindowState(Sum())
 
 
+class Watch(OrderedTask):
+    """Emits each best sale of a region so far, and that it has fallen silent. After a longer silence it begins again."""
+
+    key = "region"
+    state = pa.struct([("sales", pa.int64()), ("best", pa.int64())])
+    emits = pa.schema([("what", pa.string()), ("number", pa.int64())])
+    ttl = "40 seconds"
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        # In its place, as user code may.
+        state = state or {"sales": 0, "best": -(10**6)}
+        state["sales"] += 1
+        if message["amount"] > state["best"]:
+            state["best"] = message["amount"]
+            context.emit(what="best", number=state["best"])
+        context.delete_timer(message.timestamp - SECOND + QUIET, "quiet")
+        context.delete_timer(message.timestamp - SECOND + FORGOTTEN, "forgotten")
+        context.set_timer(message.timestamp + QUIET, "quiet")
+        context.set_timer(message.timestamp + FORGOTTEN, "forgotten")
+        return state
+
+    def on_timer(self, state: Any, timer: Timer, context: Context) -> Any:
+        context.emit(what=timer.name, number=state["sales"])
+        if timer.name == "quiet":
+            context.set_timer(timer.timestamp + QUIET, "still quiet")
+        return state
+
+
+QUIET, FORGOTTEN = 15 * SECOND, 60 * SECOND
+"""A timer of the second kind is never called, as its region is forgotten by then."""
+
+
+class Said(PersistentTask):
+    """How many rows `Watch` has emitted of a kind, and the sum of their numbers."""
+
+    key = "what"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Struct(rows=Count(), numbers=Sum()))
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.StructArray.from_arrays([pa.array([1] * len(batch)), batch["number"]], names=["rows", "numbers"])
+
+
 def is_rare(second: int) -> bool:
     return second % 300 < 5
 
@@ -154,7 +203,7 @@ def application(
     outputs: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
     files_per_batch: int = 1,
-    tasks: Sequence[tuple[PersistentTask, Any]] = (),
+    tasks: Sequence[tuple[PersistentTask | OrderedTask, Any]] = (),
     **more: Any,
 ) -> Application:
     """The graph over a folder, its store there too, with these `outputs`, `without` some of its tasks and with more `tasks`."""
@@ -167,7 +216,7 @@ def application(
         **more,
     )
     source = FileSource(str(folder / "in"), timestamp="ts", schema=SCHEMA, max_files_per_batch=files_per_batch)
-    all_tasks: list[tuple[PersistentTask, Any]] = [
+    all_tasks: list[tuple[PersistentTask | OrderedTask, Any]] = [
         (PerShop(), source),
         (PerSlot(), source),
         (Rare(), source),
@@ -176,6 +225,8 @@ def application(
         (Total(), Changes("PerRegion")),
         (Best(), ClosedWindows("PerSlot")),
         (Rares(), Changes("Rare")),
+        (Watch(), source),
+        (Said(), Emitted("Watch")),
     ]
     replaced = {task.task_name for task, _ in tasks}
     for task, fed_by in [*(each for each in all_tasks if each[0].task_name not in replaced), *tasks]:
@@ -233,6 +284,42 @@ def best(sales: Sequence[Sale], clock: int) -> dict[Any, Any]:
     return {key: value for key, value in found.items() if value != 0}
 
 
+def watched(sales: Sequence[Sale], clock: int) -> tuple[dict[Any, Any], list[tuple[str, int, int]]]:
+    """What is kept of each region at a clock, and the rows: what was emitted, its number and its moment."""
+    lives: dict[int, list[list[Sale]]] = {}
+    for each in sales:
+        own = lives.setdefault(each.region, [[]])
+        if own[-1] and (each.second - own[-1][-1].second) * SECOND > 40 * SECOND:
+            own.append([])
+        own[-1].append(each)
+    kept, rows = dict[Any, Any](), list[tuple[str, int, int]]()
+    for region, own in lives.items():
+        for life in own:
+            best = -(10**6)
+            for each in life:
+                if each.amount > best:
+                    best = each.amount
+                    rows.append(("best", best, each.second * SECOND))
+            newest, state = life[-1].second * SECOND, {"sales": len(life), "best": best}
+            quiet, still = ("quiet", newest + QUIET), ("still quiet", newest + 2 * QUIET)
+            rows += [(what, len(life), at) for what, at in (quiet, still) if at < clock]
+            waiting = [each for each in (quiet, still) if each[1] >= clock][:1]
+            timers = [{"timestamp": at, "name": what} for what, at in (*waiting, ("forgotten", newest + FORGOTTEN))]
+            if newest + 40 * SECOND >= clock:
+                kept[region,] = {"state": state, "timers": timers, "newest": newest}
+    return kept, rows
+
+
+def said(rows: Sequence[tuple[str, int, int]]) -> dict[Any, Any]:
+    """How many of these rows there are of a kind, and the sum of their numbers."""
+    found: dict[Any, Any] = {}
+    for what, number, _ in rows:
+        known = found.setdefault((what,), {"rows": 0, "numbers": 0})
+        known["rows"] += 1
+        known["numbers"] += number
+    return found
+
+
 def all_of(values: Mapping[Any, Any], field: str) -> dict[Any, Any]:
     total = sum(value[field] for value in values.values())
     return {(): total} if total else {}
@@ -254,6 +341,8 @@ def check(folder: Path, sent: int) -> int:
             "Total": lambda clock=clock: all_of(state(folder, "PerRegion", clock), "total"),
             "Best": lambda sales=sales, clock=clock: best(sales, clock),
             "Rares": lambda sales=sales: all_of({each: {"": 1} for each in sales if is_rare(each.second)}, ""),
+            "Watch": lambda sales=sales, clock=clock: watched(sales, clock)[0],
+            "Said": lambda sales=sales, clock=clock: said(watched(sales, clock)[1]),
         }
         for name, task in entry.tasks.items():
             assert not entry.late_counts_of(name)

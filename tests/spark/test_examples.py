@@ -228,7 +228,7 @@ def test_alerts_of_fraud_are_there_once_after_a_kill(examples: Mapping[str, Futu
         "INSERT INTO alerts SELECT * FROM alerts WHERE rowid = 1",
         "UPDATE alerts SET clock = '2025-01-02 00:00:00.000000' WHERE rowid = 1",
         "UPDATE rules SET value = value + 1 WHERE rule = 'limit'",
-        """UPDATE cards SET value = '{"payments": 1, "total": 1}' WHERE rowid = 1""",
+        """UPDATE cards SET value = '{"payments": 1, "total": 1}' WHERE card = 'card 000'""",
     ],
 )
 def test_a_wrong_table_of_fraud_is_found(examples: Mapping[str, Future[Shown]], tmp_path: Path, statement: str) -> None:

@@ -31,6 +31,7 @@ from persistent_state import (
     ValuesAtClock,
 )
 from persistent_state.engine import backoff, steps
+from persistent_state.formatting import read_clock
 from tests.spark.pipeline import (
     SCHEMA,
     SECOND,
@@ -43,6 +44,7 @@ from tests.spark.pipeline import (
     per_shop,
     sale,
     state,
+    watched,
 )
 
 if TYPE_CHECKING:
@@ -118,6 +120,7 @@ def test_outputs_beside_derived_tasks_have_each_clock_once_and_a_new_task_is_rig
         return {
             "PerRegion": [ValuesAtClock(take, all=True), SqlSink(str(tmp_path / "out.db"), "regions")],
             "Total": [ParquetSink(str(tmp_path / "totals")), RunningValues(run)],
+            "Watch": SqlSink(str(tmp_path / "out.db"), "watched", history=True),
         }
 
     for file in range(3):
@@ -138,7 +141,10 @@ def test_outputs_beside_derived_tasks_have_each_clock_once_and_a_new_task_is_rig
         assert {key: value for key, value in values.items() if value["shops"]} == per_region(shops)
     with sqlite3.connect(tmp_path / "out.db") as database:
         rows = database.execute("SELECT region, value FROM regions").fetchall()
+        emitted = database.execute("SELECT what, number, timestamp FROM watched").fetchall()
     assert {(region,): json.loads(value) for region, value in rows} == given[-1][1]
+    _, wanted = watched([sale(second) for second in range(215)], 220 * SECOND)
+    assert sorted((what, number, read_clock(at)) for what, number, at in emitted) == sorted(wanted)
     totals = pq.read_table(tmp_path / "totals").to_pylist()
     assert max(Counter(row["clock"] for row in totals).values()) == 1
     for row in totals:
@@ -147,7 +153,7 @@ def test_outputs_beside_derived_tasks_have_each_clock_once_and_a_new_task_is_rig
     assert running_totals[-1] == sum(sale(second).amount for second in range(215))
 
     by_task = {name: [each for each in told if each.task == name] for name in newest(tmp_path).tasks}
-    for name in ("PerRegion", "Revenue", "Total", "Best", "Rares"):
+    for name in ("PerRegion", "Revenue", "Total", "Best", "Rares", "Watch", "Said"):
         visited = [each.clock for each in by_task[name]]
         assert visited == sorted({*visited})
         assert {*clocks} <= {*visited}

@@ -30,9 +30,8 @@ PHASES = ("start", "commit", "step", "unchanged", "collect", "close")
 CHAPTER = 60
 """Seconds of messages in a file: a multiple of every checkpoint interval in use, so that nothing is late after a close."""
 
-OF_A_STEP = [
-    f"{RUN} {task}" for task in soak_or(ci=("PerRegion", "Total"), soak=("PerRegion", "Total", "Best", "Rares"))
-]
+ALL_STEPS = ("PerRegion", "Total", "Best", "Rares", "Watch", "Said")
+OF_A_STEP = [f"{RUN} {task}" for task in soak_or(ci=("PerRegion", "Watch"), soak=ALL_STEPS)]
 """The driver is killed while workers write the runs of a step of these tasks."""
 
 AT_ANY_TIME = soak_or(ci=1, soak=40)
