@@ -139,6 +139,11 @@ def _check_taken_back(plan: Plan, other: Plan) -> None:
         )
     if plan.takes_back:
         return
+    if isinstance(plan.task, in_order.Messages):
+        raise InvalidInputError(
+            f"task={plan.task.ordered.task_name} is fed by the changes of task={other.name}, and an ordered task can't take "
+            f"back what it made of a row; look at fixed times: Changes({other.name!r}, every=\"1 minute\")."
+        )
     monoid = plan.state.monoid
     beginning = (
         f"task={plan.name} is fed by the changes of task={other.name}: what it made of a row is taken back when the row"

@@ -225,7 +225,8 @@ class _Turn(Context):
     def _failed(self, given: Message | Timer, error: Exception) -> TaskFailedError:
         """Return the error that says what user code raised, and where."""
         name, where = ("on_timer", repr(given)) if self._timer is not None else ("process", f"message={given!r}")
-        said = f": {error}{places(error)}" if isinstance(error, InvalidInputError) else f" raised {raised(error)}"
+        is_ours = isinstance(error, InvalidInputError)
+        said = f": {str(error).removesuffix('.')}{places(error)}" if is_ours else f" raised {raised(error)}"
         return TaskFailedError(
             f"{name} of task={self._task.task_name}{said}, at key={self.key!r} {where} timestamp={self.timestamp}."
         )
