@@ -142,7 +142,7 @@ def _check_taken_back(plan: Plan, other: Plan) -> None:
     if isinstance(plan.task, in_order.Messages):
         raise InvalidInputError(
             f"task={plan.task.ordered.task_name} is fed by the changes of task={other.name}, and an ordered task can't take "
-            f"back what it made of a row; look at fixed times: Changes({other.name!r}, every=\"1 minute\")."
+            f'back what it made of a row; look at fixed times: Changes({other.name!r}, every="1 minute").'
         )
     monoid = plan.state.monoid
     beginning = (
