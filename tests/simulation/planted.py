@@ -1762,13 +1762,6 @@ BUGS = (
         theme="in-order",
     ),
     bug(
-        "states that are asked for by messages",
-        "Of a key whose timer is due, states of newer runs are not read.",
-        in_order.read,
-        ("open_runs(fed, others, [hashes])", "open_runs(fed, others, asked[: len(came)])"),
-        theme="in-order",
-    ),
-    bug(
         "states without timers",
         "Who has a timer that is due, and no message, is not asked.",
         in_order.read,
@@ -1815,20 +1808,6 @@ BUGS = (
         "Where no message came, no timer is due.",
         spans.Span.may_give,
         (" or self.timed_runs)", ")"),
-        theme="in-order",
-    ),
-    bug(
-        "timers by the first of a run",
-        "No timer of a run is due that comes after the first one.",
-        spans.Span.timed_runs.fget,
-        ("run.last_due >= self.since", "run.due >= self.since"),
-        theme="in-order",
-    ),
-    bug(
-        "last timer of a key",
-        "The last timer of a key tells when one is due.",
-        newest.first_due,
-        ("offsets[:-1][has_one]", "offsets[1:][has_one] - 1"),
         theme="in-order",
     ),
     bug(
@@ -1912,13 +1891,6 @@ BUGS = (
         theme="in-order",
     ),
     bug(
-        "bad row of a good message",
-        "A message counts though a row that it emitted does not fit.",
-        process._Turn._call,
-        ("if self._misfit is not None:", "if self._misfit is not None and self._timer is not None:"),
-        theme="in-order",
-    ),
-    bug(
         "bad messages again",
         "A start leaves bad messages aside that are processed again.",
         in_order._aside,
@@ -1968,20 +1940,6 @@ BUGS = (
         theme="in-order",
     ),
     # Starts of ordered tasks
-    bug(
-        "messages dropped before they were processed",
-        "Messages are dropped that a task has yet to process, as it was away.",
-        commits._moved_on,
-        ("min(clock, processed[name]) if", "clock if"),
-        theme="in-order",
-    ),
-    bug(
-        "messages dropped while they are read again",
-        "Messages are dropped that a task has yet to process, as it is built again.",
-        commits._moved_on,
-        ("min(clock, processed[name]) if name in processed else retained[0]", "retained[0]"),
-        theme="in-order",
-    ),
     bug(
         "built again without its messages",
         "A task that is built again does not process what its sources are read again for.",
