@@ -13,6 +13,7 @@ from persistent_state.store.log import Log
 from tests.simulation.graphs import Derived
 from tests.simulation.messages import Job
 from tests.simulation.oracle import Terms
+from tests.simulation.ordered import Part
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -67,7 +68,7 @@ class Actor:
     over: bool = False
     finished: bool = False
     sabotaged: bool = False
-    derived: list[Derived] = field(default_factory=list)
+    derived: list[Derived | Part] = field(default_factory=list)
     inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By task that may have several inputs: those that it has."""
     apart: dict[str, int] = field(default_factory=dict)

@@ -17,16 +17,17 @@ import pyarrow as pa
 
 import monoids
 from persistent_state.application import Application
-from persistent_state.batch import changes
+from persistent_state.batch import changes, in_order
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Basis, Blob, Report
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.spans import Span
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.partials import keys as hashes
 from persistent_state.partials.layout import one_chunk
 from persistent_state.protocol import graph
 from persistent_state.sources.files import FileSource
-from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, TaskSource
+from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, Emitted, TaskSource
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.store.entry import Entry
 from persistent_state.store.state_at import seen_below
@@ -39,6 +40,7 @@ from tests.simulation.messages import Job
 
 if TYPE_CHECKING:
     from tests.simulation.oracle import Judge
+    from tests.simulation.ordered import Orders, Part
 
 NUMBERS = {"struct": ("count", "min", "max")}
 """By the kind of a task, the columns of its value that can be keys."""
@@ -59,6 +61,8 @@ class Row:
 
     timestamp: int
     columns: Mapping[str, Any]
+    place: int = 0
+    """Its place among those of one moment."""
 
 
 @dataclass(frozen=True)
@@ -280,13 +284,13 @@ def columns_of(task: Job | Derived, has_numbers: bool) -> list[str]:
     return [*task.keys, *(WINDOW if task.is_windowed else ()), *(_number_columns(task) if has_numbers else ())]
 
 
-def every_of(interval: int, jobs: Sequence[Job], derived: Sequence[Derived]) -> tuple[int, dict[str, int]]:
+def every_of(interval: int, jobs: Sequence[Job], derived: Sequence[Derived | Part]) -> tuple[int, dict[str, int]]:
     """The time between the clocks of an application of these tasks, and by task that of the clocks that it keeps apart."""
     application = Application("app", "memory://", checkpoint_interval=us(interval))
     for job in jobs:
         application.add(job.task(lambda *read: None), FileSource("events", timestamp="ts"))
     for each in derived:
-        application.add(each.task(), each.source if each.beside is None else each.inputs)
+        application.add(each.task(), each.source if len(each.inputs) == 1 else each.inputs)
     apart = {name: math.gcd(*some) for name, some in application._every().items() if some}
     return application._settings().interval, apart
 
@@ -297,7 +301,7 @@ def _number_columns(task: Job | Derived) -> tuple[str, ...]:
     return tuple(map(task.column, task.parts)) if task.kind in STRUCTS else ()
 
 
-def with_upstream(derived: Sequence[Derived], names: Collection[str]) -> list[Derived]:
+def with_upstream(derived: Sequence[Derived | Part], names: Collection[str]) -> list[Derived | Part]:
     """Those of them whose upstream is there, given the names of the tasks that sources feed."""
     there, found = {*names}, []
     for each in derived:
@@ -311,9 +315,9 @@ def with_upstream(derived: Sequence[Derived], names: Collection[str]) -> list[De
 
 
 def plans_of(
-    derived: Sequence[Derived],
+    derived: Sequence[Derived | Part],
     plans: Mapping[str, Plan],
-    outputs: Callable[[Derived], tuple[str, ...]],
+    outputs: Callable[[Derived | Part], tuple[str, ...]],
     apart: Mapping[str, int],
 ) -> dict[str, Plan]:
     """The plans of derived tasks, by the plans of those that sources feed. Each keeps the multiples of its time `apart`."""
@@ -325,13 +329,16 @@ def plans_of(
         settings = replace(like.settings, ahead=2**62, jump=None, every=apart.get(each.name))
         plan = replace(
             like, task=task, schema=pa.schema([]), timestamp=TIMESTAMP, channel=None, settings=settings, emits=False,
-            outputs=outputs(each), timestamp_unit=None, upstream=each.inputs,
+            outputs=outputs(each), timestamp_unit=None, upstream=each.inputs, inputs={}, input="", among=(), without=(),
             feeders={name: every[source.task] for name, source in each.inputs.items()},
         )  # fmt: skip
         of_inputs = {
             name: replace(plan, schema=changes.schema_of(plan.feeders[name], source, task), input=name)
             for name, source in each.inputs.items()
         }
+        if isinstance(task, in_order.Messages):
+            task, of_inputs = in_order.with_schemas(task.ordered, of_inputs)
+            plan = replace(plan, task=task)
         if len(of_inputs) == 1:
             plan = of_inputs[""]
         else:
@@ -353,6 +360,16 @@ def flows_of(plans: Mapping[str, Plan]) -> list[FlowPlan]:
     return [FlowPlan(tuple(some)) for some in given.values()]
 
 
+def in_their_order(flows: Sequence[FlowPlan]) -> list[FlowPlan]:
+    """These flows so that each comes after those that feed it."""
+    found: list[FlowPlan] = []
+    while len(found) < len(flows):
+        there = {name for flow in found for name in flow.by_name}
+        fed = (flow for flow in flows if flow not in found)
+        found.append(next(f for f in fed if there.issuperset(source.task for source in f.first.upstream.values())))
+    return found
+
+
 Part: TypeAlias = tuple[str, Span]
 """What a part of a step reads: an input of the flow, and a shard of the task that feeds it, between two clocks."""
 
@@ -370,11 +387,15 @@ def sent_by(flow: FlowPlan, basis: Basis, parts: Sequence[Part]) -> list[tuple[l
 
 @dataclass(frozen=True)
 class Made:
-    """Of which life of its upstream a derived task is made, and from when on its windows are."""
+    """Of which life of its upstream a derived task is made, and from when on its windows are.
+
+    An ordered task may begin with messages that are from before: with those from `first` on.
+    """
 
     born: int
     of: Any
     life: object
+    first: int
 
 
 class Graphs:
@@ -384,7 +405,8 @@ class Graphs:
         self.judges = judges
         self.files = files
         self.must = must
-        self.derived: dict[str, Derived] = {}
+        self.derived: dict[str, Any] = {}
+        self.orders: Orders
         self.made: dict[str, Made] = {}
         self.lives: dict[str, Any] = {}
         """By task that sources feed, from which clock on it has its messages, in a life of its own if it was built again."""
@@ -405,7 +427,9 @@ class Graphs:
         return name in self.derived and self.derived[name].is_made_of_state
 
     def is_fed_by_windows(self, name: str) -> bool:
-        return name in self.derived and isinstance(self.derived[name].source, ClosedWindows)
+        if name not in self.derived:
+            return False
+        return not any(isinstance(source, Changes) for source in self.derived[name].inputs.values())
 
     def missed(self, names: Iterable[str], newest: Entry) -> set[str]:
         """The tasks that can't go on, since clocks have passed without them at which there was something to be told."""
@@ -456,7 +480,7 @@ class Graphs:
                 anew.add(name)
                 self.happened["built of state that there was"] += clock != BEGINNING
                 self.happened["built again"] += known is not None
-                self.made[name] = Made(clock, of, object())
+                self.made[name] = Made(clock, of, object(), self.orders.first_of(name, clock, rebuilt))
         return anew
 
     def goes_on(self, name: str) -> bool:
@@ -474,7 +498,7 @@ class Graphs:
         self.values.clear()
         for name in self._active(entry):
             own = clock_of(entry, name)
-            expected = entry.clock if self.is_fed_by_windows(name) else BEGINNING
+            expected = self.made[name].first if self.is_fed_by_windows(name) else BEGINNING
             if name not in anew:
                 assert before is not None
                 expected = min(entry.clock, clock_of(before, name))
@@ -548,22 +572,28 @@ class Graphs:
 
     def _check(self, name: str, entry: Entry) -> None:
         """At each clock that it can be read at, a task is made of what feeds it."""
-        own, made = clock_of(entry, name), self.made[name]
-        self.must(not entry.late_counts_of(name), "nothing is late for a derived task", task=name)
         if not self.goes_on(name):
             # What feeds it has begun anew since it left.
             return
-        # The log may say of any clock of another task that this one can be read there too.
-        said = {clock for each in entry.tasks.values() for clock in each.stored.cuts if entry.is_at(name, clock)}
-        for clock in {*said, *(clock for clock in entry.retained if clock <= own)} - {BEGINNING}:
-            if clock < made.born:
-                continue
+        if self.orders.is_part(name):
+            self.orders.check(name, entry)
+            return
+        self.must(not entry.late_counts_of(name), "nothing is late for a derived task", task=name)
+        for clock in self.readable(name, entry):
             found = self._read(name, entry, clock)
             expected = self._values(name, clock)
             both = {key: (found.get(key), expected.get(key)) for key in {*found, *expected}}
             differ = {key: values for key, values in both.items() if values[0] != values[1]}
             facts = {"task": name, "clock": clock, "global": entry.clock, "differ (found, expected)": differ}
             self.must(not differ, "a derived task is made of what feeds it", **facts)
+
+    def readable(self, name: str, entry: Entry) -> list[int]:
+        """The clocks at which a task can be read."""
+        own, born = clock_of(entry, name), self.made[name].born
+        # The log may say of any clock of another task that this one can be read there too.
+        said = {clock for each in entry.tasks.values() for clock in each.stored.cuts if entry.is_at(name, clock)}
+        clocks = {*said, *(clock for clock in entry.retained if clock <= own)} - {BEGINNING}
+        return [clock for clock in clocks if clock >= born]
 
     def _read(self, name: str, entry: Entry, clock: int) -> dict[Any, Any]:
         """The state of a task as it is stored."""
@@ -606,15 +636,21 @@ class Graphs:
         """All that feeds a task below a clock. All tasks were at the clock `visited`, or are at this one."""
         if name not in self.derived:
             return self.judges[name].in_state(clock)
-        derived, rows = self.derived[name], list[Row]()
-        for source in derived.inputs.values():
-            if derived.is_made_of_state:
-                rows += self._rows_now(source, clock, clock if visited is None else visited)
-            elif derived.is_fed_pairs:
-                rows += self._pairs(source, clock, self.made[name].born)
-            else:
-                rows += self._closed(source, clock, self.made[name].born)
-        return rows
+        derived = self.derived[name]
+        return [row for source in derived.inputs.values() for row in self.fed_by(derived, source, clock, visited)]
+
+    def fed_by(
+        self, derived: Derived | Part | Job, source: TaskSource, clock: int, visited: int | None = None
+    ) -> list[Row]:
+        """All that one of the tasks that feed another gives it below a clock."""
+        born = self.made[derived.name].born if derived.name in self.made else BEGINNING
+        if not isinstance(derived, Job) and derived.is_made_of_state:
+            return self._rows_now(source, clock, clock if visited is None else visited)
+        if isinstance(source, Changes):
+            return self._pairs(source, clock, born)
+        if isinstance(source, Emitted):
+            return self.orders.rows(self.orders.of[source.by], born, clock)
+        return self._closed(source, clock, born)
 
     def _rows_now(self, source: TaskSource, clock: int, visited: int) -> list[Row]:
         """The rows of a task, as one has seen them that is fed its changes: at the last multiple of `every`."""
@@ -638,7 +674,8 @@ class Graphs:
                 both = before.get(key), after.get(key)
                 if both[0] != both[1]:
                     sides = zip(PAIR, (value if value is None else _shown(job, value) for value in both), strict=True)
-                    rows.append(Row(seen - 1, {**dict(zip(names, key, strict=True)), **dict(sides)}))
+                    columns = {**dict(zip(names, key, strict=True)), **dict(sides)}
+                    rows.append(Row(seen - 1, columns, place_of(key[: len(job.keys)])))
             before = after
         return rows
 
@@ -647,7 +684,11 @@ class Graphs:
         job = self.job(source.task)
         closed = windows.windows_of(job, self.fed(source.task, clock))
         return [
-            Row(window[-1] - 1, _columns(job, columns_of(job, False), window, windows.value_of(job, some)))
+            Row(
+                window[-1] - 1,
+                _columns(job, columns_of(job, False), window, windows.value_of(job, some)),
+                place_of(window[:-2]),
+            )
             for window, some in closed.items()
             if born < window[-1] <= clock
         ]
@@ -668,6 +709,13 @@ class Graphs:
 def every_in(source: TaskSource) -> int | None:
     """The time after which one is fed what has changed; None: that depends on the clocks there are."""
     return source.microseconds if isinstance(source, Changes) else None
+
+
+def place_of(key: Sequence[Any]) -> int:
+    """The place of a key's rows among those of one moment, where another task sees them."""
+    types = {str: pa.string(), int: pa.int64(), type(None): pa.int64()}
+    columns = [hashes.normalise(pa.array([value], types[type(value)])) for value in key]
+    return int(hashes.hash_keys(columns, 1)[0]) >> 1
 
 
 def _next_multiples(times: Iterable[int], every: int) -> set[int]:

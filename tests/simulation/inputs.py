@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +44,11 @@ class Coming:
         """By task and input: the start from which on it is there."""
         self.left: dict[str, set[str]] = {}
         """By task: the inputs that have left for ever."""
+        self.stay: set[str] = set()
+        """The tasks whose inputs never leave."""
 
-    def given(self, job: Job) -> Job:
-        """The task with inputs, if it has several."""
+    def given(self, job: Job, comes: bool = True) -> Job:
+        """The task with inputs, if it has several. They come and leave, or are all there from the first start on."""
         rng = self.rng
         if self.of and rng.random() < 0.3:
             return job
@@ -55,6 +58,8 @@ class Coming:
         first = rng.choice(names)
         self.since[job.name] = {name: 0 if name == first else rng.choice([0, 0, 0, 1, 2]) for name in names}
         self.left[job.name] = set()
+        if not comes:
+            self.since[job.name], self.stay = dict.fromkeys(names, 0), {*self.stay, job.name}
         by_partition = not any(partitions.by_column for partitions in self.of[job.name].inputs.values())
         if rng.random() < 0.5:
             job = replace(job, kind=rng.choice(ORDERED), way="batch" if job.way == "value" else job.way)
@@ -80,6 +85,14 @@ class Coming:
         )
         return [replace(first, windowing=None), *jobs[1:-1], fed]
 
+    def with_source(self, job: Job) -> Job:
+        """The task as one that may have several inputs, of which its source is one."""
+        if job.inputs:
+            return job
+        self.of[job.name] = Several({"": self.sources[job.source]})
+        self.since[job.name], self.left[job.name], self.stay = {"": 0}, set(), {*self.stay, job.name}
+        return replace(job, source=job.name, inputs=("",))
+
     def terms(self) -> dict[str, tuple[int | None, int | None]]:
         """By input: its own allowed delay and its own idle time at a start, or None."""
         rng = self.rng
@@ -90,7 +103,7 @@ class Coming:
         found = {}
         for task, since in self.since.items():
             there = [name for name, start in since.items() if start <= number and name not in self.left[task]]
-            if number and is_alone and len(there) > 1 and self.rng.random() < 0.3:
+            if number and is_alone and task not in self.stay and len(there) > 1 and self.rng.random() < 0.3:
                 self.left[task].add(self.rng.choice(there))
             found[task] = tuple(name for name in there if name not in self.left[task])
         return found
@@ -112,16 +125,25 @@ def plan_of(
         max_jump=settings.jump and us(settings.jump),
     )
     if job.fed:
-        upstream = next(each for each in actor.jobs if each.name == job.fed)
-        application.add(upstream.task(lambda *_: None), inputs_of(upstream, coming, actor))
-        of[FED] = Input(Changes(job.fed), batch=lambda batch: updates_of(job, batch))
+        upstream = next(each for each in actor.jobs if is_of(job.fed, each))
+        task_of = upstream.ordered.task() if upstream.ordered else upstream.task(lambda *_: None)
+        application.add(task_of, inputs_of(upstream, coming, actor))
+        of[FED] = Input(job.rows_of or Changes(job.fed), batch=None if job.ordered else partial(updates_of, job))
         emits = False
-    application.add(task, of, without=[*coming.left[name]])
+    if job.ordered is not None:
+        application.add(job.ordered.task(), of, without=[*coming.left[name]])
+    else:
+        application.add(task, of, without=[*coming.left[name]])
     plan = application.plans(files, actor.shards, lambda _, source: (source, source.schema, None))[name]
     inputs = {input: with_believe(each, settings, emits) for input, each in plan.inputs.items()}
     plan = with_believe(plan, settings, emits)
     of_each = {input: each.settings for input, each in inputs.items()}
     return replace(plan, inputs=inputs, settings=replace(plan.settings, inputs=of_each))
+
+
+def is_of(task: str, job: Job) -> bool:
+    """Whether a task of the graph is this one, or of the ordered task whose messages wait in this one."""
+    return task == job.name or (job.ordered is not None and task in job.ordered.parts)
 
 
 def inputs_of(job: Job, coming: Coming, actor: Actor) -> dict[str, Input]:

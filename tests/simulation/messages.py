@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 import monoids
+from persistent_state.batch import in_order
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.task import Message, PersistentTask
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
+
+if TYPE_CHECKING:
+    from persistent_state.sources.tasks import TaskSource
+    from tests.simulation.ordered import Ordered
 
 UNFIT_VALUE = 2**64 - 1
 """A value of the column `v` that no monoid here takes."""
@@ -106,6 +111,10 @@ class Job:
     inputs: tuple[str, ...] = ()
     fed: str = ""
     """The task that feeds it, beside its sources."""
+    rows_of: TaskSource | None = None
+    """What that task feeds it, if not its changes."""
+    ordered: Ordered | None = None
+    """The ordered task whose messages wait in it."""
 
     @property
     def is_windowed(self) -> bool:
@@ -129,6 +138,8 @@ class Job:
 
     def updates_of(self, sent: Sent) -> list[Any] | None:
         """The values that a message adds; None if they do not fit."""
+        if self.ordered is not None:
+            return [sent]
         if sent.value is None:
             return []
         if sent.value == UNFIT_VALUE:
@@ -148,6 +159,8 @@ class Job:
 
     def task(self, note: Callable[[str, int, Any], None]) -> PersistentTask:
         """The task as a user would write it; one that reads its state notes what it read."""
+        if self.ordered is not None:
+            return in_order.Messages(self.ordered.task(), {"": SCHEMA})
         return {"value": ByValue, "batch": ByBatch, "message": ByMessage, "reads": Reading}[self.way](self, note)
 
 

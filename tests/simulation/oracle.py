@@ -41,6 +41,7 @@ from tests.simulation.flows import BEFORE, Flows
 from tests.simulation.graphs import Graphs
 from tests.simulation.inputs import with_rows
 from tests.simulation.messages import MONOIDS, Job, Sent, input_of, named
+from tests.simulation.ordered import Orders
 from tests.simulation.sinks import Sinks, Values, WorldSink
 from tests.simulation.source import Partitions, Several
 
@@ -228,6 +229,7 @@ class Oracle:
         self.has_lost_numbers = False
         self.happened: Counter[str] = Counter()
         self.graphs = Graphs(self.judges, self.files, must)
+        self.orders = self.graphs.orders = Orders(self.graphs)
         self.sinks = Sinks(self.judges, self.graphs, must)
         self.flows = Flows(self.judges, self.delays, self.files, must)
 
@@ -251,7 +253,7 @@ class Oracle:
         clocks = {name: newest.flow_of(name).progress.clock for name, task in newest.tasks.items() if not task.active}
         known = {n: clock for n, clock in clocks.items() if clock != BEGINNING or self.graphs.is_fed_by_windows(n)}
         behind = {name for name in names if known.get(name, newest.clock) < newest.retained[0]}
-        return behind | self.graphs.missed(names, newest)
+        return {*self.orders.whole(behind | self.graphs.missed(names, newest))}
 
     # What happens
 
@@ -298,6 +300,10 @@ class Oracle:
         """Values at a clock are written to a sink."""
         assert self.newest is not None
         self.sinks.write(self.newest, sink, due, floor, values)
+
+    def given(self, name: str, table: Any, layout: Layout) -> dict[tuple[Any, ...], Any]:
+        """What an output of a task is given: by key, or by row."""
+        return self.orders.given(name, table) if self.orders.is_part(name) else as_dict(table, layout)
 
     def _records(self, before: Entry, entry: Entry) -> bool:
         """Whether the entry does nothing but write down that something was delivered."""
@@ -450,6 +456,7 @@ class Oracle:
         self.writer = entry.writer
         self.terms = terms
         self.layouts.update((name, plan.layout) for name, plan in plans.items())
+        self.graphs.layouts.update(self.layouts)
         self.intervals.add(terms.interval)
         self.coarsest = terms.interval
         must(entry.epoch == (before.epoch + 1 if before else 1), "a start begins a new epoch", epoch=entry.epoch)
@@ -484,7 +491,7 @@ class Oracle:
                 delay = terms.delay_of(judge.job, named(input, ""))
                 judge.delays[input] = min(judge.delays.get(input, delay), delay)
             self.delays[name] = min(self.delays[name], terms.delay)
-        for name in (*rebuilt, *anew):
+        for name in {*rebuilt, *anew} - self.orders.are_reset(anew, reset):
             outputs = before.tasks[name].outputs if before and name in before.tasks else OutputState()
             for output in {*outputs.delivered, *outputs.left}:
                 self.sinks.of[name][output].is_retired = True
@@ -918,6 +925,11 @@ class Oracle:
         """The state of a task at a clock (None: all of it) is the fold of the messages below that were not set aside."""
         judge, task = self.judges[name], entry.tasks[name]
         job, layout, at = judge.job, self.layouts[name], clock
+        if job.ordered is not None:
+            # In it there is nothing at a clock, and what waits is looked at once.
+            if clock is None:
+                self.orders.check_waiting(job.ordered, entry)
+            return
         if clock is None:
             at = END
             if job.windowing is not None:

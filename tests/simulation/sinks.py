@@ -118,8 +118,11 @@ class Sinks:
             return
         if clock <= sink.applied and sink.keeps_record:
             return
-        job, below = self.graphs.job(sink.task), self.graphs.fed(sink.task, clock)
-        if self.graphs.is_made_of_state(sink.task):
+        job = self.graphs.job(sink.task)
+        below = [] if self.graphs.orders.is_part(sink.task) else self.graphs.fed(sink.task, clock)
+        if self.graphs.orders.is_part(sink.task):
+            given = self.graphs.orders.given_at(job, due, floor)
+        elif self.graphs.is_made_of_state(sink.task):
             # Which keys have changed on the way to the clock is by chance.
             given = self.graphs.with_zeros(sink.task, clock, values)
         else:
@@ -158,6 +161,8 @@ class Sinks:
 
     def _full(self, sink: WorldSink, job: Job, below: list[Sent], clock: int) -> Values:
         """What a sink has that was given all at this clock."""
+        if self.graphs.orders.is_part(sink.task):
+            return self.graphs.orders.full(self.graphs.orders.part(sink.task), sink.mirror, sink.begun, clock)
         if job.is_windowed:
             all_ = windows.given_at(job, below, Due(clock, BEGINNING, BEGINNING), sink.begun, sink.early)
             keys = len(job.keys) + 2

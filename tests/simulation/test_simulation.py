@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted, InOrder
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive
-from tests.simulation.world import EVERY, FLOWS, GRAPH, INPUTS, READING_WINDOWS, REBUILT, World, play
+from tests.simulation.world import EVERY, FLOWS, GRAPH, IN_ORDER, INPUTS, READING_WINDOWS, REBUILT, World, play
 from tests.soak import soak_or
 
 WORLDS = int(os.environ.get("SIMULATION_WORLDS") or soak_or(ci=300, soak=5000))
@@ -24,6 +25,7 @@ FLOWS_WORLDS = soak_or(ci=20, soak=1000)
 READING_WORLDS = soak_or(ci=12, soak=1000)
 GRAPH_WORLDS = soak_or(ci=20, soak=2000)
 INPUTS_WORLDS = soak_or(ci=20, soak=1000)
+IN_ORDER_WORLDS = soak_or(ci=20, soak=2000)
 EVERY_WORLDS = soak_or(ci=range(85, 98), soak=range(1000))
 """In CI few in which all happens that is to happen."""
 
@@ -71,6 +73,19 @@ def test_tasks_that_are_fed_what_changes_between_fixed_times_keep_the_contract()
     happened = sum((world.oracle.graphs.happened for world in worlds), Counter[str]())
     assert happened.keys() == GRAPH_EVENTS | {"missed what has changed", "step over several multiples"}
     assert any(len(derived.inputs) > 1 for world in worlds for derived in world.derived)
+
+
+@pytest.mark.soak
+def test_tasks_that_process_in_order_keep_the_contract() -> None:
+    worlds = [play(seed, IN_ORDER) for seed in range(IN_ORDER_WORLDS)]
+    happened = sum((world.oracle.orders.happened for world in worlds), Counter[str]())
+    names = ("", "again", "chain", "end", "far", "late", "now", "once", "past")
+    assert happened.keys() == {"bad", "expired", "forgotten", *(f"timer {name}" for name in names)}
+    assert sum((world.oracle.graphs.happened for world in worlds), Counter[str]()).keys() >= GRAPH_EVENTS
+    assert any("the clock has moved" in line for world in worlds for line in world.trace)
+    fed = {type(source) for world in worlds for each in world.derived for source in each.inputs.values()}
+    assert fed >= {Changes, ClosedWindows, Emitted, InOrder}
+    assert any(job.ordered and job.fed for world in worlds for job in world.jobs)
 
 
 @pytest.mark.soak

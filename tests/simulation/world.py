@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from greenlet import getcurrent, greenlet
 
-from persistent_state.batch import changes, compaction
+from persistent_state.batch import changes, compaction, in_order
 from persistent_state.batch import shard as shards
 from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.combine import combine
@@ -49,12 +49,13 @@ from persistent_state.store.named_files import Run
 from persistent_state.store.state_at import state_at
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
-from tests.simulation import graphs, inputs
+from tests.simulation import graphs, inputs, ordered
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.files import Disk, StagedFiles
 from tests.simulation.graphs import Derived
 from tests.simulation.messages import ORDERED, SCHEMA, UNFIT_VALUE, Job, Sent
-from tests.simulation.oracle import Batch, Oracle, Terms, Violation, as_dict, must
+from tests.simulation.oracle import Batch, Oracle, Terms, Violation, must
+from tests.simulation.ordered import Ordered, Part
 from tests.simulation.sinks import WorldSink
 from tests.simulation.source import MOVES, NAMES, NO_LINES, Partitions, Several, Stream, WorldSource
 
@@ -89,7 +90,10 @@ INPUTS = "inputs"
 EVERY = "every"
 """The theme of worlds in which tasks are fed what changes between fixed times, as in no others."""
 
-GRAPHS = (GRAPH, EVERY)
+IN_ORDER = "in-order"
+"""The theme of worlds in which tasks process their messages in order, as in no others."""
+
+GRAPHS = (GRAPH, EVERY, IN_ORDER)
 
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
 """What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter,
@@ -178,7 +182,8 @@ class World:
         elif self.theme in (*GRAPHS, INPUTS):
             self.starts, self.keeping, self.lag = rng.choice([2, 3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0), 0
             self.idle_after, self.tick, self.delay = rng.choice([100, None, None]), 20, rng.choice([0, 20, 100])
-            self.interval = rng.choice([10, 20]) if self.theme == EVERY else self.interval
+            self.interval = rng.choice([10, 20]) if self.theme in (EVERY, IN_ORDER) else self.interval
+            self.starts = min(self.starts, 4) if self.theme == IN_ORDER else self.starts
         count = 1 if self.theme == FLOWS else 3 if self.theme == INPUTS else rng.choice([1, 1, 2])
         self.sources = {f"s{i}": self._partitions() for i in range(count)}
         # Worlds in which all tasks of a source are always fed together stay what they were.
@@ -188,7 +193,7 @@ class World:
             partitions.journal = self.own.choice([NO_LINES, NO_LINES, NAMES, MOVES])
             # Who is told that there is no more waits for nobody.
             partitions.forgets = self.own.choice([0.0, 0.1]) if self.alignment is None else 0.0
-        counts = {"restless": [2, 3], REBUILT: [2, 3], FLOWS: [2, 3], INPUTS: [1, 2]}
+        counts = {"restless": [2, 3], REBUILT: [2, 3], FLOWS: [2, 3], INPUTS: [1, 2], IN_ORDER: [1, 2, 2]}
         self.jobs = [self._job(i) for i in range(rng.choice(counts.get(self.theme, [1, 1, 1, 2, 2, 3])))]
         self.inputs = inputs.Coming(self.own, self.sources)
         if self.theme == INPUTS:
@@ -196,11 +201,20 @@ class World:
         self.derived = graphs.drawn(self.own, self.jobs) if self.theme == GRAPH else []
         if self.theme == EVERY:
             self.derived = graphs.drawn_every(self.own, self.jobs, self.interval)
+        if self.theme == IN_ORDER:
+            self.jobs = [self._in_order(job, number) for number, job in enumerate(self.jobs)]
+            if self.own.random() < 0.6:
+                self.jobs = ordered.with_fed(self.own, self.jobs, self.inputs, self.few_hashes)
+            some = [job.ordered for job in self.jobs if job.ordered is not None]
+            self.derived = ordered.drawn(self.own, self.jobs, some, self.interval, self.few_hashes)
+            for part in self.derived:
+                self.oracle.orders.expect(part.ordered) if isinstance(part, Part) else None
         for derived in self.derived:
             early = isinstance(derived.windowing, SlidingWindow) and self.own.random() < 0.4
-            sinks = [
-                WorldSink(derived.name, f"o{i}", self.own.random() < 0.6, early) for i in range(self.own.choice([0, 1]))
-            ]
+            count = self.own.choice([0, 1])
+            if isinstance(derived, Part) and (derived.what == ordered.MESSAGES or derived.ordered.silent):
+                count = count if derived.what == ordered.STATES else 0
+            sinks = [WorldSink(derived.name, f"o{i}", self.own.random() < 0.6, early) for i in range(count)]
             self.oracle.sinks.of[derived.name] = {sink.output: sink for sink in sinks}
         for partitions in self.sources.values() if self.derived and self.own.random() < 0.5 else ():
             partitions.ends = partitions.vanishes = False
@@ -214,7 +228,7 @@ class World:
                     rng.random() < 0.6,
                     isinstance(job.windowing, SlidingWindow) and rng.random() < 0.4,
                 )
-                for i in range(0 if job.fed else rng.choice([0, 1, 1, 2]))
+                for i in range(0 if job.fed or job.ordered else rng.choice([0, 1, 1, 2]))
             ]
             self.oracle.sinks.of[job.name] = {sink.output: sink for sink in sinks}
 
@@ -222,10 +236,10 @@ class World:
 
     def _partitions(self) -> Partitions:
         rng = self.rng
-        by_spark = self.theme not in ("ordered", INPUTS) and rng.random() < 0.3
+        by_spark = self.theme not in ("ordered", INPUTS, IN_ORDER) and rng.random() < 0.3
         by_column = rng.random() < 0.3
         # What Spark plans is one partition, unless a column tells its channels apart.
-        most = 2 if self.theme == INPUTS else 3
+        most = 2 if self.theme in (INPUTS, IN_ORDER) else 3
         names = [""] if by_spark and not by_column else [f"p{i}" for i in range(rng.randint(1, most))]
         messages = {name: self._messages(name) for name in names}
         positions = not by_spark or rng.random() < 0.4
@@ -336,7 +350,9 @@ class World:
         )
         if self.theme == READING:
             kind, way, columns, windowing, horizon = "sum", "reads", ("k1",), None, None
-        if self.theme == INPUTS and way == "reads":
+        if self.theme == IN_ORDER:
+            columns = rng.choice([(), ("k0",), ("k1",), ("k1",), ("k0", "k1")])
+        if self.theme in (INPUTS, IN_ORDER) and way == "reads":
             # It may have one input only.
             way = "message"
         if self.theme == READING_WINDOWS:
@@ -347,10 +363,24 @@ class World:
             windowing = None
         return Job(f"t{number}", source, kind, way, columns, not self.sources[source].by_column, windowing, horizon)
 
+    def _in_order(self, job: Job, number: int) -> Job:
+        """The task as one in which the messages of an ordered task wait, or as it is."""
+        rng = self.own
+        if number and rng.random() < 0.6:
+            return job
+        ttl = rng.choice([None, None, 2 * self.interval, 3 * self.interval, 150])
+        of = Ordered(f"x{number}", job.keys, ttl, job.horizon, silent=rng.random() < 0.1)
+        job = replace(job, name=of.parts[0])
+        if rng.random() < 0.4:
+            job = self.inputs.given(job, comes=False)
+        return replace(job, kind=ordered.ROWS, way="value", windowing=None, ordered=of)
+
     @property
     def _always_there(self) -> set[str]:
         """The tasks that a source and a task feed, and those that feed them."""
-        return {name for job in self.jobs if job.fed for name in (job.name, job.fed)}
+        fed = [job for job in self.jobs if job.fed]
+        both = [each for job in fed for each in self.jobs if each is job or inputs.is_of(job.fed, each)]
+        return {*self.oracle.orders.whole(job.name for job in both)}
 
     def _windowing(self) -> Windowing:
         rng = self.rng
@@ -371,7 +401,7 @@ class World:
             believe=3,
             keeping=self.keeping,
             alignment=self.alignment,
-            inputs=self.inputs.terms() if self.theme == INPUTS else {},
+            inputs=self.inputs.terms() if self.theme in (INPUTS, IN_ORDER) else {},
         )
 
     # What happens
@@ -399,6 +429,7 @@ class World:
             mock.patch.object(fold, "SLICE", 5),
             mock.patch.object(fold, "SLICE_BYTES", 400),
             mock.patch.object(panes, "WIDE", self.wide),
+            mock.patch.object(in_order, "MOST", 2 + self.seed % 3),
             mock.patch.object(shards, "INLINE", 300),
             mock.patch.object(collect, "LEFTOVER_AGE", LEFTOVER_AGE),
             mock.patch.object(late_rows, "MANY", 2),
@@ -507,9 +538,9 @@ class World:
         if self.part_rate and self.own.random() < 0.2:
             jobs = self.own.sample(jobs, len(jobs))
         actor = Actor(number, self, self._terms(), shards, jobs, closes, is_last)
-        stays = [d for d in self.derived if is_last or self.own.random() < 0.7]
+        stays = [d for d in self.derived if is_last or _comes_along(d) or self.own.random() < 0.7]
         actor.derived = graphs.with_upstream(stays, [job.name for job in jobs])
-        if self.theme == EVERY:
+        if self.theme in (EVERY, IN_ORDER):
             # All that tasks are fed every so often is a multiple of it.
             interval = self.interval // self.own.choice([1, 1, 2])
             interval, actor.apart = graphs.every_of(interval, jobs, actor.derived)
@@ -652,7 +683,7 @@ class World:
         for job in actor.jobs:
             channel = None if job.by_partition else "c"
             task = job.task(self.oracle.reader(job.name, writer))
-            emits = self.rng.random() < 0.4
+            emits = self.rng.random() < 0.4 and job.ordered is None
             of = replace(settings, every=actor.apart.get(job.name))
             if job.inputs:
                 plan = inputs.plan_of(job, task, self.inputs, actor, files, settings, emits)
@@ -663,12 +694,16 @@ class World:
             plans[job.name] = replace(plan, outputs=self._outputs(actor, job))
         log = Log(files, APPLICATION)
         rebuilt = self._rebuilt(actor)
-        for name, places in rebuilt.items():
-            plans[name] = replace(plans[name], outputs=tuple(places))
+        for name in rebuilt.keys() & plans.keys():
+            plans[name] = replace(plans[name], outputs=tuple(rebuilt[name]))
         given = sorted(self._given_together(actor.jobs), key=lambda jobs: bool(jobs[0].fed))
         wanted = [FlowPlan(tuple(plans[job.name] for job in jobs)) for jobs in given]
-        derived = graphs.plans_of(actor.derived, plans, lambda derived: self._outputs(actor, derived), actor.apart)
-        wanted += graphs.flows_of(derived)
+
+        def outputs_of(derived: Derived | Part) -> tuple[str, ...]:
+            return tuple(rebuilt[derived.name]) if derived.name in rebuilt else self._outputs(actor, derived)
+
+        derived = graphs.plans_of(actor.derived, plans, outputs_of, actor.apart)
+        wanted = graphs.in_their_order([*wanted, *graphs.flows_of(derived)])
         entry, wanted = self._start(actor, log, wanted, self._reset(actor, rebuilt), rebuilt)
         plans = {name: plan for flow in wanted for name, plan in flow.by_name.items()}
         actor.epoch = entry.epoch
@@ -678,7 +713,9 @@ class World:
         self.note(f"{actor.number} feeds {[[*flow.by_name] for flow in flows]}")
         fed = [flow for flow in flows if not flow.is_derived]
         threads = [self._spawn(actor, lambda f=flow: self._read(actor, log, f, entry), False) for flow in fed]
-        steppers = [self._spawn(actor, lambda: self._take_steps(actor, log, plans), False)] if derived else []
+        steppers = (
+            [self._spawn(actor, lambda: self._take_steps(actor, log, plans, fed, entry), False)] if derived else []
+        )
         sinks = [self.oracle.sinks.of[name][output] for name, plan in plans.items() for output in plan.outputs]
         deliveries = [
             self._spawn(actor, lambda s=sink: self._deliver(actor, log, plans[s.task], s), False) for sink in sinks
@@ -690,8 +727,9 @@ class World:
         if actor.closes:
             self.oracle.claim(commits.close(log, actor.epoch, now=self.now, keeping=terms.keeping))
         actor.has_closed = True
-        self._step_on(actor, log, fed, entry)
-        if steppers:
+        if not steppers:
+            self._step_on(actor, log, fed, entry)
+        else:
             self._join(*steppers)
         actor.has_read = True
         self._join(*deliveries)
@@ -709,26 +747,27 @@ class World:
             return set()
         known = self.oracle.newest.tasks if self.oracle.newest else {}
         names = [job.name for job in (*actor.jobs, *actor.derived) if job.name in known and job.name not in rebuilt]
-        return {self.own.choice(names)} if names else set()
+        names = [name for name in names if name not in self._always_there]
+        return {*self.oracle.orders.whole([self.own.choice(names)])} if names else set()
 
     def _rebuilt(self, actor: Actor) -> dict[str, dict[str, WorldSink]]:
         """The tasks that a start builds again, and where the values of each go from then on."""
-        rate = {REBUILT: 0.6, FLOWS: 0.2, GRAPH: 0.2, EVERY: 0.2, INPUTS: 0.2}.get(self.theme)
+        rate = {REBUILT: 0.6, FLOWS: 0.2, GRAPH: 0.2, EVERY: 0.2, INPUTS: 0.2, IN_ORDER: 0.2}.get(self.theme)
         # Who is fed by a source and a task can't be built again without that task.
         names = [job.name for job in actor.jobs if job.name not in self._always_there]
         if rate is None or not names or not actor.number or self.rng.random() >= rate:
             return {}
-        name = self.rng.choice(names)
-        self.note(f"{actor.number} builds {name} again")
-        return {name: self._fresh(actor, name)}
+        whole = self.oracle.orders.whole([self.rng.choice(names)])
+        self.note(f"{actor.number} builds {', '.join(whole)} again")
+        return {name: self._fresh(actor, name) for name in whole}
 
-    def _outputs(self, actor: Actor, job: Job | Derived) -> tuple[str, ...]:
+    def _outputs(self, actor: Actor, job: Job | Derived | Part) -> tuple[str, ...]:
         """The outputs that a start gives a task. Behind nobody's back but a driver's, a sink may lose what it has."""
         outputs = []
         for sink in self.oracle.sinks.of[job.name].values():
             if sink.is_retired:
                 continue
-            if actor.is_last or self.rng.random() < (0.5 if self.theme == "restless" else 0.8):
+            if actor.is_last or self.rng.random() < (0.5 if self.theme in ("restless", IN_ORDER) else 0.8):
                 outputs.append(sink.output)
             alone = all(thread.actor is actor for thread in self.threads) and not self.delayed
             if alone and sink.keeps_record and self.rng.random() < 0.1:
@@ -768,7 +807,7 @@ class World:
         values: dict[Any, Any] = {}
         parts = self.rng.randint(1, 3)
         for table in [state.part(number, parts).read() for number in range(parts)]:
-            found = as_dict(table, plan.layout)
+            found = self.oracle.given(sink.task, table, plan.layout)
             is_once = len(found) == len(table) and not found.keys() & values.keys()
             must(is_once, "a key is given once", found=found, values=values)
             values.update(found)
@@ -889,6 +928,7 @@ class World:
             )
         self._step_on(actor, log, flows, started)
         while graph.due(entry := self._newest(actor, log)):
+            self._step_on(actor, log, flows, started)
             self._nap(10)
         facts = {"before": before.clock, "next": before.next}
         must(entry.clock > before.clock, "the global clock moves on while all sources go on", **facts)
@@ -913,15 +953,27 @@ class World:
         getcurrent().thread.wake = self.step + steps
         self.pause(None)
 
-    def _take_steps(self, actor: Actor, log: Log, plans: Mapping[str, Plan]) -> None:
-        """Take the steps of derived tasks as they come due, until all is read and none is left."""
-        flows = graphs.flows_of({name: plan for name, plan in plans.items() if plan.upstream})
+    def _take_steps(
+        self, actor: Actor, log: Log, plans: Mapping[str, Plan], fed: Sequence[FlowPlan], started: Entry
+    ) -> None:
+        """Take the steps of derived tasks as they come due, until all is read and none is left.
+
+        Once all is read, it takes those of tasks that sources feed, too.
+        """
+        flows = graphs.flows_of(
+            {name: plan for name, plan in plans.items() if plan.upstream and not plan.source_inputs}
+        )
         while True:
             # Before the entry is looked at: the last one may come in between.
             has_closed = actor.has_closed
             entry = self._newest(actor, log)
             parts = {}
+            if has_closed:
+                self._step_on(actor, log, fed, started)
+                entry = self._newest(actor, log)
             for step in graph.due(entry):
+                if not entry.flows[step.flow].is_derived:
+                    continue
                 tasks = entry.tasks_of(step.flow)
                 flow = next(flow.of(tasks) for flow in flows if tasks.keys() & flow.by_name.keys())
                 parts[step] = flow, graph.spans(entry, flow, step)
@@ -933,7 +985,7 @@ class World:
             elif parts:
                 step = self.rng.choice([*parts])
                 self._step(actor, log, entry, step, *parts[step])
-            elif has_closed:
+            elif has_closed and not graph.due(entry):
                 return
             else:
                 self._nap(self.rng.choice([1, 10, 40]))
@@ -1154,6 +1206,11 @@ class World:
             dead = task in entry.tasks and commits.written(path) < (entry.epoch, entry.flow_of(task).progress.batch)
             must(not dead, "what nobody needs is deleted", path=path)
         self.oracle.finish(self.actors[-1].jobs)
+
+
+def _comes_along(derived: Derived | Part) -> bool:
+    """Whether a task is there as soon as the tasks are that feed it."""
+    return isinstance(derived, Part) and derived.what != ordered.MESSAGES
 
 
 def flipped(rng: Random, data: bytes) -> bytes:
