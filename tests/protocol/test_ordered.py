@@ -61,12 +61,12 @@ class World:
         assert entry is not None
         return entry
 
-    def start(self, shards: int) -> None:
+    def start(self, shards: int, rebuild: Sequence[str] = ()) -> None:
         self.messages = core.plan_of(Messages(self.task, {"": SCHEMA}), SCHEMA, files=self.files, shards=shards)
         source = InOrder(self.messages.name)
         self.states, self.emitted = (self.fed(task, source) for task in (States(self.task), EmittedRows(self.task)))
         self.flow = FlowPlan((self.states, self.emitted))
-        core.start(self.log, [self.messages, self.flow])
+        core.start(self.log, [self.messages, self.flow], rebuild=rebuild)
         read = self.newest.flow_of(self.messages.name).source.next_positions.get("", 0)
         again, self.sent = self.sent[read:], self.sent[:read]
         self.play(again)
@@ -262,3 +262,19 @@ def test_a_task_that_is_new_is_given_all_that_feeds_it_by_its_state() -> None:
     assert newest.clock == 40
     found = core.state_at(newest, plans["Seen"], 40)
     assert {key: kept["state"] for (key,), kept in found.items()} == {1: [12], 2: [6, 7], 3: [0]}
+
+
+def test_messages_that_are_read_again_wait_for_a_task_that_is_rebuilt() -> None:
+    world = World(None)
+    world.start(2)
+    for timestamp in (3, 15, 25, 35, 45, 55):
+        world.play([told(timestamp, 1)])
+        world.step()
+    assert world.newest.clock == 50
+    world.start(2, rebuild=[world.messages.name, world.states.name, world.emitted.name])
+    # Several micro-batches come before the step.
+    for timestamp in (65, 66, 67):
+        world.play([told(timestamp, 2)])
+    world.step()
+    assert world.state(world.newest, world.newest.clock) == world.expected(world.newest.clock)
+    assert world.state(world.newest, world.newest.clock)[1][0]["n"] == 6
