@@ -1884,13 +1884,6 @@ BUGS = (
         theme="in-order",
     ),
     bug(
-        "timers of a bad message",
-        "The timers that a bad message set are set by the next call.",
-        process._Turn._call,
-        ("if self._wishes:", "if False:"),
-        theme="in-order",
-    ),
-    bug(
         "bad messages again",
         "A start leaves bad messages aside that are processed again.",
         in_order._aside,
