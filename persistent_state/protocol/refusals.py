@@ -88,7 +88,8 @@ def _check_identity(plan: Plan, newest: Entry) -> None:
                 f"{show_identity(wanted)}. {WAYS.format(_named(plan))}"
             )
     if evolves and (why := evolution.misfit(plan, newest)):
-        raise InvalidInputError(f"{why} {WAYS.format(_named(plan))}")
+        ways = WAYS.format(_named(plan))
+        raise InvalidInputError(" ".join((why, ways)))
 
 
 def _without_type(monoid: Any) -> dict[str, Any]:

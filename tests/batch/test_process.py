@@ -175,7 +175,7 @@ class Broken(Told):
     [
         ("raise", r"process of task=Broken raised ValueError\('no'\) at .*test_process.py:\d+ in process, at key='a' "
                   r"message=.* timestamp=7\."),
-        ("column", r"process of task=Broken: emits has no column 'sad', but said, n; add it there. at .*test_process.py"),
+        ("column", r"process of task=Broken: emits has no column 'sad', but said, n; add it there at .*test_process.py"),
         ("for ever", r"task=Broken key='a': more than \d+ timers were due in one step, the last Timer"),
         ("at once", r"Timer\(timestamp=8, name='at once'\) sets a timer for 8, which is no later time; add to timer.timestamp"),
         ("unfit", r"on_timer of task=Broken returned or emitted what does not fit, at key='a' Timer\(timestamp=8"),
