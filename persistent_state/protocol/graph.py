@@ -59,8 +59,8 @@ def reset_and_rebuilt(
                     f"task={plan.named} is or was fed by a source, and by tasks that start over or are others now, so it can't "
                     f"go on. {refusals.ways(plan)}"
                 )
-        elif is_in_order and plan.name in reset and plan.upstream[INPUT].task in reset:
-            # Its messages start from zero at the global clock, and so does it.
+        elif is_in_order and plan.name in reset and plan.upstream[INPUT].task in {*reset} - to_rebuild:
+            # Its messages, which a source feeds, start from zero at the global clock, and so does it.
             continue
         elif plan.name in reset or starts_over or not is_fed_alike:
             to_rebuild.add(plan.name)
