@@ -47,6 +47,7 @@ class KeptClocks:
     """By clock that was ever the global one: the number of the entry in which it became that."""
     then: dict[int, Then] = field(default_factory=dict)
     """By the number of the entry."""
+    entries: dict[int, Entry] = field(default_factory=dict)
     happened: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -77,6 +78,9 @@ class KeptClocks:
             self.must(is_named, "a named clock stays", kept=entry.kept)
             self.then[entry.number] = self._now(entry)
         self.must([*entry.kept] == sorted(entry.kept), "kept clocks ascend", kept=entry.kept)
+        every = [name for kept in entry.kept.values() for name in kept.names]
+        self.must(len(every) == len({*every}), "a name is that of one clock", names=every)
+        self.entries[entry.number] = entry
 
     def _is_last(self, clock: int, every: int, span: int) -> bool:
         """Whether a clock is the last of a period, and not too old."""
@@ -108,12 +112,21 @@ class KeptClocks:
 
     def gone(self, path: str, newest: Entry) -> None:
         """A file is about to be deleted."""
+        for number in {kept.entry for entry in self._left(newest) for kept in entry.kept.values()}:
+            is_needed = path in self.then[number].names
+            self.must(not is_needed, "no file is deleted that a kept clock needs", entry=number, path=path)
         for clock, kept in newest.kept.items():
-            file, facts = kept_entries.path(self.log, kept.entry), {"clock": clock, "path": path}
-            self.must(path != file, "the entry of a kept clock stays", **facts)
-            self.must(path not in self.then[kept.entry].names, "no file is deleted that a kept clock needs", **facts)
+            file = kept_entries.path(self.log, kept.entry)
+            self.must(path != file, "the entry of a kept clock stays", clock=clock)
             if path == self.log.path(kept.entry):
-                self.must(self._has(file), "the entry of a kept clock leaves the log once it has a file", **facts)
+                self.must(self._has(file), "the entry of a kept clock leaves the log once it has a file", clock=clock)
+
+    def _left(self, newest: Entry) -> list[Entry]:
+        """The entries that are in the log, and have been since they were written."""
+        there, left = {*self.log.numbers()}, [newest]
+        while left[-1].number - 1 in there:
+            left.append(self.entries[left[-1].number - 1])
+        return left
 
     def _has(self, path: str) -> bool:
         try:
