@@ -15,6 +15,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +80,12 @@ class Played:
         assert entry is not None
         return entry
 
-    def play(self, keys: np.ndarray) -> float:
-        """One micro-batch of a message for each of these keys, a second after the one before; its seconds."""
+    def play(self, keys: np.ndarray) -> None:
+        """One micro-batch of a message for each of these keys, a second after the one before."""
         number, now = self.position, START + SECOND * self.batches
         rows = pa.record_batch([np.full(len(keys), now), keys, keys], schema=SCHEMA)
         self.position += len(keys)
         self.batches += 1
-        began = time.perf_counter()
         entry = commits.wake(self.log, 1, self.plan.name, now)
         basis = commits.plan_batch(entry, self.flow, Reach({"events": self.position}), now)
         blobs, report = combine(self.flow, basis, 0, 1, [Chunk("events", number, rows)])
@@ -97,68 +98,76 @@ class Played:
         commits.commit(
             self.log, 1, self.plan.settings, Answers([report], said), now=now, new_id=new_id, keeping=self.keeping
         )
-        return time.perf_counter() - began
 
-    def change(self, share: float) -> float:
-        """One micro-batch of a share of the keys; its seconds."""
-        return self.play(self.rng.integers(0, self.keys, int(self.keys * share)))
+    def change(self, share: float) -> None:
+        """One micro-batch of a share of the keys."""
+        self.play(self.rng.integers(0, self.keys, int(self.keys * share)))
 
-    def collect(self) -> float:
-        """Delete what is not kept; the seconds of that."""
-        began = time.perf_counter()
+    def collect(self) -> None:
+        """Delete what is not kept."""
         self.collector.collect(1, now=START + SECOND * (self.batches + 3600), keeping=self.keeping)
-        return time.perf_counter() - began
 
-    def read(self) -> float:
-        """Read the newest state; the seconds of that."""
-        began = time.perf_counter()
-        table = read_state(str(self.folder), "kept", "Kept")
-        seconds = time.perf_counter() - began
-        assert table.num_rows == self.keys
-        return seconds
+    def read(self) -> None:
+        """Read the newest state."""
+        assert read_state(str(self.folder), "kept", "Kept").num_rows == self.keys
 
-    def read_oldest(self) -> float:
-        """Read the state at the oldest kept clock; the seconds of that."""
-        clock = next(iter(self.newest.kept))
-        began = time.perf_counter()
-        read_state(str(self.folder), "kept", "Kept", clock)
-        return time.perf_counter() - began
+    def read_oldest(self) -> None:
+        """Read the state at the oldest kept clock."""
+        assert read_state(str(self.folder), "kept", "Kept", next(iter(self.newest.kept))).num_rows == self.keys
 
     def bytes(self) -> int:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
 
+def seconds_of(act: Callable[[], None]) -> tuple[float, float]:
+    """The seconds that something takes, by the wall clock and of the processor."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    act()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
 def costs(keys: int, kept: int, share: float, repetitions: int, place: Path | None) -> dict[str, float]:
-    """The costs with many kept clocks, and with few."""
+    """The costs with many kept clocks, and with few: medians of turns, in milliseconds."""
     with tempfile.TemporaryDirectory(prefix="retention-", dir=place) as scratch:
         few, many = (Played(Path(scratch) / str(count), keys, count) for count in (FEW, kept))
         for played in (few, many):
             for _ in range(kept + 1):
                 played.change(share)
                 played.collect()
-        taken: dict[tuple[Played, str], list[float]] = {}
+        taken: dict[str, list[tuple[float, float]]] = {}
         for turn in range(repetitions):
-            for played in (few, many) if turn % 2 else (many, few):
-                for what, act in (
-                    ("batch", lambda p=played: p.change(share)),
-                    ("collect", played.collect),
-                    ("read", played.read),
-                ):
-                    taken.setdefault((played, what), []).append(act())
-        seconds = {(played is many, what): statistics.median(some) for (played, what), some in taken.items()}
+            for name, played in [("few", few), ("many", many)][:: 1 if turn % 2 else -1]:
+                acts = {"batch": partial(played.change, share), "collect": played.collect, "read": played.read}
+                for what, act in acts.items():
+                    taken.setdefault(f"{what} {name}", []).append(seconds_of(act))
+        found: dict[str, float] = {"keys": keys, "share": share, "kept": len(many.newest.kept)}
+        for what, some in taken.items():
+            walls, cpus = zip(*some, strict=True)
+            found |= {what: 1e3 * statistics.median(walls), f"{what} cpu": 1e3 * statistics.median(cpus)}
+        for what in ("batch", "read"):
+            for of in ("", " cpu"):
+                found[f"{what} ratio{of}"] = found[f"{what} many{of}"] / found[f"{what} few{of}"]
         more = len(many.newest.kept) - len(few.newest.kept)
-        return {
-            "keys": keys,
-            "share": share,
-            "kept": len(many.newest.kept),
-            **{f"{what}_few": seconds[False, what] for what in ("batch", "read", "collect")},
-            **{f"{what}_many": seconds[True, what] for what in ("batch", "read", "collect")},
-            "batch_ratio": seconds[True, "batch"] / seconds[False, "batch"],
-            "read_ratio": seconds[True, "read"] / seconds[False, "read"],
-            "read_oldest": many.read_oldest(),
-            "bytes": few.bytes(),
-            "bytes_per_clock": (many.bytes() - few.bytes()) / more,
-        }
+        found["read oldest"] = 1e3 * seconds_of(many.read_oldest)[0]
+        return found | {"MB": few.bytes() / 1e6, "MB a clock": (many.bytes() - few.bytes()) / more / 1e6}
+
+
+SHOWN = {
+    "batch few": 0,
+    "batch many": 0,
+    "batch ratio": 2,
+    "batch ratio cpu": 2,
+    "read few": 0,
+    "read many": 0,
+    "read ratio": 2,
+    "read ratio cpu": 2,
+    "read oldest": 0,
+    "collect few": 1,
+    "collect many": 1,
+    "MB": 0,
+    "MB a clock": 2,
+}
+"""The columns, with how many digits after the point."""
 
 
 def main() -> int:
@@ -171,21 +180,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results = []
-    print(
-        f"{arguments.keys:,} keys, {FEW} and {arguments.kept} kept clocks\n"
-        f"{'changed':>8}{'batch, ms':>12}{'many':>8}{'ratio':>7}{'read, ms':>10}{'many':>8}{'ratio':>7}{'oldest':>8}"
-        f"{'collect, ms':>13}{'many':>8}{'MB':>8}{'MB a clock':>12}"
-    )
+    print(f"{arguments.keys:,} keys, {FEW} and {arguments.kept} kept clocks; milliseconds")
+    print("changed", *SHOWN, sep="  ")
     for share in arguments.shares:
-        one = costs(arguments.keys, arguments.kept, share, arguments.repetitions, arguments.folder)
-        results.append(one)
-        print(
-            f"{share:>8.1%}{1e3 * one['batch_few']:>12.1f}{1e3 * one['batch_many']:>8.1f}{one['batch_ratio']:>7.2f}"
-            f"{1e3 * one['read_few']:>10.0f}{1e3 * one['read_many']:>8.0f}{one['read_ratio']:>7.2f}"
-            f"{1e3 * one['read_oldest']:>8.0f}{1e3 * one['collect_few']:>13.1f}{1e3 * one['collect_many']:>8.1f}"
-            f"{one['bytes'] / 1e6:>8.1f}{one['bytes_per_clock'] / 1e6:>12.2f}",
-            flush=True,
-        )
+        results.append(costs(arguments.keys, arguments.kept, share, arguments.repetitions, arguments.folder))
+        cells = [f"{results[-1][name]:>{len(name)}.{digits}f}" for name, digits in SHOWN.items()]
+        print(f"{share:>7.1%}", *cells, sep="  ", flush=True)
     write_json(arguments.json, results)
     return 0
 

@@ -98,7 +98,12 @@ def entry_at(log: Log, clock: int) -> Entry | None:
         # The clock may have gone meanwhile, and its entry with it, and then the log says nothing.
         if (newest := log.newest()) and is_kept(newest.kept, clock, number):
             return entry
-    raise DamagedError(
+    raise missing(log, clock, number)
+
+
+def missing(log: Log, clock: int, number: int) -> DamagedError:
+    """Return the error for the entry of a kept clock that is neither in the log nor in a file."""
+    return DamagedError(
         f"the entry of clock={clock} is missing: bring back {path(log, number)} from a copy of the store, or release the clock."
     )
 
