@@ -13,7 +13,7 @@ from persistent_state.formatting import full_clock
 from persistent_state.protocol import evolution, flows, graph, refusals, restore
 from persistent_state.protocol.restore import TaskGroup
 from persistent_state.sources.tasks import Changes
-from persistent_state.store.entry import Entry
+from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowProgress, FlowState, Upstream
 from persistent_state.store.log import Log
@@ -126,9 +126,18 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
         shards=start.shards,
         clock=clock,
         retained=newest.retained if newest else (),
+        kept=_kept(newest),
+        timeline=newest.timeline if newest else 0,
         flows={_id(group): group.flow for group in groups},
         tasks={name: replace(task, flow=_id(group)) for group in groups for name, task in group.tasks.items()},
     )
+
+
+def _kept(newest: Entry | None) -> Mapping[int, Kept]:
+    """Return the kept clocks of a start. It keeps the global clock itself where an older version wrote no entry for it."""
+    if newest is None or newest.clock == BEGINNING or newest.clock in newest.kept:
+        return newest.kept if newest else {}
+    return {**newest.kept, newest.clock: Kept(newest.number + 1)}
 
 
 def _id(group: TaskGroup) -> str:
