@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from persistent_state.partials import keys, sizes
-from persistent_state.partials.layout import ORDER, Layout, RowOrder, as_numpy, one_chunk
+from persistent_state.partials.layout import NAMES, ORDER, Layout, RowOrder, as_numpy, one_chunk
 
 
 def sort(table: pa.Table, layout: Layout) -> tuple[RowOrder, NDArray[np.bool_]]:
@@ -141,6 +141,24 @@ def taken(column: pa.Array, order: RowOrder) -> pa.Array:
         return column
     with sizes.within_arrow():
         return column.take(pa.array(order))
+
+
+def rows_of(table: pa.Table, rows: NDArray[np.intp]) -> pa.Table:
+    """Return rows of a table, by their numbers."""
+    numbers = pa.array(rows)
+    with sizes.within_arrow():
+        columns = [
+            _names_taken(one_chunk(column), numbers) if name in NAMES else column.take(numbers)
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        ]
+    return pa.table(columns, schema=table.schema)
+
+
+def _names_taken(column: pa.Array, numbers: pa.Array) -> pa.Array:
+    """Return values of a column that has few different ones. To move texts takes ten times as long as to move numbers."""
+    if len(column) and pc.all(pc.equal(column, column[0])).as_py():
+        return pa.repeat(column[0], len(numbers))
+    return column.dictionary_encode().take(numbers).cast(column.type)
 
 
 def order_by_hash(hashes: NDArray[np.uint64], starts: NDArray[np.int64]) -> NDArray[np.intp]:
