@@ -326,7 +326,10 @@ def _fields(value: Sender | Ground) -> tuple[Any, ...]:
 
 def slim(table: pa.Table) -> pa.Table:
     """Return a table without what is soon worked out again: a byte costs more on its way through Spark."""
-    return _replaced(table, hash=pa.nulls(table.num_rows), start=table["start"].dictionary_encode())
+    # Times of messages nearly all differ, so that a dictionary of them would be as long and take time.
+    is_time = "time" in table.column_names and table["start"].equals(table["time"])
+    start = pa.nulls(table.num_rows) if is_time else table["start"].dictionary_encode()
+    return _replaced(table, hash=pa.nulls(table.num_rows), start=start)
 
 
 def whole_tables(sent: Sequence[pa.Table]) -> list[pa.Table]:
@@ -335,13 +338,13 @@ def whole_tables(sent: Sequence[pa.Table]) -> list[pa.Table]:
     for some in _gathered(sent):
         # Of many small tables, what is left out is worked out for all rows at a time. The values stay where they are.
         names = [name for name in some[0].column_names if re.fullmatch(r"key\d+", name)]
-        keyed = pa.concat_tables([table.select([*names, "start"]) for table in some]).combine_chunks()
-        hashes = pa.array(keys.hash_keys([layout.one_chunk(keyed[name]) for name in names], keyed.num_rows))
-        starts = layout.one_chunk(keyed["start"]).cast(pa.int64())
-        first = 0
+        keyed = pa.concat_tables([table.select(names) for table in some]).combine_chunks()
+        columns = [layout.one_chunk(keyed[name]) for name in names]
+        hashes, first = pa.array(keys.hash_keys(columns, sum(map(len, some)))), 0
         for table in some:
             rows = table.num_rows
-            whole.append(_replaced(table, hash=hashes.slice(first, rows), start=starts.slice(first, rows)))
+            start = table["time"] if pa.types.is_null(table["start"].type) else table["start"].cast(pa.int64())
+            whole.append(_replaced(table, hash=hashes.slice(first, rows), start=start))
             first += rows
     return whole
 

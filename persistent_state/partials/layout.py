@@ -42,6 +42,8 @@ ID = "id"
 """A column that says which message a row is, where messages count once; null if it is of several, or of one without an id."""
 
 ORDER = ("time", "channel", "position", "strand", "number")
+NAMES = ("channel", "strand")
+"""Those that are names, of which many rows have the same."""
 ORDER_TYPES = (pa.int64(), pa.string(), pa.int64(), pa.string(), pa.int32())
 
 
