@@ -48,7 +48,7 @@ class Supervisor:
         self.restarts = 0
         self.error: StateError | None = None
         self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._wake)
-        self._steps = Stepper(setup, log)
+        self._steps = Stepper(setup)
         self.queries = Queries(setup)
         self._setup = setup
         self._log = log
@@ -60,7 +60,7 @@ class Supervisor:
         try:
             self.entry = self._together(entry, asked_before)
             self.queries.start(self.entry, self._scratch)
-            self._steps.start(self.entry.epoch)
+            self._steps.start(self.entry.epoch, self.queries.active_flows)
         except BaseException:
             self._end()
             raise
@@ -89,8 +89,7 @@ class Supervisor:
             StateError: The store did not take the entry, a step failed, or a sink did not take its clocks.
         """
         self._close()
-        self._steps.start(self.entry.epoch)
-        self._steps.take_all()
+        self._steps.start(self.entry.epoch, ())
         try:
             while self._steps.failed is None and not self._steps.is_settled:
                 time.sleep(POLL_SECONDS)
@@ -172,6 +171,7 @@ class Supervisor:
                 return self._cause(flow, error)
             if (ended := self.queries.failed_query or self._steps.failed) is not None:
                 return self._cause(*ended)
+            self._steps.leave_to_queries(active)
             if not active and not has_ended:
                 try:
                     if self._setup.drains:
@@ -179,7 +179,7 @@ class Supervisor:
                 except StateError as error:
                     return error
                 # The commits of another process wake nobody here.
-                self._steps.take_all()
+                self._steps.wake()
                 self._deliveries.wake()
                 has_ended = True
             elif not active and self._steps.is_settled:
@@ -195,7 +195,7 @@ class Supervisor:
             self.entry = self._together(self._setup.take_over(self._log, after=self.entry.epoch), self._asked)
             self.queries = Queries(self._setup)
             self.queries.start(self.entry, self._scratch)
-            self._steps.start(self.entry.epoch)
+            self._steps.start(self.entry.epoch, self.queries.active_flows)
         except StateError as error:
             return error
         except Exception as error:
