@@ -56,6 +56,7 @@ class Supervisor:
         self._scratch = Scratch(setup.spark, setup.scratch, now_us())
         self._garbage = GarbageCollection(setup.files, setup.application, setup.keeping)
         self._had_committed = False
+        self._backoff, self._clock_before = Backoff(), entry.clock
         self._asked = threading.Event()
         try:
             self.entry = self._together(entry, asked_before)
@@ -85,20 +86,37 @@ class Supervisor:
     def drain(self) -> None:
         """Commit a clock above all messages, after the run has ended, and deliver all clocks.
 
+        What fails is tried again, as often as a failed run is.
+
         Raises:
             StateError: The store did not take the entry, a step failed, or a sink did not take its clocks.
         """
-        self._close()
-        self._steps.start(self.entry.epoch, ())
-        try:
-            while self._steps.failed is None and not self._steps.is_settled:
-                time.sleep(POLL_SECONDS)
-        finally:
-            self._steps.stop()
-        if self._steps.failed is not None:
-            raise self._cause(*self._steps.failed)
-        self.entry = commits.own(self._log, self.entry.epoch)
+        self._backoff = Backoff()
+        while (failure := self._step_to_the_end()) is not None:
+            seconds = self._seconds_after(failure)
+            _logger.warning("application %s goes on to drain in %g s: %s", self._setup.application, seconds, failure)
+            time.sleep(seconds)
         self._deliveries.drain(threading.Event())
+
+    def _step_to_the_end(self) -> StateError | None:
+        """Commit a clock above all messages and take all steps to it. Return what prevented it, or None.
+
+        This is no new start, which would go back to the global clock and so need the queries again.
+        """
+        try:
+            self._close()
+            self._steps.start(self.entry.epoch, ())
+            try:
+                while self._steps.failed is None and not self._steps.is_settled:
+                    time.sleep(POLL_SECONDS)
+            finally:
+                self._steps.stop()
+            if self._steps.failed is not None:
+                return self._cause(*self._steps.failed)
+            self.entry = commits.own(self._log, self.entry.epoch)
+        except StateError as error:
+            return error
+        return None
 
     def _wake(self) -> None:
         self._steps.wake()
@@ -133,22 +151,26 @@ class Supervisor:
 
     def _keep_running(self) -> None:
         """Return when queries and steps come to their end or a stop is asked for, and raise what ends the run."""
-        backoff, clock = Backoff(), self.entry.clock
         failure = self._await_failure()
         while failure is not None:
-            if isinstance(failure, FINAL):
-                raise failure
-            # Only a new global clock since the last failure is a success. A start alone is none, as the store may fail again.
-            before, clock = clock, self._global_clock(clock)
-            if clock > before and self._had_committed:
-                backoff.succeed()
-            seconds = backoff.fail()
-            if backoff.failures > self._setup.max_restarts:
-                raise failure
+            seconds = self._seconds_after(failure)
             _logger.warning("application %s starts again in %g s: %s", self._setup.application, seconds, failure)
             if self._asked.wait(seconds):
                 return
             failure = self._start_again() or self._await_failure()
+
+    def _seconds_after(self, failure: StateError) -> float:
+        """Return the seconds to wait after a failure. If nothing is to be tried again after it, raise it."""
+        if isinstance(failure, FINAL):
+            raise failure
+        # Only a new global clock since the last failure is a success. A start alone is none, as the store may fail again.
+        before, self._clock_before = self._clock_before, self._global_clock(self._clock_before)
+        if self._clock_before > before and self._had_committed:
+            self._backoff.succeed()
+        seconds = self._backoff.fail()
+        if self._backoff.failures > self._setup.max_restarts:
+            raise failure
+        return seconds
 
     def _await_failure(self) -> StateError | None:
         """Wait for a failure and return it, or None if all queries and steps came to their end or a stop was asked for.

@@ -344,6 +344,39 @@ def test_an_error_that_is_not_of_this_package_ends_the_run_with_what_it_was(monk
     assert isinstance(run.error.__cause__ if run.error else None, ZeroDivisionError)
 
 
+def test_a_drain_whose_steps_fail_tries_them_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def drained(*failures: StateError) -> tuple[Script, Running]:
+        fake = FakeSteps(*failures)
+        monkeypatch.setattr(supervisor, "Stepper", lambda setup: fake)
+        script = play(lambda script: script.commit(5), max_restarts=2)
+        return script, Running(script.supervise())
+
+    script, running = drained(DOWN, StoreUnavailableError("an executor was lost."))
+    assert running.drain() == script.newest().clock == 10
+    # No new start: nobody reads again what is above the global clock.
+    assert script.newest().epoch == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "application app goes on to drain in 0.01 s: the store is down.",
+        "application app goes on to drain in 0.01 s: an executor was lost.",
+    ]
+    last = StoreUnavailableError("still down.")
+    with pytest.raises(StoreUnavailableError, match="still down"):
+        drained(DOWN, DOWN, last)[1].drain()
+    with pytest.raises(TaskFailedError, match="no such region"):
+        drained(TaskFailedError("no such region"))[1].drain()
+
+
+def test_a_drain_that_a_newer_driver_has_fenced_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    script = play(lambda script: script.commit(5))
+    running = Running(script.supervise())
+    core.start(script.log, [script.plan])
+    with pytest.raises(FencedError):
+        running.drain()
+    assert not caplog.records
+
+
 def test_steps_are_left_to_the_queries_that_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeSteps()
     monkeypatch.setattr(supervisor, "Stepper", lambda setup: fake)
