@@ -44,7 +44,7 @@ class Reports:
         plans: Sequence[Plan],
         entry: Entry,
         is_to_the_end: bool,
-        on_commit: Callable[[], None],
+        on_commit: Callable[[Progress], None],
     ) -> None:
         # A run that ends by itself reports at its end, so a short one logs no warning before.
         first = time.monotonic() + (EVERY if is_to_the_end else 0.0)
@@ -61,7 +61,7 @@ class Reports:
         notices = self._notices[progress.task]
         if warning := notices.note(progress.messages - progress.replayed, progress.reasons, time.monotonic()):
             _logger.warning("%s", warning)
-        self._on_commit()
+        self._on_commit(progress)
 
     def end(self, entry: Entry | None, is_whole: bool) -> None:
         """Log a summary of each task by the newest entry, if the store returned one, and what the clock waits for."""

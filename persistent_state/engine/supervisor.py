@@ -13,6 +13,7 @@ from persistent_state.engine.backoff import Backoff
 from persistent_state.engine.deliveries import STOP_SECONDS, Deliveries
 from persistent_state.engine.failures import FINAL, as_own_error, is_lost_jvm, naming_a_lost_jvm
 from persistent_state.engine.garbage import GarbageCollection
+from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.queries import Queries, Setup
 from persistent_state.engine.reports import Reports
 from persistent_state.engine.session import Scratch
@@ -47,7 +48,7 @@ class Supervisor:
         self.entry = entry
         self.restarts = 0
         self.error: StateError | None = None
-        self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._wake)
+        self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._hear)
         self._steps = Stepper(setup)
         self.queries = Queries(setup)
         self._setup = setup
@@ -118,9 +119,9 @@ class Supervisor:
             return error
         return None
 
-    def _wake(self) -> None:
+    def _hear(self, progress: Progress) -> None:
         self._steps.wake()
-        self._deliveries.wake()
+        self._deliveries.hear(progress)
 
     def _stop_working(self) -> None:
         self.queries.stop()
@@ -218,6 +219,8 @@ class Supervisor:
             self.queries = Queries(self._setup)
             self.queries.start(self.entry, self._scratch)
             self._steps.start(self.entry.epoch, self.queries.active_flows)
+            # What they looked at may have been fenced by this start, and no commit need come that wakes them.
+            self._deliveries.wake()
         except StateError as error:
             return error
         except Exception as error:
