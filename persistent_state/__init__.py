@@ -46,6 +46,7 @@ from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, PersistentTask
 from persistent_state.testing import LocalRun, run_local
+from persistent_state.timelines import keep_clock, release_clock
 from persistent_state.windows import SessionWindow, SlidingWindow, TumblingWindow
 
 if TYPE_CHECKING:
@@ -109,9 +110,11 @@ __all__ = [
     "WindowState",
     "arrow_batches",
     "clocks",
+    "keep_clock",
     "late_rows_frame",
     "read_late_rows",
     "read_state",
+    "release_clock",
     "run_local",
     "state_frame",
     "verify",

@@ -26,7 +26,7 @@ from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.inputs import AnySource, Input, Inputs
 from persistent_state.joins import Join, by_side
 from persistent_state.kafka.connector import KafkaConnectorSource
-from persistent_state.ordered import InOrderTask, OrderedTask
+from persistent_state.ordered import InOrderTask, OrderedTask, named
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import TimeReplayableSource
@@ -60,8 +60,8 @@ class _Added:
 
     @property
     def named(self) -> str:
-        """The name by which a user knows the task; of one in which messages wait that of the ordered task."""
-        return (self.task.ordered if isinstance(self.task, in_order.Messages) else self.task).task_name
+        """The name by which a user knows the task; of a part of an ordered task that of the ordered one."""
+        return named(self.task)
 
     @property
     def upstream(self) -> dict[str, TaskSource]:
@@ -97,7 +97,10 @@ class Application:
             partitions are channels and that can wait: a `KafkaSource`, and sources of your own that have `hold`.
         max_ahead: A timestamp further ahead of the wall clock than this makes a bad row.
         max_jump: A timestamp further ahead of its channel than this makes a bad row. By default there is no limit.
-        retained_checkpoints: How many checkpoints can be read. Each costs up to one more row per key that changed between them.
+        retained_checkpoints: How many of the newest checkpoints are kept. Each costs up to one more row per key that changed
+            between them.
+        retain: Older checkpoints that are kept, as pairs of durations (every, span): with `("1 hour", "2 days")` the last
+            checkpoint of each hour, for two days of event time.
         shards: How many tasks of Spark write the state, by default Spark's parallelism. It may change at any start.
         scratch: A folder for Spark's own checkpoints, as Spark names it; on a cluster all machines must reach it. Nothing in it
             is needed after the run.
@@ -125,6 +128,7 @@ class Application:
     max_ahead: Duration = "1 day"
     max_jump: Duration | None = None
     retained_checkpoints: int = 10
+    retain: Sequence[tuple[Duration, Duration]] = ()
     shards: int | None = None
     scratch: str | None = None
     max_restarts: int = 5
@@ -142,6 +146,7 @@ class Application:
             raise InvalidInputError(
                 f"retained_checkpoints={self.retained_checkpoints}; keep at least one, a restart needs it."
             )
+        self._keeping()
         if self.shards is not None and self.shards < 1:
             raise InvalidInputError(f"shards={self.shards}; there must be at least one.")
         if self.max_restarts < 0:
@@ -308,7 +313,7 @@ class Application:
             parts,
             interval=settings.interval,
             shards=shards,
-            keeping=Keeping(self.retained_checkpoints),
+            keeping=self._keeping(),
             scratch=self.scratch,
             max_restarts=self.max_restarts,
             to_the_end=to_the_end,
@@ -317,6 +322,26 @@ class Application:
             on_progress=on_progress,
         )
         return start(setup, self._with_parts("reset", reset), self._with_parts("rebuild", rebuild))
+
+    def _keeping(self) -> Keeping:
+        """Return which checkpoints are kept.
+
+        Raises:
+            InvalidInputError: A rule of `retain` is none.
+        """
+        rules = []
+        for rule in self.retain:
+            if isinstance(rule, str) or len(rule) != 2:
+                raise InvalidInputError(
+                    f'retain has {rule!r}; give pairs of durations (every, span), such as ("1 hour", "2 days").'
+                )
+            every, span = (positive("retain", length) for length in rule)
+            if span < every:
+                raise InvalidInputError(
+                    f"retain has {rule!r}, which keeps nothing: the second duration is to be at least the first."
+                )
+            rules.append((every, span))
+        return Keeping(self.retained_checkpoints, retain=tuple(rules))
 
     def _with_parts(self, argument: str, names: Sequence[str]) -> list[str]:
         """Return names of tasks with those of the tasks of the graph that an ordered one is.

@@ -31,7 +31,8 @@ def clocks(store: str, application: str, *, storage_options: Mapping[str, Any] |
         storage_options: What fsspec needs to open the store.
 
     Returns:
-        The retained checkpoint clocks in microseconds UTC, ascending. The last is the global clock. At first there is none.
+        The retained and the kept checkpoint clocks in microseconds UTC, ascending. The last is the global clock. At first there
+        is none.
 
     Raises:
         InvalidInputError: There is no such application.
@@ -40,7 +41,7 @@ def clocks(store: str, application: str, *, storage_options: Mapping[str, Any] |
         >>> clocks("tests/fixtures/store-v1", "app")
         [160, 200, 220]
     """
-    return list(newest_entry(open_files(store, storage_options), application).retained)
+    return newest_entry(open_files(store, storage_options), application).readable
 
 
 def read_state(

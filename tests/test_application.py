@@ -292,6 +292,24 @@ class TestApplications:
             "retained_checkpoints=0; keep at least one, a restart needs it.",
         )
 
+    @pytest.mark.parametrize(
+        ("rule", "told"),
+        [
+            (
+                ("1 hour",),
+                'retain has (\'1 hour\',); give pairs of durations (every, span), such as ("1 hour", "2 days").',
+            ),
+            ("1h", 'retain has \'1h\'; give pairs of durations (every, span), such as ("1 hour", "2 days").'),
+            (("0 hours", "2 days"), "retain='0 hours'; it must be longer than 0."),
+            (
+                ("2 days", "1 hour"),
+                "retain has ('2 days', '1 hour'), which keeps nothing: the second duration is to be at least the first.",
+            ),
+        ],
+    )
+    def test_rules_of_which_clocks_are_kept(self, rule: Any, told: str) -> None:
+        refused(lambda: Application("app", "store", retain=[("1 hour", "2 days"), rule]), told)
+
     def test_two_tasks_of_one_name(self) -> None:
         source = RateSource(1)
         app = Application("app", "store").add(Task(), source)

@@ -71,9 +71,11 @@ PUBLIC_NAMES = [
     "WindowState",
     "arrow_batches",
     "clocks",
+    "keep_clock",
     "late_rows_frame",
     "read_late_rows",
     "read_state",
+    "release_clock",
     "run_local",
     "state_frame",
     "verify",
@@ -135,7 +137,7 @@ PUBLIC_MONOIDS = [
 ]
 
 HOUSE = (
-    "__main__ > cli > __init__ > testing > application reading > engine > protocol > batch > inputs > kafka outputs"
+    "__main__ > cli > __init__ > testing > application reading timelines > engine > protocol > batch > inputs > kafka outputs"
     " > sources sinks > store > partials joins > ordered > task > state > formatting windows > event_time"
     " > errors redact > monoids"
 )

@@ -92,7 +92,7 @@ def schema_of(plan: Plan, source: TaskSource, fed: PersistentTask) -> pa.Schema:
     names = [field.name for field in fields]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidInputError(
-            f"task={plan.name} gives two columns {twice!r} to the tasks that it feeds: its key columns, {TIMESTAMP!r} and the "
+            f"task={plan.named} gives two columns {twice!r} to the tasks that it feeds: its key columns, {TIMESTAMP!r} and the "
             "fields of its value need different names; rename the field."
         )
     return pa.schema(fields)
@@ -109,7 +109,7 @@ def check(plan: Plan) -> None:
         if isinstance(source, ClosedWindows):
             if not plan.feeders[name].layout.kind.window_columns:
                 raise InvalidInputError(
-                    f"task={plan.name} is fed by the closed windows of task={source.task}, which keeps no windows; give it "
+                    f"task={plan.named} is fed by the closed windows of task={source.task}, which keeps no windows; give it "
                     f"Changes({source.task!r}), or let the task keep a WindowState."
                 )
         elif isinstance(source, Changes) and source.every is None:
@@ -120,12 +120,12 @@ def _check_connected(plan: Plan, other: Plan) -> None:
     for each in (plan, other):
         if each.delivery != EXACTLY_ONCE:
             raise InvalidInputError(
-                f"task={plan.name} is fed by task={other.name}, and delivery={each.delivery!r} is said for task={each.name}; "
+                f"task={plan.named} is fed by task={other.name}, and delivery={each.delivery!r} is said for task={each.named}; "
                 "tasks that are connected are exactly-once: leave it out."
             )
     if plan.update_way == "column":
         raise InvalidInputError(
-            f"task={plan.name} says its update in process_column, and is fed by task={other.name}; say it in process_batch."
+            f"task={plan.named} says its update in process_column, and is fed by task={other.name}; say it in process_batch."
         )
 
 
@@ -134,20 +134,19 @@ def _check_taken_back(plan: Plan, other: Plan) -> None:
     way = f'or look at fixed times: Changes({other.name!r}, every="1 minute")'
     if other.layout.kind.expires:
         raise InvalidInputError(
-            f"task={plan.name} is fed by the changes of task={other.name}, whose state is bounded in time; feed it by the "
+            f"task={plan.named} is fed by the changes of task={other.name}, whose state is bounded in time; feed it by the "
             f"windows that have closed, ClosedWindows({other.name!r}), keep that state without a bound, {way}."
         )
     if plan.takes_back:
         return
     if isinstance(plan.task, in_order.Messages):
         raise InvalidInputError(
-            f"task={plan.task.ordered.task_name} is fed by the changes of task={other.name}, and an ordered task can't take "
+            f"task={plan.named} is fed by the changes of task={other.name}, and an ordered task can't take "
             f'back what it made of a row; look at fixed times: Changes({other.name!r}, every="1 minute").'
         )
     monoid = plan.state.monoid
-    beginning = (
-        f"task={plan.name} is fed by the changes of task={other.name}: what it made of a row is taken back when the row"
-    )
+    fed = f"task={plan.named} is fed by the changes of task={other.name}"
+    beginning = f"{fed}: what it made of a row is taken back when the row"
     if monoid.is_group and monoid.exact:
         raise InvalidInputError(
             f"{beginning} changes. So it can't have windows, a ttl, a message_id or reads_state; leave these out, {way}."

@@ -1,4 +1,4 @@
-"""The command line: show what a store holds, show a task's state as a table, and verify every file."""
+"""The command line: show what a store holds, show a task's state as a table, keep clocks by name, and verify every file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from persistent_state.cli import graph
 from persistent_state.cli.describe import summary
 from persistent_state.cli.text import application, applications, verified, width
 from persistent_state.errors import InvalidInputError, StateError
-from persistent_state.formatting import plain, read_clock, to_json
+from persistent_state.formatting import full_clock, plain, read_clock, to_json
 from persistent_state.store.files import open_files
 from persistent_state.store.state_at import find_applications, find_state
 from persistent_state.store.verify import verify
+from persistent_state.timelines import keep_clock, release_clock
 
 PROGRAM = "persistent-state"
 
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the store's options as a JSON object, such as keys; as @FILE, no list of processes shows its secrets",
     )
     parser = argparse.ArgumentParser(
-        PROGRAM, description="Look into a store of persistent state. Nothing in it is changed or executed."
+        PROGRAM, description="Look into a store of persistent state. Nothing that it holds is executed."
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -112,6 +113,17 @@ def _parser() -> argparse.ArgumentParser:
         help="show the values as outputs do: as a summary presents them, or an Aggregator that --monoid names",
     )
     state.set_defaults(run=_state)
+
+    keep = commands.add_parser("keep", parents=[common], help="keep a clock by a name, until it is released")
+    keep.add_argument("application", metavar="APP")
+    keep.add_argument("--name", metavar="NAME", required=True, help="the name, which is that of one clock")
+    keep.add_argument("--at", metavar="CLOCK", help="one of the kept clocks (default: the newest)")
+    keep.set_defaults(run=_keep)
+
+    release = commands.add_parser("release", parents=[common], help="keep a clock no longer by its name")
+    release.add_argument("application", metavar="APP")
+    release.add_argument("--name", metavar="NAME", required=True, help="the name that the clock was given")
+    release.set_defaults(run=_release)
 
     check = commands.add_parser("verify", parents=[common], help="check every checksum and every reference of a store")
     check.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")
@@ -229,6 +241,25 @@ def _monoid(name: str) -> Monoid[Any] | Aggregator[Any, Any, Any]:
             f"monoid={name} is {monoid!r}; name an instance of Monoid, or its class, or an Aggregator."
         )
     return monoid
+
+
+def _keep(arguments: argparse.Namespace) -> int:
+    store, options = arguments.store, _storage_options(arguments)
+    clock = keep_clock(store, arguments.application, arguments.name, arguments.at, storage_options=options)
+    _told(arguments, clock, "is kept as")
+    return 0
+
+
+def _release(arguments: argparse.Namespace) -> int:
+    options = _storage_options(arguments)
+    clock = release_clock(arguments.store, arguments.application, arguments.name, storage_options=options)
+    _told(arguments, clock, "is no longer kept as")
+    return 0
+
+
+def _told(arguments: argparse.Namespace, clock: int, what: str) -> None:
+    told = {"application": arguments.application, "clock": clock, "name": arguments.name}
+    _print([to_json(told) if arguments.json else f"clock={full_clock(clock)} {what} {arguments.name!r}"])
 
 
 def _verify(arguments: argparse.Namespace) -> int:

@@ -31,6 +31,8 @@ def summary(files: Files, name: str) -> dict[str, Any]:
         "next": entry.next if entry.next > entry.clock else None,
         "waits_for": None if holder is None else {**asdict(holder), "words": holder.words},
         "retained": list(entry.retained),
+        "kept": [{"clock": clock, "names": list(kept.names)} for clock, kept in entry.kept.items()],
+        "timeline": entry.timeline,
         "interval": entry.interval,
         "shards": entry.shards,
         "epoch": entry.epoch,

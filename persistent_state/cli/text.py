@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from persistent_state.event_time.durations import show_duration
@@ -36,13 +37,14 @@ def applications(summaries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def application(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that describe one application and its tasks."""
-    clocks = [f"{show_clock(clock)}  {clock}" for clock in summary["retained"]]
-    if len(clocks) > MOST:
-        clocks = [*clocks[:2], f"... {len(clocks) - 4:,} more ...", *clocks[-2:]]
+    names = {each["clock"]: each["names"] for each in summary["kept"]}
+    # Of the newest clocks it goes without saying that they are kept.
+    kept = [clock for clock in names if names[clock] or clock not in summary["retained"]]
     yield from pairs(
         {
             **heads(summary),
-            "retained": clocks or ["none yet"],
+            "retained": _clocks({clock: [] for clock in summary["retained"]}) or ["none yet"],
+            **({"kept": _clocks({clock: names[clock] for clock in kept})} if kept else {}),
             "interval": show_duration(summary["interval"]),
             "shards": f"{summary['shards']:,}",
             "epoch": f"{summary['epoch']:,}",
@@ -89,6 +91,22 @@ def application(summary: Mapping[str, Any]) -> Iterator[str]:
         ],
         right={1, 2, 3},
     )
+
+
+def _clocks(names: Mapping[int, Sequence[str]]) -> list[str]:
+    """Return lines of clocks with their names. Of many without a name only some are shown."""
+    lines = [
+        "  ".join([show_clock(clock), str(clock), *([", ".join(some)] if some else [])])
+        for clock, some in names.items()
+    ]
+    if len(lines) <= MOST:
+        return lines
+    shown = [place for place, some in enumerate(names.values()) if some or place < 2 or place >= len(lines) - 2]
+    short: list[str] = []
+    for before, place in pairwise([-1, *shown]):
+        short += [f"... {place - before - 1:,} more ..."] if place - before > 1 else []
+        short.append(lines[place])
+    return short
 
 
 def heads(summary: Mapping[str, Any]) -> dict[str, str]:

@@ -291,7 +291,7 @@ class Delivery:
 
     @property
     def _of(self) -> str:
-        return f"task={self._plan.name}, sink={self._giver.output!r}"
+        return f"task={self._plan.named}, sink={self._giver.output!r}"
 
     def _as_own(self, error: BaseException) -> StateError:
         """Return the error as one of this package that names the task and the sink."""

@@ -25,7 +25,7 @@ from persistent_state.engine.failures import naming
 from persistent_state.engine.frames import NO_SINK, shown, types_of, values_schema
 from persistent_state.engine.session import settings
 from persistent_state.errors import StateError
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.outputs import RunningValues
 from persistent_state.protocol import commits, deliver, holding
 from persistent_state.protocol.commits import Keeping
@@ -236,11 +236,14 @@ class Commit:
         running: Mapping[str, Sequence[RunningValues]],
         on_progress: Callable[[Progress], None] | None,
         for_sinks: Mapping[str, str | None],
+        settings: Mapping[str, Settings],
         watch: Watch | None = None,
         log: Log | None = None,
         turn: AbstractContextManager[object] | None = None,
     ) -> None:
         self._flow = flow
+        # Of all tasks: the global clock may wait for any of them.
+        self._settings = settings
         self._is_planned_by_spark = flow.first.by_spark
         self._for_sinks = for_sinks
         self._epoch = epoch
@@ -285,7 +288,7 @@ class Commit:
         by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in self._flow.tasks}
         for descriptor in answers.descriptors:
             by_task[descriptor.task].append(descriptor)
-        waits_for = holding.sentence(holding.holder(entry, self._flow.first.settings))
+        waits_for = holding.sentence(holding.holder(entry, self._settings))
         for name, some in by_task.items():
             copies = sum(descriptor.copies for descriptor in some)
             hand_on(progress(entry, after, name, waits_for, copies), self._on_progress)

@@ -144,7 +144,7 @@ class Stepper:
         self._committed.update(step.flow for step in steps)
         self.wake()
         with micro_batch.committing():
-            waits_for = holding.sentence(holding.holder(entry, self._feeds[0].plan.first.settings))
+            waits_for = holding.sentence(holding.holder(entry, self._setup.settings))
             for step, after in zip(steps, ends, strict=True):
                 for name in entry.tasks_of(step.flow):
                     micro_batch.hand_on(micro_batch.progress(entry, after, name, waits_for), self._listener)
@@ -163,6 +163,7 @@ class Stepper:
                 {part.plan.name: part.outputs.running for part in setup.parts if part.plan.name in flow.by_name},
                 self._listener,
                 for_sinks(session),
+                setup.settings,
                 log=self._log,
                 turn=self._turn,
             )

@@ -5,7 +5,7 @@ Timestamps and clocks are microseconds UTC, as Python integers. Ranges are half-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -172,6 +172,16 @@ def thin_cuts(cuts: Iterable[int], global_clock: int, clock: int, interval: int)
         step = grid_step(low, clock, interval)
         between = [c for c in between if c % step == 0]
     return tuple(sorted({global_clock, clock, *between}))
+
+
+def last_of_periods(visited: Collection[int], every: int, span: int) -> set[int]:
+    """Return the last clock of each period of `every`, as far as it lies no more than `span` below the newest clock.
+
+    Periods are counted from the epoch. A multiple of `every` ends one: what is below it is the whole period.
+    """
+    last = {-(-clock // every): clock for clock in sorted(visited)}
+    newest = max(visited, default=BEGINNING)
+    return {clock for clock in last.values() if newest - clock <= span}
 
 
 def fold_starts(starts: NDArray[np.int64], cuts: Sequence[int], clock: int) -> NDArray[np.int64]:

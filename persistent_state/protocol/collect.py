@@ -1,20 +1,24 @@
 """Collecting garbage: old log entries, and the files that no entry names any more and no commit can come to name.
 
 Entries stay as long as the files that only they name: they are the record of who may still be reading what, also for the next
-process, and being small they cost little.
+process, and being small they cost little. The entry of a kept clock leaves the log with the others of its time, once it has a
+file of its own: see `kept_entries`. What it names stays as long as the newest entry, or one that is still in the log, keeps the
+clock.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import chain, takewhile, zip_longest
 
 from persistent_state.errors import DamagedError
 from persistent_state.protocol.commits import Keeping, written
-from persistent_state.store import lists
+from persistent_state.store import kept_entries, lists
 from persistent_state.store.codec import side_from_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState, LateRows
@@ -32,7 +36,7 @@ class Collector:
     """Deletes what no reader and no commit of an application can ask for any more.
 
     It reads each entry once, and each file of a list of settled rows, which never changes. Of an entry it remembers the time
-    and the base. Of a file that the newest entry does not name any more, it remembers the last entry that did.
+    and the base. Of a file it remembers the first entry that named it, and the last one if that is not the newest.
     """
 
     def __init__(self, log: Log) -> None:
@@ -43,7 +47,14 @@ class Collector:
         """By file: the number of places in the newest entry that name it."""
         self._times: dict[int, int] = {}
         self._bases: dict[int, int] = {}
+        self._first_named: dict[str, int] = {}
         self._last_named: dict[str, int] = {}
+        self._last_kept: dict[int, int] = {}
+        """By the entry of a clock that the newest entry does not keep any more: the last entry that did."""
+        self._pinned: set[int] = set()
+        """The entries of kept clocks of which it is known what they name."""
+        self._unpinned: set[int] = set()
+        """The entries of kept clocks that can't be read."""
         self._listed: dict[str, list[str]] = {}
         """The files that each file of a list of settled rows names."""
         self._unread: set[str] = set()
@@ -54,7 +65,7 @@ class Collector:
 
         Entries go `keeping.grace` after a newer one was written, except the newest two: those let a driver that slept find its
         number taken. What an entry follows from stays as long as the entry. A file goes when no entry that is left names it and
-        its micro-batch can't be committed any more.
+        its micro-batch can't be committed any more. The entries of kept clocks are among those that are left.
         """
         log, files = self._log, self._log.files
         numbers = log.numbers()
@@ -69,6 +80,9 @@ class Collector:
         first = min([numbers[-2:][0], *overdue[-1:]]) if overdue else numbers[0]
         first = min(self._bases.get(number, number) for number in numbers if number >= first)
         old = [number for number in numbers if number < first]
+        kept = self._kept_by(numbers[len(old)])
+        if not self._pin(kept, old):
+            return []
         gone = [log.path(number) for number in old]
         # One after the other: were this driver killed, none would be missing between two that are left.
         for path in gone:
@@ -77,18 +91,25 @@ class Collector:
         if not self._times.keys() >= set(left):
             # What an entry names that can't be read is not known: its files stay until it goes itself.
             return gone
-        self._forget_below(left[0])
+        self._forget_below(left[0], kept)
         settled = set(chain.from_iterable(self._listed.values()))
         unnamed = []
         for name in newest.tasks:
-            folder, kept = f"{log.application}/runs/{name}", self._kept(newest, name)
+            folder, unsure = f"{log.application}/runs/{name}", self._unsure(newest, name)
             for file in files.list(folder):
                 path = f"{folder}/{file}"
                 is_named = self._is_named(path) or path in settled
                 batch = written(file)
-                if not is_named and kept < batch < (newest.epoch, newest.flow_of(name).progress.batch):
+                if not is_named and unsure < batch < (newest.epoch, newest.flow_of(name).progress.batch):
                     unnamed.append(path)
-        for folder in (f"{log.application}/log", *(f"{log.application}/runs/{name}" for name in newest.tasks)):
+        # What another driver keeps since has a higher number.
+        unnamed += [
+            kept_entries.path(log, number)
+            for number in kept_entries.numbers(log)
+            if number < newest.number and number not in kept
+        ]
+        runs = (f"{log.application}/runs/{name}" for name in newest.tasks)
+        for folder in (f"{log.application}/log", kept_entries.folder(log), *runs):
             leftovers = files.leftovers(folder, now)
             unnamed += [f"{folder}/{file}" for file, age in leftovers if age > LEFTOVER_AGE]
         files.for_each(files.delete, unnamed)
@@ -101,12 +122,54 @@ class Collector:
         with suppress(FileNotFoundError, DamagedError):
             self._know(self._log.read(number))
 
+    def _kept_by(self, first: int) -> list[int]:
+        """Return the entries of the clocks that the newest entry keeps, or one from the entry `first` on, ascending."""
+        assert self._newest is not None
+        late = (number for number, last in self._last_kept.items() if last >= first)
+        return sorted({*late, *(kept.entry for kept in self._newest.kept.values())})
+
+    def _pin(self, kept: Sequence[int], old: Collection[int]) -> bool:
+        """Know what the entries of kept clocks name, and write the files of those that leave the log.
+
+        Return False if one can't be read: then nobody knows what it names, and nothing may go.
+        """
+        assert self._newest is not None
+        for number in kept:
+            is_known, is_leaving = number in self._times or number in self._pinned, number in old
+            try:
+                entry = kept_entries.read(self._log, number) if is_leaving or not is_known else None
+            except (FileNotFoundError, DamagedError) as error:
+                if number not in {each.entry for each in self._newest.kept.values()}:
+                    # Its last reader has gone, by the grace of another driver.
+                    continue
+                if number not in self._unpinned:
+                    _logger.warning("nothing is collected until the entry of a kept clock can be read: %s", error)
+                    self._unpinned.add(number)
+                return False
+            if entry is not None and is_leaving:
+                kept_entries.write(self._log, entry)
+            if entry is not None and not is_known:
+                self._pin_files(entry)
+            self._pinned.add(number)
+        self._pinned &= {*kept}
+        return True
+
+    def _pin_files(self, entry: Entry) -> None:
+        """Know what an entry names that may be older than those that were looked at."""
+        self._know_lists(entry)
+        for path in _changed_files(None, entry)[1]:
+            self._first_named[path] = min(entry.number, self._first_named.get(path, entry.number))
+            if path not in self._named:
+                self._last_named[path] = max(entry.number, self._last_named.get(path, entry.number))
+
+    def _know_lists(self, entry: Entry) -> None:
+        holders: Sequence[TaskState | FlowState] = (*entry.tasks.values(), *entry.flows.values())
+        for holder in holders:
+            self._know_list(holder.late_rows)
+
     def _know(self, entry: Entry) -> None:
-        for task in entry.tasks.values():
-            # Of every entry: a driver that slept through a takeover holds an old one for the newest.
-            self._know_list(task.late_rows)
-        for flow in entry.flows.values():
-            self._know_list(flow.late_rows)
+        # Of every entry: a driver that slept through a takeover holds an old one for the newest.
+        self._know_lists(entry)
         before, after = _changed_files(self._newest, entry)
         self._named.update(after)
         self._named.subtract(before)
@@ -115,7 +178,12 @@ class Collector:
                 del self._named[path]
                 self._last_named[path] = self._newest.number if self._newest else 0
         for path in after:
+            self._first_named.setdefault(path, entry.number)
             self._last_named.pop(path, None)
+        if self._newest is not None and self._newest.kept is not entry.kept:
+            for clock, kept in self._newest.kept.items():
+                if not kept_entries.is_kept(entry.kept, clock, kept.entry):
+                    self._last_kept[kept.entry] = self._newest.number
         self._newest, self._times[entry.number], self._bases[entry.number] = entry, entry.time, entry.base
 
     def _know_list(self, rows: LateRows) -> None:
@@ -132,7 +200,7 @@ class Collector:
             _logger.warning("files of late and bad rows that %s may name are kept: %s", file.path, error)
             return []
 
-    def _kept(self, newest: Entry, task: str) -> tuple[int, float]:
+    def _unsure(self, newest: Entry, task: str) -> tuple[int, float]:
         """Return the last epoch and micro-batch of a task of which a list that can't be read may name a file.
 
         What is no younger than that stays until no entry names the list.
@@ -148,11 +216,15 @@ class Collector:
                 kept = max(kept, (epoch, batch if is_one_flow else 0))
         return kept
 
-    def _forget_below(self, number: int) -> None:
-        """Forget the entries before this one, and the files that only they name."""
+    def _forget_below(self, number: int, kept: Sequence[int]) -> None:
+        """Forget the entries before this one that are not of kept clocks, and the files that only they name."""
         self._times = {known: time for known, time in self._times.items() if known >= number}
         self._bases = {known: base for known, base in self._bases.items() if known >= number}
-        self._last_named = {path: last for path, last in self._last_named.items() if last >= number}
+        self._last_kept = {entry: last for entry, last in self._last_kept.items() if last >= number}
+        for path, last in [*self._last_named.items()]:
+            pin = bisect_left(kept, self._first_named[path])
+            if last < number and not (pin < len(kept) and kept[pin] <= last):
+                del self._first_named[path], self._last_named[path]
         self._listed = {path: listed for path, listed in self._listed.items() if self._is_named(path)}
         self._unread = {path for path in self._unread if self._is_named(path)}
 

@@ -4,6 +4,8 @@ Invariants:
 - An entry's global clock is at or above that of the entry before it, and every active flow's clock is at or above the global
   clock. Only one whose tasks were away or are rebuilt may be below: it holds the global clock until it has caught up.
 - No stored interval straddles a cut that the newest entry names for a task, or a retained clock.
+- A kept clock names the entry in which it became the global clock. That entry has all that a reader at the clock, or a start
+  that goes back to it, will ever need. So no later entry, and no later run, has to remember anything for a kept clock.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from persistent_state.protocol import graph
 from persistent_state.sources.base import Reach
 from persistent_state.store import late_rows, lists
 from persistent_state.store.codec import side_to_json
-from persistent_state.store.entry import Entry
+from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowState, LateRows
 from persistent_state.store.log import Log
@@ -49,10 +51,17 @@ from persistent_state.store.task_state import TaskState
 
 @dataclass(frozen=True)
 class Keeping:
-    """The limits of what is kept: the newest `clocks` checkpoints, and for `grace` microseconds files that were replaced."""
+    """The limits of what is kept, beside the clocks that users keep by name. Lengths are microseconds.
+
+    Attributes:
+        clocks: How many of the newest checkpoints are kept.
+        grace: For how long files stay that were replaced.
+        retain: Pairs (every, span): of each period of `every` the last clock is kept, for `span` of event time.
+    """
 
     clocks: int = 10
     grace: int = 600_000_000
+    retain: tuple[tuple[int, int], ...] = ()
 
 
 def wake(log: Log, epoch: int, flow: str, now: int) -> Entry:
@@ -122,7 +131,7 @@ def amend(log: Log, epoch: int, change: Callable[[Entry], Entry], now: int) -> E
         changed = change(newest)
         if changed is newest:
             return newest
-        entry = newest.follower(now, flows=changed.flows, tasks=changed.tasks)
+        entry = newest.follower(now, flows=changed.flows, tasks=changed.tasks, kept=changed.kept)
         try:
             log.append(entry)
         except ExistsError:
@@ -465,7 +474,9 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
             cuts.add(common)
         tasks[name] = replace(task, stored=stored.with_cuts(cuts))
         flows[task.flow] = flow if own == flow.progress.clock else flow.move_to(own)
-    retained = newest.retained if clock == newest.clock else _retained(entry, clock, keeping)
+    has_moved = clock != newest.clock
+    retained = _retained(entry, clock, keeping) if has_moved else newest.retained
+    kept = kept_with(newest.kept, clock, newest.number + 1, keeping) if has_moved else newest.kept
     processed = graph.processed(replace(entry, flows=flows))
     for name, task in tasks.items():
         if task.active and retained:
@@ -474,7 +485,7 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
             needed = min(clock, processed[name]) if name in processed else retained[0]
             floor = min([needed, own, *outputs.delivered.values(), *outputs.voided.values()])
             tasks[name] = replace(task, stored=task.stored.with_floor(floor))
-    return newest.follower(now, clock=clock, next=common, retained=retained, flows=flows, tasks=tasks)
+    return newest.follower(now, clock=clock, next=common, retained=retained, kept=kept, flows=flows, tasks=tasks)
 
 
 def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
@@ -486,6 +497,13 @@ def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
     delivered = (last for task in entry.tasks.values() if task.active for last in task.outputs.delivered.values())
     oldest = min([*kept[-keeping.clocks :], *delivered])
     return tuple(clock for clock in kept if clock >= oldest)
+
+
+def kept_with(kept: Mapping[int, Kept], clock: int, number: int, keeping: Keeping) -> dict[int, Kept]:
+    """Return the clocks to keep when the entry of this number makes a clock the global one."""
+    known = {**kept, clock: Kept(number)}
+    stay = {*sorted(known)[-keeping.clocks :]}.union(*(clocks.last_of_periods(known, *rule) for rule in keeping.retain))
+    return {clock: each for clock, each in known.items() if clock in stay or each.names}
 
 
 def _with_fewer_sides(

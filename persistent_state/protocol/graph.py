@@ -58,11 +58,11 @@ def reset_and_rebuilt(
         if plan.source_inputs or not newest.flow_of(plan.name).is_derived:
             if plan.name not in (*reset, *rebuild) and (starts_over or not is_fed_alike):
                 raise InvalidInputError(
-                    f"task={plan.name} is or was fed by a source, and by tasks that start over or are others now, so it can't "
-                    f"go on. {refusals.WAYS.format(plan.name)}"
+                    f"task={plan.named} is or was fed by a source, and by tasks that start over or are others now, so it can't "
+                    f"go on. {refusals.ways(plan)}"
                 )
-        elif is_in_order and plan.name in reset and plan.upstream[INPUT].task in reset:
-            # Its messages start from zero at the global clock, and so does it.
+        elif is_in_order and plan.name in reset and plan.upstream[INPUT].task in {*reset} - to_rebuild:
+            # Its messages, which a source feeds, start from zero at the global clock, and so does it.
             continue
         elif plan.name in reset or starts_over or not is_fed_alike:
             to_rebuild.add(plan.name)
@@ -113,6 +113,11 @@ def pins(entry: Entry) -> set[int]:
     """Return the clocks at which every task must be kept until all steps to them are committed."""
     common = (entry.next,) if entry.next > entry.clock else ()
     return {entry.clock, *common, *(flow.visited for _, flow in _derived(entry))}
+
+
+def is_in_order(entry: Entry, task: str) -> bool:
+    """Return whether a task processes in order the messages that wait in another."""
+    return any(InOrder.kind in source for source in entry.tasks[task].identity.get("inputs", {}).values())
 
 
 def processed(entry: Entry) -> dict[str, int]:

@@ -13,7 +13,7 @@ from persistent_state.formatting import full_clock
 from persistent_state.protocol import evolution, flows, graph, refusals, restore
 from persistent_state.protocol.restore import TaskGroup
 from persistent_state.sources.tasks import Changes
-from persistent_state.store.entry import Entry
+from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowProgress, FlowState, Upstream
 from persistent_state.store.log import Log
@@ -91,7 +91,7 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
         some: list[TaskGroup] = []
         if newest and continued:
             for group in flows.divided(newest, continued):
-                _check_return(newest, group, from_windows=flow.is_fed_by_windows)
+                _check_return(newest, group, flow)
                 _check_between(flow, group, clock)
                 back = restore.restored(files, group, flow.first, clock, intervals, start.shards, start.now)
                 some.append(_as_planned(back, plans, newest))
@@ -126,9 +126,18 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
         shards=start.shards,
         clock=clock,
         retained=newest.retained if newest else (),
+        kept=_kept(newest),
+        timeline=newest.timeline if newest else 0,
         flows={_id(group): group.flow for group in groups},
         tasks={name: replace(task, flow=_id(group)) for group in groups for name, task in group.tasks.items()},
     )
+
+
+def _kept(newest: Entry | None) -> Mapping[int, Kept]:
+    """Return the kept clocks of a start. It keeps the global clock itself where an older version wrote no entry for it."""
+    if newest is None or newest.clock == BEGINNING or newest.clock in newest.kept:
+        return newest.kept if newest else {}
+    return {**newest.kept, newest.clock: Kept(newest.number + 1)}
 
 
 def _id(group: TaskGroup) -> str:
@@ -175,7 +184,7 @@ def _left_out(files: Files, group: TaskGroup, clock: int, start: _Start) -> Task
     return replace(back, tasks={name: replace(task, active=False) for name, task in back.tasks.items()})
 
 
-def _check_return(newest: Entry, group: TaskGroup, from_windows: bool) -> None:
+def _check_return(newest: Entry, group: TaskGroup, flow: FlowPlan) -> None:
     """Refuse tasks that come back after their clock was left behind.
 
     The source delivers again what they missed. But what they once read is not remembered for ever. One that has read nothing
@@ -186,12 +195,13 @@ def _check_return(newest: Entry, group: TaskGroup, from_windows: bool) -> None:
     """
     own, oldest = group.flow.visited, min(newest.retained, default=BEGINNING)
     # A flow that sources and tasks feed may have come further by its sources.
-    is_left_behind = any(at < oldest and (from_windows or at > BEGINNING) for at in (own, group.flow.progress.clock))
+    clocks = own, group.flow.progress.clock
+    is_left_behind = any(at < oldest and (flow.is_fed_by_windows or at > BEGINNING) for at in clocks)
     for name, task in group.tasks.items():
         if not task.active and is_left_behind:
             raise InvalidInputError(
-                f"task={name} left at clock={full_clock(own)}, and the oldest that is retained is {full_clock(oldest)}. "
-                f"{refusals.WAYS.format(name)}"
+                f"task={flow.by_name[name].named} left at clock={full_clock(own)}, and the oldest that is retained is "
+                f"{full_clock(oldest)}. {refusals.ways(flow.by_name[name])}"
             )
 
 
@@ -208,7 +218,7 @@ def _check_between(flow: FlowPlan, group: TaskGroup, clock: int) -> None:
     if sees_each and not flow.first.takes_back and stands < clock:
         raise InvalidInputError(
             f"{flow.title} left at clock={full_clock(stands)}, and what changed from one time to the next since then is not "
-            f"told apart any more. {refusals.WAYS.format(flow.id)}"
+            f"told apart any more. {refusals.ways(flow.first)}"
         )
 
 

@@ -72,6 +72,33 @@ class Named:
 
 
 @dataclass(frozen=True)
+class ByClock:
+    """Values of one kind by clock, ascending. In the JSON a clock is text, as each name is."""
+
+    kind: Kind
+
+    def to_json(self, value: Mapping[int, Any]) -> Json:
+        return Named(self.kind).to_json(_by_text(value))
+
+    def from_json(self, json: Json) -> dict[int, Any]:
+        return _by_clock(Named(self.kind).from_json(json))
+
+    def change(self, before: Mapping[int, Any], after: Mapping[int, Any]) -> Json:
+        return Named(self.kind).change(_by_text(before), _by_text(after))
+
+    def changed(self, before: Mapping[int, Any], json: Json) -> dict[int, Any]:
+        return _by_clock(Named(self.kind).changed(_by_text(before), json))
+
+
+def _by_text(value: Mapping[int, Any]) -> dict[str, Any]:
+    return {str(clock): each for clock, each in value.items()}
+
+
+def _by_clock(value: Mapping[str, Any]) -> dict[int, Any]:
+    return dict(sorted((int(clock), each) for clock, each in value.items()))
+
+
+@dataclass(frozen=True)
 class Listed:
     """Lists of values. A change is [i, j, new]: the items from number i up to j stay, and the new ones come after them."""
 

@@ -24,8 +24,8 @@ from persistent_state.store.records import ADDED, ENTRY, RUN, SIDE
 
 Json: TypeAlias = dict[str, Any]
 
-FORMAT = 4
-READABLE = (1, 2, 3, 4)
+FORMAT = 5
+READABLE = (1, 2, 3, 4, 5)
 
 LARGE = 16 << 10
 """The most characters of JSON about the flows, or the tasks, that stand in an entry as they are. More are compressed."""

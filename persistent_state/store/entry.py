@@ -13,6 +13,17 @@ from persistent_state.store.task_state import TaskState
 
 
 @dataclass(frozen=True)
+class Kept:
+    """The record of a kept clock: what a reader, and a start that goes back to the clock, need of it."""
+
+    entry: int
+    """The number of the entry in which the clock became the global clock. A start right after it is a start at the clock."""
+
+    names: tuple[str, ...] = ()
+    """The names by which users keep the clock; without one it goes when no rule keeps it any more."""
+
+
+@dataclass(frozen=True)
 class Entry:
     """Everything that is true of an application after one commit."""
 
@@ -46,6 +57,12 @@ class Entry:
 
     tasks: Mapping[str, TaskState]
 
+    kept: Mapping[int, Kept] = field(default_factory=dict)
+    """By clock, ascending: the clocks that can be read and gone back to. `kept_entries` finds their entries."""
+
+    timeline: int = 0
+    """The epoch that began the present timeline; 0 if the application was never rewound."""
+
     next: int = BEGINNING
     """The next common clock, at which tasks that other tasks feed have yet to arrive; at or below `clock` if there is none."""
 
@@ -54,6 +71,11 @@ class Entry:
 
     base: int = field(default=0, compare=False)
     """The number of the whole entry in the log from which the bytes of this one follow; 0 if it was not read."""
+
+    @property
+    def readable(self) -> list[int]:
+        """The clocks at which the state can be read, ascending: those that the newest runs keep apart, and the kept ones."""
+        return sorted({*self.retained, *self.kept})
 
     def follower(self, time: int, **changes: Any) -> Entry:
         """Return the entry after this one, which must have been read from the log."""

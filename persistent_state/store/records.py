@@ -12,8 +12,8 @@ from typing import Any
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Coarse
 from persistent_state.event_time.positions import Position
-from persistent_state.store.changes import Json, Kind, Listed, Named, Numbered, Parted, Plain, Record
-from persistent_state.store.entry import Entry
+from persistent_state.store.changes import ByClock, Json, Kind, Listed, Named, Numbered, Parted, Plain, Record
+from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState, Upstream
 from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
 from persistent_state.store.task_state import OutputState, StoredState, TaskState
@@ -24,7 +24,8 @@ ADDED: dict[str, dict[str, Json]] = {
     "stored file": {"index": 0},
     "input": {"planned": {}, "again": END},
     "flow": {"upstream": {}, "stepped": BEGINNING},
-    "log entry": {"next": BEGINNING},
+    "kept clock": {"names": []},
+    "log entry": {"next": BEGINNING, "kept": {}, "timeline": 0},
     "task": {
         "delivered": {},
         "floor": BEGINNING,
@@ -144,12 +145,15 @@ _TASK = Parted(
     },
 )
 
+_KEPT = Record("kept clock", Kept, {"entry": _AS_IT_IS, "names": _TUPLE}, ADDED["kept clock"])
+
 ENTRY = Record(
     "log entry",
     Entry,
     {
-        **_fields("number", "epoch", "writer", "time", "previous", "interval", "shards", "clock", "next"),
+        **_fields("number", "epoch", "writer", "time", "previous", "interval", "shards", "clock", "next", "timeline"),
         "retained": Listed(_AS_IT_IS),
+        "kept": ByClock(_KEPT),
         "flows": Named(_FLOW),
         "tasks": Named(_TASK),
     },

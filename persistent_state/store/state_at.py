@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from persistent_state.partials.layout import Layout, below, between, one_chunk
 from persistent_state.partials.since import Since
 from persistent_state.partials.type_names import named
 from persistent_state.state import KeptState, NonWindowState
-from persistent_state.store import late_rows
+from persistent_state.store import kept_entries, late_rows
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
@@ -93,21 +93,23 @@ class StateAt:
         try:
             table = self._folded()
         except FileNotFoundError as error:
-            # Runs are rewritten and the old ones deleted, but the state at a clock that is retained is in the new ones.
-            entry = newest_entry(self.files, self.application)
-            task = entry.tasks[self.task]
-            newest = self.of(task.stored.runs)
-            is_there = self.clock in _apart(entry, task) and self._is_known_since(entry, task)
-            is_same = (task.born, task.life, _written(task)) == (self.born, self.life, self.written)
-            if newest == self or not is_same or not is_there:
+            # Runs are rewritten and the old ones deleted, but the state at a clock that is retained or kept is in others.
+            entry = entry_at(self.files, self.application, self.clock)
+            task = entry.tasks.get(self.task)
+            if task is None or self.of(task.stored.runs) == self or not self._is_in(entry, task):
                 raise InvalidInputError(
                     f"clock={full_clock(self.clock)} of {self.application} is no longer retained; open a newer one."
                 ) from error
-            return newest.read()
+            return self.of(task.stored.runs).read()
         if self.presents is not None:
             table = with_presented(table, self._presented)
         # Within the library a window is whole numbers; users read timestamps.
         return table.drop_columns(["hash"]).rename_columns(schema.names).cast(schema)
+
+    def _is_in(self, entry: Entry, task: TaskState) -> bool:
+        """Return True if the same can be read of an entry."""
+        is_same = (task.born, task.life, _written(task)) == (self.born, self.life, self.written)
+        return is_same and self.clock in _apart(entry, task) and self._is_known_since(entry, task)
 
     def _is_known_since(self, entry: Entry, task: TaskState) -> bool:
         """Return True if the changes since the clock before are still stored apart."""
@@ -171,8 +173,14 @@ def find_state(
     presented: bool = False,
 ) -> StateAt:
     """Find what `read_state` reads."""
-    entry = newest_entry(files, application)
     name = task if isinstance(task, str) else task.task_name
+    newest = newest_entry(files, application)
+    entry = newest if clock is None else entry_at(files, application, clock)
+    if entry.number < newest.number and (name not in entry.tasks or entry.flow_of(name).visited < entry.clock):
+        find_task(newest, application, name)
+        raise InvalidInputError(
+            f"task={name} had no state at clock={full_clock(entry.clock)} yet when that was the newest; read a later clock."
+        )
     found = find_task(entry, application, name)
     at = check_clock(entry, found, name, clock)
     try:
@@ -293,6 +301,19 @@ def newest_entry(files: Files, application: str) -> Entry:
     return entry
 
 
+def entry_at(files: Files, application: str, clock: int) -> Entry:
+    """Return the entry from which the state at a clock is read: the newest, or that of a kept clock.
+
+    Raises:
+        InvalidInputError: There is no such application.
+        DamagedError: The entry is not what was written, or is missing.
+    """
+    entry = kept_entries.entry_at(Log(files, application), clock)
+    if entry is None:
+        raise no_application(files, application)
+    return entry
+
+
 def no_application(files: Files, application: str) -> InvalidInputError:
     """Return the error for an application that the store does not have."""
     return InvalidInputError(
@@ -325,11 +346,18 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
             raise InvalidInputError(
                 f"task={name} {how} reached {reached}; read clock={full_clock(at)} once it has caught up."
             )
-        kept = {*readable, newest}
-        below, above = max((c for c in kept if c < at), default=None), min((c for c in kept if c > at), default=None)
-        nearest = [f"clock={full_clock(c)}" for c in (below, above) if c is not None]
+        nearest = nearest_clocks({*readable, newest, *(c for c in entry.kept if c >= task.born)}, at)
         raise InvalidInputError(
-            f"clock={full_clock(at)} of task={name} is not retained; read {' or '.join(nearest)}. clocks(store, application) "
+            f"clock={full_clock(at)} of task={name} is not retained; read {nearest}. clocks(store, application) "
             "and `persistent-state show STORE APP` list all."
         )
     return at
+
+
+def nearest_clocks(clocks: Collection[int], clock: int) -> str:
+    """Return the clocks just below and above one that is none of them, as a message names them."""
+    below, above = (
+        max((c for c in clocks if c < clock), default=None),
+        min((c for c in clocks if c > clock), default=None),
+    )
+    return " or ".join(f"clock={full_clock(c)}" for c in (below, above) if c is not None)

@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -17,12 +18,13 @@ import pyarrow as pa
 
 from persistent_state import windows
 from persistent_state.errors import DamagedError, StateError, StoreUnavailableError
+from persistent_state.formatting import full_clock
 from persistent_state.partials import keys, layout
 from persistent_state.partials.evolve import misfits
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.type_names import name_of, named
-from persistent_state.store import blocks, late_rows
-from persistent_state.store.codec import open_entry, rewritten, side_to_json
+from persistent_state.store import blocks, kept_entries, late_rows
+from persistent_state.store.codec import from_bytes, open_entry, rewritten, side_to_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.files.base import Files
@@ -74,7 +76,9 @@ def verify(
     on_file: Callable[[str], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Verified:
-    """Read every log entry of an application or of a whole store, and every file that an entry names, and check them.
+    """Read every log entry and every kept clock of an application or of a whole store, and every file that they name.
+
+    All that is read is checked.
 
     A store may be verified while it is written to: a file that is collected meanwhile is no problem.
 
@@ -110,7 +114,7 @@ def verify(
 
 @dataclass
 class _Named:
-    """A file that log entries name: as what, and which is the newest of them."""
+    """A file that entries name: as what, and which is the newest of them."""
 
     entry: int
     stored: dict[Stored, None] = field(default_factory=dict)
@@ -126,6 +130,8 @@ class _Application:
         self._tell = tell
         self._named: dict[str, _Named] = {}
         self._lists: set[Any] = set()
+        self._kept: dict[int, Entry] = {}
+        """The entries of the kept clocks."""
         self._problems: dict[Problem, None] = {}
         self._bytes = 0
 
@@ -135,10 +141,13 @@ class _Application:
         entries = self._entries()
         # The newest entry first: what it names is still there if anything is.
         for number in sorted(entries, reverse=True):
-            self._entry(entries[number])
+            self._entry(self._log.path(number), entries[number])
+        self._kept_clocks(entries)
         for path in sorted(self._named):
             self._file(path, self._named[path])
+        kept = {each.entry for entry in entries.values() for each in entry.kept.values()}
         known = {*self._named, *map(self._log.path, entries), *(problem.path for problem in self._problems)}
+        known |= {kept_entries.path(self._log, number) for number in kept}
         return Verified(
             applications=1,
             entries=len(entries),
@@ -150,7 +159,8 @@ class _Application:
 
     def _present(self) -> list[str]:
         runs = f"{self._log.application}/runs"
-        folders = [f"{self._log.application}/log", *(f"{runs}/{task}" for task in self._files.list(runs))]
+        folders = [f"{self._log.application}/log", kept_entries.folder(self._log)]
+        folders += [f"{runs}/{task}" for task in self._files.list(runs)]
         return [f"{folder}/{name}" for folder in folders for name in self._files.list(folder)]
 
     def _found(self, path: str, problems: Iterable[str]) -> None:
@@ -210,6 +220,38 @@ class _Application:
                 self._found(self._log.path(follower), self._chain_problems(entries[number], entries[follower]))
         return entries
 
+    def _kept_clocks(self, entries: Mapping[int, Entry]) -> None:
+        """Check the entry of each clock that the newest entry keeps."""
+        for clock, kept in entries[max(entries)].kept.items() if entries else ():
+            path, found = kept_entries.path(self._log, kept.entry), entries.get(kept.entry)
+            needs = f"kept clock={full_clock(clock)} needs it"
+            try:
+                found = from_bytes(bytes(self._read(path)), path)
+                self._entry(path, found)
+            except FileNotFoundError:
+                if found is None and self._is_left(kept.entry):
+                    self._found(path, [f"it is missing, and {needs}"])
+            except StoreUnavailableError as error:
+                self._found(path, [f"it can't be read: {error}", needs])
+            except DamagedError:
+                self._found(path, ["it is not what was written, or of a later format", needs])
+            if found is None:
+                continue
+            if (found.number, found.clock) == (kept.entry, clock):
+                self._kept[clock] = found
+            else:
+                says = f"it says that it is entry {found.number} of clock={full_clock(found.clock)}"
+                self._found(path, [says, needs])
+
+    def _is_left(self, number: int) -> bool:
+        """Return True if an entry is still in the log, or is still that of a kept clock."""
+        if number in self._log.numbers():
+            return True
+        with suppress(DamagedError):
+            newest = self._log.newest()
+            return newest is not None and any(number == each.entry for each in newest.kept.values())
+        return False
+
     def _chain_problems(self, entry: Entry, follower: Entry) -> Iterator[str]:
         if follower.previous != entry.checksum and not self._was_rewritten(entry, follower):
             yield f"it does not go on from entry {entry.number} as that is now"
@@ -242,22 +284,21 @@ class _Application:
             return False
         return follower.previous in rewritten(before, after)
 
-    def _entry(self, entry: Entry) -> None:
-        path = self._log.path(entry.number)
+    def _entry(self, path: str, entry: Entry) -> None:
         self._found(path, _entry_problems(entry))
         for name, task in entry.tasks.items():
             self._found(path, _task_problems(entry, name, task, f"{self._log.application}/runs/{name}/"))
             for run in task.stored.runs:
                 is_own = _epoch(run.file.path) == entry.epoch
                 self._name(entry, run.file, (run, is_own), partial(_run_problems, run, is_own, task.identity))
-            self._late_rows(entry, f"task {name}", task.late_rows)
+            self._late_rows(path, entry, f"task {name}", task.late_rows)
         for id, flow in entry.flows.items():
-            self._late_rows(entry, f"flow {id}", flow.late_rows)
+            self._late_rows(path, entry, f"flow {id}", flow.late_rows)
             for source in flow.inputs.values():
                 for file in source.journal.files:
                     self._name(entry, file, "list", _list_problems)
 
-    def _late_rows(self, entry: Entry, whose: str, rows: LateRows) -> None:
+    def _late_rows(self, path: str, entry: Entry, whose: str, rows: LateRows) -> None:
         for side in rows.sides:
             self._name(entry, side.file, side_to_json(side), partial(_side_problems, side))
         for file in rows.settled.files:
@@ -266,14 +307,14 @@ class _Application:
         known = (rows.settled, *sorted(rows.settled_counts.items()))
         if known not in self._lists:
             self._lists.add(known)
-            self._settled(entry, whose, rows)
+            self._settled(path, entry, whose, rows)
 
     def _name(self, entry: Entry, stored: Stored, role: Any, check: Check) -> None:
         named = self._named.setdefault(stored.path, _Named(entry.number))
         named.stored[stored] = None
         named.checks.setdefault(role, check)
 
-    def _settled(self, entry: Entry, whose: str, rows: LateRows) -> None:
+    def _settled(self, path: str, entry: Entry, whose: str, rows: LateRows) -> None:
         """Check the files of late and bad rows that the entry names in a list."""
         try:
             settled = late_rows.settled(self._files, rows)
@@ -285,18 +326,18 @@ class _Application:
             self._name(entry, side.file, side_to_json(side), partial(_side_problems, side))
         if counts != Counter(rows.settled_counts):
             what = f"{whose}: settled_counts={dict(rows.settled_counts)}, and the settled files hold {dict(counts)}"
-            self._found(self._log.path(entry.number), [what])
+            self._found(path, [what])
 
     def _file(self, path: str, named: _Named) -> None:
         try:
             data = self._read(path)
         except FileNotFoundError:
             # Gone with the last entry that named it, if it was collected.
-            if named.entry in self._log.numbers():
-                self._found(path, [f"it is missing, and entry {named.entry} names it"])
+            if self._is_left(named.entry):
+                self._found(path, [f"it is missing, and entry {named.entry} names it", *self._needed_at(path)])
             return
         except StoreUnavailableError as error:
-            self._found(path, [f"it can't be read: {error}"])
+            self._found(path, [f"it can't be read: {error}", *self._needed_at(path)])
             return
         for stored in named.stored:
             if len(data) != stored.length:
@@ -306,12 +347,21 @@ class _Application:
             elif hashlib.sha256(data).hexdigest() != stored.checksum:
                 self._found(path, ["its SHA-256 is not that of what was written"])
         if any(problem.path == path for problem in self._problems):
+            self._found(path, self._needed_at(path))
             return
         for check in named.checks.values():
             try:
                 self._found(path, check(data))
             except Exception as error:  # whatever its bytes make Arrow or JSON raise
                 self._found(path, [f"it can't be read: {error!r}"])
+
+    def _needed_at(self, path: str) -> Iterator[str]:
+        """Yield which of the kept clocks need a file."""
+        found = [full_clock(clock) for clock, entry in self._kept.items() if path in entry.files()]
+        if len(found) == 1:
+            yield f"kept clock={found[0]} needs it"
+        elif found:
+            yield f"{len(found)} kept clocks need it, from clock={found[0]} to clock={found[-1]}"
 
 
 def _change_problems(entry: Entry, changed: Entry) -> Iterator[str]:
@@ -320,6 +370,9 @@ def _change_problems(entry: Entry, changed: Entry) -> Iterator[str]:
 
 
 def _entry_problems(entry: Entry) -> Iterator[str]:
+    for clock, kept in entry.kept.items():
+        if clock > entry.clock or kept.entry > entry.number:
+            yield f"it keeps clock={clock} by entry {kept.entry}, which it can't know"
     if list(entry.retained) != sorted(set(entry.retained)) or entry.retained[-1:] not in ((), (entry.clock,)):
         yield f"its retained={list(entry.retained)} do not ascend to clock={entry.clock}"
     for name, task in entry.tasks.items():

@@ -27,6 +27,7 @@ from persistent_state.cli.commands import main
 from persistent_state.cli.text import size
 from persistent_state.event_time.durations import show_duration
 from persistent_state.formatting import read_clock, show_clock
+from persistent_state.protocol.commits import Keeping
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests import core
@@ -276,6 +277,9 @@ class Kept(PersistentTask):
         return NonWindowState(self.monoid)
 
 
+ROWS = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
+
+
 def write(store: Path, task: PersistentTask, rows: pa.RecordBatch) -> None:
     plan = core.plan_of(task, rows.schema, files=open_files(str(store)), shards=2)
     log = Log(plan.files, "app")
@@ -387,6 +391,48 @@ def test_windows_are_shown_by_their_times(tmp_path: Path, capsys: pytest.Capture
 def test_clocks_are_read_as_numbers_and_as_iso_times(text: str, clock: int) -> None:
     assert read_clock(text) == clock
     assert read_clock(show_clock(clock)) == clock
+
+
+def test_clocks_are_kept_and_released_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = core.plan_of(Kept("k", "n", Max()), ROWS, files=open_files(str(tmp_path)))
+    log, keeping = Log(plan.files, "app"), Keeping(2, 0, ((100, 10_000),))
+    core.start(log, [plan])
+
+    def play(begin: int, end: int) -> None:
+        for ts in range(begin, end, 10):
+            row = pa.RecordBatch.from_pylist([{"ts": ts, "k": "a", "n": ts}], ROWS)
+            core.play(log, plan, row, keeping=keeping)
+
+    def ran(*command: str) -> str:
+        assert main([command[0], str(tmp_path), "app", *command[1:]]) == 0
+        return capsys.readouterr().out
+
+    play(15, 60)
+    told = ran("keep", "--name", "before", "--at", "1970-01-01T00:00:00.000040")
+    assert told == "clock=1970-01-01T00:00:00.000040Z (40) is kept as 'before'\n"
+    assert json.loads(ran("keep", "--name", "then", "--json")) == {"application": "app", "clock": 50, "name": "then"}
+    ran("keep", "--name", "and", "--at", "50")
+    play(65, 2000)
+    shown = ran("show").splitlines()
+    first = next(i for i, line in enumerate(shown) if line.startswith("kept"))
+    assert shown[first : first + 6] == [
+        "kept         1970-01-01T00:00:00.000040Z  40  before",
+        "             1970-01-01T00:00:00.000050Z  50  and, then",
+        "             ... 17 more ...",
+        "             1970-01-01T00:00:00.001800Z  1800",
+        "             1970-01-01T00:00:00.001900Z  1900",
+        "interval     10 microseconds",
+    ]
+    told = json.loads(ran("show", "--json"))
+    assert told["kept"][:2] == [{"clock": 40, "names": ["before"]}, {"clock": 50, "names": ["and", "then"]}]
+    assert [each["clock"] for each in told["kept"][2:]] == [*range(100, 2000, 100), 1980, 1990]
+    assert told["timeline"] == 0
+    assert "a,35" in ran("state", "Kept", "--clock", "40", "--format", "csv")
+    assert ran("release", "--name", "then") == "clock=1970-01-01T00:00:00.000050Z (50) is no longer kept as 'then'\n"
+    assert json.loads(ran("show", "--json"))["kept"][1] == {"clock": 50, "names": ["and"]}
+    for command in (["keep", "--name", "before", "--at", "100"], ["release", "--name", "then"]):
+        assert main([command[0], str(tmp_path), "app", *command[1:]]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_numbers_are_shown_as_people_say_them() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,3 +162,33 @@ def test_a_clock_that_is_held_gathers_no_segments() -> None:
     for high in range(100, 2000, 7):
         few = clocks.joined([*few, clocks.Coarse(0, high, 80)])
     assert few == [clocks.Coarse(0, 1997, 80)]
+
+
+RULES = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 400)), max_size=3)
+VISITED = st.lists(st.integers(-300, 300), unique=True)
+
+
+def kept(visited: Iterable[int], rules: Sequence[tuple[int, int]]) -> set[int]:
+    """The clocks of which a rule keeps each."""
+    visited = set(visited)
+    return set[int]().union(*(clocks.last_of_periods(visited, *rule) for rule in rules))
+
+
+class TestPeriods:
+    @given(VISITED, st.integers(1, 50), st.integers(0, 400))
+    def test_the_last_clock_of_each_period_stays_for_its_span(self, visited: list[int], every: int, span: int) -> None:
+        expected = set()
+        for end in range(-350, 351):
+            of_period = [c for c in visited if end - every < c <= end] if end % every == 0 else []
+            if of_period and max(visited) - max(of_period) <= span:
+                expected.add(max(of_period))
+        assert clocks.last_of_periods(visited, every, span) == expected
+
+    @given(VISITED, RULES)
+    def test_clocks_that_go_one_by_one_are_those_that_go_at_once(
+        self, visited: list[int], rules: list[tuple[int, int]]
+    ) -> None:
+        left: set[int] = set()
+        for clock in sorted(visited):
+            left = kept({*left, clock}, rules)
+        assert left == kept(visited, rules) == kept(left, rules)

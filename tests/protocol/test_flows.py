@@ -100,10 +100,12 @@ class World:
     def send(self, *stamps: int | None) -> None:
         self.sent += [(stamp, 0) for stamp in stamps]
 
-    def play(self, *names: str, end: int | None = None, parts: int = 1) -> Entry:
+    def play(
+        self, *names: str, end: int | None = None, parts: int = 1, keeping: commits.Keeping | None = None
+    ) -> Entry:
         """Read on up to a position, or all there is, in a flow of these tasks."""
         begin = self.newest.flows[names[0]].source.next_positions.get("", 0)
-        return core.play(self.log, self.flow(*names), self.rows(begin, end), parts=parts)
+        return core.play(self.log, self.flow(*names), self.rows(begin, end), parts=parts, keeping=keeping)
 
     def rows(self, begin: int, end: int | None = None) -> pa.RecordBatch:
         some = self.sent[begin:end]
@@ -515,10 +517,13 @@ class TestStarts:
 
         assert collected() != []
         world.start("ab", reset=["b"])
-        world.start("a")
-        world.play("a")
+        for time in (93, 124):
+            # Until no clock is kept at which it had a state.
+            world.start("a")
+            world.send(time)
+            world.play("a", keeping=commits.Keeping(1))
         assert collected() == []
-        assert (world.ids("a"), world.aside("a")) == ([0, 1, 3], [("late", 2)])
+        assert (world.ids("a"), world.aside("a")) == ([0, 1, 3, 4, 5], [("late", 2)])
 
     def test_tasks_that_leave_together_stay_together(self) -> None:
         world = World(*map(Ids, "abc"))

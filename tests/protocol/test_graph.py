@@ -403,3 +403,27 @@ def test_bad_rows_of_a_step_that_is_taken_back_are_taken_back() -> None:
         assert world.newest.late_counts_of("Picky") == {}
         for task in ("PerShop", "Amounts"):
             world.play(task, [(2, 1, 13), (3, 2, 4), (15, 2, 1), (29, 2, 1)])
+
+
+def test_the_ways_out_of_a_derived_task_are_its_own() -> None:
+    world = Graph()
+    # Without its output no clock is retained for it.
+    world.plans["PerSlot"] = replace(world.plans["PerSlot"], outputs=())
+    world.wanted = ["PerShop", "PerRegion", "PerSlot", "Slots"]
+    world.start()
+    world.play("PerShop", [(12, 2, 20)])
+    world.play("PerSlot", [(12, 2, 20)])
+    world.steps()
+    core.start(world.log, [world.plans["PerShop"], world.plans["PerSlot"]])
+    for at in range(25, 165, 10):
+        world.play("PerShop", [(at, 1, 1)])
+        world.play("PerSlot", [(at, 1, 1)])
+    said = {
+        "PerRegion": "it is rebuilt from the state of its upstream tasks.",
+        "Slots": "it begins with what its upstream tasks give from now on, and lacks what they gave before.",
+    }
+    for name, way in said.items():
+        others = [world.plans[other] for other in ("PerShop", "PerSlot", name)]
+        with pytest.raises(InvalidInputError) as refused:
+            core.start(world.log, others)
+        assert str(refused.value).endswith(f'Name it in reset=["{name}"] of run or start, and {way}')

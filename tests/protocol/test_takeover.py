@@ -186,10 +186,17 @@ def test_a_reader_learns_that_a_task_is_built_again() -> None:
         read_state(ran.old.files.url, "app", Total("sum", pa.float64()), 40)
     core.play(ran.log, ran.new, rows([*SENT[2:], (52, 0)]))
     core.collect(ran.log, ran.newest.epoch, now=10**12, keeping=Keeping(clocks=10, grace=0))
+    # The clock is kept, and what the task was then can be read by who has found it before.
+    assert held.read().to_pylist() == [{"value": 15}]
+    assert read_state(ran.old.files.url, "app", Total("sum", pa.float64()), 40).to_pylist() == [{"value": 15.0}]
+    for _ in range(2):
+        core.start(ran.log, [ran.new, ran.other])
+        core.play(ran.log, ran.new, rows([(1000, 0)]), keeping=Keeping(1))
+        core.play(ran.log, ran.other, rows([(1000, 0)]), keeping=Keeping(1))
+    core.collect(ran.log, ran.newest.epoch, now=10**12, keeping=Keeping(clocks=10, grace=0))
     # What it was is gone, and is never mixed with what it is.
     with pytest.raises(InvalidInputError, match="no longer retained"):
         held.read()
-    assert read_state(ran.old.files.url, "app", Total("sum", pa.float64()), 40).to_pylist() == [{"value": 15.0}]
 
 
 @pytest.mark.parametrize("name", ["SUM", "Sum", unicodedata.normalize("NFD", "sum")[:2] + "M"])

@@ -40,6 +40,7 @@ from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.flows import BEFORE, Flows
 from tests.simulation.graphs import Graphs
 from tests.simulation.inputs import with_rows
+from tests.simulation.kept import KeptClocks
 from tests.simulation.messages import MONOIDS, Job, Sent, input_of, named
 from tests.simulation.ordered import Orders
 from tests.simulation.sinks import Sinks, Values, WorldSink
@@ -232,6 +233,7 @@ class Oracle:
         self.orders = self.graphs.orders = Orders(self.graphs)
         self.sinks = Sinks(self.judges, self.graphs, must)
         self.flows = Flows(self.judges, self.delays, self.files, must)
+        self.kept = KeptClocks(Log(self.files, application), self.layouts, self._values, self.named, must)
 
     def expect(self, job: Job, partitions: Partitions | Several) -> None:
         self.judges[job.name] = Judge(job, partitions)
@@ -259,6 +261,8 @@ class Oracle:
 
     def hear(self, path: str) -> None:
         """A file was made."""
+        if path.startswith(f"{self.application}/kept/"):
+            self.kept.made(path, bytes(self.disk.read(path)))
         if not path.startswith(f"{self.application}/log/"):
             return
         data = bytes(self.disk.read(path))
@@ -289,12 +293,15 @@ class Oracle:
             for name in moved:
                 self._commit(name, before, entry)
             steps = [id for id, flow in entry.flows.items() if flow.stepped != before.flows[id].stepped]
-            if not self._wakes(before, entry) and not self._records(before, entry):
+            is_other = self._wakes(before, entry) or self._records(before, entry) or self._names(before, entry)
+            if not is_other:
                 self._clocks(before, entry, moved, is_close=not flows and not steps)
         self._aside(before, entry)
         self._states(before, entry)
         self.sinks.hear(before, entry)
         self.graphs.hear(before, entry)
+        assert self.terms is not None
+        self.kept.hear(before, entry, self.terms.keeping)
 
     def write(self, sink: WorldSink, due: Due, floor: int, values: Values) -> None:
         """Values at a clock are written to a sink."""
@@ -304,6 +311,17 @@ class Oracle:
     def given(self, name: str, table: Any, layout: Layout) -> dict[tuple[Any, ...], Any]:
         """What an output of a task is given: by key, or by row."""
         return self.orders.given(name, table) if self.orders.is_part(name) else as_dict(table, layout)
+
+    def _values(self, name: str, table: Any) -> Any:
+        """The state of a task, from what the library reads."""
+        if self.orders.is_part(name) or name not in self.judges or self.judges[name].job.ordered is not None:
+            return sorted(map(repr, table.to_pylist()))
+        return as_dict(table, self.layouts[name])
+
+    def _names(self, before: Entry, entry: Entry) -> bool:
+        """Whether the entry does nothing but give or take the name of a kept clock."""
+        told = replace(before, number=entry.number, previous=entry.previous, time=entry.time, kept=entry.kept)
+        return entry == told and entry.kept != before.kept
 
     def _records(self, before: Entry, entry: Entry) -> bool:
         """Whether the entry does nothing but write down that something was delivered."""
@@ -328,6 +346,7 @@ class Oracle:
     def gone(self, path: str) -> None:
         """A file is about to be deleted."""
         assert self.newest is not None
+        self.kept.gone(path, self.newest)
         folder = f"{self.application}/log/"
         if not path.startswith(folder):
             must(path not in self.named(self.newest), "no file is deleted that the newest entry names", path=path)

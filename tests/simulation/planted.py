@@ -47,7 +47,7 @@ from persistent_state.partials import (
     unbounded,
     waiting,
 )
-from persistent_state.protocol import commits, deliver, flows, graph, restore, takeover
+from persistent_state.protocol import commits, deliver, flows, graph, naming, restore, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.store import (
     blocks,
@@ -55,6 +55,7 @@ from persistent_state.store import (
     codec,
     entry,
     flow_state,
+    kept_entries,
     late_rows,
     log,
     named_files,
@@ -697,8 +698,7 @@ BUGS = (
         "settled rows of the newest only",
         "A driver that slept through a takeover deletes late rows that the new one has settled.",
         Collector._know,
-        ("in entry.tasks.values():", "in entry.tasks.values() if entry.number == self._log.numbers()[-1] else ():"),
-        ("in entry.flows.values():", "in entry.flows.values() if entry.number == self._log.numbers()[-1] else ():"),
+        ("self._know_lists(entry)", "self._know_lists(entry) if entry.number == self._log.numbers()[-1] else None"),
         theme="sleepy",
     ),
     bug(
@@ -931,13 +931,13 @@ BUGS = (
         "runs stay",
         "What no entry names is never deleted.",
         Collector.collect,
-        ("if not is_named and kept < batch", "if False and kept < batch"),
+        ("if not is_named and unsure < batch", "if False and unsure < batch"),
     ),
     bug(
         "named run collected",
         "Collection does not look at what entries name.",
         Collector.collect,
-        ("if not is_named and kept", "if kept"),
+        ("if not is_named and unsure", "if unsure"),
     ),
     bug(
         "run of a batch under way collected",
@@ -947,6 +947,119 @@ BUGS = (
             "< (newest.epoch, newest.flow_of(name).progress.batch)",
             "<= (newest.epoch, newest.flow_of(name).progress.batch + 1)",
         ),
+    ),
+    # Kept clocks
+    bug(
+        "kept clock collected",
+        "What the entry of a kept clock names is deleted with the entries of its time.",
+        Collector._forget_below,
+        ("if last < number and not (pin < len(kept) and kept[pin] <= last):", "if last < number:"),
+        theme="kept",
+    ),
+    bug(
+        "entry of a kept clock collected",
+        "The entry of a kept clock leaves the log without a file.",
+        Collector._pin,
+        ("if entry is not None and is_leaving:", "if False:"),
+        theme="kept",
+    ),
+    bug(
+        "kept clocks unknown to a new process",
+        "A collector does not look at entries that had left the log before it came.",
+        Collector._pin,
+        ("if entry is not None and not is_known:", "if False:"),
+        theme="kept",
+    ),
+    bug(
+        "late rows of a kept clock collected",
+        "Of an entry that has left the log, the files are deleted that a list of late rows names.",
+        Collector._pin_files,
+        ("self._know_lists(entry)", "pass"),
+        theme="rebuilt",
+    ),
+    bug(
+        "file of a kept clock deleted",
+        "The entry of a kept clock is deleted once it has left the log.",
+        Collector.collect,
+        ("if number < newest.number and number not in kept", "if number < newest.number"),
+        theme="kept",
+    ),
+    bug(
+        "file of a newer driver deleted",
+        "A driver that slept deletes the entry of a clock that is kept since.",
+        Collector.collect,
+        ("if number < newest.number and number not in kept", "if number not in kept"),
+        theme="sleepy",
+    ),
+    bug(
+        "files of old clocks stay",
+        "The entry of a clock is never deleted.",
+        Collector.collect,
+        ("if number < newest.number and number not in kept", "if False"),
+        theme="kept",
+    ),
+    bug(
+        "readers of a released clock disturbed",
+        "What a clock needs is deleted as soon as it is not kept, though somebody may be reading it.",
+        Collector._kept_by,
+        ("if last >= first)", "if False)"),
+        theme="kept",
+    ),
+    bug(
+        "kept by the entry before",
+        "A clock is kept by the entry before the one in which it became the global clock.",
+        commits._moved_on,
+        ("clock, newest.number + 1, keeping)", "clock, newest.number, keeping)"),
+        theme="kept",
+    ),
+    bug(
+        "kept from start to start",
+        "A start forgets the kept clocks.",
+        takeover._first_entry,
+        ("kept=_kept(newest),", "kept={},"),
+        theme="kept",
+    ),
+    bug(
+        "name of no use",
+        "A clock that has a name goes when no rule keeps it.",
+        commits.kept_with,
+        ("if clock in stay or each.names}", "if clock in stay}"),
+        theme="kept",
+    ),
+    bug(
+        "name of two clocks",
+        "A name that a clock has is given to another one.",
+        naming.keep,
+        ("if known not in (None, at):", "if False:"),
+        theme="kept",
+    ),
+    bug(
+        "all names released",
+        "A clock that has several names loses all with one of them.",
+        naming.release,
+        ("- {name})", "- {*entry.kept[clock].names})"),
+        theme="kept",
+    ),
+    bug(
+        "first of each period",
+        "Of each period the first clock is kept.",
+        clocks.last_of_periods,
+        ("sorted(visited)}", "sorted(visited, reverse=True)}"),
+        theme="kept",
+    ),
+    bug(
+        "kept clock from the newest runs",
+        "A kept clock is read from runs that do not keep it apart any more.",
+        kept_entries.entry_at,
+        ("or clock not in newest.kept:", "or True:"),
+        theme="kept",
+    ),
+    bug(
+        "what a sleeper wrote again",
+        "The log is believed where the entry of a kept clock has left it.",
+        kept_entries.read,
+        ("return read_file(log, number)", "return found if isinstance(found, Entry) else read_file(log, number)"),
+        theme="sleepy",
     ),
     # Delivery
     bug(

@@ -15,7 +15,7 @@ import pytest
 
 from persistent_state.sources.tasks import Emitted, InOrder
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive
-from tests.simulation.world import EVERY, FLOWS, GRAPH, IN_ORDER, INPUTS, READING_WINDOWS, REBUILT, World, play
+from tests.simulation.world import EVERY, FLOWS, GRAPH, IN_ORDER, INPUTS, KEPT, READING_WINDOWS, REBUILT, World, play
 from tests.soak import soak_or
 
 WORLDS = int(os.environ.get("SIMULATION_WORLDS") or soak_or(ci=300, soak=5000))
@@ -25,6 +25,7 @@ FLOWS_WORLDS = soak_or(ci=20, soak=1000)
 READING_WORLDS = soak_or(ci=12, soak=1000)
 GRAPH_WORLDS = soak_or(ci=20, soak=2000)
 INPUTS_WORLDS = soak_or(ci=20, soak=1000)
+KEPT_WORLDS = soak_or(ci=20, soak=2000)
 IN_ORDER_WORLDS = soak_or(ci=20, soak=2000)
 EVERY_WORLDS = soak_or(ci=range(85, 98), soak=range(1000))
 """In CI few in which all happens that is to happen."""
@@ -88,6 +89,15 @@ def test_tasks_that_process_in_order_keep_the_contract() -> None:
     fed = {type(source) for world in worlds for each in world.derived for source in each.inputs.values()}
     assert fed >= {Emitted, InOrder}
     assert any(job.ordered and job.fed for world in worlds for job in world.jobs)
+
+
+@pytest.mark.soak
+def test_old_clocks_that_are_read_and_named_keep_the_contract() -> None:
+    worlds = [play(seed, KEPT) for seed in range(KEPT_WORLDS)]
+    happened = sum((world.oracle.kept.happened for world in worlds), Counter[str]())
+    assert happened.keys() == {"a kept clock was read", "an entry of old was read", "an entry left the log"}
+    notes = [line for world in worlds for line in world.trace]
+    assert all(any(what in line for line in notes) for what in ("is kept as", "is released", "is not kept, so"))
 
 
 @pytest.mark.soak

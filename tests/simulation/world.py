@@ -35,11 +35,11 @@ from persistent_state.event_time.positions import Position
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.partials import few, fold, keys, panes
 from persistent_state.partials.since import Since
-from persistent_state.protocol import collect, commits, graph, takeover
+from persistent_state.protocol import collect, commits, graph, naming, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.sources.base import Reach
-from persistent_state.store import blocks, codec, late_rows, lists
+from persistent_state.store import blocks, codec, kept_entries, late_rows, lists
 from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
@@ -53,6 +53,7 @@ from tests.simulation import graphs, inputs, ordered
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.files import Disk, StagedFiles
 from tests.simulation.graphs import Derived
+from tests.simulation.kept import names_of
 from tests.simulation.messages import ORDERED, SCHEMA, UNFIT_VALUE, Job, Sent
 from tests.simulation.oracle import Batch, Oracle, Terms, Violation, must
 from tests.simulation.ordered import Ordered, Part
@@ -92,6 +93,9 @@ EVERY = "every"
 
 IN_ORDER = "in-order"
 """The theme of worlds in which tasks process their messages in order, as in no others."""
+
+KEPT = "kept"
+"""The theme of worlds in which old clocks are read, and kept by name, more than in others."""
 
 GRAPHS = (GRAPH, EVERY, IN_ORDER)
 
@@ -148,6 +152,8 @@ class World:
         self.idle_after = rng.choice([200, 1000]) if rng.random() < 0.2 else None
         self.jump = rng.choice([200, 500]) if rng.random() < 0.15 else None
         self.keeping = commits.Keeping(rng.randint(1, 4), rng.choice([0, 0, 0, 50, 500]))
+        # Who reads and names kept clocks, by chances of their own.
+        self.people = Random(f"people {seed}")
         # Not of the same random numbers, so that worlds without alignment stay what they were.
         self.alignment = Random(seed).choice([None, None, None, 10, 100])
         if self.theme == "faulty":
@@ -170,6 +176,9 @@ class World:
             )
         elif self.theme == REBUILT:
             self.lag, self.starts, self.keeping = 0, rng.choice([3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0)
+        elif self.theme == KEPT:
+            self.lag, self.collect_rate, self.starts = 0, 1.0, rng.choice([2, 3, 4])
+            self.keeping, self.delay = commits.Keeping(rng.choice([1, 2]), rng.choice([0, 0, 50])), rng.choice([0, 20])
         elif self.theme == DAMAGED:
             self.damage_rate, self.starts = 1.0, rng.choice([3, 4, 6])
         elif self.theme == READING:
@@ -184,6 +193,10 @@ class World:
             self.idle_after, self.tick, self.delay = rng.choice([100, None, None]), 20, rng.choice([0, 20, 100])
             self.interval = rng.choice([10, 20]) if self.theme in (EVERY, IN_ORDER) else self.interval
             self.starts = min(self.starts, 4) if self.theme == IN_ORDER else self.starts
+        rules = [(3 * self.interval, 12 * self.interval), (7, 400), (100, 100)]
+        rules = self.people.sample(rules, self.people.choice([1, 2] if self.theme == KEPT else [0, 0, 1]))
+        self.keeping = replace(self.keeping, retain=tuple(rules))
+        self.look_rate = self.people.choice([0.5, 1.0] if self.theme == KEPT else [0.0, 0.0, 0.3])
         count = 1 if self.theme == FLOWS else 3 if self.theme == INPUTS else rng.choice([1, 1, 2])
         self.sources = {f"s{i}": self._partitions() for i in range(count)}
         # Worlds in which all tasks of a source are always fed together stay what they were.
@@ -910,6 +923,55 @@ class World:
                 for path in collector.collect(actor.epoch, now=self.now, keeping=actor.terms.keeping):
                     self.note(f"{actor.number} collected {path}")
                 getcurrent().thread.lists = 9
+            if self.people.random() < self.look_rate:
+                self._spawn(actor, self.people.choice([self._look_back, self._look_back, self._give_name])(actor), True)
+
+    def _look_back(self, actor: Actor) -> Callable[[], None]:
+        """What somebody does who reads all tasks at an old clock, and knows nothing of any driver."""
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
+
+        def look() -> None:
+            kept = self.oracle.kept
+            clock = self.people.choice([*kept.visited] or [0])
+            entry = kept_entries.entry_at(Log(files, APPLICATION), clock)
+            for name in entry.tasks if entry and clock in entry.readable else ():
+                try:
+                    kept.check(entry, files, clock, name)
+                except (InvalidInputError, FileNotFoundError) as error:
+                    newest = self.oracle.newest
+                    assert newest is not None
+                    is_there = kept_entries.is_kept(newest.kept, clock, entry.number)
+                    must(not is_there, "a clock that is kept can be read", clock=clock, task=name, error=error)
+
+        return lambda: self._as_people_do(look)
+
+    def _give_name(self, actor: Actor) -> Callable[[], None]:
+        """What somebody does who keeps a clock by a name, or does so no longer."""
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
+
+        def give() -> None:
+            newest = self.oracle.newest
+            known = names_of(newest.kept) if newest else {}
+            if known and self.people.random() < 0.3:
+                clock = naming.release(Log(files, APPLICATION), self.people.choice(sorted(known)), self.now)
+                self.note(f"{clock} is released")
+            elif newest and newest.kept:
+                name, at = f"n{self.people.randint(0, 3)}", self.people.choice([*newest.kept])
+                clock = naming.keep(Log(files, APPLICATION), at, name, self.now)
+                self.note(f"{clock} is kept as {name}")
+
+        return lambda: self._as_people_do(give)
+
+    def _as_people_do(self, act: Callable[[], None]) -> None:
+        """Do something, and give up if it does not work for a reason."""
+        try:
+            act()
+        except (StoreUnavailableError, CommitUnknownError, FencedError, ExistsError) as error:
+            must(self.faulty or not isinstance(error, StoreUnavailableError), "no error without a fault", error=error)
+        except InvalidInputError as error:
+            self.note(f"nobody can: {error}")
+        except DamagedError as error:
+            must(any(path in str(error) for path in self.damages), "damage is named", error=error)
 
     def _go_on(self, actor: Actor, log: Log, flows: Sequence[FlowPlan], started: Entry) -> None:
         """Let all sources go on for a few rounds: by then the global clock has moved, wherever all tasks stood."""
@@ -1180,6 +1242,8 @@ class World:
         """At the end every message is in the state or aside, and damage is never used."""
         self.oracle.finish(self.actors[-1].jobs)
         self._collected()
+        assert self.oracle.newest is not None
+        self.oracle.kept.finish(self.oracle.newest)
         path = max(path for path in self.disk.files if path.startswith(f"{APPLICATION}/log/"))
         log = Log(self.oracle.files, APPLICATION)
         whole = bytes(self.disk.files[path])
@@ -1199,7 +1263,12 @@ class World:
         log, self.now = Log(self.oracle.files, APPLICATION), later + self.keeping.grace
         Collector(log).collect(entry.epoch, now=self.now, keeping=self.keeping)
         must(not self.disk.torn, "temporary files of the dead are deleted", torn=self.disk.torn)
-        named = {path for number in log.numbers() for path in self.oracle.named(log.read(number))}
+        left = [log.read(number) for number in log.numbers()]
+        kept = {each.entry for entry in left for each in entry.kept.values()}
+        named = {path for entry in left for path in self.oracle.named(entry)}
+        named = named.union(*(self.oracle.kept.then[number].names for number in kept))
+        files = {int(name.removesuffix(".json")) for name in self.disk.list(f"{APPLICATION}/kept")}
+        must(files <= kept, "the entry of a clock that is not kept is deleted", files=files, kept=kept)
         for path in self.disk.files.keys() - named:
             folder, _, _ = path.rpartition("/")
             task = folder.rpartition("/")[2]

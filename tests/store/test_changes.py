@@ -78,7 +78,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def test_an_entry_says_what_changed_and_nothing_else(world: World) -> None:
     world.play(7)
     changes = world.record(world.entry.number)["changes"]
-    assert changes.keys() <= {"time", "clock", "retained", "flows", "tasks"}
+    assert changes.keys() <= {"time", "clock", "retained", "kept", "flows", "tasks"}
     (flow,), (task,) = changes["flows"].values(), changes["tasks"].values()
     assert flow.keys() <= {"clock", "batch", "inputs"}
     assert flow["inputs"][""].keys() == {"channels", "positions"}

@@ -24,6 +24,7 @@ WITHOUT_TIMESTAMP = {13, 47}
 
 LISTS = ("retained", "sides", "coarse", "files", "tail", "spans", "runs")
 BY_NAME = (
+    "kept",
     "flows",
     "tasks",
     "inputs",
@@ -36,7 +37,7 @@ BY_NAME = (
     "cut_at",
 )
 DEFAULTS: dict[str, Any] = {
-    **{field: {} for field in ("planned", "settled_counts", "delivered", "voided", "cut_at")},
+    **{field: {} for field in ("planned", "settled_counts", "delivered", "voided", "cut_at", "kept")},
     "sides": [],
     "settled": {"files": [], "tail": []},
 }

@@ -41,7 +41,7 @@ from persistent_state.reading import read_state
 from persistent_state.store import blocks, codec, late_rows, lists
 from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
-from persistent_state.store.entry import Entry
+from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
 from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState, Upstream
 from persistent_state.store.log import Log
@@ -49,12 +49,16 @@ from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideF
 from persistent_state.store.task_state import OutputState, StoredState, TaskState
 from tests import core
 
-GOLDEN = Path(__file__).parent / "golden_entry-4.json"
-GOLDEN_EVERY_FIELD = Path(__file__).parent / "golden_every_field-4.json"
-GOLDEN_CHANGES = Path(__file__).parent / "golden_changes-4.json"
-GOLDEN_GRAPH = Path(__file__).parent / "golden_graph-4.json"
+GOLDEN = Path(__file__).parent / "golden_entry-5.json"
+GOLDEN_EVERY_FIELD = Path(__file__).parent / "golden_every_field-5.json"
+GOLDEN_CHANGES = Path(__file__).parent / "golden_changes-5.json"
+GOLDEN_GRAPH = Path(__file__).parent / "golden_graph-5.json"
 GOLDEN_1 = Path(__file__).parent / "golden_entry-1.json"
 GOLDEN_2 = Path(__file__).parent / "golden_entry-2.json"
+GOLDEN_4 = Path(__file__).parent / "golden_entry-4.json"
+GOLDEN_EVERY_FIELD_4 = Path(__file__).parent / "golden_every_field-4.json"
+GOLDEN_CHANGES_4 = Path(__file__).parent / "golden_changes-4.json"
+GOLDEN_GRAPH_4 = Path(__file__).parent / "golden_graph-4.json"
 GOLDEN_3 = Path(__file__).parent / "golden_entry-3.json"
 GOLDEN_EVERY_FIELD_3 = Path(__file__).parent / "golden_every_field-3.json"
 GOLDEN_CHANGES_3 = Path(__file__).parent / "golden_changes-3.json"
@@ -161,7 +165,7 @@ EVERY_FIELD_OF_ONE = FULL.with_task(
 ).with_flow("totals", FULL.flows["totals"].with_source(_source))
 """What an entry of format 3 can say of a task, and nothing of it as by default."""
 
-EVERY_FIELD = EVERY_FIELD_OF_ONE.with_task(
+EVERY_FIELD_4 = EVERY_FIELD_OF_ONE.with_task(
     "totals",
     replace(
         EVERY_FIELD_OF_ONE.tasks["totals"],
@@ -174,9 +178,12 @@ EVERY_FIELD = EVERY_FIELD_OF_ONE.with_task(
 ).with_task("shops", replace(FULL.tasks["gone"], flow="totals"))
 """Two tasks of one flow. No field of the first, and of the flow, is as it is by default."""
 
+EVERY_FIELD = replace(EVERY_FIELD_4, kept={60_000_000: Kept(3, ("before", "größe")), 120_000_000: Kept(7)}, timeline=2)
+"""The same with kept clocks, which came with format 5."""
+
 _fed = replace(FULL.tasks["gone"], active=True)
 GRAPH = replace(
-    EVERY_FIELD.with_task("per region", replace(_fed, flow="per region"))
+    EVERY_FIELD_4.with_task("per region", replace(_fed, flow="per region"))
     .with_flow(
         "per region",
         FlowState(FlowProgress(120_000_000, batch=2), {}, upstream={"": Upstream("totals", 60_000_000, 2)}),
@@ -258,6 +265,8 @@ ENTRIES = st.builds(
     shards=INTS,
     clock=INTS,
     retained=NUMBERS,
+    kept=st.dictionaries(INTS, st.builds(Kept, INTS, TEXTS), max_size=3),
+    timeline=INTS,
     flows=st.dictionaries(NAMES, FLOWS, max_size=2),
     tasks=st.dictionaries(NAMES, TASKS, max_size=2),
 )
@@ -294,7 +303,7 @@ def as_of_format_3(entry: Entry) -> Entry:
         for i, name in enumerate(entry.tasks)
     }
     tasks = {name: replace(task, flow=name, late_rows=LateRows()) for name, task in entry.tasks.items()}
-    return replace(entry, flows=flows, tasks=tasks)
+    return replace(entry, flows=flows, tasks=tasks, kept={}, timeline=0)
 
 
 def source_of(flow: FlowState) -> SourceState:
@@ -426,6 +435,14 @@ class TestEntries:
         assert packed.tasks == {"totals": changed.tasks["totals"], "new": new}
         assert packed.flows == {"totals": changed.flows["totals"], "new": FULL.flows["totals"]}
 
+    def test_an_entry_of_the_fourth_format_keeps_no_clock(self) -> None:
+        full = codec.from_bytes(GOLDEN_4.read_bytes(), "golden")
+        assert full == FULL
+        assert codec.from_bytes(GOLDEN_EVERY_FIELD_4.read_bytes(), "golden") == EVERY_FIELD_4
+        assert codec.from_bytes(GOLDEN_GRAPH_4.read_bytes(), "golden") == GRAPH
+        changed = codec.from_bytes(GOLDEN_CHANGES_4.read_bytes(), "golden", full)
+        assert changed == replace(EVERY_FIELD_4, number=8, previous=full.checksum)
+
     @settings(max_examples=60)
     @given(st.data(), st.booleans(), st.booleans())
     def test_entries_of_the_third_format_are_read_as_they_were_meant(
@@ -526,10 +543,11 @@ class TestEntries:
             (("flows", "totals", "inputs", "", "journal"), "lives in a list"),
             (("tasks", "totals", "shards", 0, "runs", 0, "file"), "lives in a stored file"),
             (("flows", "totals", "coarse", 0), "lives in a coarse range of clocks"),
+            (("kept", "60000000"), "lives in a kept clock"),
         ],
     )
     def test_a_field_of_a_later_version_is_refused_with_what_to_do(self, place: Sequence[Any], told: str) -> None:
-        record = json.loads(GOLDEN.read_bytes().splitlines()[0])
+        record = json.loads(GOLDEN_EVERY_FIELD.read_bytes().splitlines()[0])
         at = record
         for step in place:
             at = at[step]
@@ -1001,7 +1019,7 @@ class TestCollection:
     def test_a_damaged_old_entry_stops_no_collection_and_files_stay_until_it_goes(self) -> None:
         log, (plan,) = started(core.memory())
         for i in range(12):
-            entry = core.play(log, plan, rows_of(10 * i), now=1000 * i)
+            entry = core.play(log, plan, rows_of(10 * i), now=1000 * i, keeping=commits.Keeping(2))
         kept = self.run_files(log.files)
         flip(log.files, log.path(4), 20)
         fresh = Log(log.files, "app")

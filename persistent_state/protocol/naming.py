@@ -1,0 +1,102 @@
+"""Keep clocks by name: an entry of the newest epoch that changes nothing but names, written beside a driver that may run.
+
+A clock has a name only while it is kept, so naming adds no clock. One name stands for one clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from persistent_state.errors import FencedError, InvalidInputError
+from persistent_state.formatting import full_clock
+from persistent_state.protocol.commits import amend
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from persistent_state.store.state_at import nearest_clocks, no_application
+
+
+def keep(log: Log, clock: int | None, name: str, now: int) -> int:
+    """Keep a clock by a name, by default the global clock, and return it.
+
+    Raises:
+        InvalidInputError: There is no such application, the clock is not kept, or the name is none or is that of another clock.
+    """
+    if not name.strip() or not name.isprintable():
+        raise InvalidInputError(f"name={name!r} is not a name; give it some letters.")
+
+    def named(entry: Entry) -> Entry:
+        at = entry.clock if clock is None else clock
+        _check_kept(log.application, entry, at)
+        known = _clock_of(entry, name)
+        if known not in (None, at):
+            raise InvalidInputError(
+                f"name={name!r} keeps clock={full_clock(known)} already; take another name, or release that clock first."
+            )
+        return entry if known == at else _with_names(entry, at, {*entry.kept[at].names, name})
+
+    entry = _amended(log, named, now)
+    found = _clock_of(entry, name)
+    assert found is not None
+    return found
+
+
+def release(log: Log, name: str, now: int) -> int:
+    """Keep a clock no longer by this name, and return the clock. It goes when nothing else keeps it.
+
+    Raises:
+        InvalidInputError: There is no such application or name.
+    """
+    found: list[int] = []
+
+    def unnamed(entry: Entry) -> Entry:
+        clock = _clock_of(entry, name)
+        if clock is None and found:
+            # An entry of ours whose answer was lost, or somebody else's that did the same.
+            return entry
+        if clock is None:
+            known = ", ".join(sorted(each for kept in entry.kept.values() for each in kept.names)) or "none"
+            raise InvalidInputError(f"name={name!r} keeps no clock of {log.application}; the names are {known}.")
+        found.append(clock)
+        return _with_names(entry, clock, {*entry.kept[clock].names} - {name})
+
+    _amended(log, unnamed, now)
+    return found[-1]
+
+
+def _amended(log: Log, change: Callable[[Entry], Entry], now: int) -> Entry:
+    """Return the entry in which this is changed. A driver that starts meanwhile is no reason to stop: look again."""
+    while True:
+        newest = log.newest()
+        if newest is None:
+            raise no_application(log.files, log.application)
+        try:
+            return amend(log, newest.epoch, change, now)
+        except FencedError:
+            continue
+
+
+def _clock_of(entry: Entry, name: str) -> int | None:
+    """Return the clock that a name keeps."""
+    return next((clock for clock, kept in entry.kept.items() if name in kept.names), None)
+
+
+def _with_names(entry: Entry, clock: int, names: Iterable[str]) -> Entry:
+    """Return the entry with these names of a kept clock."""
+    named = replace(entry.kept[clock], names=tuple(sorted(names)))
+    return replace(entry, kept={**entry.kept, clock: named})
+
+
+def _check_kept(application: str, entry: Entry, clock: int) -> None:
+    """Refuse a clock that can't be kept by name.
+
+    Raises:
+        InvalidInputError: It is not kept.
+    """
+    if clock in entry.kept:
+        return
+    if not entry.kept:
+        raise InvalidInputError(f"{application} keeps no clock yet; start it with this version.")
+    raise InvalidInputError(
+        f"clock={full_clock(clock)} is not kept, so it can't be given a name; name {nearest_clocks(entry.kept, clock)}."
+    )
