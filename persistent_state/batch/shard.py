@@ -153,9 +153,10 @@ def _work(
 
 def _held_runs(plan: Plan, sender: Sender, ground: Ground, shard: int, cached: Sequence[Run] | None) -> tuple[Run, ...]:
     """Return the runs that the shard holds: those that the planner sent, the cached ones, or those of the log."""
-    for known in (ground.held, cached):
-        if known is not None and digest(known, ground.clock) == ground.runs:
-            return tuple(known)
+    if ground.held is not None and digest(ground.held, ground.clock) == ground.runs:
+        return ground.held
+    if cached is not None and digest(cached, ground.clock) == ground.runs:
+        return tuple(cached)
     entry = Log(plan.files, plan.application).newest()
     stored = entry.tasks[plan.name].stored.shards if entry and plan.name in entry.tasks else ()
     held = stored[shard].runs if shard < len(stored) else ()
