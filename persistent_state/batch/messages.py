@@ -50,7 +50,8 @@ class Ground:
 
     Rows below `clock` are folded, but the clocks of `cuts` stay apart: up to that clock all has come that the task is fed. What
     has expired by `floor` may go. `runs` is the digest of the runs that the shard starts from. `grid` is a clock and a length
-    in microseconds: from the clock on each multiple of the length stays apart, too.
+    in microseconds: from the clock on each multiple of the length stays apart, too. `held` are the runs themselves, where a
+    shard can't know them from the micro-batch before; None where it may.
     """
 
     clock: int
@@ -58,6 +59,7 @@ class Ground:
     floor: int
     runs: str
     grid: tuple[int, int] | None = None
+    held: tuple[Run, ...] | None = None
 
     def apart(self, starts: Sequence[NDArray[np.int64]]) -> tuple[int, ...]:
         """Return the clocks that rows with these starts of intervals must not be folded over."""

@@ -7,7 +7,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
@@ -224,7 +224,8 @@ class Watch:
 class Commit:
     """The function of foreachBatch: collect the control rows once, commit them, then call the outputs.
 
-    A commit can be pickled, and reaches the rest of the application only through the store.
+    A commit can be pickled, and reaches the rest of the application only through the store. Others in this process that write
+    to the same `log` take it in `turn`.
     """
 
     def __init__(
@@ -237,6 +238,8 @@ class Commit:
         for_sinks: Mapping[str, str | None],
         settings: Mapping[str, Settings],
         watch: Watch | None = None,
+        log: Log | None = None,
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
         self._flow = flow
         # Of all tasks: the global clock may wait for any of them.
@@ -248,7 +251,8 @@ class Commit:
         self._running = running
         self._on_progress = on_progress
         self._watch = watch
-        self._log = Log(flow.first.files, flow.first.application)
+        self._log = log or Log(flow.first.files, flow.first.application)
+        self._turn = turn or nullcontext()
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         # Spark's plan must not leave this method: if it ran twice, or in part, the state would fork.
@@ -271,15 +275,16 @@ class Commit:
         if not answers.descriptors and self._is_planned_by_spark:
             # Spark found nothing to read, and ran no part.
             return
-        entry, after = commits.commit(
-            self._log,
-            self._epoch,
-            self._flow.first.settings,
-            answers,
-            now=now_us(),
-            new_id=new_id,
-            keeping=self._keeping,
-        )
+        with self._turn:
+            entry, after = commits.commit(
+                self._log,
+                self._epoch,
+                self._flow.first.settings,
+                answers,
+                now=now_us(),
+                new_id=new_id,
+                keeping=self._keeping,
+            )
         by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in self._flow.tasks}
         for descriptor in answers.descriptors:
             by_task[descriptor.task].append(descriptor)

@@ -45,7 +45,7 @@ class Reports:
         plans: Sequence[Plan],
         entry: Entry,
         is_to_the_end: bool,
-        on_commit: Callable[[], None],
+        on_commit: Callable[[Progress], None],
     ) -> None:
         # A run that ends by itself reports at its end, so a short one logs no warning before.
         first = time.monotonic() + (EVERY if is_to_the_end else 0.0)
@@ -66,7 +66,7 @@ class Reports:
         report, messages = self._notices[progress.task], progress.messages - progress.replayed
         if warning := report.note(progress.task, messages, progress.reasons, time.monotonic()):
             _logger.warning("%s", warning)
-        self._on_commit()
+        self._on_commit(progress)
 
     def end(self, entry: Entry | None, is_whole: bool) -> None:
         """Log a summary of each task by the newest entry, if the store returned one, and what the clock waits for."""

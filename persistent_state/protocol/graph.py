@@ -16,8 +16,9 @@ and is committed by one entry. Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from persistent_state.batch.changes import span_of
+from persistent_state.batch.changes import read, span_of
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.spans import Span
@@ -25,6 +26,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.protocol import refusals
+from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import InOrder
 from persistent_state.store.entry import Entry, common_clock
 from persistent_state.store.flow_state import FlowState, Upstream
@@ -147,3 +149,21 @@ def spans(entry: Entry, flow: FlowPlan, step: Step) -> list[tuple[str, Span]]:
             span = span_of(flow, source, shard, runs, step, entry)
             found += [(name, span)] if span.may_give(flow.first.feeders[name]) else []
     return found
+
+
+@dataclass(frozen=True)
+class Given:
+    """What other tasks have given that one part of a micro-batch or step reads: spans of their shards, by input."""
+
+    spans: tuple[tuple[str, Span], ...]
+
+    def read(self, fed: Plan) -> Iterator[Chunk]:
+        """Yield what the spans have for the flow of this task."""
+        for name, span in self.spans:
+            yield from read(fed, name, span)
+
+
+def in_parts(spans: Sequence[tuple[str, Span]], most: int) -> list[Given]:
+    """Return the spans that each part reads, in at most so many parts of about as many spans."""
+    parts = min(len(spans), most)
+    return [Given(tuple(spans[part::parts])) for part in range(parts)]

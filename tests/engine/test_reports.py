@@ -111,7 +111,7 @@ def test_a_silent_channel_that_holds_the_clock_is_named(
     settings = Settings(10, ahead=2**62, idle_after=idle_after)
     plan = core.plan_of(Words(), SCHEMA, channel="word", settings=settings)
     log = Log(plan.files, plan.application)
-    reports = Reports("run", [plan], core.start(log, [plan]), True, lambda: None)
+    reports = Reports("run", [plan], core.start(log, [plan]), True, lambda progress: None)
     rows = pa.RecordBatch.from_pylist([{"ts": 5, "word": "a"}], SCHEMA)
     core.play(log, plan, rows, channels={"a": False, "b": False, "c": True})
     entry = core.play(log, plan, rows, channels={"a": False, "b": False, "c": True}, now=9)

@@ -1055,7 +1055,7 @@ class World:
     def _step(
         self, actor: Actor, log: Log, entry: Entry, step: Step, flow: FlowPlan, parts: Sequence[graphs.Part]
     ) -> None:
-        basis = commits.plan_batch(entry, flow, Reach({}), self.now, step)
+        basis = commits.plan_step(entry, flow, step, self.now)
         descriptors, reports = self._answered(actor, flow, lambda: graphs.sent_by(flow, basis, parts), None)
         entry, _ = self._commit(actor, log, flow, Answers(reports, descriptors))
         self.oracle.claim(entry)
