@@ -223,6 +223,12 @@ class World:
         return dict(found)
 
 
+class Unchecked(World):
+    """One in which rows may come late."""
+
+    def check(self) -> None: ...
+
+
 def per_shop(source: Rows, clock: int) -> dict[Any, int]:
     sums: dict[Any, int] = {}
     for ts, shop, amount in source.rows:
@@ -548,6 +554,30 @@ def test_a_derived_task_goes_on_from_its_clock_when_it_gets_a_source(name: str) 
         world.play("PerShop")
         world.play("Both")
     assert world.newest.clock == 40
+    assert world.state("Both", 40) == {(1,): 5, (2,): 6, (3,): 100}
+
+
+def test_a_derived_task_that_gets_a_source_before_its_first_step_begins_at_the_global_clock() -> None:
+    world = Unchecked()
+    application(world, (PerShop(), world.others))
+    world.start()
+    world.others.rows = [(5, 1, 4), (15, 2, 6), (29, 1, 1)]
+    world.play("PerShop")
+    assert world.newest.clock == 20
+    changes_only = {"sums": Input(Changes("PerShop"), value="value")}
+    application(world, (PerShop(), world.others), (Both(), changes_only))
+    world.start()
+    application(world, (PerShop(), world.others), (Both(), {**changes_only, "own": world.orders}))
+    world.start()
+    assert world.newest.flow_of("Both").progress.clock == 20
+    world.orders.rows = [(3, 3, 1000), (25, 3, 100), (41, 3, 10)]
+    world.others.rows.append((47, 1, 5))
+    for _ in range(3):
+        world.play("PerShop")
+        world.play("Both")
+    assert world.newest.clock == 40
+    assert world.newest.late_counts_of("Both") == {"late": 1}
+    assert world.state("Both", 20) == {(1,): 4, (2,): 6}
     assert world.state("Both", 40) == {(1,): 5, (2,): 6, (3,): 100}
 
 
