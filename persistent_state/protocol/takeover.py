@@ -183,7 +183,10 @@ def _in_order(group: TaskGroup, plans: Mapping[str, Plan]) -> TaskGroup:
 def _as_planned(group: TaskGroup, plans: Mapping[str, Plan], newest: Entry) -> TaskGroup:
     """Return the group with the outputs, and the types of values, that its tasks have in this start."""
     tasks = {
-        name: replace(task, outputs=task.outputs.at_restart(plans[name].outputs)) for name, task in group.tasks.items()
+        name: replace(task, outputs=task.outputs.at_restart(plans[name].outputs)).end_inputs(
+            input for input in newest.flow_of(name).inputs if input not in plans[name].source_inputs
+        )
+        for name, task in group.tasks.items()
     }
     return replace(group, tasks={name: evolution.evolved(plans[name], task, newest) for name, task in tasks.items()})
 

@@ -344,6 +344,30 @@ def test_bad_rows_of_an_input_that_has_left_stay() -> None:
         assert world.newest.late_counts_of("Story") == {"no timestamp": 1}
 
 
+def test_an_input_that_has_ended_is_not_given_again() -> None:
+    world = World()
+    rest = {"orders": world.orders}
+    rates_too = {"rates": Input(world.rates, key="of", batch=rates), **rest}
+    both, one = planned(world, rates_too), planned(world, rest, without=["rates"])
+    source = Inputs({"rates": world.rates, "orders": world.orders})
+    core.start(world.log, [both])
+    world.orders.rows, world.rates.rows = [(5, 1, 1), (25, 2, 2)], [(7, 1, "x"), (28, 1, "y")]
+    core.play_source(world.log, both, source, keeping=KEEPING)
+    assert world.newest.clock == 20
+    for plan in (one, planned(world, rest)):
+        core.start(world.log, [plan])
+        assert world.newest.tasks["Story"].ended == ("rates",)
+        with pytest.raises(InvalidInputError) as refused:
+            core.start(world.log, [both])
+        assert str(refused.value) == (
+            "task=Story is given the input 'rates' again, which has ended by without=['rates'], and whose rows are in the "
+            "state; leave it out. An input of another name is a new one: rows of it below the global clock come late."
+        )
+    # Of a state that starts from zero nothing has ended.
+    core.start(world.log, [both], reset=["Story"])
+    assert world.newest.tasks["Story"].ended == ()
+
+
 def planned(world: World, inputs: Mapping[str, Any], without: Sequence[str] = ()) -> Plan:
     app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
     app.add(Story(), inputs, without=without)
