@@ -148,13 +148,25 @@ class World:
         return entry
 
     def start(self, away: Collection[str] = ()) -> None:
-        """Start all tasks but those that are away, and those that were for too long."""
-        newest = self.log.newest()
-        left = {name for name, task in newest.tasks.items() if not task.active} if newest else set()
-        try:
-            self._start({*self.plans} - {*away})
-        except InvalidInputError:
-            self._start({*self.plans} - {*away, *left})
+        """Start all tasks but those that are away. Those that were for too long are refused, and left out then."""
+        names = {*self.plans} - {*away}
+        names -= {"Twice"} if "Both" not in names else set()
+        left = names & self.left_behind()
+        if left:
+            with pytest.raises(InvalidInputError, match=f"task=({'|'.join(left)}) left at clock="):
+                self._start(names)
+        self._start(names - left)
+
+    def left_behind(self) -> set[str]:
+        """The tasks that were away while the last clock passed at which they could go on."""
+        newest, found = self.log.newest(), set[str]()
+        for name, task in newest.tasks.items() if newest else ():
+            assert newest is not None
+            flow, oldest = newest.flow_of(name), min(newest.retained, default=BEGINNING)
+            clocks = {flow.progress.clock, flow.stepped if flow.upstream and flow.inputs else flow.progress.clock}
+            if not task.active and any(BEGINNING < clock < oldest for clock in clocks):
+                found.add(name)
+        return found
 
     def _start(self, names: set[str]) -> None:
         # What another feeds is away with it.
