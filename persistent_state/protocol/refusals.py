@@ -59,7 +59,7 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
         if plan.name not in (*reset, *rebuild):
             assert newest is not None
             _check_identity(plan, newest)
-            _check_inputs(plan, newest.flow_of(plan.name))
+            _check_inputs(plan, newest.flow_of(plan.name), known.ended)
         outputs = known.outputs
         before = {*outputs.retired, *((*outputs.delivered, *outputs.left) if plan.name in rebuild else ())}
         for output in plan.outputs:
@@ -84,7 +84,14 @@ def _check_names(newest: Entry | None, plans: Sequence[Plan]) -> None:
             )
 
 
-def _check_inputs(plan: Plan, known: FlowState) -> None:
+def _check_inputs(plan: Plan, known: FlowState, ended: Collection[str]) -> None:
+    for name in (*plan.source_inputs, *plan.upstream):
+        if name in ended:
+            raise InvalidInputError(
+                f"task={plan.named} is given the input {name!r} again, which has ended by without=[{name!r}], and whose rows "
+                "are in the state; leave it out. An input of another name is a new one: rows of it below the global clock "
+                "come late."
+            )
     for name in known.inputs:
         if name not in plan.source_inputs and name not in plan.without:
             raise InvalidInputError(

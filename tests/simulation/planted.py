@@ -1400,6 +1400,35 @@ BUGS = (
         theme="graph",
     ),
     bug(
+        "other code goes on",
+        "A task whose code has another version goes on from what the code before it made.",
+        graph.reset_and_rebuilt,
+        ('for what in ("inputs", "version")', 'for what in ("inputs",)'),
+        theme="versions",
+    ),
+    bug(
+        "version forgotten",
+        "What a task must be to go on does not say the version of its code.",
+        plan.Plan.identity.fget,
+        ('fed["version"] = self.task.version', "pass"),
+        theme="versions",
+    ),
+    bug(
+        "old value taken back by new code",
+        "A task that is rebuilt for its new code keeps its state, from which this code takes back what it did not make.",
+        takeover._first_entry,
+        (
+            "if name in known and name not in (*start.reset, *start.rebuild)]",
+            "if name in known and name not in start.reset and (name not in start.rebuild "
+            'or known[name].identity.get("version") != plans[name].identity.get("version"))]',
+        ),
+        (
+            "items() if name in start.rebuild]",
+            "items() if name in start.rebuild and name not in continued]",
+        ),
+        theme="versions",
+    ),
+    bug(
         "made of another life",
         "A task that returns goes on though what fed it has begun anew meanwhile.",
         graph.reset_and_rebuilt,
@@ -1417,7 +1446,7 @@ BUGS = (
         "windows missed",
         "A task returns though the windows that it was to be fed have closed.",
         takeover._check_return,
-        ("at < oldest and (from_windows or at > BEGINNING)", "BEGINNING < at < oldest"),
+        ("at < oldest and (flow.is_fed_by_windows or at > BEGINNING)", "BEGINNING < at < oldest"),
         theme="graph",
     ),
     bug(

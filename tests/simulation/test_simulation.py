@@ -15,7 +15,20 @@ import pytest
 
 from persistent_state.sources.tasks import Emitted, InOrder
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive
-from tests.simulation.world import EVERY, FLOWS, GRAPH, IN_ORDER, INPUTS, KEPT, READING_WINDOWS, REBUILT, World, play
+from tests.simulation.graphs import clock_of, every_in, is_diamond
+from tests.simulation.world import (
+    EVERY,
+    FLOWS,
+    GRAPH,
+    IN_ORDER,
+    INPUTS,
+    KEPT,
+    READING_WINDOWS,
+    REBUILT,
+    VERSIONS,
+    World,
+    play,
+)
 from tests.soak import soak_or
 
 WORLDS = int(os.environ.get("SIMULATION_WORLDS") or soak_or(ci=300, soak=5000))
@@ -29,6 +42,8 @@ KEPT_WORLDS = soak_or(ci=20, soak=2000)
 IN_ORDER_WORLDS = soak_or(ci=20, soak=2000)
 EVERY_WORLDS = soak_or(ci=range(85, 98), soak=range(1000))
 """In CI few in which all happens that is to happen."""
+
+VERSIONS_WORLDS = soak_or(ci=range(2, 4), soak=range(1000))
 
 GRAPH_EVENTS = {"step", "built of state that there was", "built again", "came back behind"}
 
@@ -74,6 +89,24 @@ def test_tasks_that_are_fed_what_changes_between_fixed_times_keep_the_contract()
     happened = sum((world.oracle.graphs.happened for world in worlds), Counter[str]())
     assert happened.keys() == GRAPH_EVENTS | {"missed what has changed", "step over several multiples"}
     assert any(len(derived.inputs) > 1 for world in worlds for derived in world.derived)
+
+
+@pytest.mark.soak
+def test_tasks_whose_code_changes_and_those_made_of_two_that_are_made_of_one_keep_the_contract() -> None:
+    worlds = [play(seed, VERSIONS) for seed in VERSIONS_WORLDS]
+    happened = sum((world.oracle.graphs.happened for world in worlds), Counter[str]())
+    assert happened["built by other code"]
+    diamonds = [
+        (world, each)
+        for world in worlds
+        for each in world.derived
+        if is_diamond(each, {derived.name: derived for derived in world.derived})
+    ]
+    # Two ways of different pace come together.
+    assert any(len({*map(every_in, each.inputs.values())}) > 1 for _, each in diamonds)
+    for world, each in diamonds:
+        assert world.oracle.newest is not None
+        assert clock_of(world.oracle.newest, each.name) == world.oracle.newest.clock
 
 
 @pytest.mark.soak
