@@ -241,19 +241,22 @@ def _changes(plan: Plan, span: Span) -> Iterator[Changed]:
 
 
 def _messages(plan: Plan, span: Span, some: Changed, name: str) -> Iterator[Chunk]:
-    """Yield the messages that changes are."""
+    """Yield the messages that changes are. Where nothing differs there is none, though messages may have come."""
     before, after = (_shown(plan, _left(plan, values)) for values in (some.before, some.after))
-    if span.takes_back:
-        for kind, values in ((TakenBack, before), (Chunk, after)):
-            there = values.is_valid()
-            rows, at = some.rows.filter(there), some.clocks[np.asarray(there)]
-            yield kind(**_rows(plan, rows, values.filter(there), at, name))
+    # What was added is taken away again as user code made it, which can tell the two zeros apart.
+    differs = ~are_equal(before, after, signed_zeros=span.takes_back)
+    if not differs.any():
         return
-    differs = ~are_equal(before, after)
-    if differs.any():
-        picked, mask = some.take(differs), pa.array(differs)
-        both = pa.StructArray.from_arrays([before.filter(mask), after.filter(mask)], names=[BEFORE, AFTER])
+    picked, mask = some.take(differs), pa.array(differs)
+    before, after = before.filter(mask), after.filter(mask)
+    if not span.takes_back:
+        both = pa.StructArray.from_arrays([before, after], names=[BEFORE, AFTER])
         yield Chunk(**_rows(plan, picked.rows, both, picked.clocks, name))
+        return
+    for kind, values in ((TakenBack, before), (Chunk, after)):
+        there = values.is_valid()
+        rows, at = picked.rows.filter(there), picked.clocks[np.asarray(there)]
+        yield kind(**_rows(plan, rows, values.filter(there), at, name))
 
 
 def _left(plan: Plan, values: pa.Array) -> pa.Array:

@@ -386,6 +386,27 @@ class Picky(PersistentTask):
         state.update(message.timestamp, "unfit" if message["value"] == 13 else message["value"])
 
 
+def test_a_key_that_messages_leave_as_it_was_is_no_change() -> None:
+    world = Graph()
+    world._add(world._derived(Picky(), Changes("Amounts")))
+    world.wanted = ["Amounts", "Picky"]
+    world.start()
+    world.play("Amounts", [(2, 1, 13), (15, 2, 1)])
+    world.steps()
+    for time in (25, 45, 65):
+        world.play("Amounts", [(time, 1, 5), (time + 1, 1, -5), (time + 10, 2, 1)])
+        world.steps()
+        assert world.state("Amounts", world.newest.clock)[1,] == 13
+        assert world.newest.late_counts_of("Picky") == {UNFIT: 1}
+    assert world.newest.clock == 70
+    world.play("Amounts", [(77, 1, 2), (85, 2, 1)])
+    world.steps()
+    assert world.state("Picky", 80) == {(): 19}
+    world.play("Amounts", [(87, 1, -2), (95, 2, 1)])
+    world.steps()
+    assert world.newest.late_counts_of("Picky") == {UNFIT: 2}
+
+
 def test_bad_rows_of_a_step_that_is_taken_back_are_taken_back() -> None:
     world = Graph()
     world._add(world._derived(Picky(), Changes("Amounts")))

@@ -1588,7 +1588,7 @@ BUGS = (
         "pair of equals",
         "A key that is what it was comes as a change.",
         fed._messages,
-        ("differs = ~are_equal(before, after)", "differs = np.ones(len(before), np.bool_)"),
+        ("differs = ~are_equal(before, after, signed_zeros=span.takes_back)", "differs = np.ones(len(before), np.bool_)"),
         theme="every",
     ),
     bug(
