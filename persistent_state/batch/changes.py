@@ -26,7 +26,7 @@ from persistent_state.event_time.inputs import named
 from persistent_state.joins import Join
 from persistent_state.partials import fold
 from persistent_state.partials.changed import Changed, are_equal, changed
-from persistent_state.partials.layout import as_numpy, below, between, from_clock, one_chunk
+from persistent_state.partials.layout import Layout, as_numpy, below, between, one_chunk, where
 from persistent_state.partials.since import Since
 from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
@@ -197,11 +197,11 @@ def _with_newest_runs(fed: Plan, plan: Plan, span: Span) -> Span:
 def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
     """Yield what `read` does, by the plan of the task that gives it."""
     if isinstance(span.source, ClosedWindows):
-        table = seen_below(plan.files, span.runs, plan.layout, span.clock, Since(span.since))
+        table = seen_below(plan.files, span.closed_runs(plan), plan.layout, span.clock, Since(span.since))
         values = _shown(plan, one_chunk(table["value"]))
         yield Chunk(**_rows(plan, table, values, as_numpy(table, WINDOW[1]), name))
     elif isinstance(span.source, Emitted):
-        table = seen_below(plan.files, span.runs, plan.layout, span.clock, Since(span.since))
+        table = seen_below(plan.files, span.changed_runs, plan.layout, span.clock, Since(span.since))
         keys = [one_chunk(table[key]) for key in plan.layout.key_names]
         columns = in_order.emitted_rows(plan, keys, one_chunk(table[TIMESTAMP]), one_chunk(table["value"]))
         rows = pa.RecordBatch.from_arrays(columns, schema=in_order.emitted_schema(plan))
@@ -219,25 +219,31 @@ def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
 
 def _changes(plan: Plan, span: Span) -> Iterator[Changed]:
     """Yield the keys, or windows, of a shard that changed."""
-    layout = plan.layout
-    whole = span.runs if layout.kind.expires else span.changed_runs
-    opened = dict(zip(whole, open_runs(plan, whole), strict=True))
-    fresh = [below(from_clock(table, span.since), span.clock) for table in opened.values()]
-    if not layout.kind.expires and not any(map(len, fresh)):
+    layout, changed_runs = plan.layout, {*span.changed_runs, *span.ending_runs(plan)}
+    first = [run for run in span.runs if run in changed_runs]
+    opened = dict(zip(first, open_runs(plan, first), strict=True))
+    fresh = [_changed_rows(table, layout, span) for table in opened.values()]
+    if not any(map(len, fresh)):
         return
     # Of the other runs only the blocks are read that may have the same keys.
     asked = [as_numpy(table, "hash") for table in fresh]
     others = iter(open_runs(plan, [run for run in span.runs if run not in opened], asked))
     levels = [opened[run] if run in opened else next(others) for run in span.runs]
     for low, high in fold.slices(fresh, asked=fresh, levels=levels):
-        some = [between(table, low, high) for table in levels]
-        if not layout.kind.expires:
-            # Blocks hold many other keys. What is done to all their rows would take longer, the more keys there are.
-            hashes = [as_numpy(between(table, low, high), "hash") for table in fresh]
-            changed_keys = pa.table({"hash": np.sort(np.concatenate(hashes))})
-            some = [fold.touched(table, changed_keys) for table in some]
+        # Blocks hold many other keys. What is done to all their rows would take longer, the more keys there are.
+        hashes = [as_numpy(between(table, low, high), "hash") for table in fresh]
+        changed_keys = pa.table({"hash": np.sort(np.concatenate(hashes))})
+        some = [fold.touched(between(table, low, high), changed_keys) for table in levels]
         some = [below(table, span.clock) for table in some]
         yield from changed(some, layout, span.since, span.clock, span.every)
+
+
+def _changed_rows(table: pa.Table, layout: Layout, span: Span) -> pa.Table:
+    """Return the rows of a table that start between the clocks, and those that may end between them."""
+    table = below(table, span.clock)
+    changes = as_numpy(table, "start") >= span.since
+    changes[layout.kind.ends(table, span.since, span.clock)[0]] = True
+    return where(table, changes)
 
 
 def _messages(plan: Plan, span: Span, some: Changed, name: str) -> Iterator[Chunk]:

@@ -115,6 +115,10 @@ class Kind(ABC):
         """Return clocks in (after, upto] at which a row, or a window that it is in, may end, with the number of the row."""
         return np.array([], np.intp), np.array([], np.int64)
 
+    def may_end(self, first: int, last: int, after: int, upto: int) -> bool:
+        """Return whether `ends` may give anything for rows of a run: the least of their starts is `first`, the greatest `last`."""
+        return self.expires
+
     def with_sums(self, table: pa.Table, layout: Layout) -> pa.Table:
         """Return rows of a run with the sums that a run keeps beside them."""
         return table

@@ -17,7 +17,7 @@ import monoids
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, TumblingWindow, WindowState
 from persistent_state.batch import changes
 from persistent_state.batch.messages import Step
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.errors import DisagreementError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.since import Since
@@ -264,6 +264,24 @@ def test_a_task_that_windows_were_to_feed_is_refused_when_they_have_closed() -> 
         core.start(world.log, plans)
     core.start(world.log, plans, reset=["Slots"])
     assert world.newest.flow_of("Slots").progress.clock == world.newest.clock == 90
+
+
+def test_a_step_in_which_no_window_closes_reads_nothing() -> None:
+    world = Graph()
+    world.wanted = ["PerSlot", "Slots"]
+    world.start()
+    flow, read = FlowPlan((world.plans["Slots"],)), dict[int, list[range]]()
+    for time in range(5, 125, 10):
+        world.play("PerSlot", [(time, shop, 1) for shop in range(8)])
+        for step in graph.due(world.newest):
+            spans = graph.spans(world.newest, flow, step)
+            runs = [run for _, span in spans for run in span.closed_runs(world.plans["PerSlot"])]
+            read[step.clock] = [range(run.first // 30, run.last // 30 + 1) for run in runs]
+            world.step(step)
+    # Windows of 30 close at these clocks, and only runs with rows of theirs are read.
+    assert [clock for clock, runs in read.items() if runs] == [30, 60, 90]
+    assert all(clock // 30 - 1 in slots for clock, runs in read.items() for slots in runs)
+    assert world.state("Slots", 90) == {(shop,): {"most": 3, "slots": 3} for shop in range(8)}
 
 
 def test_a_key_of_which_nothing_is_left_feeds_nobody() -> None:

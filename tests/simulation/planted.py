@@ -1280,6 +1280,20 @@ BUGS = (
         theme="graph",
     ),
     bug(
+        "window that ends at the clock unread",
+        "Runs are left out whose windows end right at the clock of a step.",
+        panes.Panes.may_end,
+        ("(upto - size) // step)", "(upto - 1 - size) // step)"),
+        theme="graph",
+    ),
+    bug(
+        "other parts of a session unread",
+        "Of a session that closes only the runs are read in which it could end.",
+        spans.Span.closed_runs,
+        ("if found and plan.layout.kind.expires_by_key", "if False"),
+        theme="graph",
+    ),
+    bug(
         "runs of a newer start",
         "A step whose runs are gone reads those of a newer start, which may have other shards.",
         fed._with_newest_runs,
@@ -1556,6 +1570,13 @@ BUGS = (
         "A window that ends, or a key that expires, is no change.",
         changed._of_windows,
         ("layout.kind.ends(level, since, clock)", "(np.array([], np.int64), np.array([], np.int64))"),
+        theme="every",
+    ),
+    bug(
+        "end of a window unread",
+        "Of the keys of which nothing came those are not read that have windows that end, or that expire.",
+        fed._changed_rows,
+        ("layout.kind.ends(table, span.since, span.clock)[0]", "np.array([], np.intp)"),
         theme="every",
     ),
     bug(
