@@ -162,8 +162,9 @@ def are_equal(one: pa.Array, other: pa.Array, signed_zeros: bool = False) -> NDA
         return _are_equal_lists(one, other, signed_zeros)
     if pa.types.is_floating(type) and signed_zeros:
         signs = [np.signbit(each.fill_null(0).to_numpy(zero_copy_only=False)) for each in (one, other)]
-        numbers = ~np.asarray(pc.is_nan(one).fill_null(False))
-        return are_equal(one, other) & ~(numbers & (signs[0] != signs[1]))
+        has_signs = ~np.asarray(pc.is_nan(one).fill_null(False))
+        alike: NDArray[np.bool_] = are_equal(one, other) & ~(has_signs & (signs[0] != signs[1]))
+        return alike
     if pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_boolean(type) or pa.types.is_string(type):
         equal: NDArray[np.bool_] = keys.equal([keys.normalise(one)], [keys.normalise(other)], len(one))
         return equal

@@ -116,7 +116,7 @@ class Kind(ABC):
         return np.array([], np.intp), np.array([], np.int64)
 
     def may_end(self, first: int, last: int, after: int, upto: int) -> bool:
-        """Return whether `ends` may give anything for rows of a run: the least of their starts is `first`, the greatest `last`."""
+        """Return whether `ends` may give anything for rows of which the least start is `first` and the greatest is `last`."""
         return self.expires
 
     def with_sums(self, table: pa.Table, layout: Layout) -> pa.Table:

@@ -256,6 +256,24 @@ def test_a_step_in_which_nothing_came_and_no_window_ended_reads_nothing() -> Non
     assert read == [10, 30, 40, 60]
 
 
+def test_a_task_on_pairs_is_not_begun_anew_unasked() -> None:
+    world = World("for ever", [20], interval=20, apart=20, shards=1)
+    world.start()
+    world.play([(5, 0, 1), (25, 0, 1), (70, 0, 1)])
+    world.steps()
+    history = world.state("History20")
+    plans = [world.plans[name] for name in world.wanted]
+    way = r"starts over.* Name it in reset=\[\"History20\"\] .* begins with a row for each key of Amounts\."
+    with pytest.raises(InvalidInputError, match=f"task=History20 can't go on, as task=Amounts, which feeds it, {way}"):
+        core.start(world.log, plans, reset=["Amounts"])
+    world.start()
+    assert world.state("History20") == history
+    # The total is the state of what feeds it.
+    core.start(world.log, plans, reset=["Amounts", "History20"])
+    world.steps()
+    assert world.state("History20") == world.state("Total") == {}
+
+
 def test_a_task_on_pairs_that_left_before_its_first_step_has_missed_what_changed_since() -> None:
     world = World("for ever", [20], interval=20, apart=20, shards=1)
     world.start()

@@ -324,6 +324,71 @@ def test_a_task_of_another_version_is_built_again_from_the_state_of_what_feeds_i
     assert graph.due(world.newest) == []
 
 
+class OtherSlots(Slots):
+    """The same as a newer version."""
+
+    name, version = "Slots", 2
+
+
+def with_slots() -> Graph:
+    """A graph in which windows have closed that a task was given."""
+    world = Graph()
+    world.wanted = ["PerSlot", "Slots"]
+    world.start()
+    world.play("PerSlot", [(5, 1, 10), (35, 1, 2), (75, 1, 1)])
+    world.steps()
+    assert world.state("Slots", 70) == {(1,): {"most": 10, "slots": 2}}
+    return world
+
+
+def test_a_task_that_has_taken_windows_is_not_begun_anew_unasked() -> None:
+    world = with_slots()
+    plans, number = [world.plans["PerSlot"], world.plans["Slots"]], world.newest.number
+    other = [plans[0], replace(plans[1], task=OtherSlots())]
+    way = (
+        "and what it has taken can't be given to it again. Name it in "
+        'reset=["Slots"] of run or start, and it loses what it has and begins with the windows of PerSlot that close after '
+        "clock=1970-01-01T00:00:00.000070Z (70)."
+    )
+    with pytest.raises(InvalidInputError) as raised:
+        core.start(world.log, other)
+    assert str(raised.value) == f"task=Slots can't go on, as the store was written with another version, {way}"
+    for words in ({"reset": ["PerSlot"]}, {"rebuild": ["PerSlot"]}):
+        # A word for the task that feeds it is none for it.
+        with pytest.raises(InvalidInputError) as raised:
+            core.start(world.log, [replace(plans[0], outputs=("new",)), plans[1]], **words)
+        assert str(raised.value) == f"task=Slots can't go on, as task=PerSlot, which feeds it, starts over, {way}"
+    assert world.newest.number == number
+    core.start(world.log, plans)
+    assert world.state("Slots", 70) == {(1,): {"most": 10, "slots": 2}}
+    core.start(world.log, other, reset=["Slots"])
+    assert world.newest.flow_of("Slots").progress.clock == 70
+    assert world.state("Slots", 70) == {}
+
+
+def test_a_task_that_has_taken_windows_does_not_go_on_with_those_of_another_life() -> None:
+    world = with_slots()
+    plans = [world.plans["PerSlot"], world.plans["Slots"]]
+    core.start(world.log, plans[:1], reset=["PerSlot"])
+    with pytest.raises(
+        InvalidInputError, match="task=Slots can't go on, as a task that feeds it has started over without"
+    ):
+        core.start(world.log, plans)
+    core.start(world.log, plans, rebuild=["Slots"])
+
+
+def test_a_task_that_has_taken_nothing_that_stays_begins_anew_unasked() -> None:
+    world = Graph()
+    world.wanted = ["PerSlot", "Slots"]
+    world.start()
+    plans = [world.plans["PerSlot"], world.plans["Slots"]]
+    core.start(world.log, [plans[0], replace(plans[1], task=OtherSlots())])
+    core.start(world.log, plans, reset=["PerSlot"])
+    world.play("PerSlot", [(5, 1, 10), (35, 1, 2), (75, 1, 1)])
+    world.steps()
+    assert world.state("Slots", 70) == {(1,): {"most": 10, "slots": 2}}
+
+
 def test_what_a_task_feeds_begins_anew_with_it() -> None:
     world = Graph()
     world.wanted = ["PerShop", "PerRegion", "PerTotal"]

@@ -1315,6 +1315,27 @@ BUGS = (
         theme="graph",
     ),
     bug(
+        "begun anew unasked",
+        "A task that windows have fed loses them when what feeds it begins anew, though nobody named it.",
+        graph.reset_and_rebuilt,
+        ("if not is_named and not is_made_of_state(plan) and", "if False and"),
+        theme="graph",
+    ),
+    bug(
+        "refused though it has nothing",
+        "A task that windows are to feed must be named though it has taken none that stays.",
+        graph._has_something,
+        ("return newest.clock > BEGINNING and", "return True or"),
+        theme="graph",
+    ),
+    bug(
+        "pairs taken for state",
+        "A task on pairs is built from the state that there is, though nobody named it.",
+        graph.is_made_of_state,
+        ("is_fed_changes and plan.takes_back", "is_fed_changes"),
+        theme="every",
+    ),
+    bug(
         "windows missed",
         "A task returns though the windows that it was to be fed have closed.",
         takeover._check_return,
@@ -1609,7 +1630,10 @@ BUGS = (
         "pair of equals",
         "A key that is what it was comes as a change.",
         fed._messages,
-        ("differs = ~are_equal(before, after, signed_zeros=span.takes_back)", "differs = np.ones(len(before), np.bool_)"),
+        (
+            "differs = ~are_equal(before, after, signed_zeros=span.takes_back)",
+            "differs = np.ones(len(before), np.bool_)",
+        ),
         theme="every",
     ),
     bug(
