@@ -44,22 +44,23 @@ BEFORE, AFTER = "before", "after"
 """The columns of a change that is one message: structs of what outputs show of the value; null where the key is not there."""
 
 
-def span_of(flow: FlowPlan, source: TaskSource, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
+def span_of(flow: FlowPlan, input: str, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
     """Return what a step of tasks that are fed asks of a shard of another task.
 
     Args:
         flow: The plans of the tasks that are fed.
-        source: The task that feeds it.
+        input: The name of their input that the other task is.
         shard: The number of the shard.
         runs: Its runs.
         step: The step.
         entry: The newest entry.
     """
+    source, plan = flow.first.upstream[input], flow.first.feeders[input]
     since, every = step.since, None
     # Below the global clock the multiples of `every` are not apart any more.
     if isinstance(source, Changes) and since >= entry.clock:
         # Others may be fed by any of these tasks, every so often: what it is at each of these times is asked of it, too.
-        apart = [plan.settings.every or 0 for plan in flow.tasks]
+        apart = [each.settings.every or 0 for each in flow.tasks]
         every = source.microseconds or (math.gcd(*apart) or None)
     if isinstance(source, (ClosedWindows, Emitted)) and since == BEGINNING:
         # Of the windows that closed before the task began, some may be gone; so may rows that were emitted.
@@ -67,7 +68,14 @@ def span_of(flow: FlowPlan, source: TaskSource, shard: int, runs: ShardRuns, ste
     states: tuple[Run, ...] = ()
     if isinstance(source, InOrder):
         states = entry.tasks[flow.id].stored.in_shards(entry.shards)[shard].runs
-    return Span(source, shard, runs.runs, since, step.clock, entry.epoch, every, flow.first.takes_back, states)
+    ended = _ended(plan, entry, since)
+    return Span(source, shard, runs.runs, since, step.clock, entry.epoch, every, flow.first.takes_back, states, ended)
+
+
+def _ended(plan: Plan, entry: Entry, since: int) -> int:
+    """Return a clock that the runs of a task keep apart, and below which all had ended by another clock."""
+    task, most = entry.tasks[plan.name], plan.layout.kind.all_ended(since)
+    return max((c for c in (*entry.retained, *task.stored.cuts) if task.born <= c <= most), default=BEGINNING)
 
 
 def schema_of(plan: Plan, source: TaskSource, fed: PersistentTask) -> pa.Schema:
@@ -191,7 +199,8 @@ def _with_newest_runs(fed: Plan, plan: Plan, span: Span) -> Span:
     def runs_of(task: Plan) -> tuple[Run, ...]:
         return entry.tasks[task.name].stored.in_shards(entry.shards)[span.shard].runs
 
-    return replace(span, runs=runs_of(plan), states=runs_of(fed) if span.states else ())
+    # What was kept apart when the step was planned may be folded in these.
+    return replace(span, runs=runs_of(plan), states=runs_of(fed) if span.states else (), ended=BEGINNING)
 
 
 def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:

@@ -21,7 +21,8 @@ class Span:
 
     The runs are of the start `epoch`, which says how many shards there are. `every` says which clocks between the two are
     looked at; None: none. With `takes_back` a change is a row that counted until now, and one that counts from now on. Else it
-    is one row with both. `states` are the shard's runs of the ordered task that processes what it reads.
+    is one row with both. `states` are the shard's runs of the ordered task that processes what it reads. The runs keep the
+    clock `ended` apart, and what is of messages below it had ended by `since`.
     """
 
     source: TaskSource
@@ -33,6 +34,7 @@ class Span:
     every: int | None = None
     takes_back: bool = True
     states: tuple[Run, ...] = ()
+    ended: int = BEGINNING
 
     @property
     def changed_runs(self) -> list[Run]:
@@ -69,7 +71,7 @@ class Span:
         kind, found = plan.layout.kind, []
         for run in self.runs:
             last = min(run.last, (self.clock if run.below is None else min(run.below, self.clock)) - 1)
-            if run.first <= last and kind.may_end(run.first, last, self.since, self.clock):
+            if run.first <= last and last >= self.ended and kind.may_end(run.first, last, self.since, self.clock):
                 found.append(run)
         return found
 

@@ -67,6 +67,9 @@ class Sessions(Kind):
         # No message is before the start of its row. How far one may be behind it, a run does not tell.
         return first + self.gap <= upto
 
+    def all_ended(self, clock: int) -> int:
+        return clock - self.gap + 1
+
     def expiry(self, table: pa.Table, layout: Layout) -> Times:
         ends = self._ends(table)
         if layout.once is None or len(table) == 0:

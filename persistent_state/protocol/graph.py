@@ -202,6 +202,6 @@ def spans(entry: Entry, flow: FlowPlan, step: Step) -> list[tuple[str, Span]]:
     found = []
     for name, source in flow.first.upstream.items():
         for shard, runs in enumerate(entry.tasks[source.task].stored.in_shards(entry.shards)):
-            span = span_of(flow, source, shard, runs, step, entry)
+            span = span_of(flow, name, shard, runs, step, entry)
             found += [(name, span)] if span.may_give(flow.first.feeders[name]) else []
     return found

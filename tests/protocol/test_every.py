@@ -274,6 +274,20 @@ def test_a_task_on_pairs_is_not_begun_anew_unasked() -> None:
     assert world.state("History20") == world.state("Total") == {}
 
 
+def test_a_step_after_all_sessions_have_ended_reads_nothing() -> None:
+    world = World("sessions", [10], interval=10, apart=10, shards=1)
+    world.start()
+    flow, read = FlowPlan((world.plans["History10"],)), list[int]()
+    for time in (5, 45, 95):
+        world.play([(time, 0, 1)])
+    entry, since = world.newest, 0
+    for clock in range(10, 100, 10):
+        read += [clock] if graph.spans(entry, flow, Step("History10", since, clock)) else []
+        since = clock
+    # Sessions end at 30 and 70. By a run, a message at 0 to 9 could end one at 34, so the step after these reads, too.
+    assert read == [10, 30, 40, 50, 70, 80]
+
+
 def test_a_task_on_pairs_that_left_before_its_first_step_has_missed_what_changed_since() -> None:
     world = World("for ever", [20], interval=20, apart=20, shards=1)
     world.start()
