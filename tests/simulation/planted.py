@@ -1287,20 +1287,6 @@ BUGS = (
         theme="graph",
     ),
     bug(
-        "other parts of a session unread",
-        "Of a session that closes only the runs are read in which it could end.",
-        spans.Span.closed_runs,
-        ("if found and plan.layout.kind.expires_by_key", "if False"),
-        theme="graph",
-    ),
-    bug(
-        "session unread that has yet to end",
-        "Runs are left out with sessions that end in a step, as all that is in the runs began long ago.",
-        sessions.Sessions.all_ended,
-        ("clock - self.gap + 1", "clock"),
-        theme="graph",
-    ),
-    bug(
         "runs of a newer start",
         "A step whose runs are gone reads those of a newer start, which may have other shards.",
         fed._with_newest_runs,
