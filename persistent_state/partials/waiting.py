@@ -78,6 +78,10 @@ class Waiting(Kind):
     def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         return those_within(self._ends(table), after, upto)
 
+    def may_end(self, first: int, last: int, after: int, upto: int) -> bool:
+        stay = 1 + self.back
+        return first + stay <= upto and last + stay > after
+
     def state(self, levels: Levels, layout: Layout, clock: int) -> pa.Table:
         """Return no row: at a clock, none that is below it waits."""
         return _shown(layout.schema.empty_table(), layout)

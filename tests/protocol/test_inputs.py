@@ -572,6 +572,34 @@ def test_what_a_step_gives_stands_in_its_order_among_what_a_source_gave(at_once:
     assert times == sorted([*range(3, 300, 10), *range(9, 300, 10)])
 
 
+class Newer(Both):
+    name, version = "Both", 2
+
+
+def test_a_task_on_windows_and_changes_is_not_begun_anew_unasked() -> None:
+    world = World(shards=1)
+    inputs = {"sums": Input(Changes("PerShop"), value="value"), "slots": Input(ClosedWindows("PerSlot"), value="value")}
+    upstream = (PerShop(), world.others), (PerSlot(), world.orders)
+    application(world, *upstream, (Both(), inputs))
+    world.check = lambda: None  # type: ignore[method-assign]
+    world.start()
+    world.others.rows, world.orders.rows = [(5, 1, 4), (45, 1, 0)], [(3, 1, 100), (13, 1, 100), (45, 1, 0)]
+    for _ in range(3):
+        world.play("PerShop")
+        world.play("PerSlot")
+        world.step()
+    assert world.state("Both", 40) == {(1,): 204}
+    application(world, *upstream, (Newer(), inputs))
+    with pytest.raises(
+        InvalidInputError,
+        match=r"task=Both .* another version, .* begins with the state of PerShop and the windows of PerSlot that close after",
+    ):
+        core.start(world.log, [*world.plans.values()])
+    core.start(world.log, [*world.plans.values()], rebuild=["Both"])
+    world.step()
+    assert world.state("Both", 40) == {(1,): 4}
+
+
 @pytest.mark.parametrize("name", ["", "sums"])
 def test_a_derived_task_goes_on_from_its_clock_when_it_gets_a_source(name: str) -> None:
     world = World()

@@ -479,6 +479,23 @@ class Graphs:
                 self.happened["missed what has changed"] += 1
         return found
 
+    def lost(self, names: Collection[str], newest: Entry | None, named: Collection[str]) -> set[str]:
+        """The tasks that a start would build again unasked, and which nobody can give again what they were given.
+
+        `named` are those that the start names. Whoever feeds a task is named for itself only.
+        """
+        known_before = newest.tasks if newest else {}
+        found, anew = set[str](), {name for name in names if name not in known_before or name in named}
+        for name in (name for name in self.derived if name in names):
+            known, upstream = self.made.get(name), self.derived[name].upstream
+            of = [*map(self._life_of, upstream)] if known else []
+            if newest is None or known is None or name in anew or (known.of == of and anew.isdisjoint(upstream)):
+                continue
+            anew.add(name)
+            has_something = BEGINNING not in (newest.clock, clock_of(newest, name))
+            found |= {name} if has_something and not self.is_made_of_state(name) else set()
+        return found
+
     def common(self, entry: Entry) -> int:
         """The clock at which all tasks that sources feed can be read, and which all others have come to or step to."""
         return max(entry.clock, entry.next) if self._active(entry) or self.also_fed else entry.clock

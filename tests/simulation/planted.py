@@ -1393,6 +1393,13 @@ BUGS = (
         theme="graph",
     ),
     bug(
+        "window that ends at the clock unread",
+        "Runs are left out whose windows end right at the clock of a step.",
+        panes.Panes.may_end,
+        ("(upto - size) // step)", "(upto - 1 - size) // step)"),
+        theme="graph",
+    ),
+    bug(
         "runs of a newer start",
         "A step whose runs are gone reads those of a newer start, which may have other shards.",
         fed._with_newest_runs,
@@ -1441,6 +1448,27 @@ BUGS = (
         graph.reset_and_rebuilt,
         ("if plan.name in reset or starts_over or", "if plan.name in reset or"),
         theme="graph",
+    ),
+    bug(
+        "begun anew unasked",
+        "A task that windows have fed loses them when what feeds it begins anew, though nobody named it.",
+        graph.reset_and_rebuilt,
+        ("if not is_named and not is_made_of_state(plan) and", "if False and"),
+        theme="graph",
+    ),
+    bug(
+        "refused though it has nothing",
+        "A task that windows are to feed must be named though it has taken none that stays.",
+        graph._has_something,
+        ("return newest.clock > BEGINNING and", "return True or"),
+        theme="graph",
+    ),
+    bug(
+        "pairs taken for state",
+        "A task on pairs is built from the state that there is, though nobody named it.",
+        graph.is_made_of_state,
+        ("is_fed_changes and plan.takes_back", "is_fed_changes"),
+        theme="every",
     ),
     bug(
         "windows missed",
@@ -1495,7 +1523,8 @@ BUGS = (
         "no window without a message",
         "Nobody looks for windows that closed where no message came.",
         spans.Span.may_give,
-        ("bool(self.runs) if plan.layout.kind.expires else", ""),
+        ("return bool(self.ending_runs(plan))", "return bool(self.changed_runs)"),
+        ("self.changed_runs or self.ending_runs(plan)", "self.changed_runs"),
         theme="graph",
     ),
     bug(
@@ -1669,7 +1698,7 @@ BUGS = (
         "multiples of the first task",
         "Of tasks that are fed together, the first says at which times they must be known.",
         fed.span_of,
-        ("for plan in flow.tasks]", "for plan in flow.tasks[:1]]"),
+        ("for each in flow.tasks]", "for each in flow.tasks[:1]]"),
         theme="every",
     ),
     bug(
@@ -1698,6 +1727,13 @@ BUGS = (
         "A window that ends, or a key that expires, is no change.",
         changed._of_windows,
         ("layout.kind.ends(level, since, clock)", "(np.array([], np.int64), np.array([], np.int64))"),
+        theme="every",
+    ),
+    bug(
+        "end of a window unread",
+        "Of the keys of which nothing came those are not read that have windows that end, or that expire.",
+        fed._changed_rows,
+        ("layout.kind.ends(table, span.since, span.clock)[0]", "np.array([], np.intp)"),
         theme="every",
     ),
     bug(
@@ -1730,7 +1766,10 @@ BUGS = (
         "pair of equals",
         "A key that is what it was comes as a change.",
         fed._messages,
-        ("differs = ~are_equal(before, after)", "differs = np.ones(len(before), np.bool_)"),
+        (
+            "differs = ~are_equal(before, after, signed_zeros=span.takes_back)",
+            "differs = np.ones(len(before), np.bool_)",
+        ),
         theme="every",
     ),
     bug(

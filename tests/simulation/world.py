@@ -871,13 +871,12 @@ class World:
         reset: set[str],
         rebuilt: dict[str, dict[str, WorldSink]],
     ) -> tuple[Entry, Sequence[FlowPlan]]:
-        writer, before = f"d{actor.number}", self.oracle.newest
-        again = graph.reset_and_rebuilt(before, wanted, reset, rebuilt)[1] - rebuilt.keys()
-        fresh = {name: self._fresh(actor, name) for name in again}
-        given = wanted
-        wanted = [replace(flow, tasks=tuple(self._given(plan, fresh) for plan in flow.tasks)) for flow in wanted]
-        self.oracle.starting[writer] = actor.terms, wanted, reset, rebuilt, fresh
+        writer, before, given = f"d{actor.number}", self.oracle.newest, wanted
         try:
+            again = graph.reset_and_rebuilt(before, wanted, reset, rebuilt)[1] - rebuilt.keys()
+            fresh = {name: self._fresh(actor, name) for name in again}
+            wanted = [replace(flow, tasks=tuple(self._given(plan, fresh) for plan in flow.tasks)) for flow in wanted]
+            self.oracle.starting[writer] = actor.terms, wanted, reset, rebuilt, fresh
             entry = takeover.take_over(
                 log,
                 wanted,
@@ -890,7 +889,10 @@ class World:
             )
         except InvalidInputError:
             names = [plan.name for flow in wanted for plan in flow.tasks]
-            refused = self.oracle.left_behind(names, self.oracle.newest) - reset - rebuilt.keys()
+            named = {*reset, *rebuilt}
+            lost = self.oracle.lost(names, self.oracle.newest, named)
+            self.oracle.graphs.happened["would lose what it has"] += bool(lost)
+            refused = (self.oracle.left_behind(names, self.oracle.newest) | lost) - named
             # Who refuses by an entry that was the newest, as far as its listing goes, may be asked again.
             if not refused and self.oracle.newest is before and not self.lag:
                 raise
