@@ -217,11 +217,11 @@ def _tell_of_fed_tasks(before: Entry | None, setup: Setup, rebuilt: Collection[s
     for plan in (plan for flow in flows for plan in flow.tasks):
         is_new, beginning = plan.name not in before.tasks, graph.begins_with(plan, before.clock)
         if plan.name in rebuilt and graph.is_made_of_state(plan):
-            _logger.info("task=%s is rebuilt from %s", graph.name_of(plan), beginning)
+            _logger.info("task=%s is rebuilt from %s", plan.named, beginning)
         elif plan.name in rebuilt:
-            _logger.warning("task=%s loses what it had, and begins with %s", graph.name_of(plan), beginning)
+            _logger.warning("task=%s loses what it had, and begins with %s", plan.named, beginning)
         elif is_new and not graph.is_made_of_state(plan):
-            _logger.info("task=%s begins with %s", graph.name_of(plan), beginning)
+            _logger.info("task=%s begins with %s", plan.named, beginning)
 
 
 def _warn_of_dropped_fields(before: Entry | None, entry: Entry) -> None:
