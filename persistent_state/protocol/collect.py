@@ -80,8 +80,8 @@ class Collector:
         first = min([numbers[-2:][0], *overdue[-1:]]) if overdue else numbers[0]
         first = min(self._bases.get(number, number) for number in numbers if number >= first)
         old = [number for number in numbers if number < first]
-        kept = self._kept_by(numbers[len(old)])
-        if not self._pin(kept, old):
+        kept, in_files = self._kept_by(numbers[len(old)]), kept_entries.numbers(log)
+        if not self._pin(kept, old, in_files):
             return []
         gone = [log.path(number) for number in old]
         # One after the other: were this driver killed, none would be missing between two that are left.
@@ -104,9 +104,7 @@ class Collector:
                     unnamed.append(path)
         # What another driver keeps since has a higher number.
         unnamed += [
-            kept_entries.path(log, number)
-            for number in kept_entries.numbers(log)
-            if number < newest.number and number not in kept
+            kept_entries.path(log, number) for number in in_files if number < newest.number and number not in kept
         ]
         runs = (f"{log.application}/runs/{name}" for name in newest.tasks)
         for folder in (f"{log.application}/log", kept_entries.folder(log), *runs):
@@ -128,14 +126,16 @@ class Collector:
         late = (number for number, last in self._last_kept.items() if last >= first)
         return sorted({*late, *(kept.entry for kept in self._newest.kept.values())})
 
-    def _pin(self, kept: Sequence[int], old: Collection[int]) -> bool:
+    def _pin(self, kept: Sequence[int], old: Collection[int], in_files: Collection[int]) -> bool:
         """Know what the entries of kept clocks name, and write the files of those that leave the log.
 
         Return False if one can't be read: then nobody knows what it names, and nothing may go.
         """
         assert self._newest is not None
         for number in kept:
-            is_known, is_leaving = number in self._times or number in self._pinned, number in old
+            # What has a file has left the log. If it is there, a driver that slept has written the number again.
+            is_known = number in self._pinned or (number in self._times and number not in in_files)
+            is_leaving = number in old and number not in in_files
             try:
                 entry = kept_entries.read(self._log, number) if is_leaving or not is_known else None
             except (FileNotFoundError, DamagedError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -26,6 +27,7 @@ from persistent_state.protocol import naming
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store import kept_entries
+from persistent_state.store.codec import to_bytes
 from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.log import Log
 from tests import core
@@ -308,10 +310,17 @@ def test_the_file_of_a_kept_clock_is_believed_and_not_what_a_sleeper_wrote_into_
     at = world.newest.kept[40].entry
     world.collect()
     assert at in world.in_files()
-    data = bytes(world.files.read(kept_entries.path(world.log, world.in_files()[-1])))
-    world.files.create(world.log.path(at), data)
+    first = kept_entries.read(world.log, world.newest.kept[0].entry)
+    world.files.create(world.log.path(at), to_bytes(replace(first, number=at)))
     rows = read_state(world.files.url, "app", "Prices", 40).to_pylist()
     assert {row["shop"]: row["value"] for row in rows} == world.expected(40)
+    # So does a process that comes new.
+    world.collector = Collector(Log(world.files, "app"))
+    for _ in range(2):
+        world.play(2)
+        world.collect()
+    assert world.log.path(at) not in world.files.list("app/log")
+    world.check(0, 40, 80, 120, 160)
 
 
 def test_a_commit_says_what_changed_of_the_kept_clocks_and_no_more() -> None:
