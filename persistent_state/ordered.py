@@ -62,12 +62,16 @@ class Context(ABC):
 
         A timer for the moment in hand, or for an earlier one, is due at the moment, as soon as `process` has returned.
 
+        The timers of a key may set 100,000 timers for one checkpoint interval, without a message between. More fail the task,
+        as they would never end. Timers that `process` sets do not count, however many are due at a time.
+
         Args:
             timestamp: When it is due: microseconds UTC. A timer that a timer sets must be later than that.
             name: The name that tells it from others of the same time.
 
         Raises:
-            InvalidInputError: The timestamp is no whole number, or a timer sets one that is not later.
+            InvalidInputError: The timestamp is no whole number of 64 bits, the name is no Unicode text, or a timer sets one
+                that is not later.
         """
 
     @abstractmethod
@@ -75,8 +79,12 @@ class Context(ABC):
         """Forget a timer. If there is none of this time and name, nothing happens.
 
         Args:
-            timestamp: The time that it was set for.
+            timestamp: The time that it was set for. A time before the moment in hand finds what is due at the moment, as
+                `set_timer` has it.
             name: Its name.
+
+        Raises:
+            InvalidInputError: The timestamp is no whole number of 64 bits, or the name is no Unicode text.
         """
 
 

@@ -245,7 +245,7 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
     assert isinstance(task, OrderedTask)
     ranks = {name: rank for rank, name in enumerate(_messages(plan).rows)}
     as_row = as_stored(_row_type(task)) if emits_rows(task) else dict
-    program = Program(task, as_stored(state), as_row, ranks, _time_to_live(task))
+    program = Program(task, as_stored(state), as_row, ranks, _time_to_live(task), plan.settings.interval)
     waiting, timed = open_runs(plan, span.changed_runs), open_runs(fed, span.timed_runs)
     others = [run for run in span.states if run not in span.timed_runs]
     for low, high in fold.slices([*waiting, *timed], share=fold.SLICE // MOST):
@@ -304,7 +304,7 @@ def _processed(
             yield replace(_kept_chunk(plan, fed, [], high, name), aside=_aside(plan, messages, bad, name))
         if emitted:
             yield _emitted_chunk(plan, fed, emitted, name)
-    if changed := [(key, kept) for key, kept in now.items() if kept != before.get(key, KeyState())]:
+    if changed := [(key, kept) for key, kept in now.items() if kept.differs(before.get(key, KeyState()))]:
         yield _kept_chunk(plan, fed, changed, span.clock, name)
 
 
