@@ -97,7 +97,7 @@ def _of_text(value: Any) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise _UnsureError from None
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _of_instant(value: Any) -> datetime:
@@ -105,7 +105,7 @@ def _of_instant(value: Any) -> datetime:
     if value.__class__ is not datetime or (offset := value.utcoffset()) is None or offset.microseconds:
         raise _UnsureError
     try:
-        return value.astimezone(UTC).replace(fold=0)  # type: ignore[no-any-return]
+        return value.astimezone(UTC).replace(fold=0)
     except OverflowError:
         raise _UnsureError from None
 
@@ -166,7 +166,14 @@ def _whole(names: Sequence[str]) -> AsStored:
 
 def _made(argument: str, lines: Sequence[str], known: Mapping[str, Any]) -> AsStored:
     """Return a function of these lines, as `dataclass` makes its methods."""
-    names = {"date": date, "datetime": datetime, "time": time, "timedelta": timedelta, "utc": UTC, "unsure": _UnsureError}
+    names = {
+        "date": date,
+        "datetime": datetime,
+        "time": time,
+        "timedelta": timedelta,
+        "utc": UTC,
+        "unsure": _UnsureError,
+    }
     names |= known
     exec(f"def copy({argument}):\n" + "\n".join(f"    {line}" for line in lines), names)
     made: AsStored = names["copy"]

@@ -29,9 +29,9 @@ SCALARS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.string(), texts | st.binary()),
     (pa.binary(), st.binary() | st.binary().map(bytearray) | texts),
     (pa.date32(), st.dates() | st.datetimes()),
-    (pa.time64("us"), st.times() | st.times(timezones=zones) | st.times().map(lambda found: found.replace(fold=1))),
+    (pa.time64("us"), st.times() | st.times(timezones=zones) | st.times().map(lambda at: at.replace(fold=1))),
     (pa.duration("us"), st.timedeltas()),
-    (pa.timestamp("us"), st.datetimes() | st.datetimes(timezones=zones) | st.datetimes().map(lambda found: found.replace(fold=1))),
+    (pa.timestamp("us"), st.datetimes() | st.datetimes(timezones=zones) | st.datetimes().map(lambda at: at.replace(fold=1))),
     (pa.timestamp("us", "UTC"), st.datetimes(timezones=zones) | st.datetimes()),
     (pa.decimal128(38, 2), decimals | st.integers() | st.just(Decimal("-0"))),
     (pa.decimal128(38, 0), decimals),
@@ -53,9 +53,9 @@ def nested(parts: Any) -> Any:
                 st.dictionaries(hashable(both[0][1]), st.none() | both[1][1], max_size=3),
             )
         )
-        | names.flatmap(lambda some: st.tuples(*[parts.map(lambda part, name=name: (name, *part)) for name in some])).map(
-            struct
-        )
+        | names.flatmap(
+            lambda some: st.tuples(*[parts.map(lambda part, name=name: (name, *part)) for name in some])
+        ).map(struct)
     )
 
 

@@ -305,6 +305,30 @@ def test_a_key_that_is_forgotten_as_before_has_not_changed() -> None:
     assert KeyState(5, newest=6).differs(KeyState(5, newest=5))
 
 
+class Mute(OrderedTask):
+    """It emits no rows, and has nothing for timers."""
+
+    state = pa.int64()
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        if message["emits"]:
+            context.emit(n=1)
+        context.set_timer(message.timestamp)
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("emits", "said"),
+    [
+        (True, r"process of task=Mute: task=Mute emits a row; name its columns in emits at .* in process, at key='a' message="),
+        (False, r"on_timer of task=Mute: task=Mute sets timers, and has no on_timer\(\); define it, at key='a' Timer\("),
+    ],
+)  # fmt: skip
+def test_what_a_task_lacks_is_told(emits: bool, said: str) -> None:
+    with pytest.raises(TaskFailedError, match=said):
+        process(echo(Mute()), "a", KeyState(), [Message(7, {"emits": emits})], 9)
+
+
 class Broken(Told):
     def process(self, state: Any, message: Message, context: Context) -> Any:
         if message["acts"] == "raise":
@@ -339,8 +363,8 @@ class Broken(Told):
         ("for ever", r"task=Broken key='a': timers set more than 100 timers for one checkpoint interval, without a "
                      r"message, the last of them Timer\(timestamp=108, name='for ever'\); let on_timer"),
         ("at once", r"Timer\(timestamp=8, name='at once'\) sets a timer for 8, which is no later time; add to timer.timestamp"),
-        ("beyond", r"process of task=Broken: a timer has timestamp=9223372036854775808, which is beyond 64 bits; give microseconds "
-                   r"UTC at .*test_process.py:\d+ in process, at key='a' message="),
+        ("beyond", r"process of task=Broken: a timer has timestamp=9223372036854775808, which is beyond 64 bits; give "
+                   r"microseconds UTC at .*test_process.py:\d+ in process, at key='a' message="),
         ("no text", r"process of task=Broken: a timer has name='\\ud800', which is not Unicode text; give a text at "),
         ("no time", r"process of task=Broken: a timer has timestamp=1.5 and name=''; give whole microseconds and a text at "),
         ("unfit", r"on_timer of task=Broken returned or emitted what does not fit, at key='a' Timer\(timestamp=8"),
