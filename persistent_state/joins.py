@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from monoids import MonoidError
+from monoids.nested import kept_type
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration, duration
 from persistent_state.ordered import TAKEN, InOrderTask
-from persistent_state.partials.evolve import kept_type
 from persistent_state.windows import LONGEST
 
 INNER, LEFT = HOW = ("inner", "left")

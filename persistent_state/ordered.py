@@ -9,10 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from monoids import MonoidError
-from monoids.nested import codec_of
+from monoids.nested import codec_of, kept_type
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration
-from persistent_state.partials.evolve import kept_type
 from persistent_state.task import BaseTask, Message, PersistentTask
 from persistent_state.windows import MOMENT, length
 

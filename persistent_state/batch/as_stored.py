@@ -20,7 +20,7 @@ AsStored: TypeAlias = Callable[[Any], Any]
 """Returns a value as the store would give it back. It raises a MonoidError for one that the type does not take."""
 
 
-UTC = pa.scalar(0, pa.timestamp("us", "UTC")).as_py().tzinfo
+UTC = pa.lib.string_to_tzinfo("UTC")
 """The zone of the times that come from the store."""
 
 _IN_38_DIGITS = Context(prec=38, traps=[Inexact, InvalidOperation])

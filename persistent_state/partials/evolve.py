@@ -16,7 +16,6 @@ import pyarrow.types as pt
 
 from monoids import Monoid
 from monoids.nested import entries_of
-from monoids.scalars import Scalar
 from persistent_state.partials.type_names import name_of
 
 Path: TypeAlias = tuple[str, ...]
@@ -68,23 +67,6 @@ def plain(type: pa.DataType) -> pa.DataType:
     if pt.is_large_binary(type) or pt.is_fixed_size_binary(type) or pt.is_binary_view(type):
         return pa.binary()
     return type
-
-
-def kept_type(type: pa.DataType) -> pa.DataType:
-    """Return the type in which states and emitted rows have values of a type: integers of 64 bits for all, and so on.
-
-    Raises:
-        MonoidError: There is none.
-    """
-    if pa.types.is_dictionary(type):
-        return kept_type(type.value_type)
-    if pa.types.is_list(type) or pa.types.is_large_list(type) or pa.types.is_fixed_size_list(type):
-        return pa.list_(kept_type(type.value_type))
-    if pa.types.is_struct(type):
-        return pa.struct([pa.field(field.name, kept_type(field.type)) for field in type])
-    if pa.types.is_map(type):
-        return pa.map_(kept_type(type.key_type), kept_type(type.item_type))
-    return Scalar(type).type
 
 
 def differences(before: pa.DataType, after: pa.DataType, path: Path = EVERYTHING) -> Iterator[Difference]:

@@ -1999,12 +1999,9 @@ BUGS = (
     ),
     bug(
         "one state for all clocks of a step",
-        "A task that was away steps over clocks at which it can be read.",
-        graph.due,
-        (
-            "next((clock for clock in entry.retained if clock > max(since, born[id])), entry.next)",
-            "entry.clock if since < entry.clock else entry.next",
-        ),
+        "A state stands at all clocks of a step, and at those before it.",
+        in_order._kept_chunk,
+        ("np.full(count, clock - 1)", "np.full(count, -(1 << 50))"),
         theme="in-order",
     ),
     bug(
