@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Any
 
 from monoids import MonoidError
@@ -120,9 +120,9 @@ class _Turn(Context):
         self._state = program.as_state(kept.state)
         self._newest = kept.newest
         # Those that are set, and a heap of these and of some that are not any more.
-        self._set = {(timer.timestamp, timer.name) for timer in kept.timers}
-        self._heap = [*self._set]
-        heapify(self._heap)
+        # What is in order is a heap.
+        self._heap = [(timer.timestamp, timer.name) for timer in kept.timers] if kept.timers else []
+        self._set = set(self._heap)
         self._rows: list[Emitted] = []
         self._bad: list[int] = []
         # What timers have set since the last message for times before the end of the interval in hand.
@@ -146,9 +146,10 @@ class _Turn(Context):
                 self._bad.append(number)
             if self._heap:
                 self._call_timers(message.timestamp)
-        self._rank = OF_TIMER
-        self._call_timers(upto - 1)
-        timers = tuple(Timer(*timer) for timer in sorted(self._set))
+        if self._heap:
+            self._rank = OF_TIMER
+            self._call_timers(upto - 1)
+        timers = tuple(Timer(*timer) for timer in sorted(self._set)) if self._set else ()
         return Outcome(KeyState(self._state, timers, self._newest), self._rows, self._bad)
 
     # What user code calls
