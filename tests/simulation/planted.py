@@ -2005,13 +2005,6 @@ BUGS = (
         theme="in-order",
     ),
     bug(
-        "messages below the global clock",
-        "Messages below the global clock are dropped, though the task has yet to come there.",
-        commits._moved_on,
-        ("min(clock, processed[name])", "clock"),
-        theme="in-order",
-    ),
-    bug(
         "run dropped with the next message",
         "A run is dropped when its last message is the next to be processed.",
         waiting.Waiting.has_expired,
