@@ -33,6 +33,23 @@ def codec_of(type: DataType) -> Codec[Any]:
     return codec
 
 
+def kept_type(type: DataType) -> DataType:
+    """Return the type that is kept for values of a type: integers of 64 bits for all integers, and so on.
+
+    Raises:
+        MonoidError: There is none.
+    """
+    if pa.types.is_dictionary(type):
+        return kept_type(type.value_type)
+    if pa.types.is_list(type) or pa.types.is_large_list(type) or pa.types.is_fixed_size_list(type):
+        return pa.list_(kept_type(type.value_type))
+    if pa.types.is_struct(type):
+        return pa.struct([pa.field(field.name, kept_type(field.type)) for field in type])
+    if pa.types.is_map(type):
+        return pa.map_(kept_type(type.key_type), kept_type(type.item_type))
+    return Scalar(type).type
+
+
 def offsets_of(lengths: Rows) -> Array:
     """Arrow's offsets of rows with these numbers of entries."""
     return pa.array(np.append(0, np.cumsum(lengths)), pa.int32())

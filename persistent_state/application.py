@@ -533,6 +533,11 @@ def _in_parts(
                 )
     if isinstance(task, Join):
         inputs = by_side(task, inputs)
+    if delivery != EXACTLY_ONCE:
+        raise InvalidInputError(
+            f"task={task.task_name} processes its messages in order, which is exactly-once, and delivery={delivery!r} is said "
+            f"for it; say delivery={EXACTLY_ONCE!r} in add()."
+        )
     states, rows = outputs_of_ordered(task.task_name, sink, in_order.emits_rows(task))
     if states.at_clock and not in_order.keeps_state(task):
         raise InvalidInputError(

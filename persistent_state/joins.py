@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from monoids import MonoidError
-from monoids.scalars import Scalar
+from monoids.nested import kept_type
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration, duration
 from persistent_state.ordered import TAKEN, InOrderTask
@@ -243,7 +243,7 @@ def kept_columns(join: Join, input: str, columns: pa.Schema) -> pa.Schema:
     kept = []
     for field in columns:
         try:
-            kept.append(pa.field(field.name, _kept_type(field.type)))
+            kept.append(pa.field(field.name, kept_type(field.type)))
         except MonoidError:
             raise InvalidInputError(
                 f"task={join.task_name}: column {field.name!r} of input={input!r} is {field.type}, which can't be kept; cast "
@@ -290,23 +290,6 @@ def _length(name: str, given: Duration) -> int:
     if found > LONGEST // 2:
         raise InvalidInputError(f"{name}={given!r}; it must be at most {LONGEST // 2} microseconds.")
     return found
-
-
-def _kept_type(type: pa.DataType) -> pa.DataType:
-    """Return the type in which joined rows have values of a type: integers of 64 bits for all integers, and so on.
-
-    Raises:
-        MonoidError: There is none.
-    """
-    if pa.types.is_dictionary(type):
-        return _kept_type(type.value_type)
-    if pa.types.is_list(type) or pa.types.is_large_list(type) or pa.types.is_fixed_size_list(type):
-        return pa.list_(_kept_type(type.value_type))
-    if pa.types.is_struct(type):
-        return pa.struct([pa.field(field.name, _kept_type(field.type)) for field in type])
-    if pa.types.is_map(type):
-        return pa.map_(_kept_type(type.key_type), _kept_type(type.item_type))
-    return Scalar(type).type
 
 
 def pair_of(

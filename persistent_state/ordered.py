@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from monoids import MonoidError
+from monoids.nested import codec_of, kept_type
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration
 from persistent_state.task import BaseTask, Message, PersistentTask
@@ -62,12 +64,16 @@ class Context(ABC):
 
         A timer for the moment in hand, or for an earlier one, is due at the moment, as soon as `process` has returned.
 
+        The timers of a key may set 100,000 timers for one checkpoint interval, without a message between. More fail the task,
+        as they would never end. Timers that `process` sets do not count, however many are due at a time.
+
         Args:
             timestamp: When it is due: microseconds UTC. A timer that a timer sets must be later than that.
             name: The name that tells it from others of the same time.
 
         Raises:
-            InvalidInputError: The timestamp is no whole number, or a timer sets one that is not later.
+            InvalidInputError: The timestamp is no whole number of 64 bits, the name is no Unicode text, or a timer sets one
+                that is not later.
         """
 
     @abstractmethod
@@ -75,8 +81,12 @@ class Context(ABC):
         """Forget a timer. If there is none of this time and name, nothing happens.
 
         Args:
-            timestamp: The time that it was set for.
+            timestamp: The time that it was set for. A time before the moment in hand finds what is due at the moment, as
+                `set_timer` has it.
             name: Its name.
+
+        Raises:
+            InvalidInputError: The timestamp is no whole number of 64 bits, or the name is no Unicode text.
         """
 
 
@@ -181,8 +191,10 @@ class OrderedTask(InOrderTask):
             InvalidInputError: An attribute is none that a task can have.
         """
         name = self.task_name
+        self._check_attributes()
         if not isinstance(self.state, pa.DataType):
             raise InvalidInputError(f"task={name} has state={self.state!r}; say the Arrow type of a key's state.")
+        _check_kept(f"task={name}: state", self.state)
         if type(self).process is OrderedTask.process:
             raise InvalidInputError(f"task={name} does nothing with its messages; define process().")
         if self.ttl is not None:
@@ -191,6 +203,10 @@ class OrderedTask(InOrderTask):
             return
         if not isinstance(self.emits, pa.Schema):
             raise InvalidInputError(f"task={name} has emits={self.emits!r}; give a pyarrow.schema, or None.")
+        if not self.emits.names:
+            raise InvalidInputError(
+                f"task={name} has emits=pa.schema([]), which has no column; name some, or say None."
+            )
         for column in self.emits.names:
             if column in TAKEN:
                 raise InvalidInputError(
@@ -198,3 +214,45 @@ class OrderedTask(InOrderTask):
                 )
             if self.emits.names.count(column) > 1:
                 raise InvalidInputError(f"task={name}: emits has two columns {column!r}; give one another name.")
+        for field in self.emits:
+            if not field.nullable:
+                raise InvalidInputError(
+                    f"task={name}: column {field.name!r} of emits is {field.type} not null, and any may be null; leave "
+                    "nullable=False out."
+                )
+            _check_kept(f"task={name}: column {field.name!r} of emits", field.type)
+
+    def _check_attributes(self) -> None:
+        """Refuse what would have no effect.
+
+        Raises:
+            InvalidInputError: The task has that.
+        """
+        if self.version is not None:
+            raise InvalidInputError(
+                f"task={self.task_name} has version={self.version!r}, and it can't be made again from the state of others; "
+                "leave it out, and name the task in rebuild of start or run when its code changes."
+            )
+        for attribute in sorted({*vars(PersistentTask)} - {*vars(object)}):
+            if not attribute.startswith("_") and hasattr(self, attribute):
+                raise InvalidInputError(
+                    f"task={self.task_name} has {attribute}, which has no effect on an OrderedTask; define process(), which "
+                    "gets whole messages and the state, or give it another name."
+                )
+
+
+def _check_kept(what: str, type: pa.DataType) -> None:
+    """Refuse a type in which values can't be kept.
+
+    Raises:
+        InvalidInputError: It is one.
+    """
+    try:
+        kept = codec_of(kept_type(type)).type
+    except MonoidError:
+        raise InvalidInputError(
+            f"{what} is {type}, which can't be kept; use types such as int64, float64, string or timestamp of us, and lists, "
+            "structs and maps of these."
+        ) from None
+    if kept != type:
+        raise InvalidInputError(f"{what} is {type}, which can't be kept as it is; say {kept}.")

@@ -20,14 +20,17 @@ from persistent_state import (
     Changes,
     ClosedWindows,
     DataFrameSource,
+    Emitted,
     FileSource,
     Input,
     InvalidInputError,
     Message,
     NonWindowState,
+    OrderedTask,
     PersistentState,
     PersistentTask,
     RateSource,
+    RunningValues,
     StateError,
     errors,
     run_local,
@@ -100,6 +103,29 @@ class ByMessageAndBatch(ByMessage, ByBatch):
 
 class ReadingColumn(Task):
     reads_state = True
+
+
+class Visits(OrderedTask):
+    """An ordered task that is said to be whatever a test wants wrong."""
+
+    key = "word"
+    state = pa.int64()
+    emits = pa.schema([("said", pa.string())])
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def process(self, state: Any, message: Any, context: Any) -> Any:
+        return (state or 0) + 1
+
+
+class Idle(OrderedTask):
+    state = pa.int64()
+
+
+class ByColumn(Visits):
+    def process_column(self, rows: Any) -> Any:
+        return rows["n"]
 
 
 class Stateless(PersistentTask):
@@ -433,6 +459,161 @@ class TestGraphs:
             "input='b': task=totals: the key has the types int64 here and string in the first input; cast the columns.",
             (Task(), {"a": ROWS, "b": Input(ROWS, key="n")}),
         )
+
+
+TYPES = "use types such as int64, float64, string or timestamp of us, and lists, structs and maps of these."
+
+
+class TestOrderedTasks:
+    def plans(self, task: Any, source: Any = ROWS, **options: Any) -> Any:
+        app = Application("app", "store", checkpoint_interval="10 seconds", **options).add(task, source)
+        return app.plans(open_files("memory://ordered"), 1, lambda _, source: (source, source.schema, None))
+
+    def test_what_is_right_is_not_refused(self) -> None:
+        self.plans(Visits())
+        self.plans(Visits(emits=None, key=None, state=pa.map_(pa.string(), pa.list_(pa.decimal128(38, 2)))))
+        self.plans(Visits(), delivery="exactly-once")
+
+    @pytest.mark.parametrize(
+        ("task", "sentence"),
+        [
+            (Idle(), "task=Idle does nothing with its messages; define process()."),
+            (Visits(state=None), "task=Visits has state=None; say the Arrow type of a key's state."),
+            (Visits(emits=[]), "task=Visits has emits=[]; give a pyarrow.schema, or None."),
+            (
+                Visits(emits=pa.schema([])),
+                "task=Visits has emits=pa.schema([]), which has no column; name some, or say None.",
+            ),
+            (
+                Visits(emits=pa.schema([("clock", pa.int64())])),
+                "task=Visits: emits has a column 'clock', which the library adds to each row; give yours another name.",
+            ),
+            (
+                Visits(emits=pa.schema([("n", pa.int64()), ("n", pa.int64())])),
+                "task=Visits: emits has two columns 'n'; give one another name.",
+            ),
+            (
+                Visits(ttl="soon"),
+                "ttl='soon' is not a duration; give text such as \"10 seconds\", a whole number and one of microseconds, "
+                "milliseconds, seconds, minutes, hours, days, or a datetime.timedelta.",
+            ),
+            (
+                Visits(version=2),
+                "task=Visits has version=2, and it can't be made again from the state of others; leave it out, and name the "
+                "task in rebuild of start or run when its code changes.",
+            ),
+            *(
+                (
+                    task,
+                    f"task={type(task).__name__} has {attribute}, which has no effect on an OrderedTask; define process(), "
+                    "which gets whole messages and the state, or give it another name.",
+                )
+                for task, attribute in (
+                    (Visits(value="n"), "value"),
+                    (Visits(reads_state=True), "reads_state"),
+                    (ByColumn(), "process_column"),
+                )
+            ),
+        ],
+    )
+    def test_what_a_task_can_not_be(self, task: Any, sentence: str) -> None:
+        refused(lambda: Application("app", "store").add(task, ROWS), sentence)
+
+    @pytest.mark.parametrize(
+        ("type", "what"),
+        [
+            (pa.int32(), "is int32, which can't be kept as it is; say int64."),
+            (pa.float32(), "is float, which can't be kept as it is; say double."),
+            (pa.large_string(), "is large_string, which can't be kept as it is; say string."),
+            (pa.timestamp("ns"), "is timestamp[ns], which can't be kept as it is; say timestamp[us]."),
+            (pa.decimal128(9, 2), "is decimal128(9, 2), which can't be kept as it is; say decimal128(38, 2)."),
+            (
+                pa.list_(pa.struct([pa.field("n", pa.int64(), nullable=False)])),
+                "is list<item: struct<n: int64 not null>>, which can't be kept as it is; say list<item: struct<n: int64>>.",
+            ),
+            (pa.null(), f"is null, which can't be kept; {TYPES}"),
+            (pa.struct([]), f"is struct<>, which can't be kept; {TYPES}"),
+        ],
+    )
+    def test_types_that_can_not_be_kept(self, type: pa.DataType, what: str) -> None:
+        app = Application("app", "store")
+        refused(lambda: app.add(Visits(state=type), ROWS), f"task=Visits: state {what}")
+        emits = pa.schema([("said", pa.string()), ("x", type)])
+        refused(lambda: app.add(Visits(emits=emits), ROWS), f"task=Visits: column 'x' of emits {what}")
+
+    def test_a_column_that_is_never_null(self) -> None:
+        refused(
+            lambda: self.plans(Visits(emits=pa.schema([pa.field("n", pa.int64(), nullable=False)]))),
+            "task=Visits: column 'n' of emits is int64 not null, and any may be null; leave nullable=False out.",
+        )
+
+    def test_columns_of_messages_that_can_not_be_kept(self) -> None:
+        views = FileSource("rows/", timestamp="ts", schema=SCHEMA.append(pa.field("seen", pa.list_view(pa.int8()))))
+        what = "is list_view<item: int8>, which can't be kept; cast it, or leave it out, in the source's transform."
+        refused(lambda: self.plans(Visits(), views), f"task=Visits: column 'seen' of the source {what}")
+        refused(
+            lambda: self.plans(Visits(), {"a": ROWS, "b": views}), f"task=Visits: column 'seen' of input='b' {what}"
+        )
+
+    def test_another_delivery(self) -> None:
+        sentence = (
+            "task=Visits processes its messages in order, which is exactly-once, and delivery='at-least-once' is said for it; "
+            "say delivery='exactly-once' in add()."
+        )
+        refused(lambda: self.plans(Visits(), delivery="at-least-once"), sentence)
+        app = Application("app", "store", delivery="at-least-once")
+        refused(lambda: app.add(Visits(), ROWS, delivery="at-least-once"), sentence)
+        app.add(Visits(), ROWS, delivery="exactly-once")
+        app.plans(open_files("memory://ordered"), 1, lambda _, source: (source, SCHEMA, None))
+
+    def test_values_so_far(self) -> None:
+        def show(values: Any, batch: int) -> None:
+            pass
+
+        output = RunningValues(show)
+        refused(
+            lambda: Application("app", "store").add(Visits(), ROWS, sink=output),
+            f"task=Visits: {output!r} asks for values so far, and an ordered task has none before the clock; give the "
+            "function itself, or ValuesAtClock.",
+        )
+
+    def test_an_update_of_an_input(self) -> None:
+        refused(
+            lambda: self.plans(Visits(), {"a": Input(ROWS, value="n"), "b": ROWS}),
+            "task=Visits: input='a' has value='n', and it gets whole messages; leave it out.",
+        )
+
+    def test_what_it_is_fed_by_and_what_it_feeds(self) -> None:
+        def plans(*tasks: tuple[Any, Any]) -> Any:
+            app = Application("app", "store", checkpoint_interval="10 seconds")
+            for task, source in tasks:
+                app.add(task, source)
+            return app.plans(open_files("memory://ordered"), 1, lambda _, source: (source, source.schema, None))
+
+        refused(
+            lambda: plans((Task(), ROWS), (Visits(), Changes("totals"))),
+            "task=Visits is fed by the changes of task=totals, and an ordered task can't take back what it made of a row; look "
+            "at fixed times: Changes('totals', every=\"1 minute\").",
+        )
+        refused(
+            lambda: plans((Visits(), ROWS), (Task(key=None, value="value"), Changes("Visits"))),
+            "task=totals is fed by Changes(task='Visits', every=None), and an ordered task feeds others by the rows that it "
+            "emits; give it Emitted('Visits').",
+        )
+        refused(
+            lambda: plans((Task(), ROWS), (Visits(), Emitted("totals"))),
+            "task=Visits.messages is fed by Emitted(by='totals'), and task=totals emits no rows; give it an OrderedTask, or "
+            "Changes('totals').",
+        )
+
+    def test_a_part_of_it(self) -> None:
+        app = Application("app", "store").add(Visits(), ROWS)
+        for argument, part in (("reset", "Visits.messages"), ("rebuild", "Visits.rows")):
+            refused(
+                lambda argument=argument, part=part: app._with_parts(argument, ["Visits", part]),
+                f"{argument}={part!r} is a part of task=Visits; name that.",
+            )
+        assert app._with_parts("reset", ["Visits", "other"]) == ["Visits.messages", "Visits", "Visits.rows", "other"]
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -31,10 +31,12 @@ from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.joins import AsOfJoin, IntervalJoin, Join, kept_columns, on_inputs, waiting_rows
 from persistent_state.ordered import InOrderTask, OrderedPart, OrderedTask, Timer
 from persistent_state.partials import fold
+from persistent_state.partials.evolve import plain
 from persistent_state.partials.keys import normal_type
 from persistent_state.partials.layout import DUE, Levels, as_numpy, below, between, one_chunk
 from persistent_state.partials.newest import Newest
 from persistent_state.partials.sort import same_keys
+from persistent_state.partials.type_names import name_of, named
 from persistent_state.partials.waiting import Rows, passed
 from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP
@@ -70,6 +72,11 @@ class Messages(OrderedPart):
         self.message_id, self.horizon = task.message_id, task.horizon
         self.rows = {name: pa.struct(list(schema)) for name, schema in schemas.items()}
         self._input = input
+
+    @property
+    def hands_keys(self) -> bool:
+        """Return whether user code is handed the keys."""
+        return isinstance(self.ordered, OrderedTask)
 
     @property
     def is_unnamed(self) -> bool:
@@ -119,12 +126,34 @@ def names(task: str) -> list[str]:
 def with_schemas(task: InOrderTask, inputs: Mapping[str, Plan]) -> tuple[Messages, dict[str, Plan]]:
     """Return the task in which messages of these inputs wait, and the plan of each input, once their schemas are known."""
     schemas = {name: plan.schema for name, plan in inputs.items()}
+    for name, schema in schemas.items():
+        _check_columns(task, name, schema)
     if isinstance(task, Join):
         schemas = {name: kept_columns(task, name, _without_local(plan)) for name, plan in inputs.items()}
         keys = {name: plan.task.key_columns for name, plan in inputs.items()}
         task = on_inputs(task, schemas, keys, {name: _beside(plan, schemas[name]) for name, plan in inputs.items()})
     tasks = {name: Messages(task, schemas, name, plan.task.key) for name, plan in inputs.items()}
     return Messages(task, schemas), {name: replace(plan, task=tasks[name]) for name, plan in inputs.items()}
+
+
+def _check_columns(task: InOrderTask, input: str, columns: pa.Schema) -> None:
+    """Refuse columns that can't wait.
+
+    Raises:
+        InvalidInputError: There is one.
+    """
+    for field in columns:
+        type = plain(field.type)
+        try:
+            can_wait = named(name_of(type)) == type
+        except ValueError:
+            can_wait = False
+        if not can_wait:
+            where = f"input={input!r}" if input else "the source"
+            raise InvalidInputError(
+                f"task={task.task_name}: column {field.name!r} of {where} is {field.type}, which can't be kept; cast it, or "
+                "leave it out, in the source's transform."
+            )
 
 
 def _without_local(plan: Plan) -> pa.Schema:
@@ -245,7 +274,7 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
     assert isinstance(task, OrderedTask)
     ranks = {name: rank for rank, name in enumerate(_messages(plan).rows)}
     as_row = as_stored(_row_type(task)) if emits_rows(task) else dict
-    program = Program(task, as_stored(state), as_row, ranks, _time_to_live(task))
+    program = Program(task, as_stored(state), as_row, ranks, _time_to_live(task), plan.settings.interval)
     waiting, timed = open_runs(plan, span.changed_runs), open_runs(fed, span.timed_runs)
     others = [run for run in span.states if run not in span.timed_runs]
     for low, high in fold.slices([*waiting, *timed], share=fold.SLICE // MOST):
@@ -304,7 +333,7 @@ def _processed(
             yield replace(_kept_chunk(plan, fed, [], high, name), aside=_aside(plan, messages, bad, name))
         if emitted:
             yield _emitted_chunk(plan, fed, emitted, name)
-    if changed := [(key, kept) for key, kept in now.items() if kept != before.get(key, KeyState())]:
+    if changed := [(key, kept) for key, kept in now.items() if kept.differs(before.get(key, KeyState()))]:
         yield _kept_chunk(plan, fed, changed, span.clock, name)
 
 

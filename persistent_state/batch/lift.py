@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
+from monoids.scalars import Scalar
 from persistent_state.batch.groups import NO_ROWS
+from persistent_state.batch.in_order import Messages
 from persistent_state.batch.judge import (
     ACCEPTED,
     ASIDE,
@@ -203,12 +205,20 @@ def _fold_few(
 
 
 def unfit_rows(plan: Plan, rows: pa.RecordBatch) -> Mask:
-    """Return which rows have a key or an id that can't be stored for a task, such as a time finer than microseconds."""
+    """Return which rows have a key or an id that can't be stored for a task, such as a time finer than microseconds.
+
+    Where user code is handed the key, a time that Python does not have is none either.
+    """
     unfit = np.zeros(rows.num_rows, dtype=np.bool_)
     for name in (*plan.task.key_columns, *([plan.task.message_id] if plan.task.message_id else [])):
         column = rows.column(name)
         if not _is_key(column):
             unfit |= [not _is_key(column.slice(i, 1)) for i in range(len(column))]
+    if isinstance(plan.task, Messages) and plan.task.hands_keys:
+        for name in plan.task.key_columns:
+            column = rows.column(name)
+            if pa.types.is_temporal(type := keys.normal_type(column.type)):
+                unfit |= Scalar(type).cast(column)[1]
     if rows.schema.get_field_index(plan.unfit_column) >= 0:
         unfit |= rows.column(plan.unfit_column).to_numpy(zero_copy_only=False)
     return unfit

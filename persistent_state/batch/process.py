@@ -6,20 +6,25 @@ what it had before: so it is the same in however many steps the clock has come t
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 from monoids import MonoidError
 from persistent_state.batch.as_stored import AsStored
+from persistent_state.batch.row_messages import as_they_came
 from persistent_state.errors import InvalidInputError, TaskFailedError, places, raised
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.task import Message
 
 MOST_TIMERS = 100_000
-"""The most timers of a key that one step calls. More are taken for timers that set each other for ever."""
+"""The most timers that the timers of a key set for one checkpoint interval, without a message. More are taken for endless.
+
+Timers that messages set do not count, however many are due. As steps end at multiples of the interval, those that set too many
+do so in however many steps the clock comes there.
+"""
 
 OF_TIMER = -1
 """The rank of rows that a due timer emits: they come before those of the moment's messages."""
@@ -36,6 +41,10 @@ class KeyState:
     timers: tuple[Timer, ...] = ()
     newest: int = BEGINNING
 
+    def differs(self, before: KeyState) -> bool:
+        """Return whether a reader sees another state than before, or the next step does."""
+        return self != before and not (self.state is None and before.state is None)
+
 
 @dataclass(frozen=True)
 class Program:
@@ -47,6 +56,7 @@ class Program:
         as_row: Returns an emitted row as the store would give it back.
         ranks: The places of the task's inputs in their order.
         ttl: For how long a key may be silent, in microseconds; None: for ever.
+        interval: The checkpoint interval in microseconds.
     """
 
     task: OrderedTask
@@ -54,6 +64,7 @@ class Program:
     as_row: AsStored
     ranks: dict[str, int] = field(default_factory=lambda: {"": 0})
     ttl: int | None = None
+    interval: int = 60_000_000
 
 
 @dataclass(frozen=True)
@@ -90,11 +101,11 @@ def process(program: Program, key: Any, kept: KeyState, messages: Sequence[Messa
     try:
         return _Turn(program, key, kept, hands_copies=False).take(messages, upto)
     except _SpoiltError:
-        return _Turn(program, key, kept, hands_copies=True).take(messages, upto)
+        return _Turn(program, key, kept, hands_copies=True).take(as_they_came(messages), upto)
 
 
 class _SpoiltError(Exception):
-    """A message was bad, and user code may have changed the state from before it in its place."""
+    """A message was bad, and user code may have changed the state from before it in its place, and values of messages."""
 
 
 class _Turn(Context):
@@ -107,20 +118,25 @@ class _Turn(Context):
         self.key, self.timestamp = key, BEGINNING
         self._program, self._task, self._hands_copies = program, program.task, hands_copies
         self._state = program.as_state(kept.state)
-        self._timers, self._newest = [*kept.timers], kept.newest
+        self._newest = kept.newest
+        # Those that are set, and a heap of these and of some that are not any more.
+        # What is in order is a heap.
+        self._heap = [(timer.timestamp, timer.name) for timer in kept.timers] if kept.timers else []
+        self._set = set(self._heap)
         self._rows: list[Emitted] = []
         self._bad: list[int] = []
-        self._calls = 0
+        # What timers have set since the last message for times before the end of the interval in hand.
+        self._chained, self._end = 0, BEGINNING
         # Of the call in hand. A timer that a message sets for its moment has the message's rank.
         self._rank = OF_TIMER
         self._timer: Timer | None = None
-        self._wishes: list[tuple[bool, Timer]] = []
+        self._wishes: list[tuple[bool, tuple[int, str]]] = []
         self._misfit: MonoidError | None = None
 
     def take(self, messages: Sequence[Message], upto: int) -> Outcome:
         """Process all messages and timers below a clock."""
         for number, message in enumerate(messages):
-            if self._timers:
+            if self._heap:
                 self._rank = OF_TIMER
                 self._call_timers(message.timestamp)
             self._rank = self._program.ranks[message.input]
@@ -128,11 +144,13 @@ class _Turn(Context):
                 if not self._hands_copies:
                     raise _SpoiltError
                 self._bad.append(number)
-            if self._timers:
+            if self._heap:
                 self._call_timers(message.timestamp)
-        self._rank = OF_TIMER
-        self._call_timers(upto - 1)
-        return Outcome(KeyState(self._state, tuple(self._timers), self._newest), self._rows, self._bad)
+        if self._heap:
+            self._rank = OF_TIMER
+            self._call_timers(upto - 1)
+        timers = tuple(Timer(*timer) for timer in sorted(self._set)) if self._set else ()
+        return Outcome(KeyState(self._state, timers, self._newest), self._rows, self._bad)
 
     # What user code calls
 
@@ -143,24 +161,23 @@ class _Turn(Context):
         if wrong := columns.keys() - emits.names:
             raise InvalidInputError(f"emits has no column {min(wrong)!r}, but {', '.join(emits.names)}; add it there.")
         try:
-            row = self._program.as_row({**dict.fromkeys(emits.names), **columns})
+            row = self._program.as_row(columns)
         except MonoidError as error:
             self._misfit = error
             return
         self._rows.append(Emitted(self.timestamp, self._rank, row))
 
     def set_timer(self, timestamp: int, name: str = "") -> None:
-        timer = _timer(timestamp, name)
-        if timer.timestamp <= self.timestamp:
-            if self._timer is not None:
-                raise InvalidInputError(
-                    f"{self._timer!r} sets a timer for {timestamp}, which is no later time; add to timer.timestamp."
-                )
-            timer = Timer(self.timestamp, name)
-        self._wishes.append((True, timer))
+        _check_timer(timestamp, name)
+        if self._timer is not None and timestamp <= self.timestamp:
+            raise InvalidInputError(
+                f"{self._timer!r} sets a timer for {timestamp}, which is no later time; add to timer.timestamp."
+            )
+        self._wishes.append((True, (max(timestamp, self.timestamp), name)))
 
     def delete_timer(self, timestamp: int, name: str = "") -> None:
-        self._wishes.append((False, _timer(timestamp, name)))
+        _check_timer(timestamp, name)
+        self._wishes.append((False, (max(timestamp, self.timestamp), name)))
 
     # What is called of user code
 
@@ -168,11 +185,11 @@ class _Turn(Context):
         """Let the task process a message. Return False if it is a bad row: then all is as before it."""
         moment, ttl = message.timestamp, self._program.ttl
         self.timestamp, self._timer = moment, None
-        before = self._state, self._timers, len(self._rows)
+        before = self._state, self._set, self._heap, len(self._rows)
         if ttl is not None and moment - self._newest > ttl:
-            self._state, self._timers = None, []
+            self._state, self._set, self._heap = None, set(), []
         if not self._call(self._task.process, message):
-            self._state, self._timers, rows = before
+            self._state, self._set, self._heap, rows = before
             del self._rows[rows:]
             return False
         self._newest = moment
@@ -182,15 +199,17 @@ class _Turn(Context):
         """Call the timers up to a time, in their order."""
         ttl = self._program.ttl
         last = last if ttl is None else min(last, self._newest + ttl)
-        while self._timers and self._timers[0].timestamp <= last:
-            timer = self._timers.pop(0)
-            self.timestamp, self._timer = timer.timestamp, timer
-            self._calls += 1
-            if self._calls > MOST_TIMERS:
-                raise TaskFailedError(
-                    f"task={self._task.task_name} key={self.key!r}: more than {MOST_TIMERS} timers were due in one step, the "
-                    f"last {timer!r}; let on_timer set timers that are further apart, or none for ever."
-                )
+        self._chained = 0
+        while self._heap and self._heap[0][0] <= last:
+            due = heappop(self._heap)
+            if due not in self._set:
+                continue
+            self._set.remove(due)
+            self.timestamp, self._timer = due[0], Timer(*due)
+            if self.timestamp >= self._end:
+                interval = self._program.interval
+                self._chained, self._end = 0, (self.timestamp // interval + 1) * interval
+            timer = self._timer
             if not self._call(self._task.on_timer, timer):
                 raise TaskFailedError(
                     f"on_timer of task={self._task.task_name} returned or emitted what does not fit, at key={self.key!r} "
@@ -215,12 +234,31 @@ class _Turn(Context):
             return False
         self._state = state
         if state is None:
-            self._timers.clear()
+            self._set, self._heap = set(), []
             return True
         for is_set, timer in self._wishes:
-            if is_set != (timer in self._timers):
-                (insort(self._timers, timer) if is_set else self._timers.remove(timer))
+            if not is_set:
+                self._set.discard(timer)
+            elif timer not in self._set:
+                self._set.add(timer)
+                heappush(self._heap, timer)
+                if self._timer is not None and timer[0] < self._end:
+                    self._count_chained()
         return True
+
+    def _count_chained(self) -> None:
+        """Count a timer that a timer has set for the interval in hand.
+
+        Raises:
+            TaskFailedError: There are so many that they would never end.
+        """
+        self._chained += 1
+        if self._chained > MOST_TIMERS:
+            raise TaskFailedError(
+                f"task={self._task.task_name} key={self.key!r}: timers set more than {MOST_TIMERS} timers for one checkpoint "
+                f"interval, without a message, the last of them {self._timer!r}; let on_timer set timers that are further "
+                "apart, or none for ever."
+            )
 
     def _failed(self, given: Message | Timer, error: Exception) -> TaskFailedError:
         """Return the error that says what user code raised, and where."""
@@ -232,9 +270,15 @@ class _Turn(Context):
         )
 
 
-def _timer(timestamp: int, name: str) -> Timer:
+def _check_timer(timestamp: int, name: str) -> None:
     if isinstance(timestamp, bool) or not isinstance(timestamp, int) or not isinstance(name, str):
         raise InvalidInputError(
             f"a timer has timestamp={timestamp!r} and name={name!r}; give whole microseconds and a text."
         )
-    return Timer(timestamp, name)
+    if not BEGINNING <= timestamp <= END:
+        raise InvalidInputError(f"a timer has timestamp={timestamp}, which is beyond 64 bits; give microseconds UTC.")
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InvalidInputError(f"a timer has name={name!r}, which is not Unicode text; give a text.") from None

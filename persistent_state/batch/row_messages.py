@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,19 +16,49 @@ def row_messages(columns: Mapping[str, pa.Array], timestamps: Iterable[int], inp
     return (_RowMessage(timestamp, lists, i, input) for i, timestamp in enumerate(timestamps))
 
 
-class _Lists(dict[str, list[Any]]):
+def as_they_came(messages: Sequence[Message]) -> list[Message]:
+    """Return these messages with values that no user code has changed in their place."""
+    fresh: dict[int, _OneByOne] = {}
+    return [message.fresh(fresh) if isinstance(message, _RowMessage) else message for message in messages]
+
+
+class _Lists(dict[str, "list[Any] | _Values"]):
     """The values of columns, once they were asked for."""
 
     def __init__(self, columns: Mapping[str, pa.Array]) -> None:
         self.columns = columns
 
-    def __missing__(self, name: str) -> list[Any]:
+    def __missing__(self, name: str) -> list[Any] | _Values:
         column = self.columns[name]
         # NumPy is ten times as fast, and gives the same numbers.
         is_plain = (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) and not column.null_count
-        values: list[Any] = column.to_numpy().tolist() if is_plain else column.to_pylist()
+        values: list[Any] | _Values
+        try:
+            values = column.to_numpy().tolist() if is_plain else column.to_pylist()
+        except Exception:
+            # Python has no object for one of them, such as a time beyond the year 9999. Only its own message is to fail.
+            values = _Values(column)
         self[name] = values
         return values
+
+
+class _OneByOne(_Lists):
+    """The values of columns, of which few are asked for."""
+
+    def __missing__(self, name: str) -> _Values:
+        self[name] = values = _Values(self.columns[name])
+        return values
+
+
+class _Values(dict[int, Any]):
+    """The values of a column by row, once they were asked for."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self._column = column
+
+    def __missing__(self, row: int) -> Any:
+        self[row] = value = self._column[row].as_py()
+        return value
 
 
 class _RowMessage(Message):
@@ -49,4 +79,17 @@ class _RowMessage(Message):
         return len(self._lists.columns)
 
     def __repr__(self) -> str:
-        return f"Message({self.timestamp}, { {name: self[name] for name in self}!r})"
+        row = ", ".join(f"{name!r}: {self._shown(name)}" for name in self)
+        return f"Message({self.timestamp}, {{{row}}})"
+
+    def _shown(self, column: str) -> str:
+        try:
+            return repr(self[column])
+        except Exception:
+            return f"<{self._lists.columns[column].type}>"
+
+    def fresh(self, known: dict[int, _OneByOne]) -> _RowMessage:
+        """Return the message with fresh values. `known` has what was read again for other messages of the same rows."""
+        columns = self._lists.columns
+        lists = known.setdefault(id(columns), _OneByOne(columns))
+        return _RowMessage(self.timestamp, lists, self._i, self.input)

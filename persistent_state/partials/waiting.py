@@ -47,6 +47,8 @@ def _fitted(column: pa.Array, type: pa.DataType) -> tuple[pa.Array, NDArray[np.b
     """Return a column as one of this type, and which of its rows have a value that does not fit. Null structs stay null."""
     if column.type == type:
         return column, np.zeros(len(column), np.bool_)
+    if plain(column.type) == type:
+        return column.cast(type), np.zeros(len(column), np.bool_)
     if not (pa.types.is_struct(type) and pa.types.is_struct(column.type)):
         return codec_of(type).cast(column)
     parts = [_fitted(column.field(place), field.type) for place, field in enumerate(type)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from persistent_state.batch.in_order import EmittedRows
 from persistent_state.batch.plan import Plan, folded
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.inputs import INPUT
@@ -64,9 +65,12 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
         before = {*outputs.retired, *((*outputs.delivered, *outputs.left) if plan.name in rebuild else ())}
         for output in plan.outputs:
             if output in before:
+                # A ValuesAtClock would be given the states.
+                is_of_rows = isinstance(plan.task, EmittedRows)
+                way = "define it under one" if is_of_rows else "ValuesAtClock(function, name=...)"
                 raise InvalidInputError(
                     f"task={plan.named} is rebuilt, and sink={output!r} has what it was before; give it another place, or "
-                    "a function another name: ValuesAtClock(function, name=...)."
+                    f"a function another name: {way}."
                 )
 
 

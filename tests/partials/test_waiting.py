@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import expiry, fold, keys
+from persistent_state.partials.evolve import plain
 from persistent_state.partials.layout import Layout, below
 from persistent_state.partials.since import Since
 from persistent_state.partials.waiting import Rows, Waiting
@@ -52,3 +55,26 @@ def test_each_row_is_given_once_and_in_order(rows: list[Any], splits: list[int],
         if at >= floor:
             expected.setdefault(key, []).append(f"m{number}")
     assert given == expected
+
+
+FORMS: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.large_list(pa.int32()), [[1, 2], None, [], [None]]),
+    (pa.list_(pa.field("item", pa.int32(), nullable=False)), [[1, 2], None, []]),
+    (pa.list_(pa.int32(), 2), [[1, 2], None]),
+    (pa.large_list(pa.struct([pa.field("a", pa.large_string(), nullable=False)])), [[{"a": "x"}], None, []]),
+    (pa.map_(pa.large_string(), pa.large_list(pa.int8())), [[("a", [1])], None, []]),
+    (pa.list_(pa.dictionary(pa.int32(), pa.string())), [["a", "b"], None]),
+    (pa.binary(2), [b"ab", None]),
+    (pa.string_view(), ["a", None]),
+    (pa.decimal256(50, 2), [Decimal("1.50"), None]),
+]
+
+
+@pytest.mark.parametrize(("type", "values"), FORMS, ids=lambda given: str(given))
+def test_rows_wait_whatever_form_their_values_have(type: pa.DataType, values: list[Any]) -> None:
+    outer = pa.struct([("row", type), pa.field("n", pa.int16(), nullable=False)])
+    rows = [{"row": value, "n": 1} for value in values]
+    found, misfits = Rows(outer).cast(pa.array(rows, outer))
+    assert found.type == plain(outer)
+    assert found.to_pylist() == pa.array(rows, outer).to_pylist()
+    assert not misfits.any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,11 +25,11 @@ from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.tasks import TIMESTAMP, Changes, InOrder
 from persistent_state.store.entry import Entry
-from persistent_state.store.late_rows import UNFIT
+from persistent_state.store.late_rows import UNFIT, UNFIT_KEY
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
 from persistent_state.store.verify import verify
-from persistent_state.task import Message
+from persistent_state.task import Message, messages_of, rows_of
 from tests import core
 from tests.batch.test_process import Told, oracle, streams
 
@@ -281,3 +282,123 @@ def test_messages_that_are_read_again_wait_for_a_task_that_is_rebuilt() -> None:
     world.step()
     assert world.state(world.newest, world.newest.clock) == world.expected(world.newest.clock)
     assert world.state(world.newest, world.newest.clock)[1][0]["n"] == 6
+
+
+class PerDay(OrderedTask):
+    key = ("day", "at")
+    state = pa.int64()
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        return (state or 0) + message["n"]
+
+
+def test_a_key_that_python_does_not_have_is_a_bad_row() -> None:
+    at = pa.timestamp("us", "UTC")
+    schema = pa.schema([("ts", pa.int64()), ("day", pa.date32()), ("at", at), ("n", pa.int64())])
+    app = Application("app", "memory://none", checkpoint_interval=core.us(10))
+    app.add(PerDay(), FileSource("events", timestamp="ts"))
+    files = core.memory()
+    plans, log = app.plans(files, 2, lambda _, source: (source, schema, None)), Log(files, "app")
+    flow = FlowPlan((plans["PerDay"], plans["PerDay.rows"]))
+    core.start(log, [plans["PerDay.messages"], flow])
+    days, times = [0, 10**7, 0, None, 0], [0, 0, 10**18, None, 0]
+    columns = [pa.array(days, pa.int32()).cast(pa.date32()), pa.array(times, pa.int64()).cast(at)]
+    numbers = [pa.array([1, 2, 3, 4, 25]), *columns, pa.array([1, 1, 1, 1, 1])]
+    newest = core.play(log, plans["PerDay.messages"], pa.RecordBatch.from_arrays(numbers, schema=schema))
+    while due := graph.due(newest):
+        newest = core.step(log, {flow.id: flow}, due[0])
+    assert newest.late_counts_of("PerDay.messages") == {UNFIT_KEY: 2}
+    states = core.state_at(newest, plans["PerDay"], 20)
+    assert sorted(kept["state"] for kept in states.values()) == [1, 1]
+
+
+class Filter(OrderedTask):
+    """It keeps no state, and gives out some of its messages."""
+
+    key = "k"
+    emits = pa.schema([("n", pa.int64())])
+    state = pa.bool_()
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        if message["n"] > 1:
+            context.emit(n=message["n"])
+
+
+class Rolled(Filter):
+    """What it makes of a message is left to chance."""
+
+    state = pa.float64()
+    emits = pa.schema([("n", pa.float64())])
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        rolled = random.random()
+        context.emit(n=rolled)
+        return rolled
+
+
+class Ran:
+    """An application of one ordered task without Spark."""
+
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
+
+    def __init__(self, task: OrderedTask) -> None:
+        app = Application("app", "memory://none", checkpoint_interval=core.us(10))
+        app.add(task, FileSource("events", timestamp="ts"))
+        self.files, self.name = core.memory(), task.task_name
+        self.plans = app.plans(self.files, 2, lambda _, source: (source, self.schema, None))
+        self.log = Log(self.files, "app")
+        self.flow = FlowPlan((self.plans[self.name], self.plans[rows_of(self.name)]))
+        self.start()
+
+    def start(self) -> None:
+        core.start(self.log, [self.plans[messages_of(self.name)], self.flow])
+
+    def play(self, *rows: tuple[int, int, int]) -> None:
+        some = [dict(zip(self.schema.names, row, strict=True)) for row in rows]
+        core.play(self.log, self.plans[messages_of(self.name)], pa.RecordBatch.from_pylist(some, self.schema))
+
+    @property
+    def newest(self) -> Entry:
+        entry = self.log.newest()
+        assert entry is not None
+        return entry
+
+    def step(self) -> None:
+        while due := graph.due(self.newest):
+            core.step(self.log, {self.flow.id: self.flow}, due[0])
+
+    def emitted(self, low: int, high: int) -> list[tuple[int, Any]]:
+        """The rows that an output is given at the clock `high`, which had those below `low`."""
+        name = rows_of(self.name)
+        runs, layout = self.newest.tasks[name].stored.runs, self.plans[name].layout
+        found = seen_below(self.files, runs, layout, high, Since(low))
+        return [(row["timestamp"], row["value"]["n"]) for row in found.to_pylist()]
+
+
+def test_a_key_that_never_has_a_state_is_written_nowhere() -> None:
+    world = Ran(Filter())
+    world.play((1, 1, 1), (2, 2, 2), (3, 1, 5), (25, 1, 0))
+    world.step()
+    assert sorted(world.emitted(BEGINNING, 20)) == [(2, 2), (3, 5)]
+    assert world.newest.tasks["Filter"].stored.runs == ()
+
+
+def test_what_is_left_to_chance_is_given_out_once_all_the_same() -> None:
+    world = Ran(Rolled())
+    world.play((1, 1, 0), (2, 2, 0), (5, 1, 0), (25, 1, 0))
+    # Attempts whose answers never come to a commit.
+    (step,) = graph.due(world.newest)
+    for _ in range(2):
+        core.answers_of_step(world.log, {world.flow.id: world.flow}, step)
+    world.step()
+    given = world.emitted(BEGINNING, 20)
+    states = core.state_at(world.newest, world.plans["Rolled"], 20)
+    assert [moment for moment, _ in sorted(given)] == [1, 2, 5]
+    # What is given out is what is kept.
+    assert {kept["state"] for kept in states.values()} == {n for moment, n in given if moment > 1}
+    # A start takes back what is above the global clock only: nothing below it comes again, or is otherwise.
+    world.start()
+    world.play((25, 1, 0), (35, 2, 0), (45, 1, 0))
+    world.step()
+    assert core.state_at(world.newest, world.plans["Rolled"], 20) == states
+    assert [moment for moment, _ in sorted(world.emitted(BEGINNING, 40))] == [25, 35]

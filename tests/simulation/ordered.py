@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import pyarrow as pa
@@ -41,9 +41,6 @@ from tests.core import micros, us
 from tests.simulation.graphs import Derived, Graphs, Row, clock_of, columns_of, number_of, place_of
 from tests.simulation.inputs import FED, Coming
 from tests.simulation.messages import UNFIT_VALUE, Job, Sent, input_of
-
-if TYPE_CHECKING:
-    pass
 
 MESSAGES, STATES, ROWS = "messages", "states", "rows"
 """The tasks of the graph that an ordered task is."""
@@ -176,7 +173,7 @@ def acts_of(number: int, now: int) -> list[tuple[Any, ...]]:
         14: [("set", now + 3, "odd"), ("emit", 1), ("unfit row",), ("emit", 2)],
         15: [("set", soon, "gone"), ("delete", soon, "gone"), ("set", now + 60, "late")],
         16: [("delete", now // GRID * GRID + 300, "far"), ("set", now // GRID * GRID + 300, "far")],
-        17: [("emit", None)],
+        17: [("set", now - 50, "before"), ("delete", now - 50, "before"), ("emit", None)],
         18: [("set", now + 40, "again"), ("set", now + 40, "")],
         19: [("emit", 1), ("forget",)],
     }.get(number, [])
@@ -361,7 +358,7 @@ def outcome(ordered: Ordered, key: tuple[Any, ...], messages: Iterable[Given], u
             elif what == "set":
                 timers.add((max(told[0], now), told[1]))
             elif what == "delete":
-                timers.discard((told[0], told[1]))
+                timers.discard((max(told[0], now), told[1]))
             elif what == "forget":
                 found.calls["forgotten"] += 1
                 state, timers = None, set()

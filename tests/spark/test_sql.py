@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -502,3 +502,13 @@ def test_a_sink_has_one_name_wherever_it_is(monkeypatch: pytest.MonkeyPatch, tmp
     assert sink.name == f"sql {tmp_path}/values.db balances"
     assert pickle.loads(pickle.dumps(sink)) == sink
     assert SqlSink("postgresql://me:t-here@db:5432/bank?sslmode=require", "t").name == "sql postgresql://db:5432/bank t"
+
+
+def test_a_table_of_newest_values_refuses_emitted_rows(tmp_path: Path) -> None:
+    path, origin = str(tmp_path / "values.db"), replace(ORIGIN, task="Fraud", is_unique=False)
+    assert problem(lambda: SqlSink(path, "alerts").open(origin)) == (
+        f"task=Fraud: sql {path} alerts keeps the newest row of each key, and emitted rows of one key stay apart; say "
+        "history=True."
+    )
+    assert not Path(path).exists()
+    assert SqlSink(path, "alerts", history=True).open(origin) is None
