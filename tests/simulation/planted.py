@@ -945,8 +945,8 @@ BUGS = (
         "Collection takes runs that a commit will name.",
         Collector.collect,
         (
-            "< (newest.epoch, newest.flow_of(name).progress.batch)",
-            "<= (newest.epoch, newest.flow_of(name).progress.batch + 1)",
+            "< (newest.epoch, under_way.get(name, 0))",
+            "<= (newest.epoch, under_way.get(name, 0) + 1)",
         ),
     ),
     # Kept clocks
