@@ -209,6 +209,16 @@ class Judge:
         return input_of(name) not in self.inputs
 
 
+@dataclass(frozen=True)
+class Past:
+    """All that the oracle knew of tasks when a clock was the newest: least allowed delays, and lives of tasks, by task."""
+
+    judges: Mapping[str, Judge]
+    delays: Mapping[str, int]
+    made: Mapping[str, Any]
+    lives: Mapping[str, Any]
+
+
 class Oracle:
     """The judge of a world: `hear` is called with every new entry, `claim` with what a driver was told it committed."""
 
@@ -233,8 +243,8 @@ class Oracle:
         self.readings: dict[tuple[str, str], dict[Place, Any]] = {}
         self.layouts: dict[str, Layout] = {}
         self.coarsest = 0
-        self.past: dict[int, tuple[dict[str, Judge], dict[str, int]]] = {}
-        """By the entry of a kept clock: what was known of all tasks, and their least allowed delays."""
+        self.past: dict[int, Past] = {}
+        """By the entry of a kept clock: what was known then."""
         self.has_lost_numbers = False
         self.happened: Counter[str] = Counter()
         self.graphs = Graphs(self.judges, self.files, must)
@@ -313,7 +323,12 @@ class Oracle:
         assert self.terms is not None
         self.kept.hear(before, entry, self.terms.keeping)
         if entry.number in self.kept.then:
-            self.past[entry.number] = {name: judge.copied() for name, judge in self.judges.items()}, {**self.delays}
+            self.past[entry.number] = Past(
+                {name: judge.copied() for name, judge in self.judges.items()},
+                {**self.delays},
+                {**self.graphs.made},
+                {**self.graphs.lives},
+            )
 
     def write(self, sink: WorldSink, due: Due, floor: int, values: Values) -> None:
         """Values at a clock are written to a sink."""
@@ -551,11 +566,15 @@ class Oracle:
         then = self.kept.then[before.kept[clock].entry].entry
         must(entry.retained == then.retained, "a rewind has the clocks of then", retained=entry.retained)
         must(entry.tasks.keys() == then.tasks.keys(), "a rewind has the tasks of then", tasks=[*entry.tasks])
-        judges, delays = self.past[then.number]
-        self.delays.update(delays)
+        past = self.past[then.number]
+        self.delays.update(past.delays)
+        for now, some in ((self.graphs.made, past.made), (self.graphs.lives, past.lives)):
+            now.clear()
+            now.update(some)
+        self.graphs.values.clear()
         for name, judge in self.judges.items():
             was = name in then.tasks
-            self.judges[name] = judges[name].copied() if was else Judge(judge.job, judge.partitions)
+            self.judges[name] = past.judges[name].copied() if was else Judge(judge.job, judge.partitions)
             if was and then.tasks[name].active:
                 own = min(clock, clock_of(then, name))
                 must(
@@ -570,6 +589,9 @@ class Oracle:
 
     def _change_source(self) -> None:
         """Let the source deliver other values of messages that no task has taken: somebody has mended them."""
+        if any(isinstance(judge.partitions, Several) for judge in self.judges.values()):
+            # A task of several inputs shares some of them with others.
+            return
         for partitions in {id(judge.partitions): judge.partitions for judge in self.judges.values()}.values():
             taken = {p for judge in self.judges.values() if judge.partitions is partitions for p in judge.verdicts}
             for name, sent in partitions.messages.items():

@@ -99,9 +99,12 @@ KEPT = "kept"
 """The theme of worlds in which old clocks are read, and kept by name, more than in others."""
 
 REWOUND = "rewound"
-"""The theme of worlds in which applications go back to kept clocks, as in no others."""
+"""The theme of worlds in which applications go back to kept clocks, as in no others but those of the next one."""
 
 GRAPHS = (GRAPH, EVERY, IN_ORDER)
+
+REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (*GRAPHS, INPUTS)}
+"""The themes of worlds in which applications of such tasks go back to kept clocks."""
 
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
 """What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter,
@@ -115,7 +118,8 @@ class World:
         self.seed = seed
         self.rng = rng = Random(seed)
         drawn = rng.choice(["", "", *THEMES])
-        self.theme = drawn if theme is None else theme
+        self.theme = drawn if theme is None else REWOUND_GRAPHS.get(theme, theme)
+        goes_back = theme == REWOUND or theme in REWOUND_GRAPHS
         self.trace: list[str] = []
         self.step = 0
         self.now = START
@@ -204,9 +208,9 @@ class World:
             self.interval = rng.choice([10, 20]) if self.theme in (EVERY, IN_ORDER) else self.interval
             self.starts = min(self.starts, 4) if self.theme == IN_ORDER else self.starts
         rules = [(3 * self.interval, 12 * self.interval), (7, 400), (100, 100)]
-        rules = self.people.sample(rules, self.people.choice([1, 2] if self.theme in (KEPT, REWOUND) else [0, 0, 1]))
+        rules = self.people.sample(rules, self.people.choice([1, 2] if goes_back or self.theme == KEPT else [0, 0, 1]))
         self.keeping = replace(self.keeping, retain=tuple(rules))
-        self.rewinds = self.people.randint(1, 3) if self.theme == REWOUND else 0
+        self.rewinds = self.people.randint(1, 3) if goes_back else 0
         self.look_rate = self.people.choice([0.5, 1.0] if self.theme == KEPT else [0.0, 0.0, 0.3])
         count = 1 if self.theme == FLOWS else 3 if self.theme == INPUTS else rng.choice([1, 1, 2])
         self.sources = {f"s{i}": self._partitions() for i in range(count)}
@@ -218,7 +222,7 @@ class World:
             # Who is told that there is no more waits for nobody.
             partitions.forgets = self.own.choice([0.0, 0.1]) if self.alignment is None else 0.0
             # Who goes back needs all that was read since.
-            partitions.forgets = 0.0 if self.theme == REWOUND else partitions.forgets
+            partitions.forgets = 0.0 if goes_back else partitions.forgets
         counts = {"restless": [2, 3], REBUILT: [2, 3], FLOWS: [2, 3], INPUTS: [1, 2], IN_ORDER: [1, 2, 2]}
         self.jobs = [self._job(i) for i in range(rng.choice(counts.get(self.theme, [1, 1, 1, 2, 2, 3])))]
         self.inputs = inputs.Coming(self.own, self.sources)
@@ -237,7 +241,7 @@ class World:
                 self.oracle.orders.expect(part.ordered) if isinstance(part, Part) else None
         for derived in self.derived:
             early = isinstance(derived.windowing, SlidingWindow) and self.own.random() < 0.4
-            count = self.own.choice([0, 1])
+            count = 0 if goes_back else self.own.choice([0, 1])
             if isinstance(derived, Part) and (derived.what == ordered.MESSAGES or derived.ordered.silent):
                 count = count if derived.what == ordered.STATES else 0
             sinks = [WorldSink(derived.name, f"o{i}", self.own.random() < 0.6, early) for i in range(count)]
@@ -254,7 +258,7 @@ class World:
                     rng.random() < 0.6,
                     isinstance(job.windowing, SlidingWindow) and rng.random() < 0.4,
                 )
-                for i in range(0 if job.fed or job.ordered or self.theme == REWOUND else rng.choice([0, 1, 1, 2]))
+                for i in range(0 if job.fed or job.ordered or goes_back else rng.choice([0, 1, 1, 2]))
             ]
             self.oracle.sinks.of[job.name] = {sink.output: sink for sink in sinks}
 
