@@ -157,7 +157,8 @@ class Judge:
     def copied(self) -> Judge:
         """The same, which does not change with this one."""
         held = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(self, **{name: copy(some) for name, some in held.items() if isinstance(some, (dict, set, list))})
+        held = {name: copy(some) for name, some in held.items() if isinstance(some, (dict, set, list))}
+        return replace(self, **held | {"journals": {input: [*lines] for input, lines in self.journals.items()}})
 
     def lists(self, input: str) -> bool:
         """Whether an input says which channels it has."""
