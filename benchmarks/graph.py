@@ -120,8 +120,8 @@ class Stage:
         setup = Setup(
             spark, "graph", files, parts, SECOND, SHARDS, Keeping(), None, 0, False, False, None, None, "benchmark"
         )
-        self._stepper = Stepper(setup, self._log)
-        self._stepper.start(entry.epoch)
+        self._stepper = Stepper(setup)
+        self._stepper.start(entry.epoch, ())
         self._position = self._seconds = 0
 
     def step(self) -> tuple[float, float]:

@@ -97,10 +97,10 @@ def ours(setting: Setting, task: Callable[[Setting], Any], inputs: Callable[[Set
     app.add(task(setting), inputs(setting))
 
     def start() -> tuple[StreamingQuery, Callable[[], object]]:
-        run = app.start(setting.spark)
+        # As `run(drain=True)`, which does not tell its query: the pass ends when all has been processed.
+        run = app._start(setting.spark, (), (), None, trigger=None, to_the_end=True, drains=True)
         (query,) = run._supervisor.queries.by_flow.values()
-        # The pass ends when all has been processed.
-        return query, run.drain
+        return query, run.await_termination
 
     return drained(start)
 

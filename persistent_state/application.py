@@ -26,7 +26,7 @@ from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.inputs import AnySource, Input, Inputs
 from persistent_state.joins import Join, by_side
 from persistent_state.kafka.connector import KafkaConnectorSource
-from persistent_state.ordered import InOrderTask, OrderedTask
+from persistent_state.ordered import InOrderTask, OrderedTask, named
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import TimeReplayableSource
@@ -60,8 +60,8 @@ class _Added:
 
     @property
     def named(self) -> str:
-        """The name by which a user knows the task; of one in which messages wait that of the ordered task."""
-        return (self.task.ordered if isinstance(self.task, in_order.Messages) else self.task).task_name
+        """The name by which a user knows the task; of a part of an ordered task that of the ordered one."""
+        return named(self.task)
 
     @property
     def upstream(self) -> dict[str, TaskSource]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration
-from persistent_state.task import BaseTask, Message
+from persistent_state.task import BaseTask, Message, PersistentTask
 from persistent_state.windows import MOMENT, length
 
 TAKEN = (MOMENT, "clock")
@@ -90,6 +90,21 @@ class InOrderTask(BaseTask):
 
     state: pa.DataType | None = None
     emits: pa.Schema | None = None
+
+
+class OrderedPart(PersistentTask):
+    """The base of the tasks of the graph that an ordered task is.
+
+    Attributes:
+        ordered: The ordered task.
+    """
+
+    ordered: InOrderTask
+
+
+def named(task: BaseTask) -> str:
+    """Return the name by which a user knows a task; of a part of an ordered task that of the ordered one."""
+    return (task.ordered if isinstance(task, OrderedPart) else task).task_name
 
 
 class OrderedTask(InOrderTask):

@@ -131,7 +131,8 @@ class PersistentTask(BaseTask):
         horizon: How far apart in event time two messages with one id may be: a text such as "1 day", or a `timedelta`.
         reads_state: True if `process_message` calls `state.get()`.
         version: The version of the code of a task on `Changes`. Change it with what the task makes of a row: then the task is
-            rebuilt from the state of its upstream tasks, as new code can't take back what older code added.
+            rebuilt from the state of its upstream tasks, as new code can't take back what older code added. A task that can't
+            be built from state, such as one on `ClosedWindows`, must be named in `reset` then, and loses what it has.
 
     Raises:
         InvalidInputError: A subclass has an attribute whose name is nearly that of one of these; it would have no effect.

@@ -248,7 +248,7 @@ def answers_of_step(log: Log, plans: Mapping[str, Plan] | Mapping[str, FlowPlan]
     entry = log.newest()
     assert entry is not None
     flow = alone(plans[step.flow])
-    basis = commits.plan_batch(entry, flow, Reach(entry.flows[step.flow].source.next_positions), 0, step)
+    basis = commits.plan_step(entry, flow, step, 0)
     spans = graph.spans(entry, flow, step)
     reads = [changes.read(flow.first, name, span) for name, span in spans] or [()]
     sent = [combine(flow, basis.of_part(part, None), part, len(reads), read) for part, read in enumerate(reads)]

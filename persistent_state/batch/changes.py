@@ -26,7 +26,7 @@ from persistent_state.event_time.inputs import named
 from persistent_state.joins import Join
 from persistent_state.partials import fold
 from persistent_state.partials.changed import Changed, are_equal, changed
-from persistent_state.partials.layout import as_numpy, below, between, from_clock, one_chunk
+from persistent_state.partials.layout import Layout, as_numpy, below, between, one_chunk, where
 from persistent_state.partials.since import Since
 from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
@@ -44,22 +44,23 @@ BEFORE, AFTER = "before", "after"
 """The columns of a change that is one message: structs of what outputs show of the value; null where the key is not there."""
 
 
-def span_of(flow: FlowPlan, source: TaskSource, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
+def span_of(flow: FlowPlan, input: str, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
     """Return what a step of tasks that are fed asks of a shard of another task.
 
     Args:
         flow: The plans of the tasks that are fed.
-        source: The task that feeds it.
+        input: The name of their input that the other task is.
         shard: The number of the shard.
         runs: Its runs.
         step: The step.
         entry: The newest entry.
     """
+    source, plan = flow.first.upstream[input], flow.first.feeders[input]
     since, every = step.since, None
     # Below the global clock the multiples of `every` are not apart any more.
     if isinstance(source, Changes) and since >= entry.clock:
         # Others may be fed by any of these tasks, every so often: what it is at each of these times is asked of it, too.
-        apart = [plan.settings.every or 0 for plan in flow.tasks]
+        apart = [each.settings.every or 0 for each in flow.tasks]
         every = source.microseconds or (math.gcd(*apart) or None)
     if isinstance(source, (ClosedWindows, Emitted)) and since == BEGINNING:
         # Of the windows that closed before the task began, some may be gone; so may rows that were emitted.
@@ -67,7 +68,14 @@ def span_of(flow: FlowPlan, source: TaskSource, shard: int, runs: ShardRuns, ste
     states: tuple[Run, ...] = ()
     if isinstance(source, InOrder):
         states = entry.tasks[flow.id].stored.in_shards(entry.shards)[shard].runs
-    return Span(source, shard, runs.runs, since, step.clock, entry.epoch, every, flow.first.takes_back, states)
+    ended = _ended(plan, entry, since)
+    return Span(source, shard, runs.runs, since, step.clock, entry.epoch, every, flow.first.takes_back, states, ended)
+
+
+def _ended(plan: Plan, entry: Entry, since: int) -> int:
+    """Return a clock that the runs of a task keep apart, and below which all had ended by another clock."""
+    task, most = entry.tasks[plan.name], plan.layout.kind.all_ended(since)
+    return max((c for c in (*entry.retained, *task.stored.cuts) if task.born <= c <= most), default=BEGINNING)
 
 
 def schema_of(plan: Plan, source: TaskSource, fed: PersistentTask) -> pa.Schema:
@@ -92,7 +100,7 @@ def schema_of(plan: Plan, source: TaskSource, fed: PersistentTask) -> pa.Schema:
     names = [field.name for field in fields]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidInputError(
-            f"task={plan.name} gives two columns {twice!r} to the tasks that it feeds: its key columns, {TIMESTAMP!r} and the "
+            f"task={plan.named} gives two columns {twice!r} to the tasks that it feeds: its key columns, {TIMESTAMP!r} and the "
             "fields of its value need different names; rename the field."
         )
     return pa.schema(fields)
@@ -109,7 +117,7 @@ def check(plan: Plan) -> None:
         if isinstance(source, ClosedWindows):
             if not plan.feeders[name].layout.kind.window_columns:
                 raise InvalidInputError(
-                    f"task={plan.name} is fed by the closed windows of task={source.task}, which keeps no windows; give it "
+                    f"task={plan.named} is fed by the closed windows of task={source.task}, which keeps no windows; give it "
                     f"Changes({source.task!r}), or let the task keep a WindowState."
                 )
         elif isinstance(source, Changes) and source.every is None:
@@ -120,12 +128,12 @@ def _check_connected(plan: Plan, other: Plan) -> None:
     for each in (plan, other):
         if each.delivery != EXACTLY_ONCE:
             raise InvalidInputError(
-                f"task={plan.name} is fed by task={other.name}, and delivery={each.delivery!r} is said for task={each.name}; "
+                f"task={plan.named} is fed by task={other.name}, and delivery={each.delivery!r} is said for task={each.named}; "
                 "tasks that are connected are exactly-once: leave it out."
             )
     if plan.update_way == "column":
         raise InvalidInputError(
-            f"task={plan.name} says its update in process_column, and is fed by task={other.name}; say it in process_batch."
+            f"task={plan.named} says its update in process_column, and is fed by task={other.name}; say it in process_batch."
         )
 
 
@@ -134,20 +142,19 @@ def _check_taken_back(plan: Plan, other: Plan) -> None:
     way = f'or look at fixed times: Changes({other.name!r}, every="1 minute")'
     if other.layout.kind.expires:
         raise InvalidInputError(
-            f"task={plan.name} is fed by the changes of task={other.name}, whose state is bounded in time; feed it by the "
+            f"task={plan.named} is fed by the changes of task={other.name}, whose state is bounded in time; feed it by the "
             f"windows that have closed, ClosedWindows({other.name!r}), keep that state without a bound, {way}."
         )
     if plan.takes_back:
         return
     if isinstance(plan.task, in_order.Messages):
         raise InvalidInputError(
-            f"task={plan.task.ordered.task_name} is fed by the changes of task={other.name}, and an ordered task can't take "
+            f"task={plan.named} is fed by the changes of task={other.name}, and an ordered task can't take "
             f'back what it made of a row; look at fixed times: Changes({other.name!r}, every="1 minute").'
         )
     monoid = plan.state.monoid
-    beginning = (
-        f"task={plan.name} is fed by the changes of task={other.name}: what it made of a row is taken back when the row"
-    )
+    fed = f"task={plan.named} is fed by the changes of task={other.name}"
+    beginning = f"{fed}: what it made of a row is taken back when the row"
     if monoid.is_group and monoid.exact:
         raise InvalidInputError(
             f"{beginning} changes. So it can't have windows, a ttl, a message_id or reads_state; leave these out, {way}."
@@ -191,17 +198,18 @@ def _with_newest_runs(fed: Plan, plan: Plan, span: Span) -> Span:
     def runs_of(task: Plan) -> tuple[Run, ...]:
         return entry.tasks[task.name].stored.in_shards(entry.shards)[span.shard].runs
 
-    return replace(span, runs=runs_of(plan), states=runs_of(fed) if span.states else ())
+    # What was kept apart when the step was planned may be folded in these.
+    return replace(span, runs=runs_of(plan), states=runs_of(fed) if span.states else (), ended=BEGINNING)
 
 
 def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
     """Yield what `read` does, by the plan of the task that gives it."""
     if isinstance(span.source, ClosedWindows):
-        table = seen_below(plan.files, span.runs, plan.layout, span.clock, Since(span.since))
+        table = seen_below(plan.files, span.closed_runs(plan), plan.layout, span.clock, Since(span.since))
         values = _shown(plan, one_chunk(table["value"]))
         yield Chunk(**_rows(plan, table, values, as_numpy(table, WINDOW[1]), name))
     elif isinstance(span.source, Emitted):
-        table = seen_below(plan.files, span.runs, plan.layout, span.clock, Since(span.since))
+        table = seen_below(plan.files, span.changed_runs, plan.layout, span.clock, Since(span.since))
         keys = [one_chunk(table[key]) for key in plan.layout.key_names]
         columns = in_order.emitted_rows(plan, keys, one_chunk(table[TIMESTAMP]), one_chunk(table["value"]))
         rows = pa.RecordBatch.from_arrays(columns, schema=in_order.emitted_schema(plan))
@@ -219,41 +227,50 @@ def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
 
 def _changes(plan: Plan, span: Span) -> Iterator[Changed]:
     """Yield the keys, or windows, of a shard that changed."""
-    layout = plan.layout
-    whole = span.runs if layout.kind.expires else span.changed_runs
-    opened = dict(zip(whole, open_runs(plan, whole), strict=True))
-    fresh = [below(from_clock(table, span.since), span.clock) for table in opened.values()]
-    if not layout.kind.expires and not any(map(len, fresh)):
+    layout, changed_runs = plan.layout, {*span.changed_runs, *span.ending_runs(plan)}
+    first = [run for run in span.runs if run in changed_runs]
+    opened = dict(zip(first, open_runs(plan, first), strict=True))
+    fresh = [_changed_rows(table, layout, span) for table in opened.values()]
+    if not any(map(len, fresh)):
         return
     # Of the other runs only the blocks are read that may have the same keys.
     asked = [as_numpy(table, "hash") for table in fresh]
     others = iter(open_runs(plan, [run for run in span.runs if run not in opened], asked))
     levels = [opened[run] if run in opened else next(others) for run in span.runs]
     for low, high in fold.slices(fresh, asked=fresh, levels=levels):
-        some = [between(table, low, high) for table in levels]
-        if not layout.kind.expires:
-            # Blocks hold many other keys. What is done to all their rows would take longer, the more keys there are.
-            hashes = [as_numpy(between(table, low, high), "hash") for table in fresh]
-            changed_keys = pa.table({"hash": np.sort(np.concatenate(hashes))})
-            some = [fold.touched(table, changed_keys) for table in some]
+        # Blocks hold many other keys. What is done to all their rows would take longer, the more keys there are.
+        hashes = [as_numpy(between(table, low, high), "hash") for table in fresh]
+        changed_keys = pa.table({"hash": np.sort(np.concatenate(hashes))})
+        some = [fold.touched(between(table, low, high), changed_keys) for table in levels]
         some = [below(table, span.clock) for table in some]
         yield from changed(some, layout, span.since, span.clock, span.every)
 
 
+def _changed_rows(table: pa.Table, layout: Layout, span: Span) -> pa.Table:
+    """Return the rows of a table that start between the clocks, and those that may end between them."""
+    table = below(table, span.clock)
+    changes = as_numpy(table, "start") >= span.since
+    changes[layout.kind.ends(table, span.since, span.clock)[0]] = True
+    return where(table, changes)
+
+
 def _messages(plan: Plan, span: Span, some: Changed, name: str) -> Iterator[Chunk]:
-    """Yield the messages that changes are."""
+    """Yield the messages that changes are. Where nothing differs there is none, though messages may have come."""
     before, after = (_shown(plan, _left(plan, values)) for values in (some.before, some.after))
-    if span.takes_back:
-        for kind, values in ((TakenBack, before), (Chunk, after)):
-            there = values.is_valid()
-            rows, at = some.rows.filter(there), some.clocks[np.asarray(there)]
-            yield kind(**_rows(plan, rows, values.filter(there), at, name))
+    # What was added is taken away again as user code made it, which can tell the two zeros apart.
+    differs = ~are_equal(before, after, signed_zeros=span.takes_back)
+    if not differs.any():
         return
-    differs = ~are_equal(before, after)
-    if differs.any():
-        picked, mask = some.take(differs), pa.array(differs)
-        both = pa.StructArray.from_arrays([before.filter(mask), after.filter(mask)], names=[BEFORE, AFTER])
+    picked, mask = some.take(differs), pa.array(differs)
+    before, after = before.filter(mask), after.filter(mask)
+    if not span.takes_back:
+        both = pa.StructArray.from_arrays([before, after], names=[BEFORE, AFTER])
         yield Chunk(**_rows(plan, picked.rows, both, picked.clocks, name))
+        return
+    for kind, values in ((TakenBack, before), (Chunk, after)):
+        there = values.is_valid()
+        rows, at = picked.rows.filter(there), picked.clocks[np.asarray(there)]
+        yield kind(**_rows(plan, rows, values.filter(there), at, name))
 
 
 def _left(plan: Plan, values: pa.Array) -> pa.Array:

@@ -275,7 +275,7 @@ def _partial_sums(
         return table.take(pa.array(np.argsort(layout.as_numpy(table, "hash"), kind="stable"))), low, coarse
     if not _may_fold(plan):
         order, _ = sort.sort(table, plan.layout)
-        return (table if order is None else table.take(pa.array(order))), low, coarse
+        return (table if order is None else sort.rows_of(table, order)), low, coarse
     return fold.fold([table], plan.layout), low, coarse
 
 

@@ -29,7 +29,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.joins import AsOfJoin, IntervalJoin, Join, kept_columns, on_inputs, waiting_rows
-from persistent_state.ordered import InOrderTask, OrderedTask, Timer
+from persistent_state.ordered import InOrderTask, OrderedPart, OrderedTask, Timer
 from persistent_state.partials import fold
 from persistent_state.partials.keys import normal_type
 from persistent_state.partials.layout import DUE, Levels, as_numpy, below, between, one_chunk
@@ -40,7 +40,7 @@ from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
 from persistent_state.store.late_rows import SIDE_COLUMNS, UNFIT
-from persistent_state.task import LOCAL_TIMESTAMP, Message, PersistentTask, messages_of, rows_of
+from persistent_state.task import LOCAL_TIMESTAMP, Message, messages_of, rows_of
 from persistent_state.windows import TIME, UntilPassed, UntilReplaced, length
 
 Key: TypeAlias = str | Sequence[str] | None
@@ -56,7 +56,7 @@ MOST = 1 << 17
 """About how many messages are processed at a time: what a process needs of memory does not grow with those that wait."""
 
 
-class Messages(PersistentTask):
+class Messages(OrderedPart):
     """The task in which the messages of an ordered task wait.
 
     A message is a struct with a field for each input of the task, all null but one, which is its row. So inputs come and leave
@@ -149,7 +149,7 @@ def _beside(plan: Plan, kept: pa.Schema) -> dict[str, str]:
     return found
 
 
-class States(PersistentTask):
+class States(OrderedPart):
     """The task that has the state of an ordered task."""
 
     value = STATE
@@ -164,7 +164,7 @@ class States(PersistentTask):
         return KeptState(Newest(task.state), UntilReplaced(_time_to_live(task)))
 
 
-class EmittedRows(PersistentTask):
+class EmittedRows(OrderedPart):
     """The task that has the rows which an ordered task emits."""
 
     value = EMITTED

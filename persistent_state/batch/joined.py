@@ -17,7 +17,7 @@ from persistent_state.event_time.clocks import END
 from persistent_state.joins import AsOfJoin, IntervalJoin, Join
 from persistent_state.partials import fold
 from persistent_state.partials.layout import Levels, as_numpy, below, between, from_clock, one_chunk
-from persistent_state.partials.waiting import passed
+from persistent_state.partials.waiting import rows_passed
 from persistent_state.sources.base import Chunk
 
 
@@ -41,7 +41,7 @@ def read(plan: Plan, fed: Plan, join: Join, span: Span, name: str) -> Iterator[C
             yield from _as_of(plan, fed, join, span, came, name)
         elif isinstance(join, IntervalJoin):
             for first, last in pairwise(cut(came, span, 2 * fold.SLICE)):
-                messages = passed(came, plan.layout, max(since, first - join.bounds.back), last)
+                messages = rows_passed(came, plan.layout, max(since, first - join.bounds.back), last)
                 for some in interval(messages, plan.layout, join.pair, join.bounds, first, last):
                     yield _emitted(plan, fed, messages, some, name)
 
@@ -54,7 +54,7 @@ def _as_of(plan: Plan, fed: Plan, join: AsOfJoin, span: Span, came: Levels, name
     new: list[pa.Table] = []
     # A key alone may have more messages than there is room for.
     for first, last in pairwise(cut(came, span, 2 * fold.SLICE)):
-        messages = passed(came, plan.layout, first, last)
+        messages = rows_passed(came, plan.layout, first, last)
         kept = fold.fold_keys([*stored, *new], fed.layout)
         for some in as_of(messages, kept, plan.layout, join.pair, join.tolerance):
             yield _emitted(plan, fed, messages, some, name)

@@ -50,7 +50,8 @@ class Ground:
 
     Rows below `clock` are folded, but the clocks of `cuts` stay apart: up to that clock all has come that the task is fed. What
     has expired by `floor` may go. `runs` is the digest of the runs that the shard starts from. `grid` is a clock and a length
-    in microseconds: from the clock on each multiple of the length stays apart, too.
+    in microseconds: from the clock on each multiple of the length stays apart, too. `held` are the runs themselves, where a
+    shard can't know them from the micro-batch before; None where it may.
     """
 
     clock: int
@@ -58,6 +59,7 @@ class Ground:
     floor: int
     runs: str
     grid: tuple[int, int] | None = None
+    held: tuple[Run, ...] | None = None
 
     def apart(self, starts: Sequence[NDArray[np.int64]]) -> tuple[int, ...]:
         """Return the clocks that rows with these starts of intervals must not be folded over."""
@@ -326,7 +328,10 @@ def _fields(value: Sender | Ground) -> tuple[Any, ...]:
 
 def slim(table: pa.Table) -> pa.Table:
     """Return a table without what is soon worked out again: a byte costs more on its way through Spark."""
-    return _replaced(table, hash=pa.nulls(table.num_rows), start=table["start"].dictionary_encode())
+    # Times of messages nearly all differ, so that a dictionary of them would be as long and take time.
+    is_time = "time" in table.column_names and table["start"].equals(table["time"])
+    start = pa.nulls(table.num_rows) if is_time else table["start"].dictionary_encode()
+    return _replaced(table, hash=pa.nulls(table.num_rows), start=start)
 
 
 def whole_tables(sent: Sequence[pa.Table]) -> list[pa.Table]:
@@ -335,13 +340,13 @@ def whole_tables(sent: Sequence[pa.Table]) -> list[pa.Table]:
     for some in _gathered(sent):
         # Of many small tables, what is left out is worked out for all rows at a time. The values stay where they are.
         names = [name for name in some[0].column_names if re.fullmatch(r"key\d+", name)]
-        keyed = pa.concat_tables([table.select([*names, "start"]) for table in some]).combine_chunks()
-        hashes = pa.array(keys.hash_keys([layout.one_chunk(keyed[name]) for name in names], keyed.num_rows))
-        starts = layout.one_chunk(keyed["start"]).cast(pa.int64())
-        first = 0
+        keyed = pa.concat_tables([table.select(names) for table in some]).combine_chunks()
+        columns = [layout.one_chunk(keyed[name]) for name in names]
+        hashes, first = pa.array(keys.hash_keys(columns, sum(map(len, some)))), 0
         for table in some:
             rows = table.num_rows
-            whole.append(_replaced(table, hash=hashes.slice(first, rows), start=starts.slice(first, rows)))
+            start = table["time"] if pa.types.is_null(table["start"].type) else table["start"].cast(pa.int64())
+            whole.append(_replaced(table, hash=hashes.slice(first, rows), start=start))
             first += rows
     return whole
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.inputs import INPUT
+from persistent_state.ordered import named
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
@@ -80,6 +81,11 @@ class Plan:
         return self.task.task_name
 
     @property
+    def named(self) -> str:
+        """The name by which a user knows the task: of a part of an ordered task that of the ordered one."""
+        return named(self.task)
+
+    @property
     def column(self) -> str:
         """The column of a chunk's rows, beside those of the schema, that holds the updates which Spark computed."""
         return COLUMN + self.name
@@ -132,7 +138,7 @@ class Plan:
             raise
         except Exception as error:
             raise InvalidInputError(
-                f"persistent_state of task={self.name} raised {raised(error)}; correct it."
+                f"persistent_state of task={self.named} raised {raised(error)}; correct it."
             ) from error
 
     def present(self, column: pa.Array) -> pa.Array:
@@ -149,7 +155,7 @@ class Plan:
     def failed_to_present(self, error: Exception) -> TaskFailedError:
         """Return the error that says what the user's `present` raised."""
         return TaskFailedError(
-            f"task={self.name}: what presents its values raised {raised(error)}; correct it, or its type."
+            f"task={self.named}: what presents its values raised {raised(error)}; correct it, or its type."
         )
 
     @property
@@ -185,7 +191,7 @@ class Plan:
         Raises:
             InvalidInputError: a column is missing, or the monoid does not fit it.
         """
-        name, task = self.name, self.task
+        name, task = self.named, self.task
         if self.inputs:
             self._check_inputs()
             return
@@ -278,25 +284,25 @@ class Plan:
                 plan.check()
                 if plan.update_way == "column":
                     raise InvalidInputError(
-                        f"task={self.name} says its update in process_column, and has several inputs; say it in process_batch."
+                        f"task={self.named} says its update in process_column, and has several inputs; say it in process_batch."
                     )
                 if plan.by_spark:
                     raise InvalidInputError(
-                        f"task={self.name}: Spark plans this source, so it can't be one of several; use another source."
+                        f"task={self.named}: Spark plans this source, so it can't be one of several; use another source."
                     )
                 if self.task.reads_state:
                     raise InvalidInputError(
-                        f"task={self.name} reads its state, and has several inputs; leave out reads_state."
+                        f"task={self.named} reads its state, and has several inputs; leave out reads_state."
                     )
                 if (types := plan.layout.key_types) != self.layout.key_types:
                     raise InvalidInputError(
-                        f"task={self.name}: the key has the types {_named_types(types)} here and "
+                        f"task={self.named}: the key has the types {_named_types(types)} here and "
                         f"{_named_types(self.layout.key_types)} in the first input; cast the columns."
                     )
                 if plan.layout.once != self.layout.once:
                     raise InvalidInputError(
-                        f"task={self.name}: message_id={self.task.message_id!r} has another type here than in the first input; "
-                        "cast the column."
+                        f"task={self.named}: message_id={self.task.message_id!r} has another type here than in the first "
+                        "input; cast the column."
                     )
             except InvalidInputError as error:
                 raise InvalidInputError(f"input={name!r}: {error}") from None
@@ -311,7 +317,7 @@ class Plan:
         if self.state.prepare is None and not monoid.accepts(type):
             said = "the column" if self.task.value is None else f"column {self.task.value!r}"
             raise InvalidInputError(
-                f"task={self.name}: {monoid.name} holds {monoid.type} and can't take {said} of {type}; "
+                f"task={self.named}: {monoid.name} holds {monoid.type} and can't take {said} of {type}; "
                 "cast the column or choose another monoid."
             )
 
@@ -361,7 +367,7 @@ class FlowPlan:
     @property
     def title(self) -> str:
         """The tasks as messages name them."""
-        names = [plan.name for plan in self.tasks]
+        names = [*dict.fromkeys(plan.named for plan in self.tasks)]
         return f"task={names[0]}" if len(names) == 1 else f"tasks={', '.join(names)}"
 
     @property

@@ -88,7 +88,7 @@ def _named(plan: Plan, name: str) -> str:
     """
     if not plan.input and input_of(name, plan.among):
         raise TaskFailedError(
-            f"task={plan.name}: channel={name!r} of the input without a name looks like one of the input "
+            f"task={plan.named}: channel={name!r} of the input without a name looks like one of the input "
             f"{input_of(name, plan.among)!r}; give that another name."
         )
     return named(plan.input, name)
@@ -184,7 +184,7 @@ def check_bad_rows(plan: Plan, table: pa.Table) -> None:
     row = row.get(plan.input or UNNAMED) or {} if plan.among else row
     key = {name: row.get(name) for name in plan.task.key_columns}
     raise TaskFailedError(
-        f"task={plan.name} met a bad row ({first['reason']}) at channel={first['channel']!r} "
+        f"task={plan.named} met a bad row ({first['reason']}) at channel={first['channel']!r} "
         f"partition={first['strand']!r} position={first['position']} key={key}; correct it, or set "
         "on_bad_row='keep' to put bad rows aside."
     )

@@ -152,7 +152,9 @@ def _work(
 
 
 def _held_runs(plan: Plan, sender: Sender, ground: Ground, shard: int, cached: Sequence[Run] | None) -> tuple[Run, ...]:
-    """Return the runs that the shard holds: the cached ones, or those of the log."""
+    """Return the runs that the shard holds: those that the planner sent, the cached ones, or those of the log."""
+    if ground.held is not None and digest(ground.held, ground.clock) == ground.runs:
+        return ground.held
     if cached is not None and digest(cached, ground.clock) == ground.runs:
         return tuple(cached)
     entry = Log(plan.files, plan.application).newest()

@@ -10,7 +10,7 @@ import pyarrow as pa
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.waiting import Waiting
-from persistent_state.sources.tasks import InOrder, TaskSource
+from persistent_state.sources.tasks import ClosedWindows, Emitted, InOrder, TaskSource
 from persistent_state.store import runs as runs_io
 from persistent_state.store.named_files import Run
 
@@ -21,7 +21,8 @@ class Span:
 
     The runs are of the start `epoch`, which says how many shards there are. `every` says which clocks between the two are
     looked at; None: none. With `takes_back` a change is a row that counted until now, and one that counts from now on. Else it
-    is one row with both. `states` are the shard's runs of the ordered task that processes what it reads.
+    is one row with both. `states` are the shard's runs of the ordered task that processes what it reads. The runs keep the
+    clock `ended` apart, and what is of messages below it had ended by `since`.
     """
 
     source: TaskSource
@@ -33,6 +34,7 @@ class Span:
     every: int | None = None
     takes_back: bool = True
     states: tuple[Run, ...] = ()
+    ended: int = BEGINNING
 
     @property
     def changed_runs(self) -> list[Run]:
@@ -64,12 +66,30 @@ class Span:
             if run.due is not None and run.last_due is not None and run.due < self.clock and run.last_due >= self.since
         ]
 
+    def ending_runs(self, plan: Plan) -> list[Run]:
+        """Return the runs that may hold rows of windows, sessions or keys that end between the clocks, without a message."""
+        kind, found = plan.layout.kind, []
+        for run in self.runs:
+            last = min(run.last, (self.clock if run.below is None else min(run.below, self.clock)) - 1)
+            if run.first <= last and last >= self.ended and kind.may_end(run.first, last, self.since, self.clock):
+                found.append(run)
+        return found
+
+    def closed_runs(self, plan: Plan) -> list[Run]:
+        """Return the runs that hold all of the windows or sessions that close between the clocks; none if none may close."""
+        found = self.ending_runs(plan)
+        # A session may have parts that alone would have ended before, or would end later.
+        return [*self.runs] if found and plan.layout.kind.expires_by_key else found
+
     def may_give(self, plan: Plan) -> bool:
         """Return whether anything may have happened between the clocks to the task of this plan."""
         if isinstance(self.source, InOrder):
             return bool(self.runs_from(self.reaches_back(plan)) or self.timed_runs)
-        # Windows close without a message.
-        return bool(self.runs) if plan.layout.kind.expires else bool(self.changed_runs)
+        if isinstance(self.source, ClosedWindows):
+            return bool(self.ending_runs(plan))
+        if isinstance(self.source, Emitted):
+            return bool(self.changed_runs)
+        return bool(self.changed_runs or self.ending_runs(plan))
 
 
 def open_runs(plan: Plan, runs: Sequence[Run], asked: runs_io.Asked = None) -> list[pa.Table]:

@@ -45,7 +45,7 @@ def check_unit(plan: Plan, basis: Basis, believed: Collection[str], timestamps: 
             shown = show_clock(first)
             as_read = "after the year 9999" if shown == str(first) else shown
             raise InvalidInputError(
-                f"task={plan.name}: column {plan.timestamp!r} begins with the timestamp {first}; an int64 is microseconds, "
+                f"task={plan.named}: column {plan.timestamp!r} begins with the timestamp {first}; an int64 is microseconds, "
                 f"which makes that {as_read}, and in {name} it would be {show_clock(first * 1_000_000 // per_second)}. Say "
                 f"timestamp_unit={unit!r}, or timestamp_unit='us' if microseconds are right."
             )

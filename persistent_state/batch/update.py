@@ -63,7 +63,7 @@ def updates_of(plan: Plan, rows: pa.RecordBatch, place: Place, computed: pa.Arra
     try:
         values, unfit = plan.layout.monoid.cast(column)
     except MonoidError as error:
-        raise TaskFailedError(f"task={plan.name}: {error}") from error
+        raise TaskFailedError(f"task={plan.named}: {error}") from error
     return Updates(None, values, unfit)
 
 
@@ -75,16 +75,16 @@ def _update_column(plan: Plan, rows: pa.RecordBatch, where: Callable[[int], str]
         column = plan.task.process_batch(rows)
     except Exception as error:
         span = f"{where(0)} to {where(rows.num_rows - 1)}"
-        raise TaskFailedError(f"process_batch of task={plan.name} raised {raised(error)}, at {span}.") from error
+        raise TaskFailedError(f"process_batch of task={plan.named} raised {raised(error)}, at {span}.") from error
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     if not isinstance(column, pa.Array):
         raise TaskFailedError(
-            f"process_batch of task={plan.name} gave a {type(column).__name__}, not an Arrow array; make it one."
+            f"process_batch of task={plan.named} gave a {type(column).__name__}, not an Arrow array; make it one."
         )
     if len(column) != rows.num_rows:
         raise TaskFailedError(
-            f"process_batch of task={plan.name} gave {len(column)} updates for {rows.num_rows} rows; "
+            f"process_batch of task={plan.named} gave {len(column)} updates for {rows.num_rows} rows; "
             "give one for each, null for none."
         )
     return column
@@ -184,7 +184,7 @@ class Recorder(PersistentState[Any]):
         self._values.append(value)
 
     def get(self) -> Any:
-        raise InvalidInputError(f"task={self._plan.name} calls get(); set reads_state = True to read the state.")
+        raise InvalidInputError(f"task={self._plan.named} calls get(); set reads_state = True to read the state.")
 
     def process(self, message: Message, row: int, where: Callable[[int], str]) -> None:
         """Let the task process a message; `where` describes a row for people.
@@ -201,7 +201,7 @@ class Recorder(PersistentState[Any]):
         except Exception as error:
             found = raised(error)
             raise TaskFailedError(
-                f"process_message of task={self._plan.name} raised {found}, at {where(row)}."
+                f"process_message of task={self._plan.named} raised {found}, at {where(row)}."
             ) from error
 
     def prepare_all(self, column: pa.Array, where: Callable[[int], str]) -> None:
@@ -223,7 +223,7 @@ class Recorder(PersistentState[Any]):
                 self.update(self._timestamp, value)
             except Exception as error:
                 found = raised(error)
-                raise TaskFailedError(f"prepare of task={self._plan.name} raised {found}, at {where(i)}.") from error
+                raise TaskFailedError(f"prepare of task={self._plan.named} raised {found}, at {where(i)}.") from error
 
     def updates(self, rows: int) -> Updates:
         """Return what was recorded of so many rows."""

@@ -15,12 +15,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from persistent_state.batch import changes
 from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import DRIVER, Blob, Report
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
-from persistent_state.batch.spans import Span
 from persistent_state.engine import failures
 from persistent_state.errors import StateError
 from persistent_state.event_time.inputs import by_input, together
@@ -176,8 +174,8 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A micro-batch without rows has one part all the same: it may move the clock.
         # A jump is measured from the message before it, so one part must read all of a channel.
         most = self._parts if self.flow.first.settings.jump is None else 1
-        spans = [] if step is None else graph.spans(entry, self.flow, step)
-        splits = [*self.source.splits(start["ends"], end["ends"], most), *spans] or [None]
+        given = [] if step is None else graph.in_parts(graph.spans(entry, self.flow, step), self._parts)
+        splits = [*self.source.splits(start["ends"], end["ends"], most), *given] or [None]
         # A channel can become idle only after its source was first asked for rows.
         self._moved |= dict.fromkeys(self._moving, basis.now)
         basis = replace(basis, silent_for=self._idle_for)
@@ -185,7 +183,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition((basis, part, len(splits), splits[part])) for part, basis in enumerate(bases)]
 
     def _partitions_in(self, split: Any | None) -> Collection[str] | None:
-        return () if split is None or _is_span(split) else self.source.partitions_in(split)
+        return () if split is None or isinstance(split, graph.Given) else self.source.partitions_in(split)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         attempts = 1 if isinstance(partition.value, StateError) else self.attempts
@@ -195,8 +193,8 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(partition.value, StateError):
             raise partition.value
         basis, part, parts, split = partition.value
-        if _is_span(split):
-            chunks: Iterable[Chunk] = changes.read(self.flow.first, *split)
+        if isinstance(split, graph.Given):
+            chunks: Iterable[Chunk] = split.read(self.flow.first)
         else:
             chunks = self.source.read(split) if split is not None else ()
         yield from combine_in_pieces(self.flow, basis, part, parts, chunks)
@@ -244,11 +242,6 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._idle_for[name] = idle_after
         has_moved = dict(self._reach.ends) != start
         return int(not has_moved and (changed or bool({*self._idle_for} - was_idle)))
-
-
-def _is_span(split: Any) -> bool:
-    """Return whether a piece of a micro-batch is what another task gives, and none of a source's."""
-    return isinstance(split, tuple) and len(split) == 2 and isinstance(split[1], Span)
 
 
 def freeze_imports() -> None:

@@ -14,11 +14,12 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from persistent_state.batch.plan import AT_MOST_ONCE, Plan
+from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
 from persistent_state.engine import frames
 from persistent_state.engine.arrow_source import now_us
 from persistent_state.engine.backoff import Backoff
 from persistent_state.engine.failures import FINAL, as_own_error
+from persistent_state.engine.micro_batch import Progress
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
@@ -91,6 +92,16 @@ class Delivery:
         self._news = 0
         self._is_opening = False
         self._refusal: BaseException | None = None
+
+    @property
+    def task(self) -> str:
+        """The task of the output."""
+        return self._plan.name
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Return whether the sink gets a clock only when the global clock has come to it."""
+        return self._plan.delivery != AT_LEAST_ONCE
 
     @property
     def is_alive(self) -> bool:
@@ -280,7 +291,7 @@ class Delivery:
 
     @property
     def _of(self) -> str:
-        return f"task={self._plan.name}, sink={self._giver.output!r}"
+        return f"task={self._plan.named}, sink={self._giver.output!r}"
 
     def _as_own(self, error: BaseException) -> StateError:
         """Return the error as one of this package that names the task and the sink."""
@@ -300,6 +311,8 @@ class Deliveries:
 
     def __init__(self, deliveries: Sequence[Delivery]) -> None:
         self._all = deliveries
+        self._clock = BEGINNING
+        self._clocks: dict[str, int] = {}
 
     def open(self) -> None:
         """Open all sinks at the same time, and wait for them for `OPEN_SECONDS` at most.
@@ -331,6 +344,19 @@ class Deliveries:
         """Let all deliveries look at the log now: something was committed."""
         for each in self._all:
             each.wake()
+
+    def hear(self, progress: Progress) -> None:
+        """Let the deliveries for which a commit may have made a clock due look at the log.
+
+        These are all, if the global clock has moved. If not, they are those of the commit's task, and only where its sinks do
+        not wait for the global clock, or where the task was behind it: it passes clocks then that its sinks lack.
+        """
+        has_moved, self._clock = progress.global_clock > self._clock, max(self._clock, progress.global_clock)
+        before, self._clocks[progress.task] = self._clocks.get(progress.task, BEGINNING), progress.clock
+        for each in self._all:
+            is_ahead = each.task == progress.task and (not each.waits_for_all or before < progress.global_clock)
+            if has_moved or is_ahead:
+                each.wake()
 
     def stop(self, patience: float) -> None:
         """Stop all deliveries, and wait so many seconds for what their sinks are in the middle of."""

@@ -100,12 +100,12 @@ def origin(plan: Plan, output: ValuesAtClock) -> Origin:
     """
     if plan.layout.window_fields and output.all:
         raise InvalidInputError(
-            f"task={plan.name}: all=True asks for every key at each clock, and a window is given once, when it closes; leave "
+            f"task={plan.named}: all=True asks for every key at each clock, and a window is given once, when it closes; leave "
             "it out."
         )
     if output.early and not plan.layout.kind.gives_early:
         raise InvalidInputError(
-            f"task={plan.name}: early=True asks for windows that are open, and sessions are not known before they close; "
+            f"task={plan.named}: early=True asks for windows that are open, and sessions are not known before they close; "
             "leave it out, or take RunningValues."
         )
     wanted = output_schema(plan, output.early)
@@ -114,7 +114,7 @@ def origin(plan: Plan, output: ValuesAtClock) -> Origin:
         # Catalogs of tables take names that differ only in case for one name.
         if columns.count(name.lower()) > 1:
             raise InvalidInputError(
-                f"task={plan.name}: outputs have the columns {', '.join(wanted.names)}, and {name!r} is there twice but for "
+                f"task={plan.named}: outputs have the columns {', '.join(wanted.names)}, and {name!r} is there twice but for "
                 "case; rename it in the source's transform."
             )
     _, schema = types_of(plan.name, wanted, NO_SINK)

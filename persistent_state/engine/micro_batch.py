@@ -7,7 +7,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
@@ -25,7 +25,7 @@ from persistent_state.engine.failures import naming
 from persistent_state.engine.frames import NO_SINK, shown, types_of, values_schema
 from persistent_state.engine.session import settings
 from persistent_state.errors import StateError
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.outputs import RunningValues
 from persistent_state.protocol import commits, deliver, holding
 from persistent_state.protocol.commits import Keeping
@@ -224,7 +224,8 @@ class Watch:
 class Commit:
     """The function of foreachBatch: collect the control rows once, commit them, then call the outputs.
 
-    A commit can be pickled, and reaches the rest of the application only through the store.
+    A commit can be pickled, and reaches the rest of the application only through the store. Others in this process that write
+    to the same `log` take it in `turn`.
     """
 
     def __init__(
@@ -235,9 +236,14 @@ class Commit:
         running: Mapping[str, Sequence[RunningValues]],
         on_progress: Callable[[Progress], None] | None,
         for_sinks: Mapping[str, str | None],
+        settings: Mapping[str, Settings],
         watch: Watch | None = None,
+        log: Log | None = None,
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
         self._flow = flow
+        # Of all tasks: the global clock may wait for any of them.
+        self._settings = settings
         self._is_planned_by_spark = flow.first.by_spark
         self._for_sinks = for_sinks
         self._epoch = epoch
@@ -245,7 +251,8 @@ class Commit:
         self._running = running
         self._on_progress = on_progress
         self._watch = watch
-        self._log = Log(flow.first.files, flow.first.application)
+        self._log = log or Log(flow.first.files, flow.first.application)
+        self._turn = turn or nullcontext()
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         # Spark's plan must not leave this method: if it ran twice, or in part, the state would fork.
@@ -268,19 +275,20 @@ class Commit:
         if not answers.descriptors and self._is_planned_by_spark:
             # Spark found nothing to read, and ran no part.
             return
-        entry, after = commits.commit(
-            self._log,
-            self._epoch,
-            self._flow.first.settings,
-            answers,
-            now=now_us(),
-            new_id=new_id,
-            keeping=self._keeping,
-        )
+        with self._turn:
+            entry, after = commits.commit(
+                self._log,
+                self._epoch,
+                self._flow.first.settings,
+                answers,
+                now=now_us(),
+                new_id=new_id,
+                keeping=self._keeping,
+            )
         by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in self._flow.tasks}
         for descriptor in answers.descriptors:
             by_task[descriptor.task].append(descriptor)
-        waits_for = holding.sentence(holding.holder(entry, self._flow.first.settings))
+        waits_for = holding.sentence(holding.holder(entry, self._settings))
         for name, some in by_task.items():
             copies = sum(descriptor.copies for descriptor in some)
             hand_on(progress(entry, after, name, waits_for, copies), self._on_progress)

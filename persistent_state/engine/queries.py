@@ -25,7 +25,7 @@ from persistent_state.engine.feeds import Feed, Part, feeds_of, flows_of, stays_
 from persistent_state.engine.micro_batch import Progress, Watch
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import Scratch, for_queries, for_sinks, own_session, settings
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.partials.shuffle import numbers_of_partitions
@@ -71,6 +71,11 @@ class Setup:
     def plans(self) -> list[Plan]:
         """The plan of each task."""
         return [part.plan for part in self.parts]
+
+    @property
+    def settings(self) -> dict[str, Settings]:
+        """The settings of each task, by its name."""
+        return {plan.name: plan.settings for plan in self.plans}
 
     @cached_property
     def feeds(self) -> list[Feed]:
@@ -165,6 +170,7 @@ class Queries:
             {part.plan.name: part.outputs.running for part in setup.parts if part.plan.name in flow.by_name},
             Listener(setup.writer, setup.on_progress),
             for_sinks(blobs.sparkSession),
+            setup.settings,
             self._commits,
         )
         rows = micro_batch.control_rows(blobs, flow, labels, attempts)

@@ -17,6 +17,7 @@ from persistent_state.errors import TaskFailedError
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import show_clock
+from persistent_state.ordered import OrderedPart
 from persistent_state.protocol import holding
 from persistent_state.sources.formats import NO_FORMAT
 from persistent_state.store.entry import Entry
@@ -44,31 +45,35 @@ class Reports:
         plans: Sequence[Plan],
         entry: Entry,
         is_to_the_end: bool,
-        on_commit: Callable[[], None],
+        on_commit: Callable[[Progress], None],
     ) -> None:
         # A run that ends by itself reports at its end, so a short one logs no warning before.
         first = time.monotonic() + (EVERY if is_to_the_end else 0.0)
         self._run = run
         self._on_commit = on_commit
-        self._settings = plans[0].settings
-        self._notices = {plan.name: TaskReport(plan, entry, first) for plan in plans}
+        self._settings = {plan.name: plan.settings for plan in plans}
+        parts: dict[str, list[Plan]] = {}
+        for plan in plans:
+            parts.setdefault(plan.named, []).append(plan)
+        self._of_tasks = [TaskReport(some, entry, first) for some in parts.values()]
+        self._notices = {name: report for report in self._of_tasks for name in report.parts}
         self.newest: dict[str, Progress] = {}
         _runs[run] = self
 
     def hear(self, progress: Progress) -> None:
         """Take in a commit: log the warning that is due, and let the deliveries know."""
         self.newest[progress.task] = progress
-        notices = self._notices[progress.task]
-        if warning := notices.note(progress.messages - progress.replayed, progress.reasons, time.monotonic()):
+        report, messages = self._notices[progress.task], progress.messages - progress.replayed
+        if warning := report.note(progress.task, messages, progress.reasons, time.monotonic()):
             _logger.warning("%s", warning)
-        self._on_commit()
+        self._on_commit(progress)
 
     def end(self, entry: Entry | None, is_whole: bool) -> None:
         """Log a summary of each task by the newest entry, if the store returned one, and what the clock waits for."""
         if entry is None:
             return
-        for notices in self._notices.values():
-            level, line = notices.end(entry, is_whole)
+        for report in self._of_tasks:
+            level, line = report.end(entry, is_whole)
             _logger.log(level, "%s", line)
         if is_whole:
             holder = holding.holder(entry, self._settings)
@@ -99,32 +104,38 @@ class TaskReport:
     """The counts of one task since the entry that the run began with. Times are seconds of any one clock.
 
     The first warning comes at `first` at the earliest. Later ones come at most every `EVERY` seconds, and only if more rows did
-    not count.
+    not count. `parts` are the names in the log of the tasks that it is: of an ordered task several, of which the first is given
+    its messages.
     """
 
-    def __init__(self, plan: Plan, entry: Entry, first: float) -> None:
+    def __init__(self, plans: Sequence[Plan], entry: Entry, first: float) -> None:
+        self.parts = [plan.name for plan in plans]
+        plan = plans[0]
         task, source = entry.tasks[plan.name], entry.flow_of(plan.name).source
         self._plan = plan
-        self._before = Counter(entry.late_counts_of(plan.name))
+        self._before = {name: Counter(entry.late_counts_of(name)) for name in self.parts}
+        self._of_parts: dict[str, Counter[str]] = {}
         self._aside: Counter[str] = Counter()
         self._messages = 0
         self._reported = 0
         self._due = first
         self._born = task.born if task.born != BEGINNING and not source.positions else None
         left = [name for name, other in entry.tasks.items() if not other.active and other.identity == task.identity]
-        self._left = max(left, key=lambda name: entry.flow_of(name).progress.clock, default=None)
+        found = max(left, key=lambda name: entry.flow_of(name).progress.clock, default=None)
+        self._left = found and found.removesuffix(plan.name.removeprefix(plan.named))
 
-    def note(self, messages: int, reasons: Mapping[str, int], now: float) -> str | None:
+    def note(self, part: str, messages: int, reasons: Mapping[str, int], now: float) -> str | None:
         """Take in a micro-batch of so many new messages, and return the warning that is due after it, or None.
 
-        `reasons` counts all late and bad rows that the store has of the task.
+        `reasons` counts all late and bad rows that the store has of the `part` of the task that took the micro-batch.
         """
-        self._messages += messages
-        self._aside = Counter(reasons) - self._before
+        self._messages += messages if part == self._plan.name else 0
+        self._of_parts[part] = Counter(reasons) - self._before[part]
+        self._aside = sum(self._of_parts.values(), Counter())
         if now < self._due or self._aside.total() <= self._reported:
             return None
         self._due = now + EVERY
-        return f"task={self._plan.name}: {self._of_aside()}"
+        return f"task={self._plan.named}: {self._of_aside()}"
 
     def end(self, entry: Entry, is_whole: bool) -> tuple[int, str]:
         """Return the level and the text of the summary, by the newest entry.
@@ -141,7 +152,7 @@ class TaskReport:
             at = f"The newest checkpoint is at clock={show_clock(entry.clock)} ({entry.clock})"
         if is_above:
             at += f": messages up to {show_clock(newest)} wait above it for newer ones; run(drain=True) checkpoints them now"
-        sentences = [f"task={self._plan.name}: {_count(self._messages, 'message')} read.", f"{at}."]
+        sentences = [f"task={self._plan.named}: {_count(self._messages, 'message')} read.", f"{at}."]
         if self._aside:
             sentences.append(self._of_aside())
         return logging.WARNING if is_above or is_news or is_empty else logging.INFO, " ".join(sentences)
@@ -158,21 +169,25 @@ class TaskReport:
         of = f" of {rows:,}" if rows >= self._reported else ""
         return (
             f"{self._reported:,}{of} rows did not count: {', '.join(reasons)}. See read_late_rows(store, "
-            f"{self._plan.application!r}, {self._plan.name!r}){stop}."
+            f"{self._plan.application!r}, {self._plan.named!r}){stop}."
         )
 
     def _hint(self, reason: str) -> str:
         """Return in parentheses what usually causes a reason, or nothing."""
         plan = self._plan
+        inputs = [*plan.inputs.values()] or [plan]
         if reason == LATE and self._born is not None and self._aside[LATE] >= self._messages:
             hint = f"the task is new to the application and begins at its clock, {show_clock(self._born)}; "
-            hint += f"rebuild=[{plan.name!r}] of a start builds it from the beginning of its source"
+            hint += f"rebuild=[{plan.named!r}] of a start builds it from the beginning of its source"
             if self._left is not None:
                 hint += f"; if it is task={self._left} under another name, give it name={self._left!r}"
         elif reason == LATE:
             hint = "they came after the clock had passed them; allowed_delay waits for longer"
         elif reason == NO_TIMESTAMP:
-            hint = f"column {plan.timestamp!r} is null or missing; the first line of a CSV file must name the columns"
+            columns = " or ".join(dict.fromkeys(repr(each.timestamp) for each in inputs))
+            hint = f"column {columns} is null or missing; the first line of a CSV file must name the columns"
+        elif reason == UNFIT and isinstance(plan.task, OrderedPart):
+            hint = "a state or a row does not fit the types that the task says"
         elif reason == UNFIT:
             hint = f"{plan.layout.monoid.name} holds {plan.layout.monoid.type}"
         elif reason == AHEAD:
@@ -181,10 +196,13 @@ class TaskReport:
             hint = "give the source format="
         else:
             return ""
-        has_no_unit = pa.types.is_int64(plan.schema.field(plan.timestamp).type) and plan.timestamp_unit is None
-        if reason in (LATE, AHEAD) and has_no_unit and self._aside[reason] >= self._messages:
+        if reason in (LATE, AHEAD) and any(map(_has_no_unit, inputs)) and self._aside[reason] >= self._messages:
             hint += "; an int64 is microseconds, unless timestamp_unit says another unit"
         return f" ({hint})"
+
+
+def _has_no_unit(plan: Plan) -> bool:
+    return pa.types.is_int64(plan.schema.field(plan.timestamp).type) and plan.timestamp_unit is None
 
 
 def _count(number: int, one: str) -> str:

@@ -210,15 +210,18 @@ def _is_called_back() -> bool:
 
 
 def _tell_of_fed_tasks(before: Entry | None, setup: Setup, rebuilt: Collection[str]) -> None:
-    """Log which derived tasks are rebuilt, and which of all begin without windows that have closed."""
+    """Log which derived tasks are rebuilt and from what, and which of all begin without what their upstream tasks once gave."""
     if before is None or before.clock == BEGINNING:
         return
-    for flow in (feed.plan for feed in setup.feeds if feed.plan.is_derived):
-        names = ", ".join(source.task for source in flow.first.upstream.values())
-        if flow.is_fed_by_windows and (flow.id in rebuilt or flow.id not in before.tasks):
-            _logger.info("%s begins with the windows of %s that close from now on", flow.title, names)
-        elif flow.id in rebuilt:
-            _logger.info("%s is rebuilt from the state of %s", flow.title, names)
+    flows = (feed.plan for feed in setup.feeds if feed.plan.is_derived and not feed.plan.is_in_order)
+    for plan in (plan for flow in flows for plan in flow.tasks):
+        is_new, beginning = plan.name not in before.tasks, graph.begins_with(plan, before.clock)
+        if plan.name in rebuilt and graph.is_made_of_state(plan):
+            _logger.info("task=%s is rebuilt from %s", plan.named, beginning)
+        elif plan.name in rebuilt:
+            _logger.warning("task=%s loses what it had, and begins with %s", plan.named, beginning)
+        elif is_new and not graph.is_made_of_state(plan):
+            _logger.info("task=%s begins with %s", plan.named, beginning)
 
 
 def _warn_of_dropped_fields(before: Entry | None, entry: Entry) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from persistent_state.batch import changes
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import Basis, Step
 from persistent_state.batch.plan import FlowPlan
@@ -24,7 +23,6 @@ from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import for_sinks, own_session
 from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import commits, graph, holding
-from persistent_state.sources.base import Reach
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -48,10 +46,12 @@ class Stepper:
     failed. After a failure no further step is begun.
     """
 
-    def __init__(self, setup: Setup, log: Log) -> None:
+    def __init__(self, setup: Setup) -> None:
         self.failed: tuple[str | None, Exception] | None = None
         self._setup = setup
-        self._log = log
+        # One log for all steps: it knows what each of them has written, so only what others wrote is read. One step at a time
+        # uses it.
+        self._log, self._turn = Log(setup.files, setup.application), threading.Lock()
         self._feeds = [feed for feed in setup.feeds if feed.plan.first.upstream]
         self._session = _session_of(setup) if self._feeds else None
         self._listener = Listener(setup.writer, setup.on_progress)
@@ -61,22 +61,24 @@ class Stepper:
         self._changed = threading.Event()
         self._numbers = itertools.count(1)
         self._woken = self._settled = 0
-        self._is_stopping = self._are_queries_over = False
+        self._is_stopping = False
+        self._queried: Collection[str] = ()
         self._thread = threading.Thread()
 
-    def start(self, epoch: int) -> None:
-        """Take the steps of this driver's start from now on."""
-        self.failed, self._epoch, self._is_stopping, self._are_queries_over = None, epoch, False, False
+    def start(self, epoch: int, queried: Collection[str]) -> None:
+        """Take the steps of this driver's start from now on, but those of `queried` flows: they have queries that do."""
+        self.failed, self._epoch, self._is_stopping, self._queried = None, epoch, False, queried
         self._committed, self._under_way = set(), set()
         if self._feeds:
             self.wake()
             self._thread = threading.Thread(target=self._run, name="persistent-state steps", daemon=True)
             self._thread.start()
 
-    def take_all(self) -> None:
-        """Take the steps of flows that sources feed, too, from now on: no query is there any more that would."""
-        self._are_queries_over = True
-        self.wake()
+    def leave_to_queries(self, queried: Collection[str]) -> None:
+        """Leave no steps but those of these flows to queries from now on: the queries of others have come to their end."""
+        if queried != self._queried:
+            self._queried = queried
+            self.wake()
 
     def wake(self) -> None:
         """Look at the log now: something was committed."""
@@ -121,9 +123,10 @@ class Stepper:
         """Begin the steps that are due. Return whether there is none, and none is under way."""
         # Before the look at the log: a step that ends in between is committed in the log, and not due there.
         under_way = {*self._under_way}
-        entry = commits.own(self._log, self._epoch)
-        steps = [step for step in graph.due(entry) if step.flow not in under_way]
-        steps = [step for step in steps if self._are_queries_over or entry.flows[step.flow].is_derived]
+        with self._turn:
+            entry = commits.own(self._log, self._epoch)
+        queried = self._queried
+        steps = [step for step in graph.due(entry) if step.flow not in {*under_way, *queried}]
         asked = [(step, graph.spans(entry, self._plan_of(entry, step), step)) for step in steps]
         if unchanged := [step for step, spans in asked if not spans]:
             self._commit_unchanged(unchanged)
@@ -134,11 +137,14 @@ class Stepper:
         return not steps and not under_way
 
     def _commit_unchanged(self, steps: Sequence[Step]) -> None:
-        entry, ends = commits.commit_unchanged(self._log, self._epoch, steps, now=now_us(), keeping=self._setup.keeping)
+        with self._turn:
+            entry, ends = commits.commit_unchanged(
+                self._log, self._epoch, steps, now=now_us(), keeping=self._setup.keeping
+            )
         self._committed.update(step.flow for step in steps)
         self.wake()
         with micro_batch.committing():
-            waits_for = holding.sentence(holding.holder(entry, self._feeds[0].plan.first.settings))
+            waits_for = holding.sentence(holding.holder(entry, self._setup.settings))
             for step, after in zip(steps, ends, strict=True):
                 for name in entry.tasks_of(step.flow):
                     micro_batch.hand_on(micro_batch.progress(entry, after, name, waits_for), self._listener)
@@ -157,10 +163,14 @@ class Stepper:
                 {part.plan.name: part.outputs.running for part in setup.parts if part.plan.name in flow.by_name},
                 self._listener,
                 for_sinks(session),
+                setup.settings,
+                log=self._log,
+                turn=self._turn,
             )
-            reach = Reach(entry.flows[step.flow].source.next_positions)
-            basis = commits.plan_batch(entry, flow, reach, now_us(), step)
-            commit(_rows(session, flow, basis, spans), step.clock)
+            basis = commits.plan_step(entry, flow, step, now_us())
+            # No more parts than there are tasks at a time: each sends a blob to each shard, also if there is little to send.
+            parts = graph.in_parts(spans, context.defaultParallelism)
+            commit(_rows(session, flow, basis, parts), step.clock)
             self._committed.add(step.flow)
         except Exception as error:
             self._fail(step.flow, error)
@@ -186,18 +196,18 @@ def _session_of(setup: Setup) -> SparkSession:
     return session
 
 
-def _rows(session: SparkSession, flow: FlowPlan, basis: Basis, spans: Sequence[tuple[str, Span]]) -> DataFrame:
-    """Return the control rows of a step: those of a micro-batch whose parts read what other tasks give in these spans."""
+def _rows(session: SparkSession, flow: FlowPlan, basis: Basis, given: Sequence[graph.Given]) -> DataFrame:
+    """Return the control rows of a step: those of a micro-batch whose parts read what other tasks have given."""
     labels, attempts = numbers_of_partitions(flow.first.shards), failures.attempts(session)
     # What a part needs comes with its row, so that nothing is sent to each part of all others.
-    given = [pickle.dumps((part, basis.of_part(part, ()), *span), protocol=5) for part, span in enumerate(spans)]
-    parts = len(given)
+    sent = [pickle.dumps((part, basis.of_part(part, ()), some), protocol=5) for part, some in enumerate(given)]
+    parts = len(sent)
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in batch.column(0).to_pylist():
-                part, own, input, span = pickle.loads(row)
-                chunks = changes.read(flow.first, input, span)
+                part, own, some = pickle.loads(row)
+                chunks = some.read(flow.first)
                 yield from blob_batches(combine_in_pieces(flow, own, part, parts, chunks), labels, attempts)
 
     def merge(key: tuple[int], frame: pd.DataFrame) -> pd.DataFrame:
@@ -206,5 +216,5 @@ def _rows(session: SparkSession, flow: FlowPlan, basis: Basis, spans: Sequence[t
         return pd.DataFrame({"label": [int(key[0])], "answer": [answer]})
 
     # As an Arrow table, since Spark takes longer for rows.
-    rows = session.createDataFrame(pa.table({"part": pa.array(given, pa.binary())}))
+    rows = session.createDataFrame(pa.table({"part": pa.array(sent, pa.binary())}))
     return rows.mapInArrow(read, SCHEMA).groupBy("label").applyInPandas(merge, "label int, answer binary")

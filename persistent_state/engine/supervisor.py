@@ -13,6 +13,7 @@ from persistent_state.engine.backoff import Backoff
 from persistent_state.engine.deliveries import STOP_SECONDS, Deliveries
 from persistent_state.engine.failures import FINAL, as_own_error, is_lost_jvm, naming_a_lost_jvm
 from persistent_state.engine.garbage import GarbageCollection
+from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.queries import Queries, Setup
 from persistent_state.engine.reports import Reports
 from persistent_state.engine.session import Scratch
@@ -47,8 +48,8 @@ class Supervisor:
         self.entry = entry
         self.restarts = 0
         self.error: StateError | None = None
-        self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._wake)
-        self._steps = Stepper(setup, log)
+        self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._hear)
+        self._steps = Stepper(setup)
         self.queries = Queries(setup)
         self._setup = setup
         self._log = log
@@ -56,11 +57,12 @@ class Supervisor:
         self._scratch = Scratch(setup.spark, setup.scratch, now_us())
         self._garbage = GarbageCollection(setup.files, setup.application, setup.keeping)
         self._had_committed = False
+        self._backoff, self._clock_before = Backoff(), entry.clock
         self._asked = threading.Event()
         try:
             self.entry = self._together(entry, asked_before)
             self.queries.start(self.entry, self._scratch)
-            self._steps.start(self.entry.epoch)
+            self._steps.start(self.entry.epoch, self.queries.active_flows)
         except BaseException:
             self._end()
             raise
@@ -85,25 +87,41 @@ class Supervisor:
     def drain(self) -> None:
         """Commit a clock above all messages, after the run has ended, and deliver all clocks.
 
+        What fails is tried again, as often as a failed run is.
+
         Raises:
             StateError: The store did not take the entry, a step failed, or a sink did not take its clocks.
         """
-        self._close()
-        self._steps.start(self.entry.epoch)
-        self._steps.take_all()
-        try:
-            while self._steps.failed is None and not self._steps.is_settled:
-                time.sleep(POLL_SECONDS)
-        finally:
-            self._steps.stop()
-        if self._steps.failed is not None:
-            raise self._cause(*self._steps.failed)
-        self.entry = commits.own(self._log, self.entry.epoch)
+        self._backoff = Backoff()
+        while (failure := self._step_to_the_end()) is not None:
+            seconds = self._seconds_after(failure)
+            _logger.warning("application %s goes on to drain in %g s: %s", self._setup.application, seconds, failure)
+            time.sleep(seconds)
         self._deliveries.drain(threading.Event())
 
-    def _wake(self) -> None:
+    def _step_to_the_end(self) -> StateError | None:
+        """Commit a clock above all messages and take all steps to it. Return what prevented it, or None.
+
+        This is no new start, which would go back to the global clock and so need the queries again.
+        """
+        try:
+            self._close()
+            self._steps.start(self.entry.epoch, ())
+            try:
+                while self._steps.failed is None and not self._steps.is_settled:
+                    time.sleep(POLL_SECONDS)
+            finally:
+                self._steps.stop()
+            if self._steps.failed is not None:
+                return self._cause(*self._steps.failed)
+            self.entry = commits.own(self._log, self.entry.epoch)
+        except StateError as error:
+            return error
+        return None
+
+    def _hear(self, progress: Progress) -> None:
         self._steps.wake()
-        self._deliveries.wake()
+        self._deliveries.hear(progress)
 
     def _stop_working(self) -> None:
         self.queries.stop()
@@ -134,22 +152,26 @@ class Supervisor:
 
     def _keep_running(self) -> None:
         """Return when queries and steps come to their end or a stop is asked for, and raise what ends the run."""
-        backoff, clock = Backoff(), self.entry.clock
         failure = self._await_failure()
         while failure is not None:
-            if isinstance(failure, FINAL):
-                raise failure
-            # Only a new global clock since the last failure is a success. A start alone is none, as the store may fail again.
-            before, clock = clock, self._global_clock(clock)
-            if clock > before and self._had_committed:
-                backoff.succeed()
-            seconds = backoff.fail()
-            if backoff.failures > self._setup.max_restarts:
-                raise failure
+            seconds = self._seconds_after(failure)
             _logger.warning("application %s starts again in %g s: %s", self._setup.application, seconds, failure)
             if self._asked.wait(seconds):
                 return
             failure = self._start_again() or self._await_failure()
+
+    def _seconds_after(self, failure: StateError) -> float:
+        """Return the seconds to wait after a failure. If nothing is to be tried again after it, raise it."""
+        if isinstance(failure, FINAL):
+            raise failure
+        # Only a new global clock since the last failure is a success. A start alone is none, as the store may fail again.
+        before, self._clock_before = self._clock_before, self._global_clock(self._clock_before)
+        if self._clock_before > before and self._had_committed:
+            self._backoff.succeed()
+        seconds = self._backoff.fail()
+        if self._backoff.failures > self._setup.max_restarts:
+            raise failure
+        return seconds
 
     def _await_failure(self) -> StateError | None:
         """Wait for a failure and return it, or None if all queries and steps came to their end or a stop was asked for.
@@ -172,6 +194,7 @@ class Supervisor:
                 return self._cause(flow, error)
             if (ended := self.queries.failed_query or self._steps.failed) is not None:
                 return self._cause(*ended)
+            self._steps.leave_to_queries(active)
             if not active and not has_ended:
                 try:
                     if self._setup.drains:
@@ -179,7 +202,7 @@ class Supervisor:
                 except StateError as error:
                     return error
                 # The commits of another process wake nobody here.
-                self._steps.take_all()
+                self._steps.wake()
                 self._deliveries.wake()
                 has_ended = True
             elif not active and self._steps.is_settled:
@@ -195,7 +218,9 @@ class Supervisor:
             self.entry = self._together(self._setup.take_over(self._log, after=self.entry.epoch), self._asked)
             self.queries = Queries(self._setup)
             self.queries.start(self.entry, self._scratch)
-            self._steps.start(self.entry.epoch)
+            self._steps.start(self.entry.epoch, self.queries.active_flows)
+            # What they looked at may have been fenced by this start, and no commit need come that wakes them.
+            self._deliveries.wake()
         except StateError as error:
             return error
         except Exception as error:

@@ -147,21 +147,35 @@ def _at(values: pa.ChunkedArray, rows: NDArray[np.intp], there: NDArray[np.bool_
     return one_chunk(values).take(pa.array(rows, mask=~there))
 
 
-def are_equal(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
-    """Return for each row whether two columns of one type have the same value there. Nulls are equal, and so are NaNs."""
+def are_equal(one: pa.Array, other: pa.Array, signed_zeros: bool = False) -> NDArray[np.bool_]:
+    """Return for each row whether two columns of one type have the same value there. Nulls are equal, and so are NaNs.
+
+    With `signed_zeros` 0.0 and -0.0 are two values, as user code can tell them apart.
+    """
     type = one.type
     if pa.types.is_struct(type):
         same: NDArray[np.bool_] = np.asarray(one.is_valid()) == np.asarray(other.is_valid())
         for mine, others in zip(one.flatten(), other.flatten(), strict=True):
-            same &= are_equal(mine, others)
+            same &= are_equal(mine, others, signed_zeros)
         return same
     if pa.types.is_list(type):
-        return _are_equal_lists(one, other)
+        return _are_equal_lists(one, other, signed_zeros)
+    if pa.types.is_floating(type) and signed_zeros:
+        signs = [np.signbit(each.fill_null(0).to_numpy(zero_copy_only=False)) for each in (one, other)]
+        has_signs = ~np.asarray(pc.is_nan(one).fill_null(False))
+        alike: NDArray[np.bool_] = are_equal(one, other) & ~(has_signs & (signs[0] != signs[1]))
+        return alike
     if pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_boolean(type) or pa.types.is_string(type):
         equal: NDArray[np.bool_] = keys.equal([keys.normalise(one)], [keys.normalise(other)], len(one))
         return equal
-    found: NDArray[np.bool_] = np.fromiter(map(_same, one.to_pylist(), other.to_pylist()), np.bool_, len(one))
+    # A text of a value says the sign of a zero, within tuples, maps and sets of values too.
+    same_value = _are_same_texts if signed_zeros else _same
+    found: NDArray[np.bool_] = np.fromiter(map(same_value, one.to_pylist(), other.to_pylist()), np.bool_, len(one))
     return found
+
+
+def _are_same_texts(one: Any, other: Any) -> bool:
+    return repr(one) == repr(other)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -170,12 +184,12 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
 
-def _are_equal_lists(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
+def _are_equal_lists(one: pa.Array, other: pa.Array, signed_zeros: bool) -> NDArray[np.bool_]:
     """Return the same of two columns of lists: those of one length are compared entry by entry."""
     counts = [np.asarray(pc.list_value_length(each).fill_null(-1)) for each in (one, other)]
     same: NDArray[np.bool_] = counts[0] == counts[1]
     rows = pa.array(np.flatnonzero(same & (counts[0] > 0)))
     mine, others = (each.take(rows).flatten() for each in (one, other))
     of_rows = np.repeat(np.asarray(rows), counts[0][np.asarray(rows)])
-    same[of_rows[~are_equal(mine, others)]] = False
+    same[of_rows[~are_equal(mine, others, signed_zeros)]] = False
     return same

@@ -25,7 +25,7 @@ from persistent_state.partials.layout import (
     has_id,
     one_chunk,
 )
-from persistent_state.partials.sort import ranges, sort, taken
+from persistent_state.partials.sort import ranges, rows_of, sort, taken
 
 SLICE = 1 << 20
 """About how many rows are folded at a time, and are a run: what a process needs of memory does not grow with the state."""
@@ -34,7 +34,8 @@ SLICE_BYTES = 256 << 20
 """About how many bytes they are at the most: Arrow's texts, lists and maps hold no more than 2 GiB at a time."""
 
 
-def _together(tables: Sequence[pa.Table], layout: Layout, with_current: bool = False) -> pa.Table:
+def together(tables: Sequence[pa.Table], layout: Layout, with_current: bool = False) -> pa.Table:
+    """Return the rows of all tables as one, with the column `current` if that is asked for."""
     some = []
     for table in tables:
         if table.num_rows and with_current and CURRENT not in table.column_names:
@@ -62,7 +63,7 @@ def fold(
 
     With the column `current` a key's is that of the newest table which has the key; the oldest comes first.
     """
-    table = _together(tables, layout, with_current)
+    table = together(tables, layout, with_current)
     if table.num_rows == 0:
         return table
     starts = as_numpy(table, "start")
@@ -115,7 +116,7 @@ def _newest(current: pa.Array, order: RowOrder, begins_key: NDArray[np.bool_], f
 
 def fold_keys(tables: Sequence[pa.Table], layout: Layout) -> pa.Table:
     """Return one row per key, or per session of a key: the fold of all its rows, with the start of the first."""
-    table = _together(tables, layout)
+    table = together(tables, layout)
     if table.num_rows == 0:
         return table
     order, first = sort(table, layout)
@@ -142,7 +143,7 @@ def reduce(table: pa.Table, order: RowOrder, first: NDArray[np.bool_], layout: L
 def _heads(table: pa.Table, order: RowOrder, begins: NDArray[np.intp], layout: Layout) -> pa.Table:
     """Return the first row of each segment, with the place in the order of messages that the whole segment has."""
     if not layout.places_last:
-        return table.take(pa.array(begins if order is None else order[begins]))
+        return rows_of(table, begins if order is None else order[begins])
     lasts = np.append(begins[1:], table.num_rows) - 1
     first, last = (pa.array(rows if order is None else order[rows]) for rows in (begins, lasts))
     return pa.table({name: table[name].take(last if name in ORDER else first) for name in table.column_names})

@@ -24,6 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from monoids import First, Last, Monoid
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import sizes
 from persistent_state.partials.since import Since
 from persistent_state.partials.so_far import SoFar
@@ -42,6 +43,8 @@ ID = "id"
 """A column that says which message a row is, where messages count once; null if it is of several, or of one without an id."""
 
 ORDER = ("time", "channel", "position", "strand", "number")
+NAMES = ("channel", "strand")
+"""Those that are names, of which many rows have the same."""
 ORDER_TYPES = (pa.int64(), pa.string(), pa.int64(), pa.string(), pa.int32())
 
 
@@ -114,6 +117,14 @@ class Kind(ABC):
     def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Return clocks in (after, upto] at which a row, or a window that it is in, may end, with the number of the row."""
         return np.array([], np.intp), np.array([], np.int64)
+
+    def may_end(self, first: int, last: int, after: int, upto: int) -> bool:
+        """Return whether `ends` may give anything for rows of which the least start is `first` and the greatest is `last`."""
+        return self.expires
+
+    def all_ended(self, clock: int) -> int:
+        """Return a time so that of messages below it nothing ends after the clock. A kind that tells by starts has none."""
+        return BEGINNING
 
     def with_sums(self, table: pa.Table, layout: Layout) -> pa.Table:
         """Return rows of a run with the sums that a run keeps beside them."""

@@ -103,6 +103,9 @@ class Versions(Kind):
     def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         return those_within(self._ends(table), after, upto)
 
+    def may_end(self, first: int, last: int, after: int, upto: int) -> bool:
+        return self.ttl is not None
+
     def state(self, levels: Levels, layout: Layout, clock: int) -> pa.Table:
         rows = fold.fold_keys(levels, layout)
         return _shown(rows.filter(pa.array(self._is_there(rows, clock))), layout)

@@ -55,6 +55,11 @@ class Panes(Kind):
         begins = np.repeat(first - (np.cumsum(counts) - counts) * step, counts) + np.arange(counts.sum()) * step
         return np.repeat(np.arange(len(starts)), counts), begins + size
 
+    def may_end(self, first: int, last: int, after: int, upto: int) -> bool:
+        size, step = self.windows.size, self.windows.slide
+        lowest = max((first - size) // step, (after - size) // step) + 1
+        return lowest <= min(last // step, (upto - size) // step)
+
     def with_sums(self, table: pa.Table, layout: Layout) -> pa.Table:
         """Return the rows. If windows are wide, add the sums from which a window is put together, however many panes it has."""
         # Only numbers are summed up in advance: what grows, as sets do, would take room for each pane's sum again.

@@ -63,6 +63,13 @@ class Sessions(Kind):
     def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], Times]:
         return those_within(self._ends(table), after, upto)
 
+    def may_end(self, first: int, last: int, after: int, upto: int) -> bool:
+        # No message is before the start of its row. How far one may be behind it, a run does not tell.
+        return first + self.gap <= upto
+
+    def all_ended(self, clock: int) -> int:
+        return clock - self.gap + 1
+
     def expiry(self, table: pa.Table, layout: Layout) -> Times:
         ends = self._ends(table)
         if layout.once is None or len(table) == 0:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from persistent_state.partials import keys, sizes
-from persistent_state.partials.layout import ORDER, Layout, RowOrder, as_numpy, one_chunk
+from persistent_state.partials.layout import NAMES, ORDER, Layout, RowOrder, as_numpy, one_chunk
 
 
 def sort(table: pa.Table, layout: Layout) -> tuple[RowOrder, NDArray[np.bool_]]:
@@ -73,9 +75,34 @@ def _ranks(column: pa.Array) -> NDArray[np.int64]:
 def _order(hashes: NDArray[np.uint64], times: NDArray[np.int64], layout: Layout) -> NDArray[np.intp]:
     if layout.kind.in_time == "start" and not layout.is_ordered:
         return order_by_hash(hashes, times)
+    if _is_of_few_runs(hashes) and (order := merged(hashes, times)) is not None:
+        return order
     # Starts of intervals are few; times of messages nearly all differ, and it is several times faster to sort by them first.
     by_time = order_by_time(times)
     return by_time[order_by_hash(hashes[by_time], times[by_time])]
+
+
+def merged(hashes: NDArray[np.uint64], times: NDArray[np.int64]) -> NDArray[np.intp] | None:
+    """Return the rows of sorted tables by (hash, time), those equal in both as they came; None if there is no room for it."""
+    by_hash = order_by_hash(hashes, np.zeros(len(hashes), np.int64))
+    number = np.cumsum(~_same_hashes(hashes[by_hash]))
+    first, bits = int(times.min()), (int(times.max()) - int(times.min())).bit_length()
+    if int(number[-1]).bit_length() + bits > 63:
+        return None
+    places = number << bits | (times - first)[by_hash]
+    if np.all(places[1:] >= places[:-1]):
+        return by_hash
+    return by_hash[np.argsort(places, kind="stable")]
+
+
+def _is_of_few_runs(numbers: NDArray[Any]) -> bool:
+    """Return whether numbers are so few that rise, one behind the other, that it is faster to merge than to sort them."""
+    return int(np.count_nonzero(numbers[1:] < numbers[:-1])) < len(numbers) >> 8
+
+
+def _sort(numbers: NDArray[np.uint64]) -> None:
+    """Sort numbers where they stand. Those that rise in few runs are merged, several times as fast as others are sorted."""
+    numbers.sort(kind="stable" if _is_of_few_runs(numbers) else None)
 
 
 def order_by_time(times: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -86,7 +113,7 @@ def order_by_time(times: NDArray[np.int64]) -> NDArray[np.intp]:
         return np.argsort(times, kind="stable")
     packed = (times - first).astype(np.uint64) << np.uint64(row_bits)
     packed |= np.arange(len(times), dtype=np.uint64)
-    packed.sort()
+    _sort(packed)
     packed &= np.uint64((1 << row_bits) - 1)
     return packed.view(np.intp)
 
@@ -116,6 +143,24 @@ def taken(column: pa.Array, order: RowOrder) -> pa.Array:
         return column.take(pa.array(order))
 
 
+def rows_of(table: pa.Table, rows: NDArray[np.intp]) -> pa.Table:
+    """Return rows of a table, by their numbers."""
+    numbers = pa.array(rows)
+    with sizes.within_arrow():
+        columns = [
+            _names_taken(one_chunk(column), numbers) if name in NAMES else column.take(numbers)
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        ]
+    return pa.table(columns, schema=table.schema)
+
+
+def _names_taken(column: pa.Array, numbers: pa.Array) -> pa.Array:
+    """Return values of a column that has few different ones. To move texts takes ten times as long as to move numbers."""
+    if len(column) and pc.all(pc.equal(column, column[0])).as_py():
+        return pa.repeat(column[0], len(numbers))
+    return column.dictionary_encode().take(numbers).cast(column.type)
+
+
 def order_by_hash(hashes: NDArray[np.uint64], starts: NDArray[np.int64]) -> NDArray[np.intp]:
     """Return the rows by (hash, start), those equal in both as they came.
 
@@ -133,7 +178,7 @@ def order_by_hash(hashes: NDArray[np.uint64], starts: NDArray[np.int64]) -> NDAr
     packed |= hashes & ~((np.uint64(1) << below) - np.uint64(1))
     if start_bits:
         packed |= np.searchsorted(some, starts).astype(np.uint64) << np.uint64(row_bits)
-    packed.sort()
+    _sort(packed)
     packed &= np.uint64((1 << row_bits) - 1)
     order = packed.view(np.intp)
     in_order = hashes[order]

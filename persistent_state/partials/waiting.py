@@ -5,6 +5,7 @@ A row is never folded with another. It is given once, at the first clock above i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from persistent_state.partials import fold
 from persistent_state.partials.evolve import Evolving, plain
 from persistent_state.partials.layout import Kind, Layout, Levels, RowOrder, as_numpy, below, from_clock, those_within
 from persistent_state.partials.since import Since
+from persistent_state.partials.sort import rows_of, sort
 from persistent_state.windows import MOMENT
 
 
@@ -76,13 +78,17 @@ class Waiting(Kind):
     def ends(self, table: pa.Table, after: int, upto: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         return those_within(self._ends(table), after, upto)
 
+    def may_end(self, first: int, last: int, after: int, upto: int) -> bool:
+        stay = 1 + self.back
+        return first + stay <= upto and last + stay > after
+
     def state(self, levels: Levels, layout: Layout, clock: int) -> pa.Table:
         """Return no row: at a clock, none that is below it waits."""
         return _shown(layout.schema.empty_table(), layout)
 
     def values(self, levels: Levels, layout: Layout, since: Since, clock: int, floor: int) -> pa.Table:
         """Return the rows that the clock has passed since, by key, those of a key in their order."""
-        return _shown(passed(levels, layout, max(since.clock, floor), clock), layout)
+        return _shown(rows_passed(levels, layout, max(since.clock, floor), clock), layout)
 
     def _ends(self, table: pa.Table) -> NDArray[np.int64]:
         """Return the first clock at which each row is not needed any more."""
@@ -92,9 +98,25 @@ class Waiting(Kind):
 
 def passed(levels: Levels, layout: Layout, low: int, high: int) -> pa.Table:
     """Return the rows of a span of time with all their columns, by key, those of a key in their order."""
-    return fold.fold_keys([below(from_clock(level, low), high) for level in levels], layout)
+    return _passed(levels, layout, low, high, layout.schema.names)
+
+
+def rows_passed(levels: Levels, layout: Layout, low: int, high: int) -> pa.Table:
+    """Return what `passed` does, without the columns that only say what the order is."""
+    return _passed(levels, layout, low, high, _row_columns(layout))
+
+
+def _passed(levels: Levels, layout: Layout, low: int, high: int, columns: Sequence[str]) -> pa.Table:
+    table = fold.together([below(from_clock(level, low), high) for level in levels], layout)
+    order = sort(table, layout)[0] if len(table) else None
+    table = table.select(columns)
+    return table if order is None else rows_of(table, order)
+
+
+def _row_columns(layout: Layout) -> list[str]:
+    return ["hash", *layout.key_names, "start", "value"]
 
 
 def _shown(rows: pa.Table, layout: Layout) -> pa.Table:
-    names = ["hash", *layout.key_names, "start", "value"]
+    names = _row_columns(layout)
     return rows.select(names).rename_columns([MOMENT if name == "start" else name for name in names])

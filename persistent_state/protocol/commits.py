@@ -175,6 +175,23 @@ def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach, now: int, step: Step 
     return replace(basis, grounds=grounds, reach=reach)
 
 
+def plan_step(entry: Entry, flow: FlowPlan, step: Step, now: int) -> Basis:
+    """Return the basis of a step that is no micro-batch of a query.
+
+    The shards of a query know from its last micro-batch which runs they hold. Those of a step know nothing, so the first part
+    takes that along, too, to each shard its own: else each of them would read the log.
+    """
+    basis = plan_batch(entry, flow, Reach(entry.flows[step.flow].source.next_positions), now, step)
+    grounds = {
+        name: tuple(
+            replace(ground, held=shard.runs)
+            for ground, shard in zip(of_shards, entry.tasks[name].stored.in_shards(entry.shards), strict=True)
+        )
+        for name, of_shards in basis.grounds.items()
+    }
+    return replace(basis, grounds=grounds)
+
+
 def plan_part(entry: Entry, flow: FlowPlan, reach: Reach, now: int) -> Basis:
     """Return what `plan_batch` does for a part that is not the first."""
     known, tasks = flow_by(entry, flow), entry.tasks_of(flow.id)

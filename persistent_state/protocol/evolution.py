@@ -42,20 +42,21 @@ def misfit(plan: Plan, newest: Entry) -> str | None:
         if join is not None and len(each.path) == 1 and each.after is None:
             if is_moved(join.pair, each.path[0]):
                 return (
-                    f"task={plan.name}: rows wait, and their inputs have other columns now; give them those of before until "
+                    f"task={plan.named}: rows wait, and their inputs have other columns now; give them those of before until "
                     "all are joined."
                 )
         elif isinstance(plan.task, Messages) and len(each.path) == 1 and each.after is None:
-            return f"task={plan.name}: messages of input={each.path[0]!r} wait; give the task this input until it has them all."
+            given = f"input={each.path[0]!r}"
+            return f"task={plan.named}: messages of {given} wait; give the task this input until it has them all."
         if each.path == EVERYTHING:
-            return f"task={plan.name}: its values were written as {_name(plan, newest)}, which can get no other type."
+            return f"task={plan.named}: its values were written as {_name(plan, newest)}, which can get no other type."
         if each.after is not None:
             wait = (
                 ", or let the code of before process the messages that wait" if isinstance(plan.task, Messages) else ""
             )
             field = ".".join(filter(None, each.path))
             return (
-                f"task={plan.name}: the field {field!r} was written as {name_of(each.before)}, and is "
+                f"task={plan.named}: the field {field!r} was written as {name_of(each.before)}, and is "
                 f"{name_of(each.after)} now, which does not have all these values; give the field another name{wait}."
             )
     return None

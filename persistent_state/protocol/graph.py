@@ -9,6 +9,7 @@ and is committed by one entry. Invariants:
 - A derived flow steps to a clock once every task that feeds it is there. Both clocks of a step are kept apart until it is
   committed, so the log fixes what a step reads. A flow that was left out visits each retained clock on its way, since its
   upstream tasks can be read at these.
+- A task that windows, emitted rows or pairs feed has what no state has any more. It begins again only if it is named itself.
 - When all derived flows have come to the next clock, it becomes the global clock. So the state of each derived task at the
   global clock is made of the states of the tasks that feed it at the same clock.
 """
@@ -16,16 +17,19 @@ and is committed by one entry. Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from persistent_state.batch.changes import span_of
+from persistent_state.batch.changes import read, span_of
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.spans import Span
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.event_time.inputs import INPUT
+from persistent_state.formatting import full_clock
 from persistent_state.protocol import refusals
-from persistent_state.sources.tasks import InOrder
+from persistent_state.sources.base import Chunk
+from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted, InOrder
 from persistent_state.store.entry import Entry, common_clock
 from persistent_state.store.flow_state import FlowState, Upstream
 from persistent_state.store.task_state import TaskState
@@ -38,10 +42,13 @@ def reset_and_rebuilt(
 
     Beside those of `rebuild` it rebuilds derived tasks that are named in `reset`, or can't go on from their state: if their
     inputs or their version are others than before, or if a task that feeds them starts over, or did so while they were away.
-    One that a source feeds, too, must be named.
+
+    One that a source feeds, too, must be named, and so must one that can't be built from the state of the tasks that feed it:
+    what it was given is gone. To name the task that feeds it is no word for that. What is built from state lacks nothing
+    afterwards, but this one loses a history that nobody else has. A start that was refused can be made again.
 
     Raises:
-        InvalidInputError: A task that a source feeds, or fed, can't go on and is not named.
+        InvalidInputError: A task that a source feeds, or fed, can't go on and is not named, or one that would lose what it has.
     """
     to_rebuild, known = {*rebuild}, newest.tasks if newest else {}
     derived = ((flow.is_in_order, plan) for flow in wanted for plan in flow.tasks if plan.upstream)
@@ -56,15 +63,67 @@ def reset_and_rebuilt(
         if plan.source_inputs or not newest.flow_of(plan.name).is_derived:
             if plan.name not in (*reset, *rebuild) and (starts_over or not is_fed_alike):
                 raise InvalidInputError(
-                    f"task={plan.name} is or was fed by a source, and by tasks that start over or are others now, so it can't "
-                    f"go on. {refusals.WAYS.format(plan.name)}"
+                    f"task={plan.named} is or was fed by a source, and by tasks that start over or are others now, so it can't "
+                    f"go on. {refusals.ways(plan)}"
                 )
-        elif is_in_order and plan.name in reset and plan.upstream[INPUT].task in reset:
-            # Its messages start from zero at the global clock, and so does it.
+        elif is_in_order and plan.name in reset and plan.upstream[INPUT].task in {*reset} - to_rebuild:
+            # Its messages, which a source feeds, start from zero at the global clock, and so does it.
             continue
         elif plan.name in reset or starts_over or not is_fed_alike:
+            # All tasks of the graph that an ordered task is are named with it.
+            names = {plan.name, plan.upstream[INPUT].task} if is_in_order else {plan.name}
+            is_named = not names.isdisjoint((*reset, *rebuild))
+            if not is_named and not is_made_of_state(plan) and _has_something(newest, plan.name):
+                why = _what_is_other(plan, newest, {*to_rebuild, *reset})
+                raise InvalidInputError(_would_lose(plan, why, newest.clock))
             to_rebuild.add(plan.name)
     return {*reset} - (to_rebuild - {*rebuild}), to_rebuild
+
+
+def is_made_of_state(plan: Plan) -> bool:
+    """Return whether a task is made of the state of the tasks that feed it, so that it can be built again from that."""
+    is_fed_changes = all(isinstance(source, Changes) for source in plan.upstream.values())
+    return is_fed_changes and plan.takes_back and not plan.source_inputs
+
+
+def begins_with(plan: Plan, clock: int) -> str:
+    """Return in words what a derived task begins with that begins at the global clock."""
+    parts = []
+    for source in plan.upstream.values():
+        if isinstance(source, Changes):
+            parts.append(f"the state of {source.task}" if plan.takes_back else f"a row for each key of {source.task}")
+        elif isinstance(source, ClosedWindows):
+            parts.append(f"the windows of {source.task} that close after clock={full_clock(clock)}")
+        elif isinstance(source, Emitted):
+            parts.append(f"the rows that {source.by} emits after clock={full_clock(clock)}")
+        else:
+            parts.append(f"the messages after clock={full_clock(clock)}")
+    return " and ".join(parts)
+
+
+def _has_something(newest: Entry, name: str) -> bool:
+    """Return whether a task has taken anything that stays. Above the global clock all comes again."""
+    return newest.clock > BEGINNING and newest.flow_of(name).visited > BEGINNING
+
+
+def _what_is_other(plan: Plan, newest: Entry, start_over: Collection[str]) -> str:
+    """Return in words why a derived task can't go on."""
+    identity = newest.tasks[plan.name].identity
+    for what in ("version", "inputs"):
+        if identity.get(what) != plan.identity.get(what):
+            return f"the store was written with another {what}"
+    sources = (source.task for source in plan.upstream.values())
+    if over := next((task for task in sources if task in start_over), None):
+        return f"task={over}, which feeds it, starts over"
+    return "a task that feeds it has started over without it"
+
+
+def _would_lose(plan: Plan, why: str, clock: int) -> str:
+    name = plan.named
+    return (
+        f"task={name} can't go on, as {why}, and what it has taken can't be given to it again. Name it in "
+        f'reset=["{name}"] of run or start, and it loses what it has and begins with {begins_with(plan, clock)}.'
+    )
 
 
 def upstream_of(plan: Plan, tasks: Mapping[str, TaskState]) -> dict[str, Upstream]:
@@ -113,6 +172,11 @@ def pins(entry: Entry) -> set[int]:
     return {entry.clock, *common, *(flow.visited for _, flow in _derived(entry))}
 
 
+def is_in_order(entry: Entry, task: str) -> bool:
+    """Return whether a task processes in order the messages that wait in another."""
+    return any(InOrder.kind in source for source in entry.tasks[task].identity.get("inputs", {}).values())
+
+
 def processed(entry: Entry) -> dict[str, int]:
     """Return for tasks in which messages wait the clock up to which the tasks that process them in order have done so."""
     found = dict[str, int]()
@@ -139,6 +203,24 @@ def spans(entry: Entry, flow: FlowPlan, step: Step) -> list[tuple[str, Span]]:
     found = []
     for name, source in flow.first.upstream.items():
         for shard, runs in enumerate(entry.tasks[source.task].stored.in_shards(entry.shards)):
-            span = span_of(flow, source, shard, runs, step, entry)
+            span = span_of(flow, name, shard, runs, step, entry)
             found += [(name, span)] if span.may_give(flow.first.feeders[name]) else []
     return found
+
+
+@dataclass(frozen=True)
+class Given:
+    """What other tasks have given that one part of a micro-batch or step reads: spans of their shards, by input."""
+
+    spans: tuple[tuple[str, Span], ...]
+
+    def read(self, fed: Plan) -> Iterator[Chunk]:
+        """Yield what the spans have for the flow of this task."""
+        for name, span in self.spans:
+            yield from read(fed, name, span)
+
+
+def in_parts(spans: Sequence[tuple[str, Span]], most: int) -> list[Given]:
+    """Return the spans that each part reads, in at most so many parts of about as many spans."""
+    parts = min(len(spans), most)
+    return [Given(tuple(spans[part::parts])) for part in range(parts)]

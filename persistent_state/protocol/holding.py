@@ -15,6 +15,7 @@ from persistent_state.formatting import show_clock
 from persistent_state.protocol import graph
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
+from persistent_state.task import messages_of
 
 STEP = "step"
 """A derived task has a step to take."""
@@ -46,11 +47,12 @@ class Holder:
     """The task and the channel that the global clock waits for, and why. Clocks are microseconds UTC.
 
     Attributes:
-        task: The task; of a flow of several the first.
+        task: The task as the log has it; of a flow of several the first.
         input: The name of the task's input; "" for an only one.
         channel: The channel of the input; None if it is a task, or if no channel is known.
         why: One of the reasons of this module.
         at: The newest timestamp of the channel, or the clock to which the task has to step; None if there is neither.
+        named: The task as its user knows it, if the log has another name for it.
     """
 
     task: str
@@ -58,6 +60,7 @@ class Holder:
     channel: str | None
     why: str
     at: int | None
+    named: str = ""
 
     @property
     def words(self) -> str:
@@ -72,24 +75,28 @@ class Holder:
             BEHIND: f": the newest message of {channel} is of {show_clock(self.at)}",
             READ: f": all that was read of {source} is below its clock, and takes a newer message to move it",
         }[self.why]
-        return f"task={self.task}{reason}"
+        return f"task={self.named or self.task}{reason}"
 
 
-def holder(entry: Entry, settings: Settings | None = None) -> Holder | None:
+def holder(entry: Entry, settings: Mapping[str, Settings] | None = None) -> Holder | None:
     """Return what the global clock of an entry waits for; None if all channels are idle or have ended.
 
-    `settings` tell after which time a silent channel of an input is idle; None if that is not known.
+    `settings`, by task, tell after which time a silent channel of an input is idle; None if that is not known.
     """
     # The id of a flow is the name of its first task.
-    active = sorted({task.flow for task in entry.tasks.values() if task.active})
-    found = [slowest(entry, id, settings) for id in active if entry.flows[id].progress.holds]
-    held = min(
-        (one for one in found if one is not None),
-        key=lambda one: (entry.flow_of(one.task).progress.clock, BEGINNING if one.at is None else one.at),
-        default=None,
-    )
+    active = {task.flow for task in entry.tasks.values() if task.active}
+    by_clock = dict[int, list[str]]()
+    for id in sorted(id for id in active if entry.flows[id].progress.holds):
+        by_clock.setdefault(entry.flows[id].progress.clock, []).append(id)
+    held, clock = None, BEGINNING
+    # Only the channels of flows at the least clock are looked at: there may be many flows, each with many channels.
+    for clock in sorted(by_clock):
+        found = (slowest(entry, id, settings) for id in by_clock[clock])
+        held = min((one for one in found if one is not None), key=_place, default=None)
+        if held is not None:
+            break
     # A flow that catches up with the global clock takes longer than any step.
-    if held is not None and entry.flow_of(held.task).progress.clock < entry.clock:
+    if held is not None and clock < entry.clock:
         return held
     step = min(graph.due(entry), key=lambda one: (one.since, one.flow), default=None)
     if step is None:
@@ -97,21 +104,31 @@ def holder(entry: Entry, settings: Settings | None = None) -> Holder | None:
     return Holder(step.flow, next(iter(entry.flows[step.flow].upstream)), None, STEP, step.clock)
 
 
+def _place(holder: Holder) -> int:
+    return BEGINNING if holder.at is None else holder.at
+
+
+def _named(entry: Entry, task: str) -> str:
+    """Return the ordered task whose messages wait in a task; "" if there is none."""
+    return next((name for name in entry.tasks if messages_of(name) == task and graph.is_in_order(entry, name)), "")
+
+
 def sentence(holder: Holder | None) -> str:
     """Return what the global clock waits for as a sentence."""
     return f"The global clock waits for {NOTHING if holder is None else holder.words}."
 
 
-def slowest(entry: Entry, task: str, settings: Settings | None = None) -> Holder | None:
+def slowest(entry: Entry, task: str, settings: Mapping[str, Settings] | None = None) -> Holder | None:
     """Return the channel that holds the clock of a task's flow; None if no source feeds it, or no channel is live."""
     flow = entry.flow_of(task)
     inputs = {name: source.channels for name, source in flow.inputs.items()}
     if not inputs:
         return None
-    first = next(iter(inputs))
+    named, first = _named(entry, task), next(iter(inputs))
     if flow.progress.batch == 0 and flow.progress.holds:
-        return Holder(task, first, None, UNREAD, None)
-    idle_after = {name: None if settings is None else settings.of(name).idle_after for name in inputs}
+        return Holder(task, first, None, UNREAD, None, named)
+    own = settings.get(task) if settings else None
+    idle_after = {name: None if own is None else own.of(name).idle_after for name in inputs}
     live = {
         (name, channel): state
         for name, channels in inputs.items()
@@ -119,9 +136,9 @@ def slowest(entry: Entry, task: str, settings: Settings | None = None) -> Holder
     }
     if not live:
         is_known = any(inputs.values()) or not flow.progress.holds
-        return None if is_known else Holder(task, first, None, UNHEARD, None)
+        return None if is_known else Holder(task, first, None, UNHEARD, None, named)
     (name, channel), why = _slowest(live, flow, entry.interval)
-    return Holder(task, name, channel, why, live[name, channel].newest)
+    return Holder(task, name, channel, why, live[name, channel].newest, named)
 
 
 def _slowest(live: Mapping[tuple[str, str], Channel], flow: FlowState, interval: int) -> tuple[tuple[str, str], str]:

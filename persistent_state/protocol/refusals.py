@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from persistent_state.batch.in_order import EmittedRows, Messages, States
 from persistent_state.batch.plan import Plan, folded
 from persistent_state.errors import InvalidInputError
+from persistent_state.event_time.inputs import INPUT
 from persistent_state.formatting import show_identity
 from persistent_state.partials.evolve import Evolving
 from persistent_state.protocol import evolution
+from persistent_state.sources.tasks import Changes, InOrder
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
 
@@ -18,7 +19,22 @@ WAYS = (
     'Name it in rebuild=["{0}"] of run or start, and it is rebuilt from the beginning of its source, while the global '
     'clock waits. Under another name, or with reset=["{0}"], it starts from zero at the global clock, without older messages.'
 )
-"""The ways out for a task that can't go on."""
+"""The ways out for a task that a source feeds, and that can't go on."""
+
+
+def ways(plan: Plan) -> str:
+    """Return the ways out for a task that can't go on."""
+    name, sources = plan.named, plan.upstream.values()
+    if plan.source_inputs:
+        return WAYS.format(name)
+    if any(isinstance(source, InOrder) for source in sources):
+        return ways(plan.feeders[INPUT])
+    named = f'Name it in reset=["{name}"] of run or start, and it'
+    if not all(isinstance(source, Changes) for source in sources):
+        return f"{named} begins with what its upstream tasks give from now on, and lacks what they gave before."
+    if not plan.takes_back:
+        return f"{named} begins with one row for each key that there is now, and lacks what changed before."
+    return f"{named} is rebuilt from the state of its upstream tasks."
 
 
 def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], rebuild: Collection[str]) -> None:
@@ -31,7 +47,7 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
     for argument, names in (("reset", reset), ("rebuild", rebuild)):
         for name in names:
             if name not in {plan.name for plan in plans}:
-                added = ", ".join(plan.name for plan in plans)
+                added = ", ".join(dict.fromkeys(plan.named for plan in plans))
                 raise InvalidInputError(f"{argument} names task={name}, which is not added; the tasks are {added}.")
     if both := sorted({*reset} & {*rebuild}):
         raise InvalidInputError(f"task={both[0]} is named in reset and in rebuild; name it in one of them.")
@@ -43,13 +59,13 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
         if plan.name not in (*reset, *rebuild):
             assert newest is not None
             _check_identity(plan, newest)
-            _check_inputs(plan, newest.flow_of(plan.name))
+            _check_inputs(plan, newest.flow_of(plan.name), known.ended)
         outputs = known.outputs
         before = {*outputs.retired, *((*outputs.delivered, *outputs.left) if plan.name in rebuild else ())}
         for output in plan.outputs:
             if output in before:
                 raise InvalidInputError(
-                    f"task={plan.name} is rebuilt, and sink={output!r} has what it was before; give it another place, or "
+                    f"task={plan.named} is rebuilt, and sink={output!r} has what it was before; give it another place, or "
                     "a function another name: ValuesAtClock(function, name=...)."
                 )
 
@@ -68,12 +84,19 @@ def _check_names(newest: Entry | None, plans: Sequence[Plan]) -> None:
             )
 
 
-def _check_inputs(plan: Plan, known: FlowState) -> None:
+def _check_inputs(plan: Plan, known: FlowState, ended: Collection[str]) -> None:
+    for name in (*plan.source_inputs, *plan.upstream):
+        if name in ended:
+            raise InvalidInputError(
+                f"task={plan.named} is given the input {name!r} again, which has ended by without=[{name!r}], and whose rows "
+                "are in the state; leave it out. An input of another name is a new one: rows of it below the global clock "
+                "come late."
+            )
     for name in known.inputs:
         if name not in plan.source_inputs and name not in plan.without:
             raise InvalidInputError(
-                f"task={plan.name} had the input {name!r}, and has {', '.join(map(repr, plan.source_inputs))} now; give it the "
-                f"input again, or end it for ever by without=[{name!r}] of add. An input of another name is a new one."
+                f"task={plan.named} had the input {name!r}, and has {', '.join(map(repr, plan.source_inputs))} now; give it "
+                f"the input again, or end it for ever by without=[{name!r}] of add. An input of another name is a new one."
             )
 
 
@@ -84,19 +107,12 @@ def _check_identity(plan: Plan, newest: Entry) -> None:
         is_same = _without_type(written) == _without_type(wanted) if evolves and what == "monoid" else written == wanted
         if not is_same:
             raise InvalidInputError(
-                f"task={plan.name}: the store was written with {what}={show_identity(written)}, the task has "
-                f"{show_identity(wanted)}. {WAYS.format(_named(plan))}"
+                f"task={plan.named}: the store was written with {what}={show_identity(written)}, the task has "
+                f"{show_identity(wanted)}. {ways(plan)}"
             )
     if evolves and (why := evolution.misfit(plan, newest)):
-        ways = WAYS.format(_named(plan))
-        raise InvalidInputError(" ".join((why, ways)))
+        raise InvalidInputError(" ".join((why, ways(plan))))
 
 
 def _without_type(monoid: Any) -> dict[str, Any]:
     return {name: part for name, part in monoid.items() if name != "type"}
-
-
-def _named(plan: Plan) -> str:
-    """Return the name by which a user knows a task: of the tasks of the graph that an ordered task is, that task's."""
-    task = plan.task
-    return task.ordered.task_name if isinstance(task, (Messages, States, EmittedRows)) else plan.name

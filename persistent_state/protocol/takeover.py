@@ -91,7 +91,7 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
         some: list[TaskGroup] = []
         if newest and continued:
             for group in flows.divided(newest, continued):
-                _check_return(newest, group, from_windows=flow.is_fed_by_windows)
+                _check_return(newest, group, flow)
                 _check_between(flow, group, clock)
                 back = restore.restored(files, group, flow.first, clock, intervals, start.shards, start.now)
                 some.append(_as_planned(back, plans, newest))
@@ -110,7 +110,7 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
             begin = clock if any(plan.name in start.reset for plan in rebuilt) else BEGINNING
             some = [*some, _rebuilt(flow, _all_born(rebuilt, newest, start, begin), clock, sees_all)]
         tasks = {name: task for group in groups for name, task in group.tasks.items()}
-        some = [_fed(group, flow, graph.upstream_of(flow.first, tasks)) for group in some]
+        some = [_fed(group, flow, graph.upstream_of(flow.first, tasks), clock) for group in some]
         groups += [_in_order(group, plans) for group in some]
     if newest:
         taken = {name for flow in wanted for name in flow.by_name}
@@ -145,22 +145,34 @@ def _id(group: TaskGroup) -> str:
     return next(iter(group.tasks))
 
 
-def _fed(group: TaskGroup, plan: FlowPlan, upstream: Mapping[str, Upstream]) -> TaskGroup:
-    """Return the group with the inputs that it has in this start. A source that is new is read from its beginning.
+def _fed(group: TaskGroup, plan: FlowPlan, upstream: Mapping[str, Upstream], clock: int) -> TaskGroup:
+    """Return the group with the inputs that it has in this start at the global `clock`.
+
+    A source that is new is read from its beginning. What lies below the clock of the flow comes late.
 
     Raises:
         InvalidInputError: The group would lack what its upstream tasks gave.
     """
+    if group.flow.is_derived and not plan.is_derived:
+        group = _with_sources(group, clock)
     flow = group.flow
-    if flow.is_derived and not plan.is_derived:
-        # Its clock was that of its steps. From now on sources may take it further than these.
-        flow = replace(flow, stepped=flow.progress.clock)
     if flow.upstream and plan.is_derived and flow.visited < flow.progress.clock:
         raise InvalidInputError(
             f"{plan.title} has yet to take what other tasks gave up to clock={full_clock(flow.progress.clock)}; start it with "
             "the inputs that it had until it has, and end them then."
         )
     return replace(group, flow=replace(flow.with_inputs(plan.first.source_inputs), upstream=upstream))
+
+
+def _with_sources(group: TaskGroup, clock: int) -> TaskGroup:
+    """Return a derived group as one that sources feed, too, given the global clock."""
+    stepped = group.flow.progress.clock
+    if stepped > BEGINNING:
+        # Its clock was that of its steps. From now on sources may take it further than these.
+        return replace(group, flow=replace(group.flow, stepped=stepped))
+    # It has yet to be built from state. As for any new task, what its sources have below the global clock is late.
+    tasks = {name: replace(task, stored=StoredState((clock,))) for name, task in group.tasks.items()}
+    return TaskGroup(replace(group.flow, progress=FlowProgress(clock)), _readable_at(clock, tasks))
 
 
 def _in_order(group: TaskGroup, plans: Mapping[str, Plan]) -> TaskGroup:
@@ -171,7 +183,10 @@ def _in_order(group: TaskGroup, plans: Mapping[str, Plan]) -> TaskGroup:
 def _as_planned(group: TaskGroup, plans: Mapping[str, Plan], newest: Entry) -> TaskGroup:
     """Return the group with the outputs, and the types of values, that its tasks have in this start."""
     tasks = {
-        name: replace(task, outputs=task.outputs.at_restart(plans[name].outputs)) for name, task in group.tasks.items()
+        name: replace(task, outputs=task.outputs.at_restart(plans[name].outputs)).end_inputs(
+            input for input in newest.flow_of(name).inputs if input not in plans[name].source_inputs
+        )
+        for name, task in group.tasks.items()
     }
     return replace(group, tasks={name: evolution.evolved(plans[name], task, newest) for name, task in tasks.items()})
 
@@ -184,7 +199,7 @@ def _left_out(files: Files, group: TaskGroup, clock: int, start: _Start) -> Task
     return replace(back, tasks={name: replace(task, active=False) for name, task in back.tasks.items()})
 
 
-def _check_return(newest: Entry, group: TaskGroup, from_windows: bool) -> None:
+def _check_return(newest: Entry, group: TaskGroup, flow: FlowPlan) -> None:
     """Refuse tasks that come back after their clock was left behind.
 
     The source delivers again what they missed. But what they once read is not remembered for ever. One that has read nothing
@@ -195,12 +210,13 @@ def _check_return(newest: Entry, group: TaskGroup, from_windows: bool) -> None:
     """
     own, oldest = group.flow.visited, min(newest.retained, default=BEGINNING)
     # A flow that sources and tasks feed may have come further by its sources.
-    is_left_behind = any(at < oldest and (from_windows or at > BEGINNING) for at in (own, group.flow.progress.clock))
+    clocks = own, group.flow.progress.clock
+    is_left_behind = any(at < oldest and (flow.is_fed_by_windows or at > BEGINNING) for at in clocks)
     for name, task in group.tasks.items():
         if not task.active and is_left_behind:
             raise InvalidInputError(
-                f"task={name} left at clock={full_clock(own)}, and the oldest that is retained is {full_clock(oldest)}. "
-                f"{refusals.WAYS.format(name)}"
+                f"task={flow.by_name[name].named} left at clock={full_clock(own)}, and the oldest that is retained is "
+                f"{full_clock(oldest)}. {refusals.ways(flow.by_name[name])}"
             )
 
 
@@ -217,7 +233,7 @@ def _check_between(flow: FlowPlan, group: TaskGroup, clock: int) -> None:
     if sees_each and not flow.first.takes_back and stands < clock:
         raise InvalidInputError(
             f"{flow.title} left at clock={full_clock(stands)}, and what changed from one time to the next since then is not "
-            f"told apart any more. {refusals.WAYS.format(flow.id)}"
+            f"told apart any more. {refusals.ways(flow.first)}"
         )
 
 

@@ -32,6 +32,7 @@ ADDED: dict[str, dict[str, Json]] = {
         "voided": {},
         "furthest": BEGINNING,
         "life": 0,
+        "ended": [],
         "retired": [],
         "left": [],
         "cut_at": {},
@@ -126,7 +127,12 @@ _FLOW = Parted(
 )
 
 _TASK = Parted(
-    Record("task", TaskState, _fields("identity", "born", "flow", "active", "life"), ADDED["task"]),
+    Record(
+        "task",
+        TaskState,
+        {**_fields("identity", "born", "flow", "active", "life"), "ended": _TUPLE},
+        ADDED["task"],
+    ),
     {
         "late_rows": _LATE_ROWS,
         "stored": Record("task", StoredState, {"cuts": _TUPLE, "shards": Numbered(_SHARD), "floor": _AS_IT_IS}),

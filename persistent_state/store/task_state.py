@@ -206,6 +206,9 @@ class TaskState:
     life: int = 0
     """The epoch of the start that built the task again from the beginning of its source; 0 if none did."""
 
+    ended: tuple[str, ...] = ()
+    """The inputs that have ended for ever since the task started from zero. Their rows stay in its state."""
+
     def is_at(self, clock: int, flow: FlowState) -> bool:
         """Return True if the state at this clock can be read from what is stored. `flow` is the task's."""
         if flow.upstream:
@@ -223,6 +226,10 @@ class TaskState:
             return True
         # Nothing can arrive below a clock that the task does not hold back.
         return not own.holds and clock > own.clock and clocks.clean_clock(clock, flow.coarse) == clock
+
+    def end_inputs(self, names: Iterable[str]) -> TaskState:
+        """Return the task when these inputs have ended."""
+        return replace(self, ended=tuple(dict.fromkeys((*self.ended, *names))))
 
     def files(self) -> Iterable[Stored]:
         """Yield every file that an entry names directly for the task, but not for its flow."""

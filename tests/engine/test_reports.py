@@ -5,21 +5,25 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from persistent_state import FileSource
+from persistent_state import Application, FileSource, OrderedTask
 from persistent_state.batch.combine import combine
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.engine.reports import EVERY, Reports, TaskReport
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
+from persistent_state.store.late_rows import LATE, NO_TIMESTAMP, UNFIT
 from persistent_state.store.log import Log
 from tests import core
+from tests.protocol.test_inputs import World
 from tests.words import SCHEMA, Words
 
 SEE = "See read_late_rows(store, 'app', {!r})"
@@ -40,7 +44,7 @@ class Run:
         self.log = Log(self.files, self.plan.application)
         self.entry = core.start(self.log, [self.plan])
         self.source.open([], {})
-        self.report = TaskReport(self.plan, self.entry, first=0)
+        self.report = TaskReport([self.plan], self.entry, first=0)
 
     def read(self, now: float = 0) -> str | None:
         """Read what there is to read in one micro-batch; what is said of it."""
@@ -54,7 +58,7 @@ class Run:
         sent = combine(flow, basis, 0, 1, chunks)
         self.entry = core.commit(self.log, self.plan, core.merged(self.plan, [sent]))
         messages = sent[1].counts.get("messages", 0)
-        return self.report.note(messages, self.entry.late_rows_of(self.plan.name).counts(), now)
+        return self.report.note(self.plan.name, messages, self.entry.late_rows_of(self.plan.name).counts(), now)
 
     def close(self) -> Entry:
         self.entry = commits.close(self.log, self.entry.epoch, now=0, keeping=Keeping())
@@ -107,7 +111,7 @@ def test_a_silent_channel_that_holds_the_clock_is_named(
     settings = Settings(10, ahead=2**62, idle_after=idle_after)
     plan = core.plan_of(Words(), SCHEMA, channel="word", settings=settings)
     log = Log(plan.files, plan.application)
-    reports = Reports("run", [plan], core.start(log, [plan]), True, lambda: None)
+    reports = Reports("run", [plan], core.start(log, [plan]), True, lambda progress: None)
     rows = pa.RecordBatch.from_pylist([{"ts": 5, "word": "a"}], SCHEMA)
     core.play(log, plan, rows, channels={"a": False, "b": False, "c": True})
     entry = core.play(log, plan, rows, channels={"a": False, "b": False, "c": True}, now=9)
@@ -194,7 +198,7 @@ def test_timestamps_of_another_unit_in_a_running_application_are_told_with_what_
     before.close()
     run = Run(write(tmp_path, "1.parquet", 1_767_225_601), Words(), before.files)
     run.plan = replace(run.plan, timestamp_unit=None)
-    run.report = TaskReport(run.plan, run.entry, first=0)
+    run.report = TaskReport([run.plan], run.entry, first=0)
     said = run.read() or ""
     assert "1 of 1 rows did not count: 1 'late' (" in said
     assert "; an int64 is microseconds, unless timestamp_unit says another unit)." in said
@@ -224,6 +228,44 @@ def test_rows_of_runs_before_are_not_told_again(tmp_path: Path) -> None:
     assert run.report.end(run.close(), is_whole=True)[0] == logging.INFO
 
 
+def test_rows_of_several_inputs_are_told_as_those_of_one() -> None:
+    world = World()
+    world.start()
+    report = TaskReport([world.plans["Story"]], world.newest, first=0)
+    said = report.note("Story", 9, {LATE: 1, UNFIT: 2, NO_TIMESTAMP: 3}, 0) or ""
+    assert said.startswith("task=Story: 6 of 9 rows did not count: 3 'no timestamp' (column 'at' or 'ts' is null")
+    assert "2 'value does not fit' (List holds list<item: string>), 1 'late' (they came after the clock" in said
+
+
+def test_the_parts_of_an_ordered_task_are_told_as_the_task() -> None:
+    class Steps(OrderedTask):
+        key, state = "word", pa.int64()
+
+        def process(self, state: Any, message: Any, context: Any) -> int:
+            return 0
+
+    app = Application("app", "memory://reports", checkpoint_interval="10 seconds")
+    app.add(Steps(), FileSource("words/", timestamp="ts", schema=SCHEMA))
+    plans = [*app.plans(core.memory(), 1, lambda task, source: (source, source.schema, None)).values()]
+    flows = [FlowPlan((plans[0],)), FlowPlan((plans[1], plans[2]))]
+    entry = core.start(Log(plans[0].files, "app"), flows)
+    reports = Reports("run", plans, entry, False, lambda: None)
+    assert len(reports._of_tasks) == 1
+    reports.close()
+    report = TaskReport(plans, entry, first=0)
+    assert report.parts == ["Steps.messages", "Steps", "Steps.rows"]
+    assert report.note("Steps.messages", 5, {LATE: 1}, 0) is not None
+    # What a step makes is no message.
+    assert report.note("Steps", 4, {UNFIT: 2}, 2 * EVERY) == (
+        "task=Steps: 3 of 5 rows did not count: 2 'value does not fit' (a state or a row does not fit the types that the task "
+        "says), 1 'late' (they came after the clock had passed them; allowed_delay waits for longer). "
+        f"{SEE.format('Steps')}{STOP}"
+    )
+    assert report.end(entry, is_whole=False)[1].startswith("task=Steps: 5 messages read.")
+
+
 def test_only_the_reasons_of_most_rows_are_named(tmp_path: Path) -> None:
     run = Run(write(tmp_path, "0.parquet", 1), Words())
-    assert "4 'd', 3 'c', 2 'b', and 1 more reason." in (run.report.note(0, {"a": 1, "b": 2, "c": 3, "d": 4}, 0) or "")
+    assert "4 'd', 3 'c', 2 'b', and 1 more reason." in (
+        run.report.note("Words", 0, {"a": 1, "b": 2, "c": 3, "d": 4}, 0) or ""
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,32 @@ class FakeQueries:
 
     def stop(self) -> None:
         self.active_flows = set()
+
+
+class FakeSteps:
+    """A stepper, of which each start does what the script says; `left` has the flows of which it left steps to queries."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures, self.left = list(failures), list[Collection[str]]()
+        self.failed: tuple[str | None, Exception] | None = None
+        self.is_settled = True
+
+    def start(self, epoch: int, queried: Collection[str]) -> None:
+        self.left.append({*queried})
+        self.failed = None
+        if not queried and self.failures:
+            self.failed = "Words", self.failures.pop(0)
+
+    def leave_to_queries(self, queried: Collection[str]) -> None:
+        if queried != self.left[-1]:
+            self.left.append({*queried})
+
+    def wake(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def has_committed(self, flow: str | None) -> bool:
+        return False
 
 
 @pytest.fixture(autouse=True)
@@ -316,3 +342,56 @@ def test_an_error_that_is_not_of_this_package_ends_the_run_with_what_it_was(monk
     run = play(ends).run()
     assert str(run.error) == "application app stopped at ZeroDivisionError(). Fix the cause, then start it again."
     assert isinstance(run.error.__cause__ if run.error else None, ZeroDivisionError)
+
+
+def test_a_drain_whose_steps_fail_tries_them_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def drained(*failures: StateError) -> tuple[Script, Running]:
+        fake = FakeSteps(*failures)
+        monkeypatch.setattr(supervisor, "Stepper", lambda setup: fake)
+        script = play(lambda script: script.commit(5), max_restarts=2)
+        return script, Running(script.supervise())
+
+    script, running = drained(DOWN, StoreUnavailableError("an executor was lost."))
+    assert running.drain() == script.newest().clock == 10
+    # No new start: nobody reads again what is above the global clock.
+    assert script.newest().epoch == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "application app goes on to drain in 0.01 s: the store is down.",
+        "application app goes on to drain in 0.01 s: an executor was lost.",
+    ]
+    last = StoreUnavailableError("still down.")
+    with pytest.raises(StoreUnavailableError, match="still down"):
+        drained(DOWN, DOWN, last)[1].drain()
+    with pytest.raises(TaskFailedError, match="no such region"):
+        drained(TaskFailedError("no such region"))[1].drain()
+
+
+def test_a_drain_that_a_newer_driver_has_fenced_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    script = play(lambda script: script.commit(5))
+    running = Running(script.supervise())
+    core.start(script.log, [script.plan])
+    with pytest.raises(FencedError):
+        running.drain()
+    assert not caplog.records
+
+
+def test_steps_are_left_to_the_queries_that_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeSteps()
+    monkeypatch.setattr(supervisor, "Stepper", lambda setup: fake)
+
+    def two(script: Script) -> None:
+        script.queries.active_flows = {"Words", "Others"}
+
+    script = play(two)
+    run = script.supervise()
+    for left in ({"Words"}, set[str]()):
+        script.queries.active_flows = left
+        for _ in range(60_000):
+            if fake.left[-1] == left:
+                break
+            run._thread.join(0.001)
+    run.join()
+    assert fake.left == [{"Words", "Others"}, {"Words"}, set()]
+    assert run.error is None

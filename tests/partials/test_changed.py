@@ -29,7 +29,10 @@ VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
 def test_equal_values_are_equal_with_nulls_and_nans_within(type: pa.DataType, data: st.DataObject) -> None:
     pairs = data.draw(st.lists(st.tuples(VALUES[type], VALUES[type]), max_size=8))
     one, other = (pa.array([pair[side] for pair in pairs], type) for side in (0, 1))
-    # As texts nulls, NaNs and zeros are what they are, but for the zero that is negative.
-    texts = [[repr(value).replace("-0.0", "0.0") for value in column.to_pylist()] for column in (one, other)]
+    # As texts nulls, NaNs and zeros are what they are.
+    texts = [[*map(repr, column.to_pylist())] for column in (one, other)]
+    same = [mine == others for mine, others in zip(*texts, strict=True)]
+    assert are_equal(one, other, signed_zeros=True).tolist() == same
+    texts = [[text.replace("-0.0", "0.0") for text in column] for column in texts]
     assert are_equal(one, other).tolist() == [mine == others for mine, others in zip(*texts, strict=True)]
     assert are_equal(one[1:], other[1:]).tolist() == are_equal(one, other).tolist()[1:]

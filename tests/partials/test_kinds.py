@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from persistent_state import SessionWindow, SlidingWindow, TumblingWindow
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.kinds import kind_of
-from persistent_state.partials.layout import Kind, below
+from persistent_state.partials.layout import Kind, as_numpy, below
 from persistent_state.partials.panes import Panes
 from persistent_state.partials.sessions import Living, Sessions
 from persistent_state.partials.since import Since
@@ -136,3 +136,19 @@ def test_rows_are_sorted_by_the_column_that_the_kind_names(
     layout = layout_of(windowing)
     rows = table(layout, messages, interval=interval).select(["hash", "key0", layout.kind.in_time]).to_pylist()
     assert rows == sorted(rows, key=lambda row: tuple(row.values()))
+
+
+@given(BOUNDED, SENT, st.integers(1, 20), st.tuples(CLOCKS, CLOCKS))
+def test_a_run_in_which_nothing_may_end_has_nothing_that_ends(
+    windowing: Windowing, sent: list[Sent], interval: int, clocks: tuple[int, int]
+) -> None:
+    layout, (after, upto) = layout_of(windowing), sorted(clocks)
+    rows = layout.kind.in_state(table(layout, sent, (), interval))
+    starts = as_numpy(rows, "start").tolist()
+    of, ends = layout.kind.ends(rows, after, upto)
+    assert all(after < end <= upto for end in ends)
+    if starts and not layout.kind.may_end(min(starts), max(starts), after, upto):
+        assert len(of) == 0
+    if isinstance(layout.kind, Panes):
+        # Of one pane it is known.
+        assert {*of.tolist()} == {i for i, at in enumerate(starts) if layout.kind.may_end(at, at, after, upto)}

@@ -27,6 +27,16 @@ def test_the_order_of_fresh_rows_is_by_hash_and_start(rows: list[tuple[int, int]
     assert order.tolist() == sorted(range(len(rows)), key=lambda i: (*rows[i], i))
 
 
+@given(st.lists(st.tuples(HASHES, st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9)), min_size=1, max_size=60))
+def test_sorted_tables_are_merged_to_the_order_that_a_sort_gives(rows: list[tuple[int, int]]) -> None:
+    hashes, times = np.array([h for h, _ in rows], np.uint64), np.array([t for _, t in rows], np.int64)
+    order = sort.merged(hashes, times)
+    if order is None:
+        assert times.max() // 2 - times.min() // 2 > 2**50
+    else:
+        assert order.tolist() == sorted(range(len(rows)), key=lambda i: (*rows[i], i))
+
+
 @pytest.mark.parametrize("windowing", [None, SessionWindow(us(5))], ids=repr)
 @given(rows=st.lists(st.tuples(HASHES, st.integers(0, 2), st.integers(0, 300)), min_size=1, max_size=60))
 def test_rows_are_in_the_order_of_hash_key_and_time(

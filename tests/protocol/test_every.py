@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import monoids
 from persistent_state import NonWindowState, PersistentTask, SessionWindow, SlidingWindow, TumblingWindow, WindowState
 from persistent_state.batch import changes
+from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
@@ -238,6 +239,53 @@ def test_tasks_that_are_fed_together_are_fed_as_often_as_one_of_them_must_be() -
     world.play([(5, 0, 1), (25, 0, 1), (100, 0, 1)])
     (step,) = graph.due(world.newest)
     assert [span.every for _, span in graph.spans(world.newest, flow, step)] == [20]
+
+
+def test_a_step_in_which_nothing_came_and_no_window_ended_reads_nothing() -> None:
+    world = World("tumbling", [10], interval=10, apart=10, shards=1)
+    world.start()
+    flow, read = FlowPlan((world.plans["History10"],)), list[int]()
+    # Each is a run of its own.
+    for time in (5, 34, 78):
+        world.play([(time, 0, 1)])
+    entry, since = world.newest, 0
+    for clock in range(10, 80, 10):
+        read += [clock] if graph.spans(entry, flow, Step("History10", since, clock)) else []
+        since = clock
+    # Something came below 10 and 40, and windows of 30 ended at 30 and 60.
+    assert read == [10, 30, 40, 60]
+
+
+def test_a_task_on_pairs_is_not_begun_anew_unasked() -> None:
+    world = World("for ever", [20], interval=20, apart=20, shards=1)
+    world.start()
+    world.play([(5, 0, 1), (25, 0, 1), (70, 0, 1)])
+    world.steps()
+    history = world.state("History20")
+    plans = [world.plans[name] for name in world.wanted]
+    way = r"starts over.* Name it in reset=\[\"History20\"\] .* begins with a row for each key of Amounts\."
+    with pytest.raises(InvalidInputError, match=f"task=History20 can't go on, as task=Amounts, which feeds it, {way}"):
+        core.start(world.log, plans, reset=["Amounts"])
+    world.start()
+    assert world.state("History20") == history
+    # The total is the state of what feeds it.
+    core.start(world.log, plans, reset=["Amounts", "History20"])
+    world.steps()
+    assert world.state("History20") == world.state("Total") == {}
+
+
+def test_a_step_after_all_sessions_have_ended_reads_nothing() -> None:
+    world = World("sessions", [10], interval=10, apart=10, shards=1)
+    world.start()
+    flow, read = FlowPlan((world.plans["History10"],)), list[int]()
+    for time in (5, 45, 95):
+        world.play([(time, 0, 1)])
+    entry, since = world.newest, 0
+    for clock in range(10, 100, 10):
+        read += [clock] if graph.spans(entry, flow, Step("History10", since, clock)) else []
+        since = clock
+    # Sessions end at 30 and 70. By a run, a message at 0 to 9 could end one at 34, so the step after these reads, too.
+    assert read == [10, 30, 40, 50, 70, 80]
 
 
 def test_a_task_on_pairs_that_left_before_its_first_step_has_missed_what_changed_since() -> None:

@@ -329,7 +329,7 @@ def test_a_type_that_lacks_values_is_refused_by_the_field_and_both_types() -> No
         f"give the field another name. {core.ways('X')}"
     )
     assert refusal(world, code(struct(inner=pa.list_(COUNT)), struct(n=pa.list_(NUMBER)))) == (
-        "task=X.rows: the field 'n' was written as int64, and is list<item: int64> now, which does not have all these values; "
+        "task=X: the field 'n' was written as int64, and is list<item: int64> now, which does not have all these values; "
         f"give the field another name. {core.ways('X')}"
     )
 
@@ -389,12 +389,12 @@ def test_messages_that_wait_come_with_the_columns_of_the_newest_code() -> None:
 def test_a_column_of_messages_may_get_any_type_unless_some_wait_that_have_another() -> None:
     world = behind(NUMBER)
     assert refusal(world, code(v=TEXT)) == (
-        "task=X.messages: the field 'v' was written as int64, and is string now, which does not have all these values; give "
+        "task=X: the field 'v' was written as int64, and is string now, which does not have all these values; give "
         f"the field another name, or let the code of before process the messages that wait. {core.ways('X')}"
     )
     without = core.plan_of(Messages(code().task, {"b": world.code.schema}), world.code.schema, files=world.files)
     assert evolution.misfit(without, world.newest) == (
-        "task=X.messages: messages of input='' wait; give the task this input until it has them all."
+        "task=X: messages of input='' wait; give the task this input until it has them all."
     )
     world.play([(55, 2, 4)])
     world.step()

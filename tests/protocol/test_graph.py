@@ -17,7 +17,7 @@ import monoids
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, TumblingWindow, WindowState
 from persistent_state.batch import changes
 from persistent_state.batch.messages import Step
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.errors import DisagreementError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.since import Since
@@ -137,16 +137,27 @@ class Graph:
         return entry
 
     def start(self, reset: Sequence[str] = ()) -> None:
-        """Start the tasks that are wanted; those whose clock was left behind are rebuilt."""
+        """Start the tasks that are wanted. Those whose clock was left behind are refused, and rebuilt then."""
         plans = [self.plans[name] for name in self.wanted]
-        try:
-            core.start(self.log, plans, reset=reset)
-        except InvalidInputError:
-            known = self.newest.tasks
-            core.start(
-                self.log, plans, reset=[name for name in self.wanted if name in known and not known[name].active]
-            )
+        left = self.left_behind()
+        if left - {*reset}:
+            with pytest.raises(InvalidInputError, match=f"task=({'|'.join(left)}) left at clock="):
+                core.start(self.log, plans, reset=reset)
+        core.start(self.log, plans, reset=sorted({*reset, *left}))
         self.check()
+
+    def left_behind(self) -> set[str]:
+        """The tasks that are wanted and were away while the last clock passed at which they could go on."""
+        newest, found = self.log.newest(), set[str]()
+        for name in self.wanted if newest else ():
+            assert newest is not None
+            if name not in newest.tasks or newest.tasks[name].active:
+                continue
+            own, oldest = newest.flow_of(name).progress.clock, min(newest.retained, default=BEGINNING)
+            # Closed windows may be gone. What is made of state and has not begun is made of it as it is then.
+            if own < oldest and (name == "Slots" or own > BEGINNING):
+                found.add(name)
+        return found
 
     def play(self, task: str, rows: Sequence[tuple[int, int, int]]) -> None:
         columns = [pa.array(column, pa.int64()) for column in zip(*rows, strict=True)]
@@ -266,6 +277,24 @@ def test_a_task_that_windows_were_to_feed_is_refused_when_they_have_closed() -> 
     assert world.newest.flow_of("Slots").progress.clock == world.newest.clock == 90
 
 
+def test_a_step_in_which_no_window_closes_reads_nothing() -> None:
+    world = Graph()
+    world.wanted = ["PerSlot", "Slots"]
+    world.start()
+    flow, read = FlowPlan((world.plans["Slots"],)), dict[int, list[range]]()
+    for time in range(5, 125, 10):
+        world.play("PerSlot", [(time, shop, 1) for shop in range(8)])
+        for step in graph.due(world.newest):
+            spans = graph.spans(world.newest, flow, step)
+            runs = [run for _, span in spans for run in span.closed_runs(world.plans["PerSlot"])]
+            read[step.clock] = [range(run.first // 30, run.last // 30 + 1) for run in runs]
+            world.step(step)
+    # Windows of 30 close at these clocks, and only runs with rows of theirs are read.
+    assert [clock for clock, runs in read.items() if runs] == [30, 60, 90]
+    assert all(clock // 30 - 1 in slots for clock, runs in read.items() for slots in runs)
+    assert world.state("Slots", 90) == {(shop,): {"most": 3, "slots": 3} for shop in range(8)}
+
+
 def test_a_key_of_which_nothing_is_left_feeds_nobody() -> None:
     world = Graph()
     world.wanted = ["PerShop", "PerRegion", "PerTotal"]
@@ -304,6 +333,71 @@ def test_a_task_of_another_version_is_built_again_from_the_state_of_what_feeds_i
     # The same version goes on.
     core.start(world.log, plans)
     assert graph.due(world.newest) == []
+
+
+class OtherSlots(Slots):
+    """The same as a newer version."""
+
+    name, version = "Slots", 2
+
+
+def with_slots() -> Graph:
+    """A graph in which windows have closed that a task was given."""
+    world = Graph()
+    world.wanted = ["PerSlot", "Slots"]
+    world.start()
+    world.play("PerSlot", [(5, 1, 10), (35, 1, 2), (75, 1, 1)])
+    world.steps()
+    assert world.state("Slots", 70) == {(1,): {"most": 10, "slots": 2}}
+    return world
+
+
+def test_a_task_that_has_taken_windows_is_not_begun_anew_unasked() -> None:
+    world = with_slots()
+    plans, number = [world.plans["PerSlot"], world.plans["Slots"]], world.newest.number
+    other = [plans[0], replace(plans[1], task=OtherSlots())]
+    way = (
+        "and what it has taken can't be given to it again. Name it in "
+        'reset=["Slots"] of run or start, and it loses what it has and begins with the windows of PerSlot that close after '
+        "clock=1970-01-01T00:00:00.000070Z (70)."
+    )
+    with pytest.raises(InvalidInputError) as raised:
+        core.start(world.log, other)
+    assert str(raised.value) == f"task=Slots can't go on, as the store was written with another version, {way}"
+    for words in ({"reset": ["PerSlot"]}, {"rebuild": ["PerSlot"]}):
+        # A word for the task that feeds it is none for it.
+        with pytest.raises(InvalidInputError) as raised:
+            core.start(world.log, [replace(plans[0], outputs=("new",)), plans[1]], **words)
+        assert str(raised.value) == f"task=Slots can't go on, as task=PerSlot, which feeds it, starts over, {way}"
+    assert world.newest.number == number
+    core.start(world.log, plans)
+    assert world.state("Slots", 70) == {(1,): {"most": 10, "slots": 2}}
+    core.start(world.log, other, reset=["Slots"])
+    assert world.newest.flow_of("Slots").progress.clock == 70
+    assert world.state("Slots", 70) == {}
+
+
+def test_a_task_that_has_taken_windows_does_not_go_on_with_those_of_another_life() -> None:
+    world = with_slots()
+    plans = [world.plans["PerSlot"], world.plans["Slots"]]
+    core.start(world.log, plans[:1], reset=["PerSlot"])
+    with pytest.raises(
+        InvalidInputError, match="task=Slots can't go on, as a task that feeds it has started over without"
+    ):
+        core.start(world.log, plans)
+    core.start(world.log, plans, rebuild=["Slots"])
+
+
+def test_a_task_that_has_taken_nothing_that_stays_begins_anew_unasked() -> None:
+    world = Graph()
+    world.wanted = ["PerSlot", "Slots"]
+    world.start()
+    plans = [world.plans["PerSlot"], world.plans["Slots"]]
+    core.start(world.log, [plans[0], replace(plans[1], task=OtherSlots())])
+    core.start(world.log, plans, reset=["PerSlot"])
+    world.play("PerSlot", [(5, 1, 10), (35, 1, 2), (75, 1, 1)])
+    world.steps()
+    assert world.state("Slots", 70) == {(1,): {"most": 10, "slots": 2}}
 
 
 def test_what_a_task_feeds_begins_anew_with_it() -> None:
@@ -386,6 +480,27 @@ class Picky(PersistentTask):
         state.update(message.timestamp, "unfit" if message["value"] == 13 else message["value"])
 
 
+def test_a_key_that_messages_leave_as_it_was_is_no_change() -> None:
+    world = Graph()
+    world._add(world._derived(Picky(), Changes("Amounts")))
+    world.wanted = ["Amounts", "Picky"]
+    world.start()
+    world.play("Amounts", [(2, 1, 13), (15, 2, 1)])
+    world.steps()
+    for time in (25, 45, 65):
+        world.play("Amounts", [(time, 1, 5), (time + 1, 1, -5), (time + 10, 2, 1)])
+        world.steps()
+        assert world.state("Amounts", world.newest.clock)[1,] == 13
+        assert world.newest.late_counts_of("Picky") == {UNFIT: 1}
+    assert world.newest.clock == 70
+    world.play("Amounts", [(77, 1, 2), (85, 2, 1)])
+    world.steps()
+    assert world.state("Picky", 80) == {(): 19}
+    world.play("Amounts", [(87, 1, -2), (95, 2, 1)])
+    world.steps()
+    assert world.newest.late_counts_of("Picky") == {UNFIT: 2}
+
+
 def test_bad_rows_of_a_step_that_is_taken_back_are_taken_back() -> None:
     world = Graph()
     world._add(world._derived(Picky(), Changes("Amounts")))
@@ -403,3 +518,27 @@ def test_bad_rows_of_a_step_that_is_taken_back_are_taken_back() -> None:
         assert world.newest.late_counts_of("Picky") == {}
         for task in ("PerShop", "Amounts"):
             world.play(task, [(2, 1, 13), (3, 2, 4), (15, 2, 1), (29, 2, 1)])
+
+
+def test_the_ways_out_of_a_derived_task_are_its_own() -> None:
+    world = Graph()
+    # Without its output no clock is retained for it.
+    world.plans["PerSlot"] = replace(world.plans["PerSlot"], outputs=())
+    world.wanted = ["PerShop", "PerRegion", "PerSlot", "Slots"]
+    world.start()
+    world.play("PerShop", [(12, 2, 20)])
+    world.play("PerSlot", [(12, 2, 20)])
+    world.steps()
+    core.start(world.log, [world.plans["PerShop"], world.plans["PerSlot"]])
+    for at in range(25, 165, 10):
+        world.play("PerShop", [(at, 1, 1)])
+        world.play("PerSlot", [(at, 1, 1)])
+    said = {
+        "PerRegion": "it is rebuilt from the state of its upstream tasks.",
+        "Slots": "it begins with what its upstream tasks give from now on, and lacks what they gave before.",
+    }
+    for name, way in said.items():
+        others = [world.plans[other] for other in ("PerShop", "PerSlot", name)]
+        with pytest.raises(InvalidInputError) as refused:
+            core.start(world.log, others)
+        assert str(refused.value).endswith(f'Name it in reset=["{name}"] of run or start, and {way}')

@@ -18,6 +18,7 @@ from persistent_state.store.flow_state import SourceState
 from persistent_state.store.log import Log
 from tests import core
 from tests.protocol.test_graph import Graph
+from tests.protocol.test_ordered import World as Ordered
 from tests.words import SCHEMA, Words
 
 
@@ -108,7 +109,9 @@ def test_a_channel_that_is_known_to_be_idle_holds_no_clock() -> None:
     world.play("A", {"x": 120}, channels, now=50)
     world.play("A", {"x": 150}, channels, now=70)
     assert world.held == Holder("A", "", "y", UNHEARD, None)
-    assert holding.holder(world.newest, Settings(10, idle_after=60)) == Holder("A", "", "x", BEHIND, 150)
+    assert holding.holder(world.newest, {"A": Settings(10, idle_after=60)}) == Holder("A", "", "x", BEHIND, 150)
+    # The idle time of another task says nothing of its channels.
+    assert holding.holder(world.newest, {"B": Settings(10, idle_after=60)}) == Holder("A", "", "y", UNHEARD, None)
 
 
 def test_all_that_was_read_is_below_the_last_clock() -> None:
@@ -189,3 +192,12 @@ def test_a_step_is_told_with_its_clock() -> None:
     assert holding.sentence(Holder("PerRegion", "", None, STEP, 60)) == (
         f"The global clock waits for task=PerRegion, which has yet to step to {show_clock(60)}."
     )
+
+
+def test_a_task_in_which_messages_wait_is_named_as_its_user_knows_it() -> None:
+    world = Ordered(None)
+    world.start(1)
+    held = holding.holder(world.newest)
+    assert held == Holder("InJson.messages", "", None, UNHEARD, None, "InJson")
+    assert held is not None
+    assert held.words == "task=InJson: its source has never delivered a message; idle_after lets it go"

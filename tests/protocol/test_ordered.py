@@ -262,6 +262,9 @@ def test_a_task_that_is_new_is_given_all_that_feeds_it_by_its_state() -> None:
     assert newest.clock == 40
     found = core.state_at(newest, plans["Seen"], 40)
     assert {key: kept["state"] for (key,), kept in found.items()} == {1: [12], 2: [6, 7], 3: [0]}
+    # A reset builds its messages of that state again, and so it and its rows begin anew, too.
+    parts = set(in_order.names("Seen"))
+    assert graph.reset_and_rebuilt(newest, flows, parts, []) == (set(), parts)
 
 
 def test_messages_that_are_read_again_wait_for_a_task_that_is_rebuilt() -> None:

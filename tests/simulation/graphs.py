@@ -79,6 +79,8 @@ class Derived:
     keys: tuple[str, ...]
     windowing: Windowing | None = None
     beside: TaskSource | None = None
+    version: int = 0
+    """The version of the code that says what is made of a row."""
 
     @property
     def inputs(self) -> dict[str, TaskSource]:
@@ -130,10 +132,10 @@ class Derived:
     def update_of(self, timestamp: int, row: Mapping[str, Any]) -> Any:
         if self.kind == "told":
             return {repr((timestamp, _told({**row, TIMESTAMP: None}))): 1}
-        number = number_of(row)
+        number, count = number_of(row) * (1 + self.version), 1 + self.version
         if self.kind in ("rows", "total"):
-            return 1 if self.kind == "rows" else number
-        values = {"rows": 1, "total": number, "most": number}
+            return count if self.kind == "rows" else number
+        values = {"rows": count, "total": number, "most": number}
         return {self.column(part): values[part] for part in self.parts}
 
     def is_zero(self, value: Any) -> bool:
@@ -192,6 +194,7 @@ def _told(value: Any) -> Any:
 class _Fed(PersistentTask):
     def __init__(self, derived: Derived) -> None:
         self.derived, self.name, self.key = derived, derived.name, derived.keys or None
+        self.version = derived.version or None
 
     def persistent_state(self) -> NonWindowState[Any] | WindowState[Any]:
         monoid, windowing = self.derived.monoid, self.derived.windowing
@@ -277,6 +280,40 @@ def drawn_every(rng: Random, jobs: Sequence[Job], unit: int) -> list[Derived]:
         derived.append(Derived(f"d{number}", source, kind, way, keys, windowing, beside))
         tasks.append(derived[-1])
     return derived
+
+
+def drawn_versions(rng: Random, jobs: Sequence[Job], unit: int) -> list[Derived]:
+    """Tasks that are made of state, so that their code may change: each has all that it needs to be built again.
+
+    In most worlds two of them are made of one task, and another of both.
+    """
+    first = rng.choice(jobs)
+    tasks: list[Job | Derived] = [first]
+    derived: list[Derived] = []
+    shape = rng.choice([[0, 0], [0, 0], [0, 1], [0, 0, 1]])
+    for upstream, beside in [*((place, None) for place in shape), (len(shape) - 1, len(shape)), (len(shape) + 1, None)]:
+        fed = [tasks[place] for place in (upstream, beside) if place is not None]
+        source, *other = (Changes(task.name, rng.choice([None, None, us(unit), us(2 * unit)])) for task in fed)
+        columns = [column for column in columns_of(fed[0], True) if all(column in columns_of(t, True) for t in fed)]
+        keys = tuple(rng.sample(columns, min(len(columns), rng.choice([0, 1, 1, 2]))))
+        way = rng.choice(["batch", "message"])
+        name, kind = f"d{len(derived)}", rng.choice(GROUPS)
+        derived.append(Derived(name, source, kind, way, keys, beside=other[0] if other else None))
+        tasks.append(derived[-1])
+    return derived[: rng.choice([len(derived), len(derived) - 1])]
+
+
+def is_diamond(derived: Derived | Part, tasks: Mapping[str, Derived | Part]) -> bool:
+    """Return whether a task is made of two that are made of one, and none of the two of the other."""
+    above = {name: of_all(name, tasks) for name in derived.upstream}
+    apart = all(one == other or one not in above[other] for one in above for other in above)
+    return len(above) > 1 and apart and bool(set.intersection(*above.values()))
+
+
+def of_all(name: str, tasks: Mapping[str, Derived | Part]) -> set[str]:
+    """Return the task and all that it is made of."""
+    upstream = tasks[name].upstream if name in tasks else []
+    return {name}.union(*(of_all(each, tasks) for each in upstream))
 
 
 def columns_of(task: Job | Derived, has_numbers: bool) -> list[str]:
@@ -442,6 +479,23 @@ class Graphs:
                 self.happened["missed what has changed"] += 1
         return found
 
+    def lost(self, names: Collection[str], newest: Entry | None, named: Collection[str]) -> set[str]:
+        """The tasks that a start would build again unasked, and which nobody can give again what they were given.
+
+        `named` are those that the start names. Whoever feeds a task is named for itself only.
+        """
+        known_before = newest.tasks if newest else {}
+        found, anew = set[str](), {name for name in names if name not in known_before or name in named}
+        for name in (name for name in self.derived if name in names):
+            known, upstream = self.made.get(name), self.derived[name].upstream
+            of = [*map(self._life_of, upstream)] if known else []
+            if newest is None or known is None or name in anew or (known.of == of and anew.isdisjoint(upstream)):
+                continue
+            anew.add(name)
+            has_something = BEGINNING not in (newest.clock, clock_of(newest, name))
+            found |= {name} if has_something and not self.is_made_of_state(name) else set()
+        return found
+
     def common(self, entry: Entry) -> int:
         """The clock at which all tasks that sources feed can be read, and which all others have come to or step to."""
         return max(entry.clock, entry.next) if self._active(entry) or self.also_fed else entry.clock
@@ -476,12 +530,21 @@ class Graphs:
             self.layouts[name] = plans[name].layout
             upstream = self.derived[name].upstream
             known, of = self.made.get(name), [*map(self._life_of, upstream)]
-            if known is None or known.of != of or not {name, *upstream}.isdisjoint({*new, *rebuilt, *anew}):
+            is_other = self._is_of_other_code(name, plans[name].task)
+            if known is None or known.of != of or not {name, *upstream}.isdisjoint({*new, *rebuilt, *anew}) or is_other:
                 anew.add(name)
+                self.happened["built by other code"] += is_other and known is not None
                 self.happened["built of state that there was"] += clock != BEGINNING
                 self.happened["built again"] += known is not None
                 self.made[name] = Made(clock, of, object(), self.orders.first_of(name, clock, rebuilt))
         return anew
+
+    def _is_of_other_code(self, name: str, task: PersistentTask) -> bool:
+        """Whether the code of a task is another than it was. From now on it is this."""
+        if not isinstance(task, _Fed) or task.derived == self.derived[name]:
+            return False
+        self.derived[name] = task.derived
+        return True
 
     def goes_on(self, name: str) -> bool:
         """Whether all that a task is made of has not begun anew since."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -276,6 +276,10 @@ class Oracle:
         behind = {name for name in names if known.get(name, newest.clock) < newest.retained[0]}
         return {*self.orders.whole(behind | self.graphs.missed(names, newest))}
 
+    def lost(self, names: Iterable[str], newest: Entry | None, named: Collection[str]) -> set[str]:
+        """The tasks that a start must name, as they would lose what they have: with all that are parts of an ordered task."""
+        return {*self.orders.whole(self.graphs.lost([*names], newest, named))}
+
     # What happens
 
     def hear(self, path: str) -> None:
@@ -512,6 +516,8 @@ class Oracle:
         )
         must(entry.retained == (before.retained if before else ()), "a start keeps the retained clocks")
         must({n for n, t in entry.tasks.items() if t.active} == set(plans), "a start has the tasks it was given")
+        lost = self.lost(plans, before, {*reset, *rebuilt})
+        must(not lost, "what nobody can give again is not lost unasked", lost=lost)
         new = {name for name in plans if before is None or name not in before.tasks or name in reset or name in rebuilt}
         anew = self.graphs.begun_anew(before, entry, plans, new, rebuilt)
         must(

@@ -1444,11 +1444,47 @@ BUGS = (
         theme="graph",
     ),
     bug(
+        "window that ends at the clock unread",
+        "Runs are left out whose windows end right at the clock of a step.",
+        panes.Panes.may_end,
+        ("(upto - size) // step)", "(upto - 1 - size) // step)"),
+        theme="graph",
+    ),
+    bug(
         "runs of a newer start",
         "A step whose runs are gone reads those of a newer start, which may have other shards.",
         fed._with_newest_runs,
         ("entry is None or entry.epoch != span.epoch", "entry is None"),
         theme="graph",
+    ),
+    bug(
+        "other code goes on",
+        "A task whose code has another version goes on from what the code before it made.",
+        graph.reset_and_rebuilt,
+        ('for what in ("inputs", "version")', 'for what in ("inputs",)'),
+        theme="versions",
+    ),
+    bug(
+        "version forgotten",
+        "What a task must be to go on does not say the version of its code.",
+        plan.Plan.identity.fget,
+        ('fed["version"] = self.task.version', "pass"),
+        theme="versions",
+    ),
+    bug(
+        "old value taken back by new code",
+        "A task that is rebuilt for its new code keeps its state, from which this code takes back what it did not make.",
+        takeover._first_entry,
+        (
+            "if name in known and name not in (*start.reset, *start.rebuild)]",
+            "if name in known and name not in start.reset and (name not in start.rebuild "
+            'or known[name].identity.get("version") != plans[name].identity.get("version"))]',
+        ),
+        (
+            "items() if name in start.rebuild]",
+            "items() if name in start.rebuild and name not in continued]",
+        ),
+        theme="versions",
     ),
     bug(
         "made of another life",
@@ -1465,10 +1501,31 @@ BUGS = (
         theme="graph",
     ),
     bug(
+        "begun anew unasked",
+        "A task that windows have fed loses them when what feeds it begins anew, though nobody named it.",
+        graph.reset_and_rebuilt,
+        ("if not is_named and not is_made_of_state(plan) and", "if False and"),
+        theme="graph",
+    ),
+    bug(
+        "refused though it has nothing",
+        "A task that windows are to feed must be named though it has taken none that stays.",
+        graph._has_something,
+        ("return newest.clock > BEGINNING and", "return True or"),
+        theme="graph",
+    ),
+    bug(
+        "pairs taken for state",
+        "A task on pairs is built from the state that there is, though nobody named it.",
+        graph.is_made_of_state,
+        ("is_fed_changes and plan.takes_back", "is_fed_changes"),
+        theme="every",
+    ),
+    bug(
         "windows missed",
         "A task returns though the windows that it was to be fed have closed.",
         takeover._check_return,
-        ("at < oldest and (from_windows or at > BEGINNING)", "BEGINNING < at < oldest"),
+        ("at < oldest and (flow.is_fed_by_windows or at > BEGINNING)", "BEGINNING < at < oldest"),
         theme="graph",
     ),
     bug(
@@ -1517,7 +1574,8 @@ BUGS = (
         "no window without a message",
         "Nobody looks for windows that closed where no message came.",
         spans.Span.may_give,
-        ("bool(self.runs) if plan.layout.kind.expires else", ""),
+        ("return bool(self.ending_runs(plan))", "return bool(self.changed_runs)"),
+        ("self.changed_runs or self.ending_runs(plan)", "self.changed_runs"),
         theme="graph",
     ),
     bug(
@@ -1691,7 +1749,7 @@ BUGS = (
         "multiples of the first task",
         "Of tasks that are fed together, the first says at which times they must be known.",
         fed.span_of,
-        ("for plan in flow.tasks]", "for plan in flow.tasks[:1]]"),
+        ("for each in flow.tasks]", "for each in flow.tasks[:1]]"),
         theme="every",
     ),
     bug(
@@ -1720,6 +1778,13 @@ BUGS = (
         "A window that ends, or a key that expires, is no change.",
         changed._of_windows,
         ("layout.kind.ends(level, since, clock)", "(np.array([], np.int64), np.array([], np.int64))"),
+        theme="every",
+    ),
+    bug(
+        "end of a window unread",
+        "Of the keys of which nothing came those are not read that have windows that end, or that expire.",
+        fed._changed_rows,
+        ("layout.kind.ends(table, span.since, span.clock)[0]", "np.array([], np.intp)"),
         theme="every",
     ),
     bug(
@@ -1752,7 +1817,10 @@ BUGS = (
         "pair of equals",
         "A key that is what it was comes as a change.",
         fed._messages,
-        ("differs = ~are_equal(before, after)", "differs = np.ones(len(before), np.bool_)"),
+        (
+            "differs = ~are_equal(before, after, signed_zeros=span.takes_back)",
+            "differs = np.ones(len(before), np.bool_)",
+        ),
         theme="every",
     ),
     bug(

@@ -15,6 +15,7 @@ import pytest
 
 from persistent_state.sources.tasks import Emitted, InOrder
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive
+from tests.simulation.graphs import clock_of, every_in, is_diamond
 from tests.simulation.world import (
     EVERY,
     FLOWS,
@@ -26,6 +27,7 @@ from tests.simulation.world import (
     REBUILT,
     REWOUND,
     REWOUND_GRAPHS,
+    VERSIONS,
     World,
     play,
 )
@@ -45,7 +47,9 @@ IN_ORDER_WORLDS = soak_or(ci=20, soak=2000)
 EVERY_WORLDS = soak_or(ci=range(85, 98), soak=range(1000))
 """In CI few in which all happens that is to happen."""
 
-GRAPH_EVENTS = {"step", "built of state that there was", "built again", "came back behind"}
+VERSIONS_WORLDS = soak_or(ci=range(2, 4), soak=range(1000))
+
+GRAPH_EVENTS = {"step", "built of state that there was", "built again", "came back behind", "would lose what it has"}
 
 
 @pytest.mark.soak
@@ -92,13 +96,31 @@ def test_tasks_that_are_fed_what_changes_between_fixed_times_keep_the_contract()
 
 
 @pytest.mark.soak
+def test_tasks_whose_code_changes_and_those_made_of_two_that_are_made_of_one_keep_the_contract() -> None:
+    worlds = [play(seed, VERSIONS) for seed in VERSIONS_WORLDS]
+    happened = sum((world.oracle.graphs.happened for world in worlds), Counter[str]())
+    assert happened["built by other code"]
+    diamonds = [
+        (world, each)
+        for world in worlds
+        for each in world.derived
+        if is_diamond(each, {derived.name: derived for derived in world.derived})
+    ]
+    # Two ways of different pace come together.
+    assert any(len({*map(every_in, each.inputs.values())}) > 1 for _, each in diamonds)
+    for world, each in diamonds:
+        assert world.oracle.newest is not None
+        assert clock_of(world.oracle.newest, each.name) == world.oracle.newest.clock
+
+
+@pytest.mark.soak
 def test_tasks_that_process_in_order_keep_the_contract() -> None:
     worlds = [play(seed, IN_ORDER) for seed in range(IN_ORDER_WORLDS)]
     happened = sum((world.oracle.orders.happened for world in worlds), Counter[str]())
     names = ("", "again", "chain", "end", "far", "late", "now", "once", "past")
     assert happened.keys() == {"bad", "expired", "forgotten", *(f"timer {name}" for name in names)}
-    # Few worlds have a task that comes back behind the others.
-    graph_events = GRAPH_EVENTS - {"came back behind"}
+    # Few worlds have a task that comes back behind the others, or one that must be named.
+    graph_events = GRAPH_EVENTS - {"came back behind", "would lose what it has"}
     assert sum((world.oracle.graphs.happened for world in worlds), Counter[str]()).keys() >= graph_events
     assert any("the clock has moved" in line for world in worlds for line in world.trace)
     fed = {type(source) for world in worlds for each in world.derived for source in each.inputs.values()}

@@ -95,15 +95,18 @@ EVERY = "every"
 IN_ORDER = "in-order"
 """The theme of worlds in which tasks process their messages in order, as in no others."""
 
+VERSIONS = "versions"
+"""The theme of worlds in which the code of tasks that others feed changes, and one is made of two that are made of one."""
+
 KEPT = "kept"
 """The theme of worlds in which old clocks are read, and kept by name, more than in others."""
 
 REWOUND = "rewound"
 """The theme of worlds in which applications go back to kept clocks, as in no others but those of the next one."""
 
-GRAPHS = (GRAPH, EVERY, IN_ORDER)
+GRAPHS = (GRAPH, EVERY, IN_ORDER, VERSIONS)
 
-REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (*GRAPHS, INPUTS)}
+REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS)}
 """The themes of worlds in which applications of such tasks go back to kept clocks."""
 
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
@@ -205,7 +208,7 @@ class World:
         elif self.theme in (*GRAPHS, INPUTS):
             self.starts, self.keeping, self.lag = rng.choice([2, 3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0), 0
             self.idle_after, self.tick, self.delay = rng.choice([100, None, None]), 20, rng.choice([0, 20, 100])
-            self.interval = rng.choice([10, 20]) if self.theme in (EVERY, IN_ORDER) else self.interval
+            self.interval = rng.choice([10, 20]) if self.theme in (EVERY, IN_ORDER, VERSIONS) else self.interval
             self.starts = min(self.starts, 4) if self.theme == IN_ORDER else self.starts
         rules = [(3 * self.interval, 12 * self.interval), (7, 400), (100, 100)]
         rules = self.people.sample(rules, self.people.choice([1, 2] if goes_back or self.theme == KEPT else [0, 0, 1]))
@@ -231,6 +234,8 @@ class World:
         self.derived = graphs.drawn(self.own, self.jobs) if self.theme == GRAPH else []
         if self.theme == EVERY:
             self.derived = graphs.drawn_every(self.own, self.jobs, self.interval)
+        if self.theme == VERSIONS:
+            self.derived = graphs.drawn_versions(self.own, self.jobs, self.interval)
         if self.theme == IN_ORDER:
             self.jobs = [self._in_order(job, number) for number, job in enumerate(self.jobs)]
             if self.own.random() < 0.6:
@@ -388,6 +393,8 @@ class World:
         if self.theme == READING_WINDOWS:
             kind = rng.choice(["sum", *(["list", "map"] if placed else [])])
             way, columns, windowing = "reads", rng.choice([(), ("k1",)]), self._windowing()
+        if self.theme == VERSIONS:
+            windowing = None
         if self.theme == GRAPH and isinstance(windowing, TimeToLive):
             # It can feed nobody.
             windowing = None
@@ -569,8 +576,11 @@ class World:
             jobs = self.own.sample(jobs, len(jobs))
         actor = Actor(number, self, self._terms(), shards, jobs, closes, is_last)
         stays = [d for d in self.derived if is_last or _comes_along(d) or self.own.random() < 0.7]
+        if self.theme == VERSIONS and number:
+            self._change_code()
+            stays = [derived for derived in self.derived if derived.name in {each.name for each in stays}]
         actor.derived = graphs.with_upstream(stays, [job.name for job in jobs])
-        if self.theme in (EVERY, IN_ORDER):
+        if self.theme in (EVERY, IN_ORDER, VERSIONS):
             # All that tasks are fed every so often is a multiple of it.
             interval = self.interval // self.own.choice([1, 1, 2])
             interval, actor.apart = graphs.every_of(interval, jobs, actor.derived)
@@ -588,6 +598,12 @@ class World:
             self.note(f"{number} has inputs {actor.inputs} {dict(actor.terms.inputs)}")
         self._damage(actor)
         self._spawn(actor, lambda: self._drive(actor), is_worker=False)
+
+    def _change_code(self) -> None:
+        """Let what some tasks make of a row be another from this start on, or what it was before."""
+        for place, derived in enumerate(self.derived):
+            if isinstance(derived, Derived) and self.own.random() < 0.3:
+                self.derived[place] = replace(derived, version=self.own.choice([0, 1, 2]))
 
     def _spawn(self, actor: Actor, body: Callable[[], Any], is_worker: bool) -> Thread:
         thread = Thread(actor, body, is_worker)
@@ -782,7 +798,9 @@ class World:
 
     def _rebuilt(self, actor: Actor) -> dict[str, dict[str, WorldSink]]:
         """The tasks that a start builds again, and where the values of each go from then on."""
-        rate = {REBUILT: 0.6, FLOWS: 0.2, GRAPH: 0.2, EVERY: 0.2, INPUTS: 0.2, IN_ORDER: 0.2}.get(self.theme)
+        rate = {REBUILT: 0.6, FLOWS: 0.2, GRAPH: 0.2, EVERY: 0.2, INPUTS: 0.2, IN_ORDER: 0.2, VERSIONS: 0.1}.get(
+            self.theme
+        )
         # Who is fed by a source and a task can't be built again without that task.
         names = [job.name for job in actor.jobs if job.name not in self._always_there]
         if rate is None or not names or not actor.number or self.rng.random() >= rate:
@@ -870,13 +888,12 @@ class World:
         reset: set[str],
         rebuilt: dict[str, dict[str, WorldSink]],
     ) -> tuple[Entry, Sequence[FlowPlan]]:
-        writer, before = f"d{actor.number}", self.oracle.newest
-        again = graph.reset_and_rebuilt(before, wanted, reset, rebuilt)[1] - rebuilt.keys()
-        fresh = {name: self._fresh(actor, name) for name in again}
-        given = wanted
-        wanted = [replace(flow, tasks=tuple(self._given(plan, fresh) for plan in flow.tasks)) for flow in wanted]
-        self.oracle.starting[writer] = actor.terms, wanted, reset, rebuilt, fresh
+        writer, before, given = f"d{actor.number}", self.oracle.newest, wanted
         try:
+            again = graph.reset_and_rebuilt(before, wanted, reset, rebuilt)[1] - rebuilt.keys()
+            fresh = {name: self._fresh(actor, name) for name in again}
+            wanted = [replace(flow, tasks=tuple(self._given(plan, fresh) for plan in flow.tasks)) for flow in wanted]
+            self.oracle.starting[writer] = actor.terms, wanted, reset, rebuilt, fresh
             entry = takeover.take_over(
                 log,
                 wanted,
@@ -889,7 +906,10 @@ class World:
             )
         except InvalidInputError:
             names = [plan.name for flow in wanted for plan in flow.tasks]
-            refused = self.oracle.left_behind(names, self.oracle.newest) - reset - rebuilt.keys()
+            named = {*reset, *rebuilt}
+            lost = self.oracle.lost(names, self.oracle.newest, named)
+            self.oracle.graphs.happened["would lose what it has"] += bool(lost)
+            refused = (self.oracle.left_behind(names, self.oracle.newest) | lost) - named
             # Who refuses by an entry that was the newest, as far as its listing goes, may be asked again.
             if not refused and self.oracle.newest is before and not self.lag:
                 raise
@@ -1117,7 +1137,7 @@ class World:
     def _step(
         self, actor: Actor, log: Log, entry: Entry, step: Step, flow: FlowPlan, parts: Sequence[graphs.Part]
     ) -> None:
-        basis = commits.plan_batch(entry, flow, Reach({}), self.now, step)
+        basis = commits.plan_step(entry, flow, step, self.now)
         descriptors, reports = self._answered(actor, flow, lambda: graphs.sent_by(flow, basis, parts), None)
         entry, _ = self._commit(actor, log, flow, Answers(reports, descriptors))
         self.oracle.claim(entry)

@@ -167,7 +167,7 @@ def test_what_runs_in_foreach_batch_can_be_pickled_and_commits_through_the_store
     log = Log(plan.files, plan.application)
     entry = core.start(log, [plan])
     delivered = str(tmp_path / "delivered")
-    given = Commit(core.alone(plan), entry.epoch, Keeping(), {}, lambda progress: Path(delivered).touch(), {})
+    given = Commit(core.alone(plan), entry.epoch, Keeping(), {}, lambda progress: Path(delivered).touch(), {}, {})
     rows = pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 3}], SCHEMA)
     made = core.answers(log, plan, rows)
     told = {"label": DRIVER, "answer": cloudpickle.dumps((0, [report.to_bytes() for report in made.reports]))}

@@ -178,8 +178,10 @@ EVERY_FIELD_4 = EVERY_FIELD_OF_ONE.with_task(
 ).with_task("shops", replace(FULL.tasks["gone"], flow="totals"))
 """Two tasks of one flow. No field of the first, and of the flow, is as it is by default."""
 
-EVERY_FIELD = replace(EVERY_FIELD_4, kept={60_000_000: Kept(3, ("before", "größe")), 120_000_000: Kept(7)}, timeline=2)
-"""The same with kept clocks, which came with format 5."""
+EVERY_FIELD = replace(
+    EVERY_FIELD_4, kept={60_000_000: Kept(3, ("before", "größe")), 120_000_000: Kept(7)}, timeline=2
+).with_task("totals", EVERY_FIELD_4.tasks["totals"].end_inputs(["rates", "größe"]))
+"""The same with kept clocks, which came with format 5, and with inputs that have ended."""
 
 _fed = replace(FULL.tasks["gone"], active=True)
 GRAPH = replace(
@@ -253,6 +255,7 @@ TASKS = st.builds(
     outputs=st.builds(OutputState, COUNTS, COUNTS, INTS, COUNTS, TEXTS, TEXTS),
     active=st.booleans(),
     life=INTS,
+    ended=TEXTS,
 )
 ENTRIES = st.builds(
     Entry,
