@@ -45,6 +45,8 @@ class Collector:
         """The newest entry that was looked at."""
         self._named: Counter[str] = Counter()
         """By file: the number of places in the newest entry that name it."""
+        self._tasks: set[str] = set()
+        """The tasks that were ever met: a rewind leaves out those that came later."""
         self._times: dict[int, int] = {}
         self._bases: dict[int, int] = {}
         self._first_named: dict[str, int] = {}
@@ -94,19 +96,21 @@ class Collector:
         self._forget_below(left[0], kept)
         settled = set(chain.from_iterable(self._listed.values()))
         unnamed = []
-        for name in newest.tasks:
+        names = [*newest.tasks, *sorted(self._tasks - newest.tasks.keys())]
+        under_way = {name: newest.flow_of(name).progress.batch for name in newest.tasks}
+        for name in names:
             folder, unsure = f"{log.application}/runs/{name}", self._unsure(newest, name)
             for file in files.list(folder):
                 path = f"{folder}/{file}"
                 is_named = self._is_named(path) or path in settled
                 batch = written(file)
-                if not is_named and unsure < batch < (newest.epoch, newest.flow_of(name).progress.batch):
+                if not is_named and unsure < batch < (newest.epoch, under_way.get(name, 0)):
                     unnamed.append(path)
         # What another driver keeps since has a higher number.
         unnamed += [
             kept_entries.path(log, number) for number in in_files if number < newest.number and number not in kept
         ]
-        runs = (f"{log.application}/runs/{name}" for name in newest.tasks)
+        runs = (f"{log.application}/runs/{name}" for name in names)
         for folder in (f"{log.application}/log", kept_entries.folder(log), *runs):
             leftovers = files.leftovers(folder, now)
             unnamed += [f"{folder}/{file}" for file, age in leftovers if age > LEFTOVER_AGE]
@@ -170,6 +174,7 @@ class Collector:
     def _know(self, entry: Entry) -> None:
         # Of every entry: a driver that slept through a takeover holds an old one for the newest.
         self._know_lists(entry)
+        self._tasks |= entry.tasks.keys()
         before, after = _changed_files(self._newest, entry)
         self._named.update(after)
         self._named.subtract(before)
@@ -212,8 +217,8 @@ class Collector:
                 # Nobody knows any more which tasks had one flow then.
                 kept = max(kept, (epoch, math.inf))
             else:
-                is_one_flow = newest.tasks[path.split("/")[-2]].flow == newest.tasks[task].flow
-                kept = max(kept, (epoch, batch if is_one_flow else 0))
+                flows = [newest.tasks[name].flow for name in (path.split("/")[-2], task) if name in newest.tasks]
+                kept = max(kept, (epoch, batch if len(flows) == 2 and len({*flows}) == 1 else 0))
         return kept
 
     def _forget_below(self, number: int, kept: Sequence[int]) -> None:

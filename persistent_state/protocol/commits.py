@@ -1,8 +1,9 @@
 """A driver's part after its start: plan micro-batches, commit them, give a final clock.
 
 Invariants:
-- An entry's global clock is at or above that of the entry before it, and every active flow's clock is at or above the global
-  clock. Only one whose tasks were away or are rebuilt may be below: it holds the global clock until it has caught up.
+- Within a timeline, an entry's global clock is at or above that of the entry before it. Every active flow's clock is at or
+  above the global clock. Only one whose tasks were away or are rebuilt may be below: it holds the global clock until it has
+  caught up.
 - No stored interval straddles a cut that the newest entry names for a task, or a retained clock.
 - A kept clock names the entry in which it became the global clock. That entry has all that a reader at the clock, or a start
   that goes back to it, will ever need. So no later entry, and no later run, has to remember anything for a kept clock.

@@ -38,7 +38,8 @@ class StateAt:
     """A task's state at a clock, or the part of it with low <= hash < high: the runs that hold it. Can be pickled.
 
     With `since` it is what an output is given at the clock instead. With `presents` its values are what that presents.
-    `written` names the type of the values in the log.
+    `written` names the type of the values in the log. A clock means something within its `timeline` only, unless it is kept by
+    the same entry, which is `kept`.
     """
 
     files: Files
@@ -53,6 +54,8 @@ class StateAt:
     life: int
     floor: int
     written: str
+    timeline: int
+    kept: int | None
     since: Since | None = None
     low: int = 0
     high: int = 1 << 64
@@ -109,6 +112,7 @@ class StateAt:
     def _is_in(self, entry: Entry, task: TaskState) -> bool:
         """Return True if the same can be read of an entry."""
         is_same = (task.born, task.life, _written(task)) == (self.born, self.life, self.written)
+        is_same &= entry.timeline == self.timeline or (_kept_by(entry, self.clock) == self.kept is not None)
         return is_same and self.clock in _apart(entry, task) and self._is_known_since(entry, task)
 
     def _is_known_since(self, entry: Entry, task: TaskState) -> bool:
@@ -213,8 +217,15 @@ def state_at(
         task.life,
         task.stored.floor,
         _written(task),
+        entry.timeline,
+        _kept_by(entry, clock),
         since,
     )
+
+
+def _kept_by(entry: Entry, clock: int) -> int | None:
+    """Return the number of the entry by which an entry keeps a clock; None if it does not."""
+    return entry.kept[clock].entry if clock in entry.kept else None
 
 
 def _written(task: TaskState) -> str:

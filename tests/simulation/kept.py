@@ -56,7 +56,12 @@ class KeptClocks:
 
     def hear(self, before: Entry | None, entry: Entry, keeping: Keeping) -> None:
         """An entry was written."""
-        if before is not None and entry.clock == before.clock:
+        if before is not None and entry.timeline != before.timeline:
+            kept = {clock: kept for clock, kept in before.kept.items() if clock <= entry.clock}
+            self.must(entry.kept == kept, "a rewind keeps what is kept at or below its clock", kept=entry.kept)
+            # Nobody can say any more which clocks there were beside these.
+            self.visited = {clock: kept.entry for clock, kept in entry.kept.items()}
+        elif before is not None and entry.clock == before.clock:
             names = names_of(entry.kept)
             is_same = {c: replace(kept, names=()) for c, kept in entry.kept.items()} == {
                 c: replace(kept, names=()) for c, kept in before.kept.items()
@@ -98,8 +103,19 @@ class KeptClocks:
             {name: aside(self.files, entry, name) for name in entry.tasks},
         )
 
-    def _state(self, files: Files, entry: Entry, name: str, clock: int, layout: Layout) -> Any:
-        return self.values(name, state_at(files, self.log.application, entry, name, layout, clock).read())
+    def _state(
+        self,
+        files: Files,
+        entry: Entry,
+        name: str,
+        clock: int,
+        layout: Layout,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Any:
+        found = state_at(files, self.log.application, entry, name, layout, clock)
+        if meanwhile is not None:
+            meanwhile()
+        return self.values(name, found.read())
 
     def made(self, path: str, data: bytes) -> None:
         """A file of a kept clock was made."""
@@ -135,13 +151,18 @@ class KeptClocks:
             return False
         return True
 
-    def check(self, entry: Entry, files: Files, clock: int, name: str) -> None:
+    def check(
+        self, entry: Entry, files: Files, clock: int, name: str, meanwhile: Callable[[], None] | None = None
+    ) -> None:
         """Somebody reads a task at a kept clock by an entry: it is as it was when the clock was the newest."""
-        then = self.then[self.visited[clock]]
+        number = entry.kept[clock].entry if clock in entry.kept else self.visited.get(clock)
+        if number is None:
+            return
+        then = self.then[number]
         task, was = entry.tasks.get(name), then.entry.tasks.get(name)
         if task is None or was is None or name not in then.states or (task.born, task.life) != (was.born, was.life):
             return
-        found = self._state(files, entry, name, clock, then.layouts[name])
+        found = self._state(files, entry, name, clock, then.layouts[name], meanwhile)
         facts = {"task": name, "clock": clock, "found": found, "then": then.states[name]}
         self.must(found == then.states[name], "the state at a kept clock never changes", **facts)
         if entry.number == then.entry.number:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from persistent_state.batch.plan import FlowPlan
@@ -41,7 +42,7 @@ from tests.simulation.flows import BEFORE, Flows
 from tests.simulation.graphs import Graphs
 from tests.simulation.inputs import with_rows
 from tests.simulation.kept import KeptClocks
-from tests.simulation.messages import MONOIDS, Job, Sent, input_of, named
+from tests.simulation.messages import MONOIDS, UNFIT_VALUE, Job, Sent, input_of, named
 from tests.simulation.ordered import Orders
 from tests.simulation.sinks import Sinks, Values, WorldSink
 from tests.simulation.source import Partitions, Several
@@ -153,6 +154,12 @@ class Judge:
     delays: dict[str, int] = field(default_factory=dict)
     """By one of several inputs: its least allowed delay so far."""
 
+    def copied(self) -> Judge:
+        """The same, which does not change with this one."""
+        held = {each.name: getattr(self, each.name) for each in fields(self)}
+        held = {name: copy(some) for name, some in held.items() if isinstance(some, (dict, set, list))}
+        return replace(self, **held | {"journals": {input: [*lines] for input, lines in self.journals.items()}})
+
     def lists(self, input: str) -> bool:
         """Whether an input says which channels it has."""
         partitions = self.partitions.of(input)
@@ -203,6 +210,16 @@ class Judge:
         return input_of(name) not in self.inputs
 
 
+@dataclass(frozen=True)
+class Past:
+    """All that the oracle knew of tasks when a clock was the newest: least allowed delays, and lives of tasks, by task."""
+
+    judges: Mapping[str, Judge]
+    delays: Mapping[str, int]
+    made: Mapping[str, Any]
+    lives: Mapping[str, Any]
+
+
 class Oracle:
     """The judge of a world: `hear` is called with every new entry, `claim` with what a driver was told it committed."""
 
@@ -227,6 +244,8 @@ class Oracle:
         self.readings: dict[tuple[str, str], dict[Place, Any]] = {}
         self.layouts: dict[str, Layout] = {}
         self.coarsest = 0
+        self.past: dict[int, Past] = {}
+        """By the entry of a kept clock: what was known then."""
         self.has_lost_numbers = False
         self.happened: Counter[str] = Counter()
         self.graphs = Graphs(self.judges, self.files, must)
@@ -286,7 +305,9 @@ class Oracle:
         self.times[entry.number] = entry.time
         self.newest = entry
         self._files_exist(entry)
-        if before is None or entry.epoch != before.epoch:
+        if before is not None and entry.timeline != before.timeline:
+            self._rewind(before, entry)
+        elif before is None or entry.epoch != before.epoch:
             self._start(before, entry)
         else:
             must(entry.flows.keys() == before.flows.keys(), "only a start changes which flows there are")
@@ -306,6 +327,13 @@ class Oracle:
         self.graphs.hear(before, entry)
         assert self.terms is not None
         self.kept.hear(before, entry, self.terms.keeping)
+        if entry.number in self.kept.then:
+            self.past[entry.number] = Past(
+                {name: judge.copied() for name, judge in self.judges.items()},
+                {**self.delays},
+                {**self.graphs.made},
+                {**self.graphs.lives},
+            )
 
     def write(self, sink: WorldSink, due: Due, floor: int, values: Values) -> None:
         """Values at a clock are written to a sink."""
@@ -532,6 +560,53 @@ class Oracle:
                 self._cut_back(self.judges[name], entry, entry.time)
         self.flows.hear(before, entry, wanted, new | anew, rebuilt)
         self.graphs.hear_start(before, entry, anew)
+
+    def _rewind(self, before: Entry, entry: Entry) -> None:
+        """What was above a kept clock has never been, but for what the source had given by then."""
+        clock = entry.clock
+        must(
+            entry.epoch == entry.timeline == before.epoch + 1,
+            "a rewind begins an epoch and a timeline",
+            epoch=entry.epoch,
+        )
+        must(clock in before.kept, "a rewind goes to a kept clock", clock=clock, kept=before.kept)
+        then = self.kept.then[before.kept[clock].entry].entry
+        must(entry.retained == then.retained, "a rewind has the clocks of then", retained=entry.retained)
+        must(entry.tasks.keys() == then.tasks.keys(), "a rewind has the tasks of then", tasks=[*entry.tasks])
+        past = self.past[then.number]
+        self.delays.update(past.delays)
+        for now, some in ((self.graphs.made, past.made), (self.graphs.lives, past.lives)):
+            now.clear()
+            now.update(some)
+        self.graphs.values.clear()
+        for name, judge in self.judges.items():
+            was = name in then.tasks
+            self.judges[name] = past.judges[name].copied() if was else Judge(judge.job, judge.partitions)
+            if was and then.tasks[name].active:
+                own = min(clock, clock_of(then, name))
+                must(
+                    clock_of(entry, name) == own,
+                    "a rewind cuts every task back",
+                    task=name,
+                    clock=clock_of(entry, name),
+                )
+                self._cut_back(self.judges[name], entry, entry.time)
+        self.happened["rewind"] += 1
+        self._change_source()
+
+    def _change_source(self) -> None:
+        """Let the source deliver other values of messages that no task has taken: somebody has mended them."""
+        if any(isinstance(judge.partitions, Several) for judge in self.judges.values()):
+            # A task of several inputs shares some of them with others.
+            return
+        for partitions in {id(judge.partitions): judge.partitions for judge in self.judges.values()}.values():
+            taken = {p for judge in self.judges.values() if judge.partitions is partitions for p in judge.verdicts}
+            for name, sent in partitions.messages.items():
+                fits = (m.value not in (None, UNFIT_VALUE) and m.place not in taken for m in sent)
+                new = [
+                    replace(m, value=(7 * m.value + 3) % 100) if fit else m for m, fit in zip(sent, fits, strict=True)
+                ]
+                partitions.messages[name][:] = new
 
     def _cut_back(self, judge: Judge, entry: Entry, now: int) -> None:
         """Of what is to be read again, forget all but what the clock or the rows aside hold."""

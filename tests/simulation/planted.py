@@ -47,7 +47,7 @@ from persistent_state.partials import (
     unbounded,
     waiting,
 )
-from persistent_state.protocol import commits, deliver, flows, graph, naming, restore, takeover
+from persistent_state.protocol import commits, deliver, flows, graph, naming, restore, rewind, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.store import (
     blocks,
@@ -60,6 +60,7 @@ from persistent_state.store import (
     log,
     named_files,
     runs,
+    state_at,
     task_state,
 )
 from persistent_state.store.files import base
@@ -944,8 +945,8 @@ BUGS = (
         "Collection takes runs that a commit will name.",
         Collector.collect,
         (
-            "< (newest.epoch, newest.flow_of(name).progress.batch)",
-            "<= (newest.epoch, newest.flow_of(name).progress.batch + 1)",
+            "< (newest.epoch, under_way.get(name, 0))",
+            "<= (newest.epoch, under_way.get(name, 0) + 1)",
         ),
     ),
     # Kept clocks
@@ -1060,6 +1061,56 @@ BUGS = (
         kept_entries.read,
         ("return read_file(log, number)", "return found if isinstance(found, Entry) else read_file(log, number)"),
         theme="sleepy",
+    ),
+    # Rewind
+    bug(
+        "positions of another clock",
+        "A rewind goes on from where the newest entry has read to.",
+        rewind._first_entry,
+        ("TaskGroup(flow, before.tasks_of(id))", "TaskGroup(newest.flows.get(id, flow), before.tasks_of(id))"),
+        theme="rewound",
+    ),
+    bug(
+        "rewind without a cut",
+        "A rewind takes the entry of the kept clock as it is, with what was above the clock by then.",
+        rewind._first_entry,
+        ("groups |= back", "pass"),
+        theme="rewound",
+    ),
+    bug(
+        "rows aside of another timeline",
+        "A rewind keeps the late and bad rows of the newest entry.",
+        rewind._first_entry,
+        ("id: group.flow for", "id: replace(group.flow, late_rows=newest.flows.get(id, group.flow).late_rows) for"),
+        theme="rewound",
+    ),
+    bug(
+        "clocks of another timeline",
+        "A rewind keeps the clocks above the one that it goes to.",
+        rewind._first_entry,
+        ("for clock, kept in newest.kept.items() if clock <= before.clock}", "for clock, kept in newest.kept.items()}"),
+        theme="rewound",
+    ),
+    bug(
+        "kept clocks of then",
+        "A rewind keeps the clocks that were kept when its clock was the newest.",
+        rewind._first_entry,
+        ("for clock, kept in newest.kept.items() if clock <= before.clock}", "for clock, kept in before.kept.items()}"),
+        theme="rewound",
+    ),
+    bug(
+        "rewind repeated by a restart",
+        "A rewind is made again by who was killed after it, or takes back a start that came between.",
+        rewind.rewind,
+        ("if newest.epoch != planned.epoch:", "if False:"),
+        theme="rewound",
+    ),
+    bug(
+        "reader of two timelines",
+        "Who reads a clock goes on with what another timeline has at it.",
+        state_at.StateAt._is_in,
+        ("entry.timeline == self.timeline or", "True or"),
+        theme="rewound",
     ),
     # Delivery
     bug(

@@ -25,6 +25,8 @@ from tests.simulation.world import (
     KEPT,
     READING_WINDOWS,
     REBUILT,
+    REWOUND,
+    REWOUND_GRAPHS,
     VERSIONS,
     World,
     play,
@@ -38,6 +40,8 @@ FLOWS_WORLDS = soak_or(ci=20, soak=1000)
 READING_WORLDS = soak_or(ci=12, soak=1000)
 GRAPH_WORLDS = soak_or(ci=20, soak=2000)
 INPUTS_WORLDS = soak_or(ci=20, soak=1000)
+REWOUND_WORLDS = soak_or(ci=20, soak=2000)
+REWOUND_GRAPH_WORLDS = soak_or(ci=6, soak=1000)
 KEPT_WORLDS = soak_or(ci=20, soak=2000)
 IN_ORDER_WORLDS = soak_or(ci=20, soak=2000)
 EVERY_WORLDS = soak_or(ci=range(85, 98), soak=range(1000))
@@ -131,6 +135,13 @@ def test_old_clocks_that_are_read_and_named_keep_the_contract() -> None:
     assert happened.keys() == {"a kept clock was read", "an entry of old was read", "an entry left the log"}
     notes = [line for world in worlds for line in world.trace]
     assert all(any(what in line for line in notes) for what in ("is kept as", "is released", "is not kept, so"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("theme", [REWOUND, *REWOUND_GRAPHS])
+def test_applications_that_go_back_keep_the_contract(theme: str) -> None:
+    worlds = [play(seed, theme) for seed in range(REWOUND_WORLDS if theme == REWOUND else REWOUND_GRAPH_WORLDS)]
+    assert sum(world.oracle.happened["rewind"] for world in worlds) > 2
 
 
 @pytest.mark.soak

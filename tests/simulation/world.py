@@ -35,7 +35,7 @@ from persistent_state.event_time.positions import Position
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.partials import few, fold, keys, panes
 from persistent_state.partials.since import Since
-from persistent_state.protocol import collect, commits, graph, naming, takeover
+from persistent_state.protocol import collect, commits, graph, naming, rewind, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.sources.base import Reach
@@ -43,6 +43,7 @@ from persistent_state.store import blocks, codec, kept_entries, late_rows, lists
 from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
+from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowState
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run
@@ -100,7 +101,13 @@ VERSIONS = "versions"
 KEPT = "kept"
 """The theme of worlds in which old clocks are read, and kept by name, more than in others."""
 
+REWOUND = "rewound"
+"""The theme of worlds in which applications go back to kept clocks, as in no others but those of the next one."""
+
 GRAPHS = (GRAPH, EVERY, IN_ORDER, VERSIONS)
+
+REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS)}
+"""The themes of worlds in which applications of such tasks go back to kept clocks."""
 
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
 """What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter,
@@ -114,7 +121,8 @@ class World:
         self.seed = seed
         self.rng = rng = Random(seed)
         drawn = rng.choice(["", "", *THEMES])
-        self.theme = drawn if theme is None else theme
+        self.theme = drawn if theme is None else REWOUND_GRAPHS.get(theme, theme)
+        goes_back = theme == REWOUND or theme in REWOUND_GRAPHS
         self.trace: list[str] = []
         self.step = 0
         self.now = START
@@ -179,6 +187,12 @@ class World:
             )
         elif self.theme == REBUILT:
             self.lag, self.starts, self.keeping = 0, rng.choice([3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0)
+        elif self.theme == REWOUND:
+            self.starts, self.keeping = (
+                rng.choice([2, 3, 4]),
+                commits.Keeping(rng.choice([1, 3]), rng.choice([0, 0, 50])),
+            )
+            self.delay = rng.choice([0, 20, 100])
         elif self.theme == KEPT:
             self.lag, self.collect_rate, self.starts = 0, 1.0, rng.choice([2, 3, 4])
             self.keeping, self.delay = commits.Keeping(rng.choice([1, 2]), rng.choice([0, 0, 50])), rng.choice([0, 20])
@@ -197,8 +211,9 @@ class World:
             self.interval = rng.choice([10, 20]) if self.theme in (EVERY, IN_ORDER, VERSIONS) else self.interval
             self.starts = min(self.starts, 4) if self.theme == IN_ORDER else self.starts
         rules = [(3 * self.interval, 12 * self.interval), (7, 400), (100, 100)]
-        rules = self.people.sample(rules, self.people.choice([1, 2] if self.theme == KEPT else [0, 0, 1]))
+        rules = self.people.sample(rules, self.people.choice([1, 2] if goes_back or self.theme == KEPT else [0, 0, 1]))
         self.keeping = replace(self.keeping, retain=tuple(rules))
+        self.rewinds = self.people.randint(1, 3) if goes_back else 0
         self.look_rate = self.people.choice([0.5, 1.0] if self.theme == KEPT else [0.0, 0.0, 0.3])
         count = 1 if self.theme == FLOWS else 3 if self.theme == INPUTS else rng.choice([1, 1, 2])
         self.sources = {f"s{i}": self._partitions() for i in range(count)}
@@ -209,6 +224,8 @@ class World:
             partitions.journal = self.own.choice([NO_LINES, NO_LINES, NAMES, MOVES])
             # Who is told that there is no more waits for nobody.
             partitions.forgets = self.own.choice([0.0, 0.1]) if self.alignment is None else 0.0
+            # Who goes back needs all that was read since.
+            partitions.forgets = 0.0 if goes_back else partitions.forgets
         counts = {"restless": [2, 3], REBUILT: [2, 3], FLOWS: [2, 3], INPUTS: [1, 2], IN_ORDER: [1, 2, 2]}
         self.jobs = [self._job(i) for i in range(rng.choice(counts.get(self.theme, [1, 1, 1, 2, 2, 3])))]
         self.inputs = inputs.Coming(self.own, self.sources)
@@ -229,7 +246,7 @@ class World:
                 self.oracle.orders.expect(part.ordered) if isinstance(part, Part) else None
         for derived in self.derived:
             early = isinstance(derived.windowing, SlidingWindow) and self.own.random() < 0.4
-            count = self.own.choice([0, 1])
+            count = 0 if goes_back else self.own.choice([0, 1])
             if isinstance(derived, Part) and (derived.what == ordered.MESSAGES or derived.ordered.silent):
                 count = count if derived.what == ordered.STATES else 0
             sinks = [WorldSink(derived.name, f"o{i}", self.own.random() < 0.6, early) for i in range(count)]
@@ -246,7 +263,7 @@ class World:
                     rng.random() < 0.6,
                     isinstance(job.windowing, SlidingWindow) and rng.random() < 0.4,
                 )
-                for i in range(0 if job.fed or job.ordered else rng.choice([0, 1, 1, 2]))
+                for i in range(0 if job.fed or job.ordered or goes_back else rng.choice([0, 1, 1, 2]))
             ]
             self.oracle.sinks.of[job.name] = {sink.output: sink for sink in sinks}
 
@@ -943,6 +960,9 @@ class World:
                 for path in collector.collect(actor.epoch, now=self.now, keeping=actor.terms.keeping):
                     self.note(f"{actor.number} collected {path}")
                 getcurrent().thread.lists = 9
+            if self.rewinds and self.people.random() < 0.3:
+                self.rewinds -= 1
+                self._spawn(actor, self._go_back(actor), True)
             if self.people.random() < self.look_rate:
                 self._spawn(actor, self.people.choice([self._look_back, self._look_back, self._give_name])(actor), True)
 
@@ -951,19 +971,24 @@ class World:
         files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
 
         def look() -> None:
-            kept = self.oracle.kept
-            clock = self.people.choice([*kept.visited] or [0])
+            clock = self.people.choice([*self.oracle.kept.visited] or [0])
             entry = kept_entries.entry_at(Log(files, APPLICATION), clock)
-            for name in entry.tasks if entry and clock in entry.readable else ():
-                try:
-                    kept.check(entry, files, clock, name)
-                except (InvalidInputError, FileNotFoundError) as error:
-                    newest = self.oracle.newest
-                    assert newest is not None
-                    is_there = kept_entries.is_kept(newest.kept, clock, entry.number)
-                    must(not is_there, "a clock that is kept can be read", clock=clock, task=name, error=error)
+            for name in entry.tasks if entry else ():
+                self._look_at(files, entry, clock, name, lambda: None)
 
         return lambda: self._as_people_do(look)
+
+    def _look_at(self, files: Files, entry: Entry, clock: int, name: str, meanwhile: Callable[[], None]) -> None:
+        """Read a task at an old clock by an entry. Between finding it and reading it, something else happens."""
+        if clock not in entry.readable:
+            return meanwhile()
+        try:
+            self.oracle.kept.check(entry, files, clock, name, meanwhile)
+        except (InvalidInputError, FileNotFoundError) as error:
+            newest = self.oracle.newest
+            assert newest is not None
+            is_there = kept_entries.is_kept(newest.kept, clock, entry.number)
+            must(not is_there, "a clock that is kept can be read", clock=clock, task=name, error=error)
 
     def _give_name(self, actor: Actor) -> Callable[[], None]:
         """What somebody does who keeps a clock by a name, or does so no longer."""
@@ -981,6 +1006,43 @@ class World:
                 self.note(f"{clock} is kept as {name}")
 
         return lambda: self._as_people_do(give)
+
+    def _go_back(self, actor: Actor) -> Callable[[], None]:
+        """What somebody does who takes the application back to a kept clock, whoever is running it."""
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
+
+        def go() -> None:
+            newest = self.oracle.newest
+            to = self.people.choice([*(newest.kept if newest else ())] or [0]) + self.people.choice([0, 0, 3, -3])
+            log = Log(files, APPLICATION)
+            planned = rewind.plan(log, to)
+            self._nap(self.people.choice([0, 0, 0, 50]))
+            for i in range(2):
+                entry = rewind.rewind(log, planned, writer=f"r{self.rewinds} {i}", now=self.now)
+                self.oracle.claim(entry)
+                self.note(f"back at {entry.clock}")
+                must(
+                    not i and entry.epoch == planned.epoch + 1,
+                    "a rewind is made once, of what was planned",
+                    plan=planned,
+                )
+                # Who was killed meanwhile, and does not know that it is done, does it again.
+                if self.people.random() < 0.5:
+                    break
+
+        def look() -> None:
+            """Open the newest clock, go back below it, and read it when the application may have come there again."""
+            newest = Log(files, APPLICATION).newest()
+            if newest is None or self.people.random() < 0.3:
+                return go()
+
+            def meanwhile() -> None:
+                self._as_people_do(go)
+                self._nap(self.people.choice([200, 1000]))
+
+            self._look_at(files, newest, newest.clock, self.people.choice([*newest.tasks]), meanwhile)
+
+        return lambda: self._as_people_do(look)
 
     def _as_people_do(self, act: Callable[[], None]) -> None:
         """Do something, and give up if it does not work for a reason."""
