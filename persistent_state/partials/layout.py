@@ -44,7 +44,7 @@ ID = "id"
 
 ORDER = ("time", "channel", "position", "strand", "number")
 NAMES = ("channel", "strand")
-"""Those that are names, of which many rows have the same."""
+"""The columns of `ORDER` that are names, of which many rows have the same."""
 ORDER_TYPES = (pa.int64(), pa.string(), pa.int64(), pa.string(), pa.int32())
 
 
