@@ -20,7 +20,7 @@ from persistent_state.engine.queries import Setup
 from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.protocol import deliver, evolution, graph
+from persistent_state.protocol import deliver, evolution, graph, refusals
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -215,12 +215,12 @@ def _tell_of_fed_tasks(before: Entry | None, setup: Setup, rebuilt: Collection[s
         return
     flows = (feed.plan for feed in setup.feeds if feed.plan.is_derived and not feed.plan.is_in_order)
     for plan in (plan for flow in flows for plan in flow.tasks):
-        is_new, beginning = plan.name not in before.tasks, graph.begins_with(plan, before.clock)
-        if plan.name in rebuilt and graph.is_made_of_state(plan):
+        is_new, beginning = plan.name not in before.tasks, refusals.begins_with(plan, before.clock)
+        if plan.name in rebuilt and refusals.is_made_of_state(plan):
             _logger.info("task=%s is rebuilt from %s", plan.named, beginning)
         elif plan.name in rebuilt:
             _logger.warning("task=%s loses what it had, and begins with %s", plan.named, beginning)
-        elif is_new and not graph.is_made_of_state(plan):
+        elif is_new and not refusals.is_made_of_state(plan):
             _logger.info("task=%s begins with %s", plan.named, beginning)
 
 

@@ -26,10 +26,9 @@ from persistent_state.batch.spans import Span
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.formatting import full_clock
 from persistent_state.protocol import refusals
 from persistent_state.sources.base import Chunk
-from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted, InOrder
+from persistent_state.sources.tasks import InOrder
 from persistent_state.store.entry import Entry, common_clock
 from persistent_state.store.flow_state import FlowState, Upstream
 from persistent_state.store.task_state import TaskState
@@ -64,7 +63,7 @@ def reset_and_rebuilt(
             if plan.name not in (*reset, *rebuild) and (starts_over or not is_fed_alike):
                 raise InvalidInputError(
                     f"task={plan.named} is or was fed by a source, and by tasks that start over or are others now, so it can't "
-                    f"go on. {refusals.ways(plan)}"
+                    f"go on. {refusals.ways(plan, newest.clock)}"
                 )
         elif is_in_order and plan.name in reset and plan.upstream[INPUT].task in {*reset} - to_rebuild:
             # Its messages, which a source feeds, start from zero at the global clock, and so does it.
@@ -73,32 +72,14 @@ def reset_and_rebuilt(
             # All tasks of the graph that an ordered task is are named with it.
             names = {plan.name, plan.upstream[INPUT].task} if is_in_order else {plan.name}
             is_named = not names.isdisjoint((*reset, *rebuild))
-            if not is_named and not is_made_of_state(plan) and _has_something(newest, plan.name):
+            if not is_named and not refusals.is_made_of_state(plan) and _has_something(newest, plan.name):
                 why = _what_is_other(plan, newest, {*to_rebuild, *reset})
-                raise InvalidInputError(_would_lose(plan, why, newest.clock))
+                raise InvalidInputError(
+                    f"task={plan.named} can't go on, as {why}, and what it has taken can't be given to it again. "
+                    f"{refusals.ways(plan, newest.clock)}"
+                )
             to_rebuild.add(plan.name)
     return {*reset} - (to_rebuild - {*rebuild}), to_rebuild
-
-
-def is_made_of_state(plan: Plan) -> bool:
-    """Return whether a task is made of the state of the tasks that feed it, so that it can be built again from that."""
-    is_fed_changes = all(isinstance(source, Changes) for source in plan.upstream.values())
-    return is_fed_changes and plan.takes_back and not plan.source_inputs
-
-
-def begins_with(plan: Plan, clock: int) -> str:
-    """Return in words what a derived task begins with that begins at the global clock."""
-    parts = []
-    for source in plan.upstream.values():
-        if isinstance(source, Changes):
-            parts.append(f"the state of {source.task}" if plan.takes_back else f"a row for each key of {source.task}")
-        elif isinstance(source, ClosedWindows):
-            parts.append(f"the windows of {source.task} that close after clock={full_clock(clock)}")
-        elif isinstance(source, Emitted):
-            parts.append(f"the rows that {source.by} emits after clock={full_clock(clock)}")
-        else:
-            parts.append(f"the messages after clock={full_clock(clock)}")
-    return " and ".join(parts)
 
 
 def _has_something(newest: Entry, name: str) -> bool:
@@ -116,14 +97,6 @@ def _what_is_other(plan: Plan, newest: Entry, start_over: Collection[str]) -> st
     if over := next((task for task in sources if task in start_over), None):
         return f"task={over}, which feeds it, starts over"
     return "a task that feeds it has started over without it"
-
-
-def _would_lose(plan: Plan, why: str, clock: int) -> str:
-    name = plan.named
-    return (
-        f"task={name} can't go on, as {why}, and what it has taken can't be given to it again. Name it in "
-        f'reset=["{name}"] of run or start, and it loses what it has and begins with {begins_with(plan, clock)}.'
-    )
 
 
 def upstream_of(plan: Plan, tasks: Mapping[str, TaskState]) -> dict[str, Upstream]:

@@ -9,10 +9,10 @@ from persistent_state.batch.in_order import EmittedRows
 from persistent_state.batch.plan import Plan, folded
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.formatting import show_identity
+from persistent_state.formatting import full_clock, show_identity
 from persistent_state.partials.evolve import Evolving
 from persistent_state.protocol import evolution
-from persistent_state.sources.tasks import Changes, InOrder
+from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted, InOrder
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
 
@@ -23,19 +23,37 @@ WAYS = (
 """The ways out for a task that a source feeds, and that can't go on."""
 
 
-def ways(plan: Plan) -> str:
-    """Return the ways out for a task that can't go on."""
-    name, sources = plan.named, plan.upstream.values()
+def ways(plan: Plan, clock: int) -> str:
+    """Return the ways out for a task that can't go on, given the global clock."""
     if plan.source_inputs:
-        return WAYS.format(name)
-    if any(isinstance(source, InOrder) for source in sources):
-        return ways(plan.feeders[INPUT])
-    named = f'Name it in reset=["{name}"] of run or start, and it'
-    if not all(isinstance(source, Changes) for source in sources):
-        return f"{named} begins with what its upstream tasks give from now on, and lacks what they gave before."
-    if not plan.takes_back:
-        return f"{named} begins with one row for each key that there is now, and lacks what changed before."
-    return f"{named} is rebuilt from the state of its upstream tasks."
+        return WAYS.format(plan.named)
+    if any(isinstance(source, InOrder) for source in plan.upstream.values()):
+        return ways(plan.feeders[INPUT], clock)
+    named = f'Name it in reset=["{plan.named}"] of run or start, and it'
+    if is_made_of_state(plan):
+        return f"{named} is rebuilt from the state of its upstream tasks."
+    return f"{named} loses what it has and begins with {begins_with(plan, clock)}."
+
+
+def is_made_of_state(plan: Plan) -> bool:
+    """Return whether a task is made of the state of the tasks that feed it, so that it can be built again from that."""
+    is_fed_changes = all(isinstance(source, Changes) for source in plan.upstream.values())
+    return is_fed_changes and plan.takes_back and not plan.source_inputs
+
+
+def begins_with(plan: Plan, clock: int) -> str:
+    """Return in words what a derived task begins with that begins at the global clock."""
+    parts = []
+    for source in plan.upstream.values():
+        if isinstance(source, Changes):
+            parts.append(f"the state of {source.task}" if plan.takes_back else f"a row for each key of {source.task}")
+        elif isinstance(source, ClosedWindows):
+            parts.append(f"the windows of {source.task} that close after clock={full_clock(clock)}")
+        elif isinstance(source, Emitted):
+            parts.append(f"the rows that {source.by} emits after clock={full_clock(clock)}")
+        else:
+            parts.append(f"the messages after clock={full_clock(clock)}")
+    return " and ".join(parts)
 
 
 def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], rebuild: Collection[str]) -> None:
@@ -112,10 +130,10 @@ def _check_identity(plan: Plan, newest: Entry) -> None:
         if not is_same:
             raise InvalidInputError(
                 f"task={plan.named}: the store was written with {what}={show_identity(written)}, the task has "
-                f"{show_identity(wanted)}. {ways(plan)}"
+                f"{show_identity(wanted)}. {ways(plan, newest.clock)}"
             )
     if evolves and (why := evolution.misfit(plan, newest)):
-        raise InvalidInputError(" ".join((why, ways(plan))))
+        raise InvalidInputError(" ".join((why, ways(plan, newest.clock))))
 
 
 def _without_type(monoid: Any) -> dict[str, Any]:

@@ -216,7 +216,7 @@ def _check_return(newest: Entry, group: TaskGroup, flow: FlowPlan) -> None:
         if not task.active and is_left_behind:
             raise InvalidInputError(
                 f"task={flow.by_name[name].named} left at clock={full_clock(own)}, and the oldest that is retained is "
-                f"{full_clock(oldest)}. {refusals.ways(flow.by_name[name])}"
+                f"{full_clock(oldest)}. {refusals.ways(flow.by_name[name], newest.clock)}"
             )
 
 
@@ -233,7 +233,7 @@ def _check_between(flow: FlowPlan, group: TaskGroup, clock: int) -> None:
     if sees_each and not flow.first.takes_back and stands < clock:
         raise InvalidInputError(
             f"{flow.title} left at clock={full_clock(stands)}, and what changed from one time to the next since then is not "
-            f"told apart any more. {refusals.ways(flow.first)}"
+            f"told apart any more. {refusals.ways(flow.first, clock)}"
         )
 
 

@@ -535,7 +535,8 @@ def test_the_ways_out_of_a_derived_task_are_its_own() -> None:
         world.play("PerSlot", [(at, 1, 1)])
     said = {
         "PerRegion": "it is rebuilt from the state of its upstream tasks.",
-        "Slots": "it begins with what its upstream tasks give from now on, and lacks what they gave before.",
+        "Slots": "it loses what it has and begins with the windows of PerSlot that close after "
+        "clock=1970-01-01T00:00:00.000150Z (150).",
     }
     for name, way in said.items():
         others = [world.plans[other] for other in ("PerShop", "PerSlot", name)]

@@ -47,7 +47,7 @@ from persistent_state.partials import (
     unbounded,
     waiting,
 )
-from persistent_state.protocol import commits, deliver, flows, graph, naming, restore, rewind, takeover
+from persistent_state.protocol import commits, deliver, flows, graph, naming, refusals, restore, rewind, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.store import (
     blocks,
@@ -1504,7 +1504,7 @@ BUGS = (
         "begun anew unasked",
         "A task that windows have fed loses them when what feeds it begins anew, though nobody named it.",
         graph.reset_and_rebuilt,
-        ("if not is_named and not is_made_of_state(plan) and", "if False and"),
+        ("if not is_named and not refusals.is_made_of_state(plan) and", "if False and"),
         theme="graph",
     ),
     bug(
@@ -1517,7 +1517,7 @@ BUGS = (
     bug(
         "pairs taken for state",
         "A task on pairs is built from the state that there is, though nobody named it.",
-        graph.is_made_of_state,
+        refusals.is_made_of_state,
         ("is_fed_changes and plan.takes_back", "is_fed_changes"),
         theme="every",
     ),
