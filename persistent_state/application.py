@@ -433,20 +433,23 @@ class Application:
             if name in order:
                 return
             for source in by_name[name].upstream.values():
-                if isinstance(source, Emitted) and source.by in by_name and source.task not in by_name:
-                    raise InvalidInputError(
-                        f"task={name} is fed by {source!r}, and task={source.by} emits no rows; give it an OrderedTask, or "
-                        f"Changes({source.by!r})."
-                    )
+                is_fed = f"task={by_name[name].named} is fed by {source!r}"
+                if isinstance(source, Emitted) and source.by in by_name:
+                    rows = by_name[source.task].task if source.task in by_name else None
+                    way = f"give it an OrderedTask, or Changes({source.by!r})"
+                    if isinstance(rows, in_order.EmittedRows):
+                        way = "" if in_order.emits_rows(rows.ordered) else "name their columns in its emits"
+                    if way:
+                        raise InvalidInputError(f"{is_fed}, and task={source.by} emits no rows; {way}.")
                 if isinstance(source, (Changes, ClosedWindows)) and (part := source.task) in ordered:
                     raise InvalidInputError(
-                        f"task={name} is fed by {source!r}, and an ordered task feeds others by the rows that it emits; give "
-                        f"it Emitted({ordered[part]!r})."
+                        f"{is_fed}, and an ordered task feeds others by the rows that it emits; give it "
+                        f"Emitted({ordered[part]!r})."
                     )
                 if source.task not in by_name:
                     known = ", ".join(known for known in by_name if ordered.get(known, known) == known)
                     raise InvalidInputError(
-                        f"task={name} is fed by task={source.task}, which is not added; the tasks are {known}."
+                        f"task={by_name[name].named} is fed by task={source.task}, which is not added; the tasks are {known}."
                     )
                 visit(source.task, (*path, name))
             order[name] = by_name[name]

@@ -473,6 +473,8 @@ class TestOrderedTasks:
         self.plans(Visits())
         self.plans(Visits(emits=None, key=None, state=pa.map_(pa.string(), pa.list_(pa.decimal128(38, 2)))))
         self.plans(Visits(), delivery="exactly-once")
+        renamed = FileSource("rows/", timestamp="ts", schema=pa.schema([("ts", pa.int64()), ("state", pa.string())]))
+        self.plans(Visits(key="state"), renamed)
 
     @pytest.mark.parametrize(
         ("task", "sentence"),
@@ -602,8 +604,12 @@ class TestOrderedTasks:
         )
         refused(
             lambda: plans((Task(), ROWS), (Visits(), Emitted("totals"))),
-            "task=Visits.messages is fed by Emitted(by='totals'), and task=totals emits no rows; give it an OrderedTask, or "
+            "task=Visits is fed by Emitted(by='totals'), and task=totals emits no rows; give it an OrderedTask, or "
             "Changes('totals').",
+        )
+        refused(
+            lambda: plans((Visits(emits=None), ROWS), (Task(key=None, value=None), Emitted("Visits"))),
+            "task=totals is fed by Emitted(by='Visits'), and task=Visits emits no rows; name their columns in its emits.",
         )
 
     def test_a_part_of_it(self) -> None:

@@ -47,8 +47,10 @@ from persistent_state.windows import TIME, UntilPassed, UntilReplaced, length
 
 Key: TypeAlias = str | Sequence[str] | None
 
-STATE, EMITTED = "state", "emitted"
-"""The columns of what a step makes: the state of a key, or a row that was emitted for it. One of the two is null."""
+STATE, EMITTED = "kept state", "emitted row"
+"""The columns of what a step makes: the state of a key, or a row that was emitted for it. One of the two is null.
+
+They stand beside the key columns, whose names are the user's."""
 
 NUMBERS = 40
 """The bits of a row's number among those that were emitted for a key at a moment. Above them stands its rank."""
