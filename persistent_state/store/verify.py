@@ -18,10 +18,12 @@ import pyarrow as pa
 
 from persistent_state import windows
 from persistent_state.errors import DamagedError, StateError, StoreUnavailableError
+from persistent_state.event_time.clocks import END
 from persistent_state.formatting import full_clock
 from persistent_state.partials import keys, layout
 from persistent_state.partials.evolve import misfits
 from persistent_state.partials.kinds import kind_of
+from persistent_state.partials.newest import first_due
 from persistent_state.partials.type_names import name_of, named
 from persistent_state.store import blocks, kept_entries, late_rows
 from persistent_state.store.codec import from_bytes, open_entry, rewritten, side_to_json
@@ -441,6 +443,21 @@ def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.
         yield f"it has hashes that are not from {run.low} to {run.high}"
     if (int(starts.min()), int(starts.max())) != (run.first, run.last):
         yield f"its starts are from {starts.min()} to {starts.max()}, not from {run.first} to {run.last}"
+    if layout.DUE in table.column_names:
+        yield from _problems_of_times(run, table)
+
+
+def _problems_of_times(run: Run, table: pa.Table) -> Iterator[str]:
+    """Yield what is wrong with the times that stand beside the states of an ordered task: a timer might never be called."""
+    values = layout.one_chunk(table["value"])
+    for name, column in (("newest", values.field("newest")), (layout.DUE, first_due(values.field("timers")))):
+        if not layout.one_chunk(table[name]).equals(column):
+            yield f"its column {name} is not that of its values"
+    due = layout.as_numpy(table, layout.DUE)
+    due = due[due < END]
+    found = (int(due.min()), int(due.max())) if len(due) else (None, None)
+    if found != (run.due, run.last_due):
+        yield f"its timers are due from {found[0]} to {found[1]}, not from {run.due} to {run.last_due}"
 
 
 def _name_of_values(type: pa.DataType, run: Run, identity: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from persistent_state.sources.tasks import TIMESTAMP, Changes, InOrder
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT, UNFIT_KEY
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import ShardRuns
 from persistent_state.store.state_at import seen_below
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, messages_of, rows_of
@@ -195,6 +196,23 @@ def test_a_timer_is_due_though_no_message_comes_to_its_shard() -> None:
     world.play([told(55, 9)])
     (step,) = graph.due(world.newest)
     assert len(graph.spans(world.newest, world.flow, step)) == 1
+
+
+def test_a_run_that_says_other_times_of_timers_than_it_has_is_damaged() -> None:
+    world = World(None)
+    world.start(1)
+    world.play([told(5, 1, ("set", 40, "later"))])
+    world.play([told(25, 1)])
+    world.step()
+    name, newest = world.states.name, world.newest
+    assert not verify(world.files.url).problems
+    task = newest.tasks[name]
+    wrong = [replace(run, due=run.due and run.due + 1) for run in task.stored.runs]
+    forged = replace(task, stored=replace(task.stored, shards=(ShardRuns(tuple(wrong)),)))
+    world.log.append(newest.follower(newest.time, tasks={**newest.tasks, name: forged}))
+    assert "its timers are due from 45 to 45, not from 46 to 45" in {
+        problem.what for problem in verify(world.files.url).problems
+    }
 
 
 def test_rows_of_one_moment_are_in_the_order_in_which_they_were_emitted() -> None:
