@@ -28,6 +28,8 @@ from persistent_state.partials import fold
 from persistent_state.partials.changed import Changed, are_equal, changed
 from persistent_state.partials.layout import Layout, as_numpy, below, between, one_chunk, where
 from persistent_state.partials.since import Since
+from persistent_state.partials.sort import same_keys
+from persistent_state.partials.waiting import rows_passed
 from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
 from persistent_state.store import runs as runs_io
@@ -39,6 +41,9 @@ from persistent_state.task import PersistentTask
 from persistent_state.windows import TIME, WINDOW
 
 Times = NDArray[np.int64]
+
+NUMBERS = 24
+"""The bits of a row's number among those that a key emitted at a moment. Above them stands the key's hash."""
 
 BEFORE, AFTER = "before", "after"
 """The columns of a change that is one message: structs of what outputs show of the value; null where the key is not there."""
@@ -209,11 +214,7 @@ def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
         values = _shown(plan, one_chunk(table["value"]))
         yield Chunk(**_rows(plan, table, values, as_numpy(table, WINDOW[1]), name))
     elif isinstance(span.source, Emitted):
-        table = seen_below(plan.files, span.changed_runs, plan.layout, span.clock, Since(span.since))
-        keys = [one_chunk(table[key]) for key in plan.layout.key_names]
-        columns = in_order.emitted_rows(plan, keys, one_chunk(table[TIMESTAMP]), one_chunk(table["value"]))
-        rows = pa.RecordBatch.from_arrays(columns, schema=in_order.emitted_schema(plan))
-        yield Chunk(name, 0, rows, at=_at(table))
+        yield from _emitted(plan, span, name)
     elif isinstance(span.source, InOrder):
         assert isinstance(fed.task, in_order.States)
         if isinstance(join := fed.task.ordered, Join):
@@ -223,6 +224,29 @@ def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
     else:
         for some in _changes(plan, span):
             yield from _messages(plan, span, some, name)
+
+
+def _emitted(plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
+    """Yield the rows of a shard that an ordered task has emitted."""
+    layout, levels = plan.layout, open_runs(plan, span.changed_runs)
+    for low, high in fold.slices(levels):
+        table = rows_passed([between(level, low, high) for level in levels], layout, span.since, span.clock)
+        if len(table) == 0:
+            continue
+        keys = [one_chunk(table[key]) for key in layout.key_names]
+        columns = in_order.emitted_rows(plan, keys, one_chunk(table["start"]), one_chunk(table["value"]))
+        rows = pa.RecordBatch.from_arrays(columns, schema=in_order.emitted_schema(plan))
+        yield Chunk(name, 0, rows, at=_places(table, layout))
+
+
+def _places(table: pa.Table, layout: Layout) -> Times:
+    """Return what puts emitted rows of one moment in order: by the hash of the key, those of a key as it emitted them."""
+    starts, numbers = as_numpy(table, "start"), np.arange(len(table))
+    begins = ~same_keys(table, layout)
+    begins[1:] |= starts[1:] != starts[:-1]
+    numbers -= np.maximum.accumulate(np.where(begins, numbers, 0))
+    places: Times = _at(table) >> NUMBERS << NUMBERS | numbers
+    return places
 
 
 def _changes(plan: Plan, span: Span) -> Iterator[Changed]:

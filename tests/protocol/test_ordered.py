@@ -23,7 +23,7 @@ from persistent_state.ordered import Context
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import TIMESTAMP, Changes, InOrder
+from persistent_state.sources.tasks import TIMESTAMP, Changes, Emitted, InOrder
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT, UNFIT_KEY
 from persistent_state.store.log import Log
@@ -240,6 +240,63 @@ def test_messages_above_the_clock_wait() -> None:
     }
     runs = world.newest.tasks[world.messages.name].stored.runs
     assert max(run.last for run in runs) == 25
+
+
+class Twice(OrderedTask):
+    """Emits a row, and the same again with a minus."""
+
+    key = "k"
+    state = pa.int64()
+    emits = pa.schema([("n", pa.int64())])
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        context.emit(n=message["n"])
+        context.emit(n=-message["n"])
+        return None
+
+
+class InTurn(OrderedTask):
+    """All rows of all keys, in their order."""
+
+    state = pa.list_(pa.int64())
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        return [*(state or []), message["n"]]
+
+
+def test_rows_of_one_moment_have_a_place_each_for_the_task_that_they_feed() -> None:
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
+    app = Application("app", "memory://none", checkpoint_interval=core.us(10))
+    app.add(Twice(), FileSource("events", timestamp="ts")).add(InTurn(), Emitted("Twice"))
+    files = core.memory()
+    plans, log = app.plans(files, 1, lambda _, source: (source, schema, None)), Log(files, "app")
+    messages = plans["Twice.messages"]
+    flows = [
+        FlowPlan((messages,)),
+        FlowPlan((plans["Twice"], plans["Twice.rows"])),
+        FlowPlan((plans["InTurn.messages"],)),
+        FlowPlan((plans["InTurn"], plans["InTurn.rows"])),
+    ]
+    core.start(log, flows)
+    rows = [{"ts": 5, "k": k, "n": 10 * k + n} for n in (1, 2) for k in range(1, 9)]
+    core.play(log, messages, pa.RecordBatch.from_pylist([*rows, {"ts": 25, "k": 1, "n": 0}], schema), keeping=KEEPING)
+    by_id = {flow.id: flow for flow in flows}
+    newest, places = log.newest(), list[int]()
+    while newest is not None and (due := graph.due(newest)):
+        for _, span in graph.spans(newest, by_id[due[0].flow], due[0]) if due[0].flow == "InTurn.messages" else ():
+            places += [
+                place for chunk in changes.read(plans["InTurn.messages"], "", span) for place in chunk.at.tolist()
+            ]
+        newest = core.step(log, by_id, due[0], KEEPING)
+    assert newest is not None
+    assert len(places) == len({*places}) == 32
+    ((kept),) = core.state_at(newest, plans["InTurn"], 20).values()
+    of_each = {k: [n for n in kept["state"] if abs(n) // 10 == k] for k in range(1, 9)}
+    assert of_each == {k: [10 * k + 1, -10 * k - 1, 10 * k + 2, -10 * k - 2] for k in range(1, 9)}
+    # Keys come one after the other, whatever order the pieces of the step had.
+    assert [abs(n) // 10 for n in kept["state"]] == [
+        k for k in dict.fromkeys(abs(n) // 10 for n in kept["state"]) for _ in range(4)
+    ]
 
 
 class Totals(PersistentTask):
