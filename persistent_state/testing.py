@@ -333,7 +333,7 @@ def _together(plans: Mapping[str, Plan]) -> list[tuple[Plan, ...]]:
     """Return the tasks that are fed together: the state and the rows of an ordered task. All others are alone."""
     groups = dict[str, tuple[Plan, ...]]()
     for plan in plans.values():
-        task = plan.task.ordered.task_name if isinstance(plan.task, in_order.EmittedRows) else plan.name
+        task = plan.named if isinstance(plan.task, in_order.EmittedRows) else plan.name
         groups[task] = (*groups.get(task, ()), plan)
     return [*groups.values()]
 

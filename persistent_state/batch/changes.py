@@ -42,7 +42,7 @@ from persistent_state.windows import TIME, WINDOW
 
 Times = NDArray[np.int64]
 
-NUMBERS = 24
+NUMBER_BITS = 24
 """The bits of a row's number among those that a key emitted at a moment. Above them stands the key's hash."""
 
 BEFORE, AFTER = "before", "after"
@@ -245,7 +245,7 @@ def _places(table: pa.Table, layout: Layout) -> Times:
     begins = ~same_keys(table, layout)
     begins[1:] |= starts[1:] != starts[:-1]
     numbers -= np.maximum.accumulate(np.where(begins, numbers, 0))
-    places: Times = _at(table) >> NUMBERS << NUMBERS | numbers
+    places: Times = _at(table) >> NUMBER_BITS << NUMBER_BITS | numbers
     return places
 
 

@@ -56,14 +56,14 @@ class Reports:
         for plan in plans:
             parts.setdefault(plan.named, []).append(plan)
         self._of_tasks = [TaskReport(some, entry, first) for some in parts.values()]
-        self._notices = {name: report for report in self._of_tasks for name in report.parts}
+        self._by_part = {name: report for report in self._of_tasks for name in report.parts}
         self.newest: dict[str, Progress] = {}
         _runs[run] = self
 
     def hear(self, progress: Progress) -> None:
         """Take in a commit: log the warning that is due, and let the deliveries know."""
         self.newest[progress.task] = progress
-        report, messages = self._notices[progress.task], progress.messages - progress.replayed
+        report, messages = self._by_part[progress.task], progress.messages - progress.replayed
         if warning := report.note(progress.task, messages, progress.reasons, time.monotonic()):
             _logger.warning("%s", warning)
         self._on_commit(progress)

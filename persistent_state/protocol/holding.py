@@ -110,7 +110,9 @@ def _place(holder: Holder) -> int:
 
 def _named(entry: Entry, task: str) -> str:
     """Return the ordered task whose messages wait in a task; "" if there is none."""
-    return next((name for name in entry.tasks if messages_of(name) == task and graph.is_in_order(entry, name)), "")
+    name = task.rpartition(".")[0]
+    is_of_messages = name in entry.tasks and messages_of(name) == task
+    return name if is_of_messages and graph.is_in_order(entry, name) else ""
 
 
 def sentence(holder: Holder | None) -> str:
