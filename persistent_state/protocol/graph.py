@@ -183,7 +183,7 @@ def spans(entry: Entry, flow: FlowPlan, step: Step) -> list[tuple[str, Span]]:
 
 @dataclass(frozen=True)
 class Given:
-    """What other tasks have given that one part of a micro-batch or step reads: spans of their shards, by input."""
+    """The spans of other tasks' shards that one part of a micro-batch or step reads, by input."""
 
     spans: tuple[tuple[str, Span], ...]
 
