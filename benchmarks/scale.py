@@ -269,7 +269,7 @@ def progress_lines(flow: FlowPlan, entry: Entry, after: Advance, said: Sequence[
     by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in flow.tasks}
     for each in said:
         by_task[each.task].append(each)
-    reports = Reports("scale", flow.tasks, entry, False, lambda: None)
+    reports = Reports("scale", flow.tasks, entry, False, lambda progress: None)
     told = [
         micro_batch.progress(entry, after, name, "", sum(each.copies for each in some))
         for name, some in by_task.items()

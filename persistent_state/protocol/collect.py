@@ -122,7 +122,13 @@ class Collector:
         if number in self._times:
             return
         with suppress(FileNotFoundError, DamagedError):
-            self._know(self._log.read(number))
+            entry = self._log.read(number)
+            if self._newest is None or number > self._newest.number:
+                self._know(entry)
+            else:
+                # A driver that slept has written a number again that was collected, or the store has listed the entry late.
+                self._pin_files(entry)
+            self._times[number], self._bases[number] = entry.time, entry.base
 
     def _kept_by(self, first: int) -> list[int]:
         """Return the entries of the clocks that the newest entry keeps, or one from the entry `first` on, ascending."""
@@ -189,7 +195,7 @@ class Collector:
             for clock, kept in self._newest.kept.items():
                 if not kept_entries.is_kept(entry.kept, clock, kept.entry):
                     self._last_kept[kept.entry] = self._newest.number
-        self._newest, self._times[entry.number], self._bases[entry.number] = entry, entry.time, entry.base
+        self._newest = entry
 
     def _know_list(self, rows: LateRows) -> None:
         for file in rows.settled.files:
