@@ -47,6 +47,9 @@ OF_THREE = soak_or(ci=5, soak=40)
 SOON = 60
 """Seconds in which a driver without a JVM must end. It takes about one where nothing else runs."""
 
+TRIES = 4
+"""The most drivers that are started until one deletes the file of a kept clock, and dies there."""
+
 CHAINS = 2
 """Chains of victims that run side by side: a start of Spark keeps one core busy."""
 
@@ -72,9 +75,13 @@ class Chain:
             return self.kill_group()
         if point.startswith(JVM):
             return self.kill_jvm(point.removeprefix(f"{JVM} "))
-        self._prepare(point)
-        victim = self._start("--die", point, *self._from_call(point))
-        assert victim.wait(timeout=120) == -signal.SIGKILL, f"{point}: {self._log()}"
+        # The files of kept clocks that a collection deletes were written by one before it, perhaps that of the next driver.
+        tries, status = TRIES if "delete kept" in point else 1, 0
+        while tries and status == 0:
+            self._prepare(point)
+            status = self._start("--die", point, *self._from_call(point)).wait(timeout=120)
+            tries -= 1
+        assert status == -signal.SIGKILL, f"{point}: {self._log()}"
         check_cut(self.folder, self.stream)
 
     def kill_group(self) -> None:
@@ -198,7 +205,9 @@ def test_a_store_is_exact_whatever_step_its_drivers_are_killed_at(
     def run(chain: Chain, plan: Sequence[str]) -> dict[str, int]:
         try:
             for point in plan:
-                assert not failed.is_set(), "the other chain failed"
+                if failed.is_set():
+                    # The other chain says why.
+                    return {}
                 chain.kill(point)
             return chain.finish()
         except BaseException:
