@@ -242,6 +242,21 @@ def test_messages_above_the_clock_wait() -> None:
     assert max(run.last for run in runs) == 25
 
 
+def test_a_forgotten_key_does_not_come_back_from_an_older_run() -> None:
+    world = World(None)
+    world.start(1)
+    world.play([told(1, key) for key in range(60)])
+    # The steps after the first are small: their runs are merged with each other, and not with that of all keys.
+    for end in range(15, 115, 10):
+        forget = [told(end, 1, ("forget",))] if end == 25 else []
+        world.play([told(end, 100), *forget])
+        # The world looks at the state of all keys.
+        world.step()
+    states = world.newest.tasks[world.states.name].stored.runs
+    assert states[0].rows == 60
+    assert len(states) < 5
+
+
 class Twice(OrderedTask):
     """Emits a row, and the same again with a minus."""
 

@@ -33,7 +33,6 @@ from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import (
     changed,
     dedup,
-    expiry,
     few,
     fold,
     layout,
@@ -1451,13 +1450,6 @@ BUGS = (
         theme="graph",
     ),
     bug(
-        "runs of a newer start",
-        "A step whose runs are gone reads those of a newer start, which may have other shards.",
-        fed._with_newest_runs,
-        ("entry is None or entry.epoch != span.epoch", "entry is None"),
-        theme="graph",
-    ),
-    bug(
         "other code goes on",
         "A task whose code has another version goes on from what the code before it made.",
         graph.reset_and_rebuilt,
@@ -1953,16 +1945,6 @@ BUGS = (
         "What is left of a key is dropped when no kept clock needs its messages.",
         newest.Versions.expiry,
         ('np.where(_is_null(table), as_numpy(table, "start") + 1, END)', 'as_numpy(table, "start") + 1'),
-        theme="in-order",
-    ),
-    bug(
-        "forgotten key comes back",
-        "That a key is forgotten is dropped, while an older run has its state.",
-        expiry.without_expired,
-        (
-            "layout.kind.expires_by_key and not is_all",
-            "layout.kind.expires_by_key and layout.kind.window_columns and not is_all",
-        ),
         theme="in-order",
     ),
     bug(
