@@ -46,7 +46,7 @@ from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, PersistentTask
 from persistent_state.testing import LocalRun, run_local
-from persistent_state.timelines import keep_clock, release_clock
+from persistent_state.timelines import branch_application, keep_clock, release_clock
 from persistent_state.windows import SessionWindow, SlidingWindow, TumblingWindow
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ __all__ = [
     "ValuesAtClock",
     "WindowState",
     "arrow_batches",
+    "branch_application",
     "clocks",
     "keep_clock",
     "late_rows_frame",

@@ -33,6 +33,7 @@ from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
 from persistent_state.store.files import Files, open_files
+from persistent_state.store.log import check_name
 from persistent_state.task import PersistentTask, messages_of
 
 if TYPE_CHECKING:
@@ -137,10 +138,7 @@ class Application:
     _added: list[_Added] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.name):
-            raise InvalidInputError(
-                f"application name={self.name!r} can't name a folder; use letters, digits, '_', '.', '-'."
-            )
+        check_name(self.name)
         self._settings()
         if self.retained_checkpoints < 1:
             raise InvalidInputError(

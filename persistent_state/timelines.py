@@ -1,13 +1,14 @@
-"""Keep clocks of an application by name, so that they can be read and gone back to for as long as the name stands."""
+"""Keep clocks of an application by name, for as long as the name stands, and branch an application from a kept clock."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from persistent_state.formatting import Clock, read_clock
-from persistent_state.protocol import naming
+from persistent_state.protocol import branch, naming
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 
@@ -69,6 +70,62 @@ def release_clock(store: str, application: str, name: str, *, storage_options: M
         persistent_state.errors.InvalidInputError: name='before the sale' keeps no clock of app; the names are none.
     """
     return naming.release(Log(open_files(store, storage_options), application), name, _now_us())
+
+
+def branch_application(
+    store: str,
+    application: str,
+    new: str,
+    clock: Clock | None = None,
+    *,
+    to: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    to_storage_options: Mapping[str, Any] | None = None,
+) -> int:
+    """Make another application of one as it was at a kept clock: with its state and its positions, and without its outputs.
+
+    The new one has files of its own, and each is verified. The old one may run meanwhile. A call that is interrupted leaves no
+    new application, and the next call goes on.
+
+    Args:
+        store: The store's folder or URL.
+        application: The application's name.
+        new: The name of the new application.
+        clock: One of the kept clocks; by default the newest, which is the global clock.
+        to: The folder or URL of the store for the new application, by default the same.
+        on_progress: Called after each file with the number of bytes that are copied, and of those that are to be.
+        storage_options: What fsspec needs to open the store.
+        to_storage_options: What fsspec needs to open `to`.
+
+    Returns:
+        The clock, in microseconds UTC.
+
+    Raises:
+        InvalidInputError: There is no such application, the clock is not kept, or is released meanwhile, or the new name can't
+            be used, or is that of an application.
+        DamagedError: A file is not what was written.
+        StoreUnavailableError: A store does not answer. Do it again.
+        CommitUnknownError: The store did not answer. Look whether the new application is there, and else do it again.
+
+    Example:
+        >>> branch_application("tests/fixtures/store-v1", "app", "app-green", 160)
+        Traceback (most recent call last):
+        ...
+        persistent_state.errors.InvalidInputError: app keeps no clock yet; start it with this version.
+    """
+    files = open_files(store, storage_options)
+    there = files if to is None else open_files(to, to_storage_options)
+    at = None if clock is None else read_clock(clock)
+    entry = branch.branch(
+        Log(files, application),
+        Log(there, new),
+        at,
+        now=_now_us(),
+        new_id=lambda: uuid.uuid4().hex[:16],
+        tell=on_progress or (lambda done, size: None),
+    )
+    return entry.clock
 
 
 def _now_us() -> int:

@@ -70,6 +70,7 @@ PUBLIC_NAMES = [
     "ValuesAtClock",
     "WindowState",
     "arrow_batches",
+    "branch_application",
     "clocks",
     "keep_clock",
     "late_rows_frame",

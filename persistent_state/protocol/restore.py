@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store import late_rows
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowState, LateRows, SourceState
 from persistent_state.store.named_files import Run
@@ -109,6 +110,24 @@ def _counts_again_from(flow: FlowState, plan: Plan, clock: int) -> int:
     """Return the clock from which a start under at-least-once delivery counts again what was read."""
     # A flow that takes no late messages would count a message below its own clock as late.
     return min(clock, flow.progress.clock) if plan.takes_late else flow.progress.clock
+
+
+def all_cut_back(files: Files, entry: Entry, now: int) -> Entry:
+    """Return what an entry says of its flows and tasks, cut back to its global clock, whatever the delivery of each."""
+    groups = {id: TaskGroup(flow, entry.tasks_of(id)) for id, flow in entry.flows.items()}
+    # Tasks that were not part of that start have nothing above the clock.
+    groups |= {
+        id: cut_back(files, group, entry.clock, entry.shards, now)
+        for id, group in groups.items()
+        if any(task.active for task in group.tasks.values())
+    }
+    tasks = {name: task for group in groups.values() for name, task in group.tasks.items()}
+    return replace(
+        entry,
+        flows={id: group.flow for id, group in groups.items()},
+        tasks={name: tasks[name] for name in entry.tasks},
+        next=BEGINNING,
+    )
 
 
 def cut_back(files: Files, group: TaskGroup, clock: int, shards: int, now: int) -> TaskGroup:

@@ -16,10 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from persistent_state.errors import ExistsError, FencedError, InvalidInputError
-from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import restore
-from persistent_state.protocol.restore import TaskGroup
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -134,17 +132,9 @@ def _furthest(newest: Entry) -> Iterator[tuple[str, str, int]]:
 
 
 def _first_entry(log: Log, newest: Entry, before: Entry, writer: str, now: int) -> Entry:
-    groups = {id: TaskGroup(flow, before.tasks_of(id)) for id, flow in before.flows.items()}
-    # Tasks that were not part of that start have nothing above the clock.
-    back = {
-        id: restore.cut_back(log.files, group, before.clock, before.shards, now)
-        for id, group in groups.items()
-        if any(task.active for task in group.tasks.values())
-    }
-    groups |= back
-    tasks = {name: task for group in groups.values() for name, task in group.tasks.items()}
+    back = restore.all_cut_back(log.files, before, now)
     return replace(
-        before,
+        back,
         number=newest.number + 1,
         epoch=newest.epoch + 1,
         writer=writer,
@@ -152,9 +142,7 @@ def _first_entry(log: Log, newest: Entry, before: Entry, writer: str, now: int) 
         previous=newest.checksum,
         kept={clock: kept for clock, kept in newest.kept.items() if clock <= before.clock},
         timeline=newest.epoch + 1,
-        flows={id: group.flow for id, group in groups.items()},
-        tasks={name: replace(tasks[name], outputs=_outputs(name, newest, before)) for name in before.tasks},
-        next=BEGINNING,
+        tasks={name: replace(task, outputs=_outputs(name, newest, before)) for name, task in back.tasks.items()},
         checksum="",
         base=0,
     )

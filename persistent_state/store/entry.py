@@ -61,7 +61,7 @@ class Entry:
     """By clock, ascending: the clocks that can be read and gone back to. `kept_entries` finds their entries."""
 
     timeline: int = 0
-    """The epoch that began the present timeline; 0 if the application was never rewound."""
+    """The epoch that began the present timeline; 0 if the application was never rewound, and is no branch."""
 
     next: int = BEGINNING
     """The next common clock, at which tasks that other tasks feed have yet to arrive; at or below `clock` if there is none."""

@@ -47,6 +47,11 @@ def not_larger(lengths: Sequence[int], total: int, large: int) -> int:
     return len(lengths)
 
 
+def write_file(files: Files, path: str, items: Sequence[str]) -> Stored:
+    """Write a new file with items of a list, durable when this returns."""
+    return runs_io.write_bytes(files, path, _lines(items))
+
+
 def read(files: Files, pages: Pages) -> list[str]:
     """Return all items, oldest first."""
     items: list[str] = []

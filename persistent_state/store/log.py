@@ -14,7 +14,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from persistent_state.errors import CommitUnknownError, DamagedError, ExistsError, FencedError, StoreUnavailableError
+from persistent_state.errors import (
+    CommitUnknownError,
+    DamagedError,
+    ExistsError,
+    FencedError,
+    InvalidInputError,
+    StoreUnavailableError,
+)
 from persistent_state.store.codec import Written, checksum, open_entry, to_bytes
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
@@ -61,6 +68,18 @@ def _whole(entry: Entry, length: int) -> _Known:
 
 class _MissingError(FileNotFoundError):
     """An entry from which another follows is not there."""
+
+
+def check_name(application: str) -> None:
+    """Refuse a name that no application can have.
+
+    Raises:
+        InvalidInputError: It can't name a folder.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", application):
+        raise InvalidInputError(
+            f"application name={application!r} can't name a folder; use letters, digits, '_', '.', '-'."
+        )
 
 
 class Log:

@@ -20,6 +20,7 @@ from persistent_state.event_time.clocks import END
 from persistent_state.partials import expiry
 from persistent_state.partials.evolve import Evolving, as_type
 from persistent_state.partials.layout import CURRENT, DUE, HEAD, TAIL, Layout, as_numpy, below, between, with_values
+from persistent_state.store import blocks
 from persistent_state.store.blocks import read_blocks, write_blocks
 from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files
@@ -78,6 +79,16 @@ def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
     if not files.near:
         cache.keep(stored.checksum, data)
     return data
+
+
+def problems(data: pa.Buffer, stored: Stored) -> Iterator[str]:
+    """Yield what is wrong with the bytes of a file that a log entry names: nothing if they are what was written."""
+    if len(data) != stored.length:
+        yield f"it has {len(data)} bytes, and {stored.length} were written"
+    elif stored.index:
+        yield from blocks.problems(data, stored)
+    elif hashlib.sha256(data).hexdigest() != stored.checksum:
+        yield "its SHA-256 is not that of what was written"
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -25,7 +24,7 @@ from persistent_state.partials.evolve import misfits
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.newest import first_due
 from persistent_state.partials.type_names import name_of, named
-from persistent_state.store import blocks, kept_entries, late_rows
+from persistent_state.store import kept_entries, late_rows, runs
 from persistent_state.store.codec import from_bytes, open_entry, rewritten, side_to_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
@@ -343,12 +342,7 @@ class _Application:
             self._found(path, [f"it can't be read: {error}", *self._needed_at(path)])
             return
         for stored in named.stored:
-            if len(data) != stored.length:
-                self._found(path, [f"it has {len(data)} bytes, and {stored.length} were written"])
-            elif stored.index:
-                self._found(path, blocks.problems(data, stored))
-            elif hashlib.sha256(data).hexdigest() != stored.checksum:
-                self._found(path, ["its SHA-256 is not that of what was written"])
+            self._found(path, runs.problems(data, stored))
         if any(problem.path == path for problem in self._problems):
             self._found(path, self._needed_at(path))
             return

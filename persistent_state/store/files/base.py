@@ -98,6 +98,16 @@ class Files(ABC):
                 if not left:
                     raise
 
+    def copy_from(self, other: Files, path: str, new: str) -> bool:
+        """Let the store copy a file of another url, or of this one, to a new name, and return whether it can do that.
+
+        Everyone sees all of the copy or none. A file that has the name is replaced, so it must be a copy of the same file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        return False
+
     def for_each(self, do: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Return `do` of each item, in their order. Several run at a time if the store answers over a network."""
         if self.near or len(items) < 2:

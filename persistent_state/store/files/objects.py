@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
-from persistent_state.store.files.base import AT_ONCE, Ages, Buffers, BytesLike, Names
+from persistent_state.store.files.base import AT_ONCE, Ages, Buffers, BytesLike, Files, Names
 from persistent_state.store.files.remote import RemoteFiles, status
 
 _LARGEST_PUT = 5 * 2**30
@@ -22,6 +22,9 @@ _IN_ONE_PUT: dict[str, dict[str, Any]] = {
     # Its client names the blocks of each upload at random and asks for the condition when it commits them.
     "abfs": {},
 }
+
+_COPYING = ("s3", "gs")
+"""The protocols whose clients can tell a store to copy a file, and wait until it has. Azure's does not wait."""
 
 
 class ObjectFiles(RemoteFiles):
@@ -69,6 +72,20 @@ class ObjectFiles(RemoteFiles):
                 if isinstance(answer, Exception) and status(answer) != 416:
                     raise answer
         return [pa.py_buffer(b"" if isinstance(answer, Exception) else answer) for answer in answers]
+
+    def copy_from(self, other: Files, path: str, new: str) -> bool:
+        protocol = self.url.partition("://")[0]
+        # Other options may mean another server, or other rights.
+        is_one = (
+            isinstance(other, ObjectFiles) and other.url.startswith(f"{protocol}://") and other.options == self.options
+        )
+        if not is_one or protocol not in _COPYING:
+            return False
+        self._checked_new(new)
+        with other._asking(path, may_be_absent=True):
+            (client, place), (_, origin) = self._reach(new), other._reach(other._checked(path))
+            client.cp_file(origin, place)
+        return True
 
     def list(self, folder: str) -> Names:
         if folder:

@@ -1,0 +1,276 @@
+"""Branch an application: make another one of it as it was at a kept clock, in the same store or in another one.
+
+The first entry of a branch says what a rewind to the clock would say, but for what sinks have. Invariants:
+
+- Every file is copied and verified before the entry is written, and the entry is written only if the name is free. Until then
+  there is no application of that name, but files that no entry names.
+- A copy has the name of its file, in the folders of the branch. A name is never used twice, so what an earlier try has copied
+  is a copy of the same file. A list of files names them by their paths, so it is written again, under a name of its own.
+- The epoch of a branch is above that of each file, as above that of each file of the application that it was. So its collector
+  deletes what an earlier try has left, and no life of a task is taken for another one.
+- A file of a kept clock stays as long as the clock is kept. If one is missing, the clock may have gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from persistent_state.errors import (
+    DamagedError,
+    ExistsError,
+    FencedError,
+    InvalidInputError,
+    StoreUnavailableError,
+)
+from persistent_state.formatting import full_clock
+from persistent_state.protocol import restore
+from persistent_state.store import kept_entries, lists, runs
+from persistent_state.store.codec import side_from_json, side_to_json
+from persistent_state.store.entry import Entry, Kept
+from persistent_state.store.files import Files
+from persistent_state.store.flow_state import FlowState, LateRows
+from persistent_state.store.log import TRIES, Log, check_name
+from persistent_state.store.named_files import Pages, ShardRuns, Stored
+from persistent_state.store.state_at import nearest_clocks, no_application
+from persistent_state.store.task_state import OutputState, TaskState
+
+
+def branch(
+    source: Log,
+    target: Log,
+    clock: int | None,
+    *,
+    now: int,
+    new_id: Callable[[], str],
+    tell: Callable[[int, int], None] = lambda done, size: None,
+) -> Entry:
+    """Make another application of one as it was at a kept clock, and return its first entry.
+
+    The application may run meanwhile. Whatever ends this early leaves no branch, and it can be done again.
+
+    Args:
+        source: The log of the application.
+        target: The log that the branch will have.
+        clock: The kept clock; None for the global one.
+        now: The time by the wall clock.
+        new_id: Makes a part of a file's name that was never used.
+        tell: Called after each file with the bytes that are copied, and those of all files, by one thread at a time.
+
+    Raises:
+        InvalidInputError: There is no such application, the clock is not kept or no longer kept, or the new name can't be used.
+        DamagedError: A file is not what was written, or is missing.
+        StoreUnavailableError: A store did not answer. Do it again.
+        CommitUnknownError: The store did not answer. Look whether the branch is there, and else do it again.
+    """
+    check_name(target.application)
+    newest = source.newest()
+    if newest is None:
+        raise no_application(source.files, source.application)
+    _check_free(target)
+    at = newest.clock if clock is None else clock
+    if at not in newest.kept:
+        if not newest.kept:
+            raise InvalidInputError(f"{source.application} keeps no clock yet; start it with this version.")
+        raise InvalidInputError(
+            f"clock={full_clock(at)} is not kept, so nothing can branch from it; take {nearest_clocks(newest.kept, at)}."
+        )
+    number = newest.kept[at].entry
+    try:
+        before = restore.all_cut_back(source.files, kept_entries.read(source, number), now)
+        copies = _Copies(source, target, newest.epoch + 1, new_id, tell)
+        there = copies.make(before)
+    except (FileNotFoundError, DamagedError) as error:
+        still = source.newest()
+        if still is None or not kept_entries.is_kept(still.kept, at, number):
+            raise InvalidInputError(
+                f"clock={full_clock(at)} of application={source.application} was released, or taken back, before all was "
+                f"copied, and {target.application} was not made; keep a clock by a name, and branch from it."
+            ) from None
+        if isinstance(error, FileNotFoundError):
+            raise DamagedError(
+                f"a file of kept clock={full_clock(at)} is gone ({error}); bring it back from a copy of the store, or branch "
+                "from another clock."
+            ) from None
+        raise
+    entry = _first_entry(copies.renamed(before), newest.epoch + 1, f"branch of {source.application}", now)
+    _check_free(target)
+    try:
+        target.append(entry)
+    except (ExistsError, FencedError):
+        raise _taken(target) from None
+    # What an earlier try has left. If it can't be deleted now, the collector of the branch will.
+    with suppress(StoreUnavailableError):
+        target.files.for_each(target.files.delete, sorted(there - copies.named))
+    return entry
+
+
+def _check_free(target: Log) -> None:
+    """Refuse a name that an application has.
+
+    Raises:
+        InvalidInputError: There is an application of that name.
+    """
+    if target.numbers():
+        raise _taken(target)
+
+
+def _taken(target: Log) -> InvalidInputError:
+    return InvalidInputError(
+        f"application={target.application} is already there in store={target.files.url}; take another name."
+    )
+
+
+def _first_entry(back: Entry, epoch: int, writer: str, now: int) -> Entry:
+    """Return the first entry of a branch, given what is true of it at its clock."""
+    return replace(
+        back,
+        number=1,
+        epoch=epoch,
+        writer=writer,
+        time=now,
+        previous="",
+        retained=(back.clock,),
+        kept={back.clock: Kept(1)},
+        timeline=epoch,
+        # No sink was given anything of the branch, and none of its names is taken.
+        tasks={name: replace(task, outputs=OutputState()) for name, task in back.tasks.items()},
+        checksum="",
+        base=0,
+    )
+
+
+@dataclass
+class _Copies:
+    """The files of a branch: those of an application at a clock, under other paths."""
+
+    source: Log
+    target: Log
+    epoch: int
+    new_id: Callable[[], str]
+    tell: Callable[[int, int], None]
+    lists: dict[str, Stored] = field(default_factory=dict)
+    """By the path of a list of files: the list that names their copies."""
+
+    named: set[str] = field(default_factory=set)
+    """The paths of all copies."""
+
+    def make(self, entry: Entry) -> set[str]:
+        """Copy all files of an entry, and return the files that were there before."""
+        there = self._there()
+        listed, of_lists = self._listed(entry)
+        stored = {file.path: file for holder in _holders(entry) for file in holder.files()} | listed
+        files = [file for path, file in stored.items() if path not in of_lists]
+        self.named = {self._path(file.path) for file in files}
+        size, done, lock = sum(file.length for file in files), 0, threading.Lock()
+
+        def copy(file: Stored) -> None:
+            nonlocal done
+            path = self._path(file.path)
+            _copy(self.source.files, self.target.files, file, path, path in there)
+            with lock:
+                done += file.length
+                self.tell(done, size)
+
+        far = self.target.files if self.source.files.near else self.source.files
+        far.for_each(copy, files)
+        for path, items in of_lists.items():
+            self.lists[path] = self._write_list(path, items)
+        return there
+
+    def renamed(self, entry: Entry) -> Entry:
+        """Return an entry that names the copies."""
+        return replace(
+            entry,
+            flows={id: self._flow(flow) for id, flow in entry.flows.items()},
+            tasks={name: self._task(task) for name, task in entry.tasks.items()},
+        )
+
+    def _there(self) -> set[str]:
+        """Return the paths of the files that are in the folders of the branch."""
+        runs, files = f"{self.target.application}/runs", self.target.files
+        folders = [f"{runs}/{task}" for task in files.list(runs)]
+        return {f"{folder}/{name}" for folder in folders for name in files.list(folder)}
+
+    def _listed(self, entry: Entry) -> tuple[dict[str, Stored], dict[str, list[str]]]:
+        """Return the files that lists of an entry name, by path, and the items of each list that is a file, by its path."""
+        listed, of_lists = dict[str, Stored](), dict[str, list[str]]()
+        for holder in _holders(entry):
+            settled = holder.late_rows.settled
+            of_lists |= {
+                file.path: lists.read_file(self.source.files, file)
+                for file in settled.files
+                if file.path not in of_lists
+            }
+            items = (item for some in (*(of_lists[file.path] for file in settled.files), settled.tail) for item in some)
+            listed |= {file.path: file for file in (side_from_json(item).file for item in items)}
+        return listed, of_lists
+
+    def _write_list(self, path: str, items: list[str]) -> Stored:
+        # Its bytes are those of this version: another one may have left other bytes under a name that can be known.
+        folder = self._path(path).rpartition("/")[0]
+        new = f"{folder}/{self.epoch:06d}-{0:09d}-pages-{self.new_id()}"
+        return lists.write_file(self.target.files, new, [self._item(item) for item in items])
+
+    def _path(self, path: str) -> str:
+        return f"{self.target.application}/{path.removeprefix(f'{self.source.application}/')}"
+
+    def _copy_of(self, file: Stored) -> Stored:
+        return replace(file, path=self._path(file.path))
+
+    def _item(self, item: str) -> str:
+        side = side_from_json(item)
+        return side_to_json(replace(side, file=self._copy_of(side.file)))
+
+    def _late_rows(self, rows: LateRows) -> LateRows:
+        sides = tuple(replace(side, file=self._copy_of(side.file)) for side in rows.sides)
+        files = tuple(self.lists[file.path] for file in rows.settled.files)
+        return replace(rows, sides=sides, settled=Pages(files, tuple(self._item(item) for item in rows.settled.tail)))
+
+    def _flow(self, flow: FlowState) -> FlowState:
+        journals: Mapping[str, Pages] = {
+            name: replace(source.journal, files=tuple(map(self._copy_of, source.journal.files)))
+            for name, source in flow.inputs.items()
+        }
+        return replace(flow.with_journals(journals), late_rows=self._late_rows(flow.late_rows))
+
+    def _task(self, task: TaskState) -> TaskState:
+        shards = tuple(
+            ShardRuns(tuple(replace(run, file=self._copy_of(run.file)) for run in shard.runs))
+            for shard in task.stored.shards
+        )
+        return replace(task, stored=replace(task.stored, shards=shards), late_rows=self._late_rows(task.late_rows))
+
+
+def _holders(entry: Entry) -> list[TaskState | FlowState]:
+    """Return what names files in an entry."""
+    return [*entry.tasks.values(), *entry.flows.values()]
+
+
+def _copy(source: Files, target: Files, stored: Stored, path: str, is_there: bool) -> None:
+    """Copy a file, and verify the copy. One that is there already is only verified.
+
+    Raises:
+        DamagedError: The file is not what was written, or the copy that is there is none.
+        FileNotFoundError: The file is gone.
+    """
+    if is_there or target.copy_from(source, stored.path, path):
+        with suppress(FileNotFoundError):
+            if _is_sound(target.read(path), stored):
+                return
+            if _is_sound(source.read(stored.path), stored):
+                # It is not replaced: another call may be writing the entry that names it.
+                raise DamagedError(f"{path} is no copy of {stored.path}; delete it, and branch again.")
+            raise stored.damage()
+    data = source.read(stored.path)
+    if not _is_sound(data, stored):
+        raise stored.damage()
+    target.ensure(path, data, TRIES)
+
+
+def _is_sound(data: pa.Buffer, stored: Stored) -> bool:
+    return next(iter(runs.problems(data, stored)), None) is None

@@ -1,0 +1,388 @@
+"""A branch is the application as it was at a kept clock, goes on by itself, and is there whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from persistent_state import (
+    DamagedError,
+    InvalidInputError,
+    branch_application,
+    clocks,
+    keep_clock,
+    read_late_rows,
+    read_state,
+    release_clock,
+    verify,
+)
+from persistent_state.batch.plan import AT_LEAST_ONCE
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol import branch, deliver
+from persistent_state.protocol.commits import Keeping
+from persistent_state.store import lists
+from persistent_state.store.entry import Entry
+from persistent_state.store.files import Files, MemoryFiles
+from persistent_state.store.log import Log
+from persistent_state.store.task_state import OutputState
+from tests import core
+from tests.fixtures.write_graph_store import Graph
+from tests.protocol.test_rewind import SCHEMA, Total, World
+from tests.store.test_graph_store import check
+from tests.store.test_upgrades import Killed, Mortal
+
+LATER = 10**17
+"""A time after all others, in microseconds."""
+
+
+class Branch(World):
+    """A branch of an application, which reads on what the application reads."""
+
+    def __init__(
+        self, world: World, clock: int, name: str = "green", files: Files | None = None, shards: int = 2
+    ) -> None:
+        self.files, self.keeping = files or world.files, world.keeping
+        self.entry = branched(world.files, self.files, name, clock)
+        self.log = Log(self.files, name)
+        self.plan = replace(world.plan, application=name, files=self.files, shards=shards)
+
+    def start(self) -> Entry:
+        return core.start(self.log, [self.plan])
+
+    def state(self, clock: int | None = None, task: str = "total") -> int:
+        (row,) = read_state(self.files.url, self.log.application, task, clock).to_pylist() or [{"value": 0}]
+        value: int = row["value"]
+        return value
+
+
+def branched(
+    source: Files, target: Files, name: str, clock: int | None, new_id: Callable[[], str] = core.new_id
+) -> Entry:
+    """The first entry of a branch of the application `app`."""
+    return branch.branch(Log(source, "app"), Log(target, name), clock, now=0, new_id=new_id)
+
+
+def files_of(files: Files, name: str) -> dict[str, bytes]:
+    """What is stored of an application, by path."""
+    folders = [f"{name}/log", f"{name}/kept", *(f"{name}/runs/{task}" for task in files.list(f"{name}/runs"))]
+    paths = [f"{folder}/{file}" for folder in folders for file in files.list(folder)]
+    return {path: bytes(files.read(path)) for path in paths}
+
+
+def expected(world: World, clock: int, upto: int, value: int = 1) -> int:
+    """The sum of what counts below the newest clock, of which what is at or above a clock has this value."""
+    return sum(1 if row["ts"] < clock else value for row in world.rows(upto) if 0 < row["ts"] < upto * 10 - 10)
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_a_branch_and_its_application_go_on_each_by_itself(shards: int) -> None:
+    world = World()
+    world.play(20)
+    green = Branch(world, 90, shards=shards)
+    assert (green.state(), clocks(world.files.url, "green")) == (world.state(90), [90])
+    assert verify(world.files.url).problems == ()
+    before = files_of(world.files, "app")
+    green.start()
+    green.play(30, value=100)
+    assert files_of(world.files, "app") == before
+    assert (green.newest.clock, green.state()) == (290, expected(world, 90, 30, 100))
+    assert green.newest.late_counts_of("total") == {"late": len([i for i in (4, 8, 12, 16) if i < 20])}
+    world.play(30)
+    assert world.state() == expected(world, 90, 30)
+    assert verify(world.files.url).problems == ()
+    # What an application deletes is its own.
+    for path in files_of(world.files, "app"):
+        world.files.delete(path)
+    assert green.state() == expected(world, 90, 30, 100)
+    assert verify(world.files.url, "green").problems == ()
+
+
+def test_a_branch_has_one_clock_a_timeline_of_its_own_and_no_outputs() -> None:
+    world = World()
+    world.plan = replace(world.plan, outputs=("sink", "other"))
+    core.start(world.log, [world.plan])
+    world.play(12)
+    for clock in (70, 110):
+        deliver.record(world.log, world.newest.epoch, "total", "sink", clock, 0)
+    # An output that has left, and one with values above the clock.
+    world.plan = replace(world.plan, outputs=("sink",))
+    core.start(world.log, [world.plan])
+    world.play(20)
+    green = Branch(world, 150)
+    entry = green.entry
+    assert (entry.number, entry.clock, entry.retained, [*entry.kept]) == (1, 150, (150,), [150])
+    assert entry.timeline == entry.epoch == world.newest.epoch + 1
+    assert entry.tasks["total"].outputs == OutputState()
+    started = green.start()
+    assert started.tasks["total"].outputs == OutputState({"sink": BEGINNING})
+    # As to any sink that is new, all keys at the clock that is there.
+    assert deliver.due(started, "total", "sink") == deliver.Due(150, BEGINNING, BEGINNING)
+
+
+def test_a_branch_branches_and_goes_back_as_any_application() -> None:
+    world = World()
+    world.play(20)
+    green = Branch(world, 90)
+    green.start()
+    green.play(20, value=2)
+    blue = branch.branch(green.log, Log(world.files, "blue"), 130, now=0, new_id=core.new_id)
+    assert (blue.clock, blue.epoch) == (130, green.newest.epoch + 1)
+    assert read_state(world.files.url, "blue", "total").to_pylist() == [{"value": green.state(130)}]
+    back = green.back(90)
+    assert (back.clock, back.timeline) == (90, back.epoch)
+    green.start()
+    green.play(20, value=3)
+    assert green.state() == expected(world, 90, 20, 3)
+    assert verify(world.files.url).problems == ()
+
+
+def test_a_branch_of_what_counts_at_least_once_has_nothing_above_its_clock() -> None:
+    world = World(delivery=AT_LEAST_ONCE)
+    world.play(20)
+    green = Branch(world, 90)
+    green.start()
+    green.play(20, value=100)
+    assert green.state() == 9 + 100 * 10
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_a_graph_branches_to_another_store_at_any_kept_clock(shards: int) -> None:
+    files = core.memory()
+    graph = Graph(files, 2, 20).start()
+    graph.play(60)
+    for clock in graph.newest.kept:
+        there = core.memory()
+        branched(files, there, "app", clock)
+        assert clocks(there.url, "app") == [clock]
+        green = Graph(there, shards, 20).start()
+        green.play(80)
+        check(there, 80)
+    check(files, 60)
+
+
+def settled(world: World, monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...]) -> None:
+    """Play until a list in a file names files of late rows."""
+    monkeypatch.setattr("persistent_state.store.late_rows.MANY", 1)
+    monkeypatch.setattr("persistent_state.store.lists.TAIL", 150)
+    for end in ends:
+        core.start(world.log, [world.plan])
+        world.play(end)
+
+
+def test_lists_of_late_rows_name_the_branch_s_own_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    settled(world, monkeypatch, (6, 10, 14, 18, 20))
+    late = world.newest.flow_of("total").late_rows
+    assert late.settled.files
+    assert late.sides
+    green = Branch(world, world.newest.clock)
+    for path in files_of(world.files, "app"):
+        world.files.delete(path)
+    assert verify(world.files.url, "green").problems == ()
+    rows = [row for table in read_late_rows(world.files.url, "green", "total") for row in table.to_pylist()]
+    assert sorted(row["position"] for row in rows) == [4, 8, 12, 16]
+    # The first list is too short to have left the entry.
+    for pages in (green.entry.flow_of("total").late_rows.settled,):
+        assert all("green/runs/total/" in item for item in lists.read(green.files, pages))
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    world = World()
+    world.play(12)
+    Branch(world, 90)
+    before = files_of(world.files, "green")
+    for name in ("green", "app"):
+        with pytest.raises(
+            InvalidInputError, match=f"application={name} is already there in store=.*take another name"
+        ):
+            branch_application(world.files.url, "app", name, 70)
+    assert files_of(world.files, "green") == before
+    with pytest.raises(InvalidInputError, match="can't name a folder"):
+        branch_application(world.files.url, "app", "a/b", 70)
+
+
+def test_a_clock_that_is_not_kept_is_refused() -> None:
+    world = World(Keeping(2))
+    with pytest.raises(InvalidInputError, match="app keeps no clock yet"):
+        branch_application(world.files.url, "app", "green")
+    world.play(12)
+    with pytest.raises(InvalidInputError, match=r"clock=.*\(50\) is not kept, so .*; take clock=.*\(100\)\."):
+        branch_application(world.files.url, "app", "green", 50)
+    with pytest.raises(InvalidInputError, match="there is no application nobody"):
+        branch_application(world.files.url, "nobody", "green")
+    assert files_of(world.files, "green") == {}
+    assert branch_application(world.files.url, "app", "green") == 110
+
+
+def test_progress_is_told_in_bytes() -> None:
+    world, told, there = World(), [], core.memory()
+    world.play(12)
+    clock = branch_application(
+        world.files.url, "app", "app", to=there.url, on_progress=lambda done, size: told.append((done, size))
+    )
+    assert clock == 110
+    size = sum(len(data) for path, data in files_of(there, "app").items() if "/runs/" in path)
+    assert told[-1] == (size, size)
+    assert told == sorted(told)
+
+
+class Busy(MemoryFiles):
+    """Files of which every read lets the application go on first."""
+
+    def __init__(self, url: str, meanwhile: Callable[[str], None]) -> None:
+        super().__init__(url)
+        object.__setattr__(self, "meanwhile", meanwhile)
+
+    meanwhile: Callable[[str], None]
+
+    def read(self, path: str) -> pa.Buffer:
+        self.meanwhile(path)
+        return super().read(path)
+
+
+def test_the_application_goes_on_and_collects_while_a_clock_is_copied_that_has_a_name() -> None:
+    world, at = World(Keeping(2, 0)), [12]
+    world.play(12)
+    keep_clock(world.files.url, "app", "green", 100)
+
+    def meanwhile(path: str) -> None:
+        at[0] += 2
+        world.play(at[0])
+        core.collect(world.log, world.newest.epoch, now=LATER, keeping=world.keeping)
+
+    busy = Busy(world.files.url, meanwhile)
+    expected = world.state(100)
+    branch.branch(Log(busy, "app"), Log(world.files, "green"), 100, now=0, new_id=core.new_id)
+    assert at[0] > 16
+    assert read_state(world.files.url, "green", "total").to_pylist() == [{"value": expected}]
+    assert verify(world.files.url).problems == ()
+
+
+@pytest.mark.parametrize("folder", ["app/kept/", "app/runs/"])
+def test_a_clock_that_is_released_meanwhile_leaves_no_half_branch(folder: str) -> None:
+    """Before its entry is read, and before its first file is."""
+    world, released = World(Keeping(1, 0)), list[str]()
+    world.play(12)
+    keep_clock(world.files.url, "app", "green")
+    world.play(20)
+    core.collect(world.log, world.newest.epoch, now=LATER, keeping=world.keeping)
+
+    def meanwhile(path: str) -> None:
+        if path.startswith(folder) and not released:
+            released.append(path)
+            release_clock(world.files.url, "app", "green")
+            for end in (40, 60):
+                core.start(world.log, [world.plan])
+                world.play(end)
+                core.collect(world.log, world.newest.epoch, now=LATER, keeping=world.keeping)
+
+    busy = Busy(world.files.url, meanwhile)
+    sentence = (
+        "application=app was released, or taken back, before all was copied, and green was not made; keep a clock by"
+    )
+    with pytest.raises(InvalidInputError, match=sentence):
+        branch.branch(Log(busy, "app"), Log(world.files, "green"), 110, now=0, new_id=core.new_id)
+    assert Log(world.files, "green").numbers() == []
+    # What is left of it is no obstacle.
+    branched(world.files, world.files, "green", None)
+    assert verify(world.files.url).problems == ()
+
+
+class Attentive(Mortal):
+    """Files of which none is to be made that is there."""
+
+    def create(self, path: str, data: Any) -> None:
+        with pytest.raises(FileNotFoundError):
+            self.read(path)
+        super().create(path, data)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_whatever_kills_it_there_is_no_branch_or_all_of_it_and_the_next_call_goes_on(
+    after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    settled(world, monkeypatch, (6, 10, 14, 18, 20))
+    clock, lives = world.newest.clock, 0
+    there = core.memory()
+    while not Log(there, "green").numbers():
+        lives += 1
+        with suppress(Killed):
+            branched(world.files, Attentive(there.url, lives, after), "green", clock)
+    assert lives > 3
+    assert verify(there.url, "green").problems == ()
+    green = Branch.__new__(Branch)
+    green.files, green.keeping, green.log = there, world.keeping, Log(there, "green")
+    green.plan = replace(world.plan, application="green", files=there)
+    for end in (24, 28):
+        green.start()
+        green.play(end)
+        core.collect(green.log, green.newest.epoch, now=LATER, keeping=Keeping(1, 0))
+    assert green.state() == expected(world, clock, 28)
+    assert verify(there.url, "green") == replace(verify(there.url, "green"), problems=(), unreferenced=())
+
+
+def test_what_an_earlier_try_has_left_is_deleted() -> None:
+    world = World()
+    other = core.plan_of(Total("other"), SCHEMA, files=world.files, shards=2)
+    world.play(8)
+    core.start(world.log, [world.plan, other])
+    for plan in (world.plan, other):
+        world.play(16, plan=plan)
+    there = core.memory()
+    with suppress(Killed):
+        branched(world.files, Mortal(there.url, 4, True), "green", 140)
+    assert there.list("green/runs/other") or there.list("green/runs/total")
+    branched(world.files, there, "green", 60)
+    assert verify(there.url, "green") == replace(verify(there.url, "green"), problems=(), unreferenced=())
+
+
+def test_what_two_calls_write_at_once_is_one_branch() -> None:
+    world, there = World(), core.memory()
+    world.play(20)
+    calls = [0]
+
+    def meanwhile(path: str) -> None:
+        calls[0] += 1
+        if calls[0] == 6:
+            branched(world.files, there, "green", 70)
+
+    with pytest.raises(InvalidInputError, match="application=green is already there"):
+        branch.branch(Log(Busy(world.files.url, meanwhile), "app"), Log(there, "green"), 150, now=0, new_id=core.new_id)
+    assert clocks(there.url, "green") == [70]
+    assert verify(there.url, "green").problems == ()
+
+
+@pytest.mark.parametrize("what", ["source", "copy"])
+def test_damage_is_named_and_never_copied(what: str) -> None:
+    world, there = World(), core.memory()
+    world.play(20)
+    entry = world.newest
+    stored = next(iter(entry.tasks["total"].files()))
+    whole = bytes(world.files.read(stored.path))
+    broken = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
+    if what == "source":
+        world.files.delete(stored.path)
+        world.files.create(stored.path, broken)
+        path, says = stored.path, "it is not what was written"
+    else:
+        path, says = stored.path.replace("app/", "green/"), "delete it, and branch again"
+        there.create(path, broken)
+    with pytest.raises(DamagedError, match=says) as refused:
+        branched(world.files, there, "green", entry.clock)
+    assert path in str(refused.value)
+    assert not Log(there, "green").numbers()
+    (there if what == "copy" else world.files).delete(path)
+    if what == "source":
+        with pytest.raises(
+            DamagedError, match=r"is gone .*; bring it back from a copy of the store, or branch from another"
+        ):
+            branched(world.files, there, "green", entry.clock)
+        world.files.create(path, whole)
+    assert branched(world.files, there, "green", entry.clock).clock == entry.clock
+    assert verify(there.url).problems == ()
