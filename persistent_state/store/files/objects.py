@@ -74,12 +74,11 @@ class ObjectFiles(RemoteFiles):
         return [pa.py_buffer(b"" if isinstance(answer, Exception) else answer) for answer in answers]
 
     def copy_from(self, other: Files, path: str, new: str) -> bool:
-        protocol = self.url.partition("://")[0]
+        protocol, _, _ = self.url.partition("://")
+        if not isinstance(other, ObjectFiles) or protocol not in _COPYING:
+            return False
         # Other options may mean another server, or other rights.
-        is_one = (
-            isinstance(other, ObjectFiles) and other.url.startswith(f"{protocol}://") and other.options == self.options
-        )
-        if not is_one or protocol not in _COPYING:
+        if not other.url.startswith(f"{protocol}://") or other.options != self.options:
             return False
         self._checked_new(new)
         with other._asking(path, may_be_absent=True):
