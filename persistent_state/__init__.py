@@ -31,6 +31,7 @@ from persistent_state.kafka.sink import KafkaSink
 from persistent_state.kafka.source import KafkaSource
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.outputs import RunningValues, ValuesAtClock
+from persistent_state.protocol.rewind import OutputPlan, ReadAgain, RewindPlan
 from persistent_state.reading import clocks, late_rows_frame, read_late_rows, read_state, state_frame
 from persistent_state.sinks.base import Origin, RecordingSink, Sink, arrow_batches
 from persistent_state.sinks.console import ConsoleSink
@@ -86,6 +87,7 @@ __all__ = [
     "NonWindowState",
     "OrderedTask",
     "Origin",
+    "OutputPlan",
     "ParquetSink",
     "PersistentState",
     "PersistentTask",
@@ -93,7 +95,9 @@ __all__ = [
     "RateSource",
     "Raw",
     "Reach",
+    "ReadAgain",
     "RecordingSink",
+    "RewindPlan",
     "Running",
     "RunningValues",
     "SessionWindow",

@@ -23,12 +23,14 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.event_time.inputs import INPUT, UNNAMED
+from persistent_state.formatting import Clock, read_clock
 from persistent_state.inputs import AnySource, Input, Inputs
 from persistent_state.joins import Join, by_side
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.ordered import InOrderTask, OrderedTask, named
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
 from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.rewind import RewindPlan
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from persistent_state.engine.micro_batch import Progress
+    from persistent_state.engine.queries import Setup
     from persistent_state.engine.run import Running
 
 _logger = logging.getLogger("persistent_state")
@@ -277,15 +280,11 @@ class Application:
         to_the_end: bool,
         drains: bool = False,
     ) -> Running:
-        from persistent_state.engine.feeds import Part
-        from persistent_state.engine.queries import Setup, columns_of
+        from persistent_state.engine.queries import columns_of
         from persistent_state.engine.run import start
 
         if on_progress is not None:
             check_takes("on_progress", on_progress, "progress")
-        if not self._added:
-            raise InvalidInputError(f"application {self.name} has no task; add one.")
-        files = open_files(self.store, self.storage_options)
         settings = self._settings()
         if settings.interval > positive("checkpoint_interval", self.checkpoint_interval):
             _logger.info(
@@ -293,8 +292,99 @@ class Application:
                 self.name,
                 show_duration(settings.interval),
             )
-        shards = self.shards or spark.sparkContext.defaultParallelism
-        plans = self.plans(files, shards, partial(columns_of, spark))
+        setup = self._setup(
+            spark,
+            self.shards or spark.sparkContext.defaultParallelism,
+            partial(columns_of, spark),
+            to_the_end=to_the_end,
+            drains=drains,
+            trigger=trigger,
+            on_progress=on_progress,
+        )
+        return start(setup, self._with_parts("reset", reset), self._with_parts("rebuild", rebuild))
+
+    def plan_rewind(self, to: Clock, *, outputs: Mapping[str, str] | None = None) -> RewindPlan:
+        """Plan to go back to a kept clock, and look whether sources and sinks can follow. Nothing is changed.
+
+        No Spark session is needed, but for sources that Spark plans.
+
+        Args:
+            to: A time: microseconds UTC, ISO text (UTC unless it says a zone) or a `datetime` with a zone. The application goes
+                back to the newest kept clock at or below it.
+            outputs: By the name of an output: "retract" takes back what its sink has above the clock, which is the default
+                where the sink can; "again" leaves it there, and the clocks above come again.
+
+        Returns:
+            The plan: the clock, the tasks, what is read again from where, and what each output does.
+
+        Raises:
+            InvalidInputError: There is no such clock, a source lacks what is to be read again, or an output can't go back.
+            StateError: The store or a source does not answer, or is damaged.
+
+        Example:
+            >>> Application("shop", "memory://docs").plan_rewind("2026-11-20T14:00")
+            Traceback (most recent call last):
+            ...
+            persistent_state.errors.InvalidInputError: application shop has no task; add one.
+        """
+        from persistent_state.engine import rewinds
+
+        return rewinds.plan(self._rewind_setup(), read_clock(to), outputs or {})
+
+    def rewind(self, to: Clock | RewindPlan, *, outputs: Mapping[str, str] | None = None) -> RewindPlan:
+        """Go back to a kept clock, with every output. What was above the clock is void from then on.
+
+        A driver that runs is fenced: it stops, and changes nothing any more. Start the application again afterwards, with other
+        code if you like. Each sink goes back at once if it answers, else at the next start.
+
+        Args:
+            to: A plan, as `plan_rewind` returned it, or a time, as `plan_rewind` takes it.
+            outputs: As for `plan_rewind`; a plan has them already.
+
+        Returns:
+            The plan, which tells of each output whether its sink has gone back.
+
+        Raises:
+            FencedError: The application was started, or taken back, since the plan was made. Nothing changed.
+            InvalidInputError: It can't go back so. Nothing changed.
+            CommitUnknownError: The store did not answer. Plan again, and look at the timeline.
+        """
+        from persistent_state.engine import rewinds
+
+        setup = self._rewind_setup()
+        if not isinstance(to, RewindPlan):
+            to = rewinds.plan(setup, read_clock(to), outputs or {})
+        elif outputs is not None:
+            raise InvalidInputError("outputs are given, and the plan has them already; leave them out, or plan again.")
+        return rewinds.rewind(setup, to)
+
+    def _rewind_setup(self) -> Setup:
+        from persistent_state.engine.rewinds import columns_of, session
+
+        return self._setup(session(), self.shards or 1, columns_of, to_the_end=True)
+
+    def _setup(
+        self,
+        spark: SparkSession,
+        shards: int,
+        columns_of: ColumnsOf,
+        to_the_end: bool,
+        drains: bool = False,
+        trigger: str | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Setup:
+        """Return the set-up of the application.
+
+        Raises:
+            InvalidInputError: It has no task, or one that does not fit.
+        """
+        from persistent_state.engine.feeds import Part
+        from persistent_state.engine.queries import Setup
+
+        if not self._added:
+            raise InvalidInputError(f"application {self.name} has no task; add one.")
+        files = open_files(self.store, self.storage_options)
+        plans = self.plans(files, shards, columns_of)
         # Tasks that were given one source object are to share it.
         shared: dict[int, TimeReplayableSource | KafkaConnectorSource] = {}
 
@@ -304,12 +394,12 @@ class Application:
             return shared.setdefault(id(source), source.read_by(self.name))
 
         parts = [Part(plans[added.task.task_name], added.source(read_by), added.outputs) for added in self._in_order()]
-        setup = Setup(
+        return Setup(
             spark,
             self.name,
             files,
             parts,
-            interval=settings.interval,
+            interval=self._settings().interval,
             shards=shards,
             keeping=self._keeping(),
             scratch=self.scratch,
@@ -319,7 +409,6 @@ class Application:
             trigger=trigger,
             on_progress=on_progress,
         )
-        return start(setup, self._with_parts("reset", reset), self._with_parts("rebuild", rebuild))
 
     def _keeping(self) -> Keeping:
         """Return which checkpoints are kept.

@@ -76,6 +76,12 @@ class ValuesAtClock:
         early: Of a `WindowState`, give also the open windows that have changed. A column `final` tells them apart: the final
             value of a window comes under the same key, `window_start` and `window_end` as its early ones. A session has no
             early values, as its end is not known before it closes.
+        on_rewind: Of a function: called as on_rewind(clock) after a rewind of the application, before the next clock. It takes
+            back what the function did with values above the clock. Without it such a rewind is refused, unless the clocks
+            above are to come again.
+
+    Raises:
+        InvalidInputError: `on_rewind` is not a function of the clock, or `sink` is not a function.
 
     Example:
         >>> ValuesAtClock(ConsoleSink(), all=True).output_name
@@ -86,11 +92,21 @@ class ValuesAtClock:
     all: bool = False
     name: str | None = None
     early: bool = False
+    on_rewind: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_rewind is not None:
+            check_takes("on_rewind", self.on_rewind, "clock")
+            if isinstance(self.sink, Sink):
+                raise InvalidInputError(
+                    f"sink={self.sink!r} is given with on_rewind, which is for a function; leave it out, or define rewind() in "
+                    "the sink."
+                )
 
     @property
     def place(self) -> Sink:
         """The sink; a function is wrapped as one."""
-        return self.sink if isinstance(self.sink, Sink) else Function(self.sink)
+        return self.sink if isinstance(self.sink, Sink) else Function(self.sink, self.on_rewind)
 
     @property
     def output_name(self) -> str:

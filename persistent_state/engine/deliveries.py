@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 import time
@@ -16,18 +15,16 @@ from pyspark.sql import SparkSession
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
 from persistent_state.engine import frames
-from persistent_state.engine.arrow_source import now_us
 from persistent_state.engine.backoff import Backoff
 from persistent_state.engine.failures import FINAL, as_own_error
 from persistent_state.engine.micro_batch import Progress
+from persistent_state.engine.places import Place
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.partials.since import Since
-from persistent_state.protocol.deliver import Due, Giver
-from persistent_state.sinks.base import RecordingSink
+from persistent_state.protocol.deliver import Due
 from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
 from persistent_state.store.state_at import state_at
 
 POLL_SECONDS = 5.0
@@ -71,18 +68,9 @@ class Delivery:
         self._spark = spark
         self._plan = plan
         self._output = output
-        # A copy, because `open` gives the sink the origin of this output, and the user may give one sink to many starts.
-        self._sink = copy.copy(output.place)
+        self._place = Place(plan, output)
         self._tries = tries
-        self._giver = Giver(
-            Log(plan.files, plan.application),
-            plan.name,
-            output.output_name,
-            self._open_sink,
-            self._write,
-            now_us,
-            plan.delivery,
-        )
+        self._giver = self._place.giver(self._write)
         self._thread = threading.Thread()
         self._epoch: Callable[[], int] = lambda: 0
         self.error: StateError | None = None
@@ -267,23 +255,11 @@ class Delivery:
             error, self._refusal = self._refusal, None
         return error
 
-    def _open_sink(self) -> int | None:
-        """Open the sink, and return the last clock that it has by its own record; None if it keeps none."""
-        last = self._sink.open(frames.origin(self._plan, self._output))
-        if isinstance(self._sink, RecordingSink):
-            return BEGINNING if last is None else last
-        if last is not None:
-            raise InvalidInputError(
-                f"open() of sink={self._sink.name!r} returned {last!r}; a sink that knows its last clock is a subclass of "
-                "RecordingSink."
-            )
-        return None
-
     def _write(self, entry: Entry, due: Due) -> None:
         plan, output = self._plan, self._output
         since = Since(due.since, output.all, output.early, due.recent)
         state = state_at(plan.files, plan.application, entry, plan.name, plan.layout, due.clock, since)
-        self._sink.write(frames.of_values(self._spark, state, plan), due.clock)
+        self._place.sink.write(frames.of_values(self._spark, state, plan), due.clock)
 
     @property
     def _title(self) -> str:

@@ -45,22 +45,34 @@ BYTES = 64 << 20
 def of_state(spark: SparkSession, state: StateAt) -> DataFrame:
     """Return a task's state. One Spark task reads and folds each part, which is no larger than a shard."""
     parts = max(_parallelism(spark, state.files), state.shards)
-    return _of_parts(spark, state, parts, state.schema, "open it with read_state", lambda table: table)
+    return _of_parts(spark, state, parts, state.schema, "open it with read_state", StateAt.read)
 
 
 def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
     """Return the values that an output shows of a task's state at a clock."""
     schema = output_schema(plan, state.since is not None and state.since.early)
 
-    def show(table: pa.Table) -> pa.Table:
-        clock = pa.array(np.full(table.num_rows, state.clock)).cast(TIME)
-        return shown(plan, table).add_column(schema.get_field_index(CLOCK), CLOCK, clock)
-
     since = state.since.clock if state.since is not None and not plan.layout.kind.expires else BEGINNING
     changed = sum(run.rows for run in state.runs if run.last >= since)
     # One task reads few rows faster than several do.
     parts = min(max(_parallelism(spark, state.files), state.shards), 1 + changed // ROWS_OF_A_PART)
-    return _of_parts(spark, state, parts, schema, NO_SINK, show)
+    return _of_parts(spark, state, parts, schema, NO_SINK, lambda part: _with_clock(part, plan, schema))
+
+
+def batches_of_values(state: StateAt, plan: Plan) -> Iterator[pa.RecordBatch]:
+    """Yield the values that an output shows of a task's state at a clock, part by part, read in this process without Spark."""
+    wanted = output_schema(plan, state.since is not None and state.since.early)
+    _, schema = types_of(plan.name, wanted, NO_SINK)
+    parts = state.shards + sum(run.rows for run in state.runs) // ROWS_OF_A_PART
+    for number in range(parts):
+        yield from _with_clock(state.part(number, parts), plan, wanted).cast(schema).to_batches(ROWS)
+
+
+def _with_clock(state: StateAt, plan: Plan, schema: pa.Schema) -> pa.Table:
+    """Return the values of a part of the state as an output shows them."""
+    table = state.read()
+    clock = pa.array(np.full(table.num_rows, state.clock)).cast(TIME)
+    return shown(plan, table).add_column(schema.get_field_index(CLOCK), CLOCK, clock)
 
 
 def shown(plan: Plan, table: pa.Table) -> pa.Table:
@@ -91,8 +103,8 @@ def output_schema(plan: Plan, early: bool = False) -> pa.Schema:
     return pa.schema([*list(schema)[:-1], *more, schema.field(VALUE)])
 
 
-def origin(plan: Plan, output: ValuesAtClock) -> Origin:
-    """Return what a sink learns about its values when it is opened.
+def origin(plan: Plan, output: ValuesAtClock, timeline: int = 0) -> Origin:
+    """Return what a sink learns about its values when it is opened for those of a timeline.
 
     Raises:
         InvalidInputError: Spark has no type for the values, two columns have one name, or the task's state can't give what the
@@ -120,8 +132,8 @@ def origin(plan: Plan, output: ValuesAtClock) -> Origin:
     _, schema = types_of(plan.name, wanted, NO_SINK)
     window = tuple(field.name for field in plan.layout.window_fields)
     if isinstance(plan.task, EmittedRows):
-        return Origin(plan.application, plan.name, plan.task.key_columns, schema, window, is_unique=False)
-    return Origin(plan.application, plan.name, (*plan.task.key_columns, *window), schema, window)
+        return Origin(plan.application, plan.name, plan.task.key_columns, schema, window, False, timeline)
+    return Origin(plan.application, plan.name, (*plan.task.key_columns, *window), schema, window, timeline=timeline)
 
 
 def types_of(task: str, schema: pa.Schema, instead: str) -> tuple[StructType, pa.Schema]:
@@ -141,14 +153,14 @@ def _of_parts(
     parts: int,
     schema: pa.Schema,
     instead: str,
-    show: Callable[[pa.Table], pa.Table],
+    show: Callable[[StateAt], pa.Table],
 ) -> DataFrame:
     types, handed_on = types_of(state.task, schema, instead)
 
     def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                table = show(state.part(number, parts).read()).cast(handed_on)
+                table = show(state.part(number, parts)).cast(handed_on)
                 yield from table.to_batches(max(1, min(ROWS, BYTES * len(table) // max(1, table.nbytes))))
 
     return spark.range(0, parts, 1, parts).mapInArrow(read, types)

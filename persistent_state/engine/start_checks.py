@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TASK_SOURCES
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
+from persistent_state.store.files import Files
 from persistent_state.store.runs import named_by_newest
 from persistent_state.task import PersistentTask
 
@@ -81,15 +82,25 @@ def check_feed(
     if begins:
         _copy(source).open([], {})
     for group in groups:
-        # Inputs that have ended are not read.
-        group = replace(group, flow=group.flow.with_inputs(flow.first.source_inputs))
-        opened, record = _copy(source), group.flow.source
-        with named_by_newest():
-            journals = lists.read_journals(setup.files, group.flow)
-        open_source(opened, journals, record.known_positions)
-        # The source must still have the messages that it is to replay. Only the positions count here, so any time does.
-        replayed = restore.restored_source(group, flow.first, clock, now=0)
-        opened.reach(replayed.next_positions, everything=False)
+        opened, positions = opened_for(setup.files, feed, group, clock)
+        # The source must still have the messages that it is to replay.
+        opened.reach(positions, everything=False)
+
+
+def opened_for(
+    files: Files, feed: Feed, group: restore.TaskGroup, clock: int
+) -> tuple[TimeReplayableSource, Mapping[str, int]]:
+    """Return the source of a flow, opened, and the positions from which a start at the global clock reads it on."""
+    source, first = feed.source, feed.plan.first
+    assert isinstance(source, (TimeReplayableSource, KafkaConnectorSource)), source
+    # Inputs that have ended are not read.
+    group = replace(group, flow=group.flow.with_inputs(first.source_inputs))
+    opened, record = _copy(source), group.flow.source
+    with named_by_newest():
+        journals = lists.read_journals(files, group.flow)
+    open_source(opened, journals, record.known_positions)
+    # Only the positions count here, so any time does.
+    return opened, restore.restored_source(group, first, clock, now=0).next_positions
 
 
 def _copy(source: TimeReplayableSource | KafkaConnectorSource) -> TimeReplayableSource:

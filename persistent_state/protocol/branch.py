@@ -137,6 +137,7 @@ def _first_entry(back: Entry, epoch: int, writer: str, now: int) -> Entry:
         retained=(back.clock,),
         kept={back.clock: Kept(1)},
         timeline=epoch,
+        owes={},
         # No sink was given anything of the branch, and none of its names is taken.
         tasks={name: replace(task, outputs=OutputState()) for name, task in back.tasks.items()},
         checksum="",

@@ -132,7 +132,7 @@ def amend(log: Log, epoch: int, change: Callable[[Entry], Entry], now: int) -> E
         changed = change(newest)
         if changed is newest:
             return newest
-        entry = newest.follower(now, flows=changed.flows, tasks=changed.tasks, kept=changed.kept)
+        entry = newest.follower(now, flows=changed.flows, tasks=changed.tasks, kept=changed.kept, owes=changed.owes)
         try:
             log.append(entry)
         except ExistsError:

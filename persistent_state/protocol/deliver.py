@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol.commits import amend, own
-from persistent_state.store.entry import Entry
+from persistent_state.store import kept_entries
+from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
 from persistent_state.store.task_state import OutputState
 
@@ -102,10 +103,41 @@ def believe(log: Log, epoch: int, task: str, output: str, clock: int, now: int) 
     """
 
     def change(entry: Entry) -> Entry:
-        own = entry.flow_of(task).progress.clock
-        return _with_outputs(entry, task, entry.tasks[task].outputs.believe_sink(output, clock, own))
+        return _with_believed(entry, task, output, clock)
 
     return amend(log, epoch, change, now)
+
+
+def pay(log: Log, epoch: int, task: str, output: str, owed: Owed, clock: int | None, whole: bool, now: int) -> Entry:
+    """Write down that an output's sink has gone back as it owed. Its own record then says `clock`; None if it keeps none.
+
+    If it is not `whole`, it lacks values of the clock to which it went back, and is given everything with the next clock.
+
+    Raises:
+        FencedError: a newer driver owns the application, or it was rewound again.
+    """
+
+    def change(entry: Entry) -> Entry:
+        if entry.owed(task, output) != owed:
+            return entry
+        paid = entry.with_owed(task, output, None)
+        if task not in entry.tasks:
+            return paid
+        if clock is not None:
+            paid = _with_believed(paid, task, output, clock)
+        outputs = paid.tasks[task].outputs
+        return paid if whole else _with_outputs(paid, task, outputs.void(output))
+
+    return amend(log, epoch, change, now)
+
+
+def _with_believed(entry: Entry, task: str, output: str, clock: int) -> Entry:
+    """Return the entry in which a sink has come to this clock by its own record."""
+    outputs, own = entry.tasks[task].outputs, entry.flow_of(task).progress.clock
+    # One that is not part of the newest start says so when it comes back.
+    return (
+        _with_outputs(entry, task, outputs.believe_sink(output, clock, own)) if output in outputs.delivered else entry
+    )
 
 
 def _with_outputs(entry: Entry, task: str, outputs: OutputState) -> Entry:
@@ -116,43 +148,71 @@ def _with_outputs(entry: Entry, task: str, outputs: OutputState) -> Entry:
 
 @dataclass
 class Giver:
-    """Gives the sink of one output what it has yet to get; `open_sink` and `write` are the sink's, `now` a wall clock.
+    """Gives the sink of one output what it has yet to get; `now` is a wall clock, and all other functions are the sink's.
+
+    `open_sink` opens it for values of a timeline, and returns the last clock that it has, or None if it keeps no record.
+    `write` gives it a clock. `go_back` takes back what is above a clock: its entry is one by which the state at the clock can
+    be read, or None if there is none any more.
 
     `delivery` is the task's. Under at-least-once delivery, the sink is given a clock before the global clock reaches it.
     Under at-most-once delivery, the sink is given no clock a second time.
+
+    The sink is open for one timeline. If the newest entry is of another one, the sink is opened again. An output that owes a
+    rewind has its sink go back before anything else.
     """
 
     log: Log
     task: str
     output: str
-    open_sink: Callable[[], int | None]
+    open_sink: Callable[[int], int | None]
     write: Callable[[Entry, Due], None]
     now: Callable[[], int]
     delivery: str = EXACTLY_ONCE
-    _is_open: bool = False
+    go_back: Callable[[Entry | None, int], None] | None = None
+    _timeline: int | None = None
     _applied: int | None = None
     _believed_in: int | None = None
-    _given: int = BEGINNING
+    _given: tuple[int, int] | None = None
 
     def open(self) -> None:
-        """Open the sink.
+        """Open the sink for values of the timeline of the newest entry.
 
         Raises:
-            InvalidInputError: it holds a clock above the global one, so it has what this application never said.
+            InvalidInputError: it holds what this application never said, or has to go back and can't.
         """
-        applied = self.open_sink()
         newest = self.log.newest()
-        if applied is not None and applied > self._furthest(newest):
+        while True:
+            timeline = newest.timeline if newest else 0
+            try:
+                applied = self.open_sink(timeline)
+            except FencedError:
+                before, newest = timeline, self.log.newest()
+                if newest is None or newest.timeline == before:
+                    raise InvalidInputError(
+                        f"it holds values of a timeline to which application={self.log.application} has never come; it is of "
+                        "another store: name a place of its own."
+                    ) from None
+                # Rewound meanwhile.
+                continue
+            break
+        newest = self.log.newest()
+        owed = newest.owed(self.task, self.output) if newest else None
+        if owed is not None and self.go_back is None:
+            raise InvalidInputError(
+                f"application={self.log.application} was rewound to clock={full_clock(owed.clock)}, and it can't take back "
+                "what is above that; name a place of its own."
+            )
+        if applied is not None and owed is None and applied > self._furthest(newest):
             raise InvalidInputError(
                 f"it holds clock={full_clock(applied)}, to which application={self.log.application} has never come; it is of "
                 "another store: name a place of its own."
             )
-        self._applied, self._is_open = applied, True
+        self._applied, self._timeline = applied, timeline
 
     @property
     def not_empty(self) -> str:
         """Return why the sink may hold something before it is given anything; "" if it holds nothing."""
-        if not self._is_open:
+        if self._timeline is None:
             return "does not answer: start again when it does."
         if self._applied is not None and self._applied != BEGINNING:
             return f"holds clock={full_clock(self._applied)} already: name a place of its own."
@@ -164,9 +224,7 @@ class Giver:
         Raises:
             FencedError: a newer driver owns the application.
         """
-        if not self._is_open:
-            self.open()
-        entry = own(self.log, epoch)
+        entry = self.follow(epoch)
         if self._applied is not None and epoch != self._believed_in:
             # Once in each start: the log then knows that the sink has nothing above the clock to which it cut the task back.
             entry = believe(self.log, epoch, self.task, self.output, self._applied, self.now())
@@ -179,15 +237,53 @@ class Giver:
             record(self.log, epoch, self.task, self.output, found.clock, self.now())
             self.write(entry, found)
             return True
-        if found.clock != self._given:
+        given = entry.timeline, found.clock
+        if given != self._given:
             # If the sink's answer is lost, nobody knows what the sink has.
             applied, self._applied = self._applied, None
             self.write(entry, found)
-            self._given = found.clock
+            self._given = given
             self._applied = None if applied is None else found.clock
         # If this fails, what is given is known here, and only this is done again.
         record(self.log, epoch, self.task, self.output, found.clock, self.now())
         return True
+
+    def follow(self, epoch: int) -> Entry:
+        """Open the sink, let it go back if its output owes that, and return the newest entry, by which it owes nothing.
+
+        Raises:
+            FencedError: a newer driver owns the application.
+            InvalidInputError: The sink can't go back.
+        """
+        if self._timeline is None:
+            self.open()
+        entry = own(self.log, epoch)
+        if entry.timeline != self._timeline:
+            self._timeline = None
+            self.open()
+        owed = entry.owed(self.task, self.output)
+        if owed is None:
+            return entry
+        if self.go_back is None:
+            # What is said of this is said when it is opened.
+            self._timeline = None
+            return self.follow(epoch)
+        applied, then = self._applied, self._entry_at(owed.clock)
+        # If the sink's answer is lost, it is asked again what it has.
+        self._timeline = None
+        self.go_back(then, owed.clock)
+        self._timeline, self._given = entry.timeline, None
+        self._applied = None if applied is None else min(applied, owed.clock)
+        is_whole = then is not None
+        return pay(self.log, epoch, self.task, self.output, owed, self._applied, is_whole, self.now())
+
+    def _entry_at(self, clock: int) -> Entry | None:
+        """Return an entry by which the task can be read at a clock; None if there is none any more."""
+        entry = kept_entries.entry_at(self.log, clock)
+        if entry is None or self.task not in entry.tasks or clock not in entry.readable:
+            return None
+        is_there = entry.tasks[self.task].born <= clock <= entry.flow_of(self.task).visited
+        return entry if is_there else None
 
     def _furthest(self, newest: Entry | None) -> int:
         """Return the last clock that the sink can have. Under at-least-once delivery it may be above the global clock."""

@@ -8,42 +8,132 @@ delivery. What was above the clock is void: no later entry says anything of it. 
 - It is written only if the newest epoch is that of the plan. Otherwise another start, or another rewind, came between.
 - Its epoch fences each driver that runs. A start goes on from the newest entry, so a restart does not go back again.
 - A clock of the old timeline above the kept clock is never taken for one of the new timeline.
+- The entry says what each output owes whose sink may have a clock above the kept one. Until the log says that the output owes
+  nothing, its sink is given no clock. Several rewinds that a sink has not followed are one to the lowest of their clocks, in
+  the newest timeline: below that clock all these timelines are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from persistent_state.errors import ExistsError, FencedError, InvalidInputError
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import restore
 from persistent_state.store import kept_entries
-from persistent_state.store.entry import Entry
+from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import no_application
-from persistent_state.store.task_state import OutputState
+from persistent_state.store.task_state import OutputState, TaskState
+
+RETRACT, AGAIN, NONE = "retract", "again", "none"
+"""What an output does at a rewind: see `OutputPlan`."""
+
+Choose: TypeAlias = Callable[[str, str, int], str]
+"""Returns the action of an output by its task, its name and the last clock that its sink may have.
+
+It raises an InvalidInputError if the output can't go back.
+"""
+
+
+@dataclass(frozen=True)
+class OutputPlan:
+    """What an output does at a rewind.
+
+    Attributes:
+        task: The task's name.
+        output: The output's name.
+        action: "retract": what is above the clock leaves the sink. "again": it stays, and the clocks above come again. "none":
+            the sink has nothing above the clock.
+        furthest: The last clock that the sink may have, in microseconds UTC; None if it has none.
+        rows: How many rows go or change, where the sink can tell.
+        is_done: Whether the sink has gone back. If not, it does at the next start.
+    """
+
+    task: str
+    output: str
+    action: str
+    furthest: int | None
+    rows: int | None = None
+    is_done: bool = False
+
+
+@dataclass(frozen=True)
+class ReadAgain:
+    """What is read again of a source after a rewind.
+
+    Attributes:
+        tasks: The tasks that the source feeds.
+        source: The source.
+        positions: By partition: the position from which on it is read again.
+        count: How many positions there are from there on; None if the source does not tell.
+    """
+
+    tasks: tuple[str, ...]
+    source: str
+    positions: Mapping[str, int]
+    count: int | None
 
 
 @dataclass(frozen=True)
 class RewindPlan:
-    """A rewind that can be made: to which kept clock, and the epoch that it depends on."""
+    """A rewind that can be made, or one that was made. `Application.plan_rewind` returns it.
 
+    Attributes:
+        application: The application's name.
+        clock: The kept clock, in microseconds UTC: the newest at or below the time that was asked for.
+        epoch: The epoch that the plan depends on. A start or a rewind that comes between makes the plan void.
+        timeline: The timeline that begins.
+        tasks: The tasks that go back.
+        later_tasks: The tasks that came after the clock, and are as at their first start again.
+        reads: What is read again.
+        outputs: What each output does.
+    """
+
+    application: str
     clock: int
     epoch: int
+    timeline: int
+    tasks: tuple[str, ...]
+    later_tasks: tuple[str, ...]
+    outputs: tuple[OutputPlan, ...]
+    reads: tuple[ReadAgain, ...] = ()
 
 
-def plan(log: Log, to: int) -> RewindPlan:
-    """Return the rewind to the newest kept clock at or below a time.
+def refuse(task: str, output: str, furthest: int) -> str:
+    """Refuse an output: its sink can't go back.
 
     Raises:
-        InvalidInputError: There is no such application, no such clock, or an output has values above the clock.
+        InvalidInputError: It always does.
+    """
+    raise InvalidInputError(
+        f"task={task}: sink={output!r} may have values at clock={full_clock(furthest)}, which is above the clock to go back "
+        "to, and can't take them back; go back to a later clock, or say again for it, and it is given the clocks above again."
+    )
+
+
+def plan(log: Log, to: int, choose: Choose = refuse) -> RewindPlan:
+    """Return the rewind to the newest kept clock at or below a time. `choose` says what each output does.
+
+    Raises:
+        InvalidInputError: There is no such application, no such clock, or an output can't go back.
         DamagedError: The entry of the clock is not what was written.
     """
     newest = _newest(log)
-    found = RewindPlan(_kept_at(newest, to), newest.epoch)
-    _before(log, newest, found.clock)
-    return found
+    clock = _kept_at(newest, to)
+    before = _before(log, newest, clock)
+    return RewindPlan(
+        log.application,
+        clock,
+        newest.epoch,
+        newest.epoch + 1,
+        tuple(before.tasks),
+        tuple(name for name in newest.tasks if name not in before.tasks),
+        tuple(_outputs_of(newest, before, choose)),
+    )
 
 
 def rewind(log: Log, planned: RewindPlan, *, writer: str, now: int) -> Entry:
@@ -64,14 +154,42 @@ def rewind(log: Log, planned: RewindPlan, *, writer: str, now: int) -> Entry:
             raise FencedError(
                 f"application {log.application} was started or taken back since the plan was made; plan again. Nothing changed."
             )
-        before = _before(log, newest, planned.clock)
-        entry = _first_entry(log, newest, before, writer, now)
+        entry = _first_entry(log, newest, planned, writer, now)
         try:
             log.append(entry)
         except ExistsError:
             # Someone committed since we looked. That is void now, too.
             continue
         return entry
+
+
+def first_entry(log: Log, planned: RewindPlan) -> Entry:
+    """Return the entry with which the new timeline would begin if the rewind were made now.
+
+    Raises:
+        InvalidInputError: The clock is kept no more, or an output has values above it by now.
+        DamagedError: The entry of the clock is not what was written.
+    """
+    return _first_entry(log, _newest(log), planned, "", 0)
+
+
+def _as_planned(planned: RewindPlan) -> Choose:
+    """Return what a plan says of each output that has something above its clock.
+
+    An output that had nothing there when the plan was made is refused.
+    """
+    actions = {(each.task, each.output): each.action for each in planned.outputs}
+
+    def choose(task: str, output: str, furthest: int) -> str:
+        action = actions.get((task, output), NONE)
+        if action == NONE:
+            raise InvalidInputError(
+                f"task={task}: sink={output!r} may have values at clock={full_clock(furthest)} by now, and had none above the "
+                "clock when the rewind was planned; plan again. Nothing changed."
+            )
+        return action
+
+    return choose
 
 
 def _newest(log: Log) -> Entry:
@@ -96,20 +214,14 @@ def _kept_at(newest: Entry, to: int) -> int:
 
 
 def _before(log: Log, newest: Entry, clock: int) -> Entry:
-    """Return the entry of a kept clock, if a rewind to the clock can be made.
+    """Return the entry of a kept clock.
 
     Raises:
-        InvalidInputError: The clock is not kept, or an output has values above it.
+        InvalidInputError: The clock is not kept.
         DamagedError: The entry is not what was written, or is missing.
     """
     if clock not in newest.kept:
         raise InvalidInputError(f"clock={full_clock(clock)} is kept no more; plan again.")
-    for task, output, furthest in _furthest(newest):
-        if furthest > clock:
-            raise InvalidInputError(
-                f"task={task}: sink={output!r} may have values at clock={full_clock(furthest)}, which is above "
-                f"clock={full_clock(clock)}, and can't be taken back yet; go back to a later clock."
-            )
     number = newest.kept[clock].entry
     try:
         return kept_entries.read(log, number)
@@ -117,23 +229,46 @@ def _before(log: Log, newest: Entry, clock: int) -> Entry:
         raise kept_entries.missing(log, clock, number) from None
 
 
-def _furthest(newest: Entry) -> Iterator[tuple[str, str, int]]:
+def _outputs_of(newest: Entry, before: Entry, choose: Choose) -> Iterator[OutputPlan]:
+    """Yield what each output does at a rewind to the clock of an earlier entry.
+
+    Raises:
+        InvalidInputError: One can't go back.
+    """
+    clock = before.clock
+    for task, output, furthest in _furthest(newest, before):
+        # A sink that has yet to follow an earlier rewind follows both at once.
+        default = NONE if newest.owed(task, output) is None else RETRACT
+        action = choose(task, output, furthest) if furthest > clock else default
+        yield OutputPlan(task, output, action, None if furthest == BEGINNING else furthest)
+
+
+def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
     """Yield each output, with its task, and a bound of the clocks that its sink may have.
 
     A sink may have been given one clock more than the log says, as that is written down afterwards.
     """
     for name, task in newest.tasks.items():
         visited, outputs = newest.flow_of(name).visited, task.outputs
+        clocks = sorted({*newest.retained, *task.stored.cuts})
         for output, last in outputs.delivered.items():
-            given = (clock for clock in newest.retained if max(last, task.born) < clock <= visited)
-            yield name, output, next(given, last)
-        for output in (*outputs.left, *outputs.retired):
+            given = next((clock for clock in clocks if max(last, task.born) < clock <= visited), last)
+            # After a start, until the sink answers, it may have all that the task had before.
+            yield name, output, max(given, outputs.furthest) if output in outputs.cut_at else given
+        # Those of a life before this one are outputs again if the task goes back to that life.
+        goes_on = name in before.tasks and not _is_same_life(task, before.tasks[name])
+        for output in (*outputs.left, *(outputs.retired if goes_on else ())):
             yield name, output, max(visited, outputs.furthest)
+    for name, of_task in newest.owes.items():
+        known = newest.tasks[name].outputs if name in newest.tasks else OutputState()
+        for output in of_task.keys() - {*known.delivered, *known.left, *known.retired}:
+            yield name, output, BEGINNING
 
 
-def _first_entry(log: Log, newest: Entry, before: Entry, writer: str, now: int) -> Entry:
+def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now: int) -> Entry:
+    before = _before(log, newest, planned.clock)
     back = restore.all_cut_back(log.files, before, now)
-    return replace(
+    entry = replace(
         back,
         number=newest.number + 1,
         epoch=newest.epoch + 1,
@@ -142,14 +277,31 @@ def _first_entry(log: Log, newest: Entry, before: Entry, writer: str, now: int) 
         previous=newest.checksum,
         kept={clock: kept for clock, kept in newest.kept.items() if clock <= before.clock},
         timeline=newest.epoch + 1,
+        owes={},
         tasks={name: replace(task, outputs=_outputs(name, newest, before)) for name, task in back.tasks.items()},
         checksum="",
         base=0,
     )
+    # A driver that runs may have given a sink more since the plan was made.
+    for each in _outputs_of(newest, before, _as_planned(planned)):
+        if each.action == RETRACT:
+            known = newest.owed(each.task, each.output)
+            clock = entry.clock if known is None else min(entry.clock, known.clock)
+            entry = entry.with_owed(each.task, each.output, Owed(entry.timeline, clock))
+    return entry
 
 
 def _outputs(name: str, newest: Entry, before: Entry) -> OutputState:
     """Return what the sinks of a task have, when the task goes back to a clock."""
+    was = before.tasks[name]
     if name not in newest.tasks:
-        return before.tasks[name].outputs
-    return newest.tasks[name].outputs.cut_back(before.clock, newest.flow_of(name).progress.clock)
+        return was.outputs
+    task, own = newest.tasks[name], max(newest.flow_of(name).progress.clock, newest.flow_of(name).visited)
+    if not _is_same_life(task, was):
+        return task.outputs.begin_again(was.outputs, before.clock, own)
+    return task.outputs.rewind(before.clock, own)
+
+
+def _is_same_life(task: TaskState, was: TaskState) -> bool:
+    """Return whether a task has not begun from zero since it was this."""
+    return (task.born, task.life) == (was.born, was.life)

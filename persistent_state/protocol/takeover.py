@@ -128,6 +128,7 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
         retained=newest.retained if newest else (),
         kept=_kept(newest),
         timeline=newest.timeline if newest else 0,
+        owes=newest.owes if newest else {},
         flows={_id(group): group.flow for group in groups},
         tasks={name: replace(task, flow=_id(group)) for group in groups for name, task in group.tasks.items()},
     )
@@ -183,7 +184,7 @@ def _in_order(group: TaskGroup, plans: Mapping[str, Plan]) -> TaskGroup:
 def _as_planned(group: TaskGroup, plans: Mapping[str, Plan], newest: Entry) -> TaskGroup:
     """Return the group with the outputs, and the types of values, that its tasks have in this start."""
     tasks = {
-        name: replace(task, outputs=task.outputs.at_restart(plans[name].outputs)).end_inputs(
+        name: replace(task, outputs=task.outputs.at_restart(plans[name].outputs, newest.clock)).end_inputs(
             input for input in newest.flow_of(name).inputs if input not in plans[name].source_inputs
         )
         for name, task in group.tasks.items()
@@ -272,13 +273,13 @@ def _readable_at(clock: int, tasks: Mapping[str, TaskState]) -> dict[str, TaskSt
 
 
 def _born(plan: Plan, newest: Entry | None, clock: int, is_rebuilt: bool) -> TaskState:
-    life, outputs = 0, OutputState(dict.fromkeys(plan.outputs, BEGINNING))
+    life, outputs = 0, OutputState().at_restart(plan.outputs, newest.clock if newest else BEGINNING)
     if newest is not None and plan.name in newest.tasks:
         known, own = newest.tasks[plan.name], newest.flow_of(plan.name).progress.clock
         # A task that starts from zero before all messages is another one to those that it feeds.
         life = newest.epoch + 1 if clock == BEGINNING else known.life
         if is_rebuilt:
-            outputs = known.outputs.at_rebuild(plan.outputs, own)
+            outputs = known.outputs.at_rebuild(plan.outputs, newest.clock, own)
         else:
             outputs = known.outputs.at_reset(plan.outputs, clock, own)
     return TaskState(plan.identity, clock, "", StoredState((clock,)), outputs=outputs, life=life)

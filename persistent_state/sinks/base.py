@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from persistent_state.errors import FencedError
 from persistent_state.event_time.clocks import BEGINNING
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 CLOCK, VALUE = "clock", "value"
 """The columns after those of the key: the clock, a timestamp in UTC, and the value as the state presents it."""
+
+ValuesThen: TypeAlias = Callable[[], Iterator[pa.RecordBatch]]
+"""Returns the rows that a sink without any would be given at the clock to which it goes back: of all keys, with their values
+then. The batches have the columns of the origin. They are read from the store when they are asked for."""
 
 _BATCH = "batch"
 
@@ -36,6 +41,8 @@ class Origin:
         window: The two columns of a window's start and end; of emitted rows the column of their moment; else none.
         is_unique: Whether a key has at most one row at a clock. The rows that an `OrderedTask` emits may be several. Their
             columns are those of the key, those of `emits`, `timestamp` and `clock`.
+        timeline: The timeline of the values that will be written: it is 0 until the application is rewound, and greater after
+            each rewind. A sink that keeps a record keeps the timeline with the clock.
 
     Example:
         >>> clock = pa.timestamp("us", "UTC")
@@ -50,6 +57,7 @@ class Origin:
     schema: pa.Schema
     window: tuple[str, ...] = ()
     is_unique: bool = True
+    timeline: int = 0
 
     @property
     def times(self) -> tuple[str, ...]:
@@ -136,12 +144,45 @@ class Sink(ABC):
             clock: The checkpoint clock in microseconds UTC.
         """
 
+    @property
+    def can_rewind(self) -> bool:
+        """Whether the sink can take back what it was given above a clock: its class defines `rewind`."""
+        return type(self).rewind is not Sink.rewind
+
+    def rewind(self, clock: int, values: ValuesThen) -> None:
+        """Take back all values above a clock. The library calls it after a rewind of the application, before the next clock.
+
+        It is called after `open`, and may be called again after a crash. It may run in a process without Spark. A sink that
+        does not define it has its application refused a rewind to a clock below its own.
+
+        Args:
+            clock: The clock in microseconds UTC. Values at it and below stay.
+            values: Returns what the sink would be given at the clock if it had nothing, in batches of Arrow. A place that has
+                only the newest value of a key needs it: what the key was at the clock.
+        """
+        raise NotImplementedError
+
+    def rows_above(self, clock: int) -> int | None:
+        """Return how many rows `rewind` would take back or change; None, by default, if the sink can't tell.
+
+        Args:
+            clock: The clock in microseconds UTC.
+        """
+        return None
+
 
 class RecordingSink(Sink):
     """A sink that writes the clock together with the values, in one step, and so knows which clocks it has.
 
     At each start the library asks the sink for its last clock, and never gives it a clock that it has. So each clock counts
     exactly once.
+
+    A sink that defines `rewind` keeps the timeline with the clock, and compares first the timeline, then the clock:
+
+    - `rewind` does nothing if the record has the timeline of the origin. Otherwise it takes back what is above the clock, and
+      records the timeline of the origin with the clock, or with its own last clock if that is lower, all in one step.
+    - `write` raises `FencedError` if the timeline of the record is greater than that of the origin: its writer is a driver
+      that was fenced by a rewind. So such a writer changes nothing, whenever it comes.
 
     Example:
         >>> class Dictionary(RecordingSink):
@@ -176,6 +217,19 @@ class RecordingSink(Sink):
             InvalidInputError: The place can't take these values. The start is refused.
             StoreUnavailableError: The place does not answer now. It is asked again later.
         """
+
+
+def check_timeline(name: str, recorded: int, origin: Origin) -> None:
+    """Refuse to write values of a timeline that a rewind has ended.
+
+    Raises:
+        FencedError: The sink of this name has recorded a later timeline.
+    """
+    if recorded > origin.timeline:
+        raise FencedError(
+            f"{name} has values of timeline={recorded}, and this writer is of timeline={origin.timeline}, which has ended: "
+            f"application={origin.application} was rewound. Stop it, and start it again."
+        )
 
 
 def known_clock(clock: int) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from persistent_state.sinks.base import Sink
+from persistent_state.sinks.base import Sink, ValuesThen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -17,10 +17,12 @@ class Function(Sink):
     """A sink that calls a function of (values, clock).
 
     It keeps no record of what it was given. A clock may come again, never out of order: if the driver dies after the function
-    has returned and before the log records it, or while a fenced driver is still in the middle of a call.
+    has returned and before the log records it, or while a fenced driver is still in the middle of a call. For the same reasons
+    `on_rewind` may be called again.
     """
 
     function: Callable[[DataFrame, int], None]
+    on_rewind: Callable[[int], None] | None = None
 
     @property
     def name(self) -> str:
@@ -29,3 +31,11 @@ class Function(Sink):
 
     def write(self, values: DataFrame, clock: int) -> None:
         self.function(values, clock)
+
+    @property
+    def can_rewind(self) -> bool:
+        return self.on_rewind is not None
+
+    def rewind(self, clock: int, values: ValuesThen) -> None:
+        assert self.on_rewind is not None, "it can go back"
+        self.on_rewind(clock)

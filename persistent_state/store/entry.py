@@ -24,6 +24,17 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Owed:
+    """The debt of an output since rewinds: its sink has yet to go back, and is given no clock until it has."""
+
+    timeline: int
+    """The timeline that the sink is to be in: that of the last of these rewinds."""
+
+    clock: int
+    """The clock above which the sink has nothing then: the lowest of these rewinds."""
+
+
+@dataclass(frozen=True)
 class Entry:
     """Everything that is true of an application after one commit."""
 
@@ -63,6 +74,9 @@ class Entry:
     timeline: int = 0
     """The epoch that began the present timeline; 0 if the application was never rewound, and is no branch."""
 
+    owes: Mapping[str, Mapping[str, Owed]] = field(default_factory=dict)
+    """By task and output: what outputs owe. A task may be gone that came after the clock, and its sink has yet to go back."""
+
     next: int = BEGINNING
     """The next common clock, at which tasks that other tasks feed have yet to arrive; at or below `clock` if there is none."""
 
@@ -96,6 +110,17 @@ class Entry:
     def tasks_of(self, flow: str) -> dict[str, TaskState]:
         """Return the tasks of the flow with this id, by name."""
         return {name: task for name, task in self.tasks.items() if task.flow == flow}
+
+    def owed(self, task: str, output: str) -> Owed | None:
+        """Return what an output owes; None if it owes nothing."""
+        return self.owes.get(task, {}).get(output)
+
+    def with_owed(self, task: str, output: str, owed: Owed | None) -> Entry:
+        """Return the entry in which an output owes this, or nothing."""
+        of_task = {name: each for name, each in self.owes.get(task, {}).items() if name != output}
+        of_task |= {} if owed is None else {output: owed}
+        owes = {name: each for name, each in self.owes.items() if name != task}
+        return replace(self, owes={**owes, **({task: of_task} if of_task else {})}, checksum="", base=0)
 
     def is_at(self, task: str, clock: int) -> bool:
         """Return True if the task's state at this clock can be read from what is stored."""

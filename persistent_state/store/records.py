@@ -13,7 +13,7 @@ from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Coarse
 from persistent_state.event_time.positions import Position
 from persistent_state.store.changes import ByClock, Json, Kind, Listed, Named, Numbered, Parted, Plain, Record
-from persistent_state.store.entry import Entry, Kept
+from persistent_state.store.entry import Entry, Kept, Owed
 from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState, Upstream
 from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
 from persistent_state.store.task_state import OutputState, StoredState, TaskState
@@ -25,7 +25,7 @@ ADDED: dict[str, dict[str, Json]] = {
     "input": {"planned": {}, "again": END},
     "flow": {"upstream": {}, "stepped": BEGINNING},
     "kept clock": {"names": []},
-    "log entry": {"next": BEGINNING, "kept": {}, "timeline": 0},
+    "log entry": {"next": BEGINNING, "kept": {}, "timeline": 0, "owes": {}},
     "task": {
         "delivered": {},
         "floor": BEGINNING,
@@ -35,6 +35,7 @@ ADDED: dict[str, dict[str, Json]] = {
         "ended": [],
         "retired": [],
         "left": [],
+        "begun": {},
         "cut_at": {},
         "sides": [],
         "settled": {"files": [], "tail": []},
@@ -144,6 +145,7 @@ _TASK = Parted(
                 "voided": _BY_NAME,
                 "furthest": _AS_IT_IS,
                 "cut_at": _BY_NAME,
+                "begun": _BY_NAME,
                 "left": _TUPLE,
                 "retired": _TUPLE,
             },
@@ -153,6 +155,8 @@ _TASK = Parted(
 
 _KEPT = Record("kept clock", Kept, {"entry": _AS_IT_IS, "names": _TUPLE}, ADDED["kept clock"])
 
+_OWED = Record("debt of an output", Owed, _fields("timeline", "clock"))
+
 ENTRY = Record(
     "log entry",
     Entry,
@@ -160,6 +164,7 @@ ENTRY = Record(
         **_fields("number", "epoch", "writer", "time", "previous", "interval", "shards", "clock", "next", "timeline"),
         "retained": Listed(_AS_IT_IS),
         "kept": ByClock(_KEPT),
+        "owes": Named(Named(_OWED)),
         "flows": Named(_FLOW),
         "tasks": Named(_TASK),
     },

@@ -113,6 +113,12 @@ class OutputState:
     retired: tuple[str, ...] = ()
     """The outputs that the task had before it was rebuilt: their names stay taken."""
 
+    begun: Mapping[str, int] = field(default_factory=dict)
+    """By output that came, or came back, after the application had a clock: the global clock then.
+
+    Its sink has values of that clock and below only if they came with a later one.
+    """
+
     def record_given(self, output: str, clock: int) -> OutputState:
         """Return the record when the output's sink has every checkpoint up to this clock, and none above."""
         return replace(
@@ -121,6 +127,10 @@ class OutputState:
             voided=_without(self.voided, output),
             cut_at=_without(self.cut_at, output),
         )
+
+    def void(self, output: str) -> OutputState:
+        """Return the record when the output's sink lacks values of clocks that it has, and is to be given everything."""
+        return replace(self, voided={**self.voided, output: BEGINNING}) if output in self.delivered else self
 
     def believe_sink(self, output: str, clock: int, own: int) -> OutputState:
         """Return the record by the sink's own: it has come to this clock. `own` is the task's clock."""
@@ -144,8 +154,37 @@ class OutputState:
             cut_at={**dict.fromkeys((*self.delivered, *self.left), clock), **self.cut_at},
         )
 
-    def at_restart(self, outputs: Collection[str]) -> OutputState:
-        """Return the record for a start in which the task has these outputs."""
+    def rewind(self, clock: int, own: int) -> OutputState:
+        """Return the record when the task goes back from its own clock to a kept one, and its outputs with it."""
+        back = self.cut_back(clock, own)
+        # What came later was given everything by a clock that is void.
+        later = [output for output in self.delivered if self.begun.get(output, BEGINNING) >= clock]
+        return replace(
+            back,
+            delivered=_at_most(self.delivered, clock),
+            voided={**_at_most(self.voided, clock), **dict.fromkeys(later, BEGINNING)},
+            furthest=max([self.furthest, own, *self.delivered.values()]),
+            cut_at=_at_most(back.cut_at, clock),
+            begun=_at_most(self.begun, clock),
+        )
+
+    def begin_again(self, before: OutputState, clock: int, own: int) -> OutputState:
+        """Return the record when the task goes back from its own clock to a kept one, of a life before this one.
+
+        `before` is the record when that was the newest clock.
+        """
+        names = {*before.delivered, *self.delivered}
+        return OutputState(
+            delivered=dict.fromkeys(sorted(names), BEGINNING),
+            voided=dict.fromkeys(sorted(names), BEGINNING),
+            furthest=max([self.furthest, own, *self.delivered.values()]),
+            left=tuple(sorted({*before.left, *self.left, *self.retired} - {*before.retired, *names})),
+            retired=before.retired,
+            begun=dict.fromkeys(sorted(names), clock),
+        )
+
+    def at_restart(self, outputs: Collection[str], clock: int = BEGINNING) -> OutputState:
+        """Return the record for a start in which the task has these outputs. `clock` is the global one."""
         delivered = {output: self.delivered.get(output, BEGINNING) for output in outputs}
         # An output that is left out is not given what it lacks, and is new when it comes back: its sink then says what it has.
         cut_at = {output: last for output, last in self.voided.items() if output not in delivered}
@@ -155,6 +194,7 @@ class OutputState:
             voided={output: last for output, last in self.voided.items() if output in delivered},
             cut_at={**self.cut_at, **cut_at},
             left=self._left_by(outputs),
+            begun=self._begun_by(outputs, clock),
         )
 
     def at_reset(self, outputs: Collection[str], clock: int, own: int) -> OutputState:
@@ -165,15 +205,23 @@ class OutputState:
             cut_at={**dict.fromkeys((*outputs, *self.delivered, *self.left), clock), **self.cut_at},
             left=self._left_by(outputs),
             retired=self.retired,
+            begun=_all_begun(outputs, clock),
         )
 
-    def at_rebuild(self, outputs: Collection[str], own: int) -> OutputState:
-        """Return the record for a start that rebuilds the task from the beginning of its source."""
+    def at_rebuild(self, outputs: Collection[str], clock: int, own: int) -> OutputState:
+        """Return the record for a start at the global clock that rebuilds the task from the beginning of its source."""
         return OutputState(
             delivered=dict.fromkeys(outputs, BEGINNING),
             furthest=max(self.furthest, own),
             retired=tuple(sorted({*self.retired, *self.delivered, *self.left})),
+            begun=_all_begun(outputs, clock),
         )
+
+    def _begun_by(self, outputs: Collection[str], clock: int) -> Mapping[str, int]:
+        """Return what `begun` says in a start in which the task has these outputs."""
+        new = [output for output in outputs if output not in self.delivered]
+        stay = {output: begun for output, begun in self.begun.items() if output in outputs and output in self.delivered}
+        return {**stay, **_all_begun(new, clock)} if new or len(stay) < len(self.begun) else self.begun
 
     def _left_by(self, outputs: Collection[str]) -> tuple[str, ...]:
         """Return the outputs that the task has had since it was built, and that are not among these."""
@@ -258,6 +306,15 @@ def _cut_at(clock: int, runs: Sequence[Run]) -> Iterator[Run]:
             is_stale = any(one.low < run.high and run.low < one.high for one in losing)
             limits = [limit for limit in (run.below, clock if is_stale else None) if limit is not None]
             yield replace(run, below=min(limits, default=None))
+
+
+def _all_begun(outputs: Collection[str], clock: int) -> dict[str, int]:
+    """Return what `begun` says of outputs that are new at a start at this global clock."""
+    return {} if clock == BEGINNING else dict.fromkeys(outputs, clock)
+
+
+def _at_most(clocks: Mapping[str, int], clock: int) -> dict[str, int]:
+    return {name: min(each, clock) for name, each in clocks.items()}
 
 
 def _without(clocks: Mapping[str, int], output: str) -> dict[str, int]:

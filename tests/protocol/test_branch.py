@@ -119,7 +119,7 @@ def test_a_branch_has_one_clock_a_timeline_of_its_own_and_no_outputs() -> None:
     assert entry.timeline == entry.epoch == world.newest.epoch + 1
     assert entry.tasks["total"].outputs == OutputState()
     started = green.start()
-    assert started.tasks["total"].outputs == OutputState({"sink": BEGINNING})
+    assert started.tasks["total"].outputs == OutputState({"sink": BEGINNING}, begun={"sink": 150})
     # As to any sink that is new, all keys at the clock that is there.
     assert deliver.due(started, "total", "sink") == deliver.Due(150, BEGINNING, BEGINNING)
 

@@ -1,0 +1,70 @@
+"""The sink of one output as the library opens it and takes it back. To write to it takes Spark, and is the delivery's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from persistent_state.batch.plan import Plan
+from persistent_state.engine import frames
+from persistent_state.engine.arrow_source import now_us
+from persistent_state.errors import InvalidInputError
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.outputs import ValuesAtClock
+from persistent_state.partials.since import Since
+from persistent_state.protocol.deliver import Due, Giver
+from persistent_state.sinks.base import RecordingSink
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from persistent_state.store.state_at import state_at
+
+
+class Place:
+    """The sink of one output of a task."""
+
+    def __init__(self, plan: Plan, output: ValuesAtClock) -> None:
+        # A copy, because `open` gives the sink the origin of this output, and the user may give one sink to many starts.
+        self.sink = copy.copy(output.place)
+        self._plan = plan
+        self._output = output
+
+    def giver(self, write: Callable[[Entry, Due], None]) -> Giver:
+        """Return what gives the sink its clocks by this function, and lets it go back."""
+        plan = self._plan
+        return Giver(
+            Log(plan.files, plan.application),
+            plan.name,
+            self._output.output_name,
+            self._open,
+            write,
+            now_us,
+            plan.delivery,
+            self._go_back if self.sink.can_rewind else None,
+        )
+
+    def _open(self, timeline: int) -> int | None:
+        """Open the sink, and return the last clock that it has by its own record; None if it keeps none."""
+        last = self.sink.open(frames.origin(self._plan, self._output, timeline))
+        if isinstance(self.sink, RecordingSink):
+            return BEGINNING if last is None else last
+        if last is not None:
+            raise InvalidInputError(
+                f"open() of sink={self.sink.name!r} returned {last!r}; a sink that knows its last clock is a subclass of "
+                "RecordingSink."
+            )
+        return None
+
+    def _go_back(self, then: Entry | None, clock: int) -> None:
+        """Take back what the sink was given above a clock, at which the state is read by the entry `then`, if there is one."""
+        plan, output = self._plan, self._output
+
+        def values() -> Iterator[pa.RecordBatch]:
+            if then is None:
+                return
+            since = Since(BEGINNING, output.all, output.early, BEGINNING)
+            state = state_at(plan.files, plan.application, then, plan.name, plan.layout, clock, since)
+            yield from frames.batches_of_values(state, plan)
+
+        self.sink.rewind(clock, values)

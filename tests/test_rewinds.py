@@ -1,0 +1,258 @@
+"""`Application.plan_rewind` tells what a rewind would do, and `rewind` does it: with sources and sinks, and without a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from persistent_state import (
+    Application,
+    Chunk,
+    FencedError,
+    InvalidInputError,
+    Origin,
+    OutputPlan,
+    Reach,
+    ReadAgain,
+    RecordingSink,
+    StoreUnavailableError,
+    TimeReplayableSource,
+    ValuesAtClock,
+)
+from persistent_state.batch.plan import AT_MOST_ONCE
+from persistent_state.protocol import deliver
+from persistent_state.store.entry import Owed
+from tests import core
+from tests.protocol.test_rewind import SCHEMA, Total, World
+
+
+@dataclass
+class Numbers(TimeReplayableSource):
+    """What a `World` plays, as a source."""
+
+    end: int
+    oldest: int = 0
+    timestamp = "ts"
+    schema = SCHEMA
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        pass
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        if start.get("", 0) < self.oldest:
+            raise InvalidInputError(f"position={start.get('', 0)} is gone; the oldest is {self.oldest}.")
+        return Reach({"": self.end if everything else start.get("", 0)})
+
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        return []
+
+    def read(self, split: Any) -> Iterator[Chunk]:
+        yield from ()
+
+
+@dataclass
+class Table(RecordingSink):
+    """A sink that has a record of (timeline, clock), and goes back."""
+
+    record: list[int]
+    backs: list[Any] = field(default_factory=list)
+    is_away: bool = False
+    name = "table"
+
+    def open(self, origin: Origin) -> int | None:
+        if self.is_away:
+            raise StoreUnavailableError("it does not answer; wait.")
+        self.origin = origin
+        return self.record[1]
+
+    def write(self, values: Any, clock: int) -> None:
+        raise AssertionError
+
+    def rewind(self, clock: int, values: Any) -> None:
+        if self.record[0] < self.origin.timeline:
+            rows = [row for batch in values() for row in batch.to_pylist()]
+            self.backs.append((self.origin.timeline, clock, rows))
+            self.record[:] = [self.origin.timeline, min(self.record[1], clock)]
+
+    def rows_above(self, clock: int) -> int:
+        return 7
+
+
+class Stubborn(RecordingSink):
+    """A sink of the user's that knows nothing of rewinds."""
+
+    name = "stubborn"
+
+    def open(self, origin: Origin) -> int | None:
+        return 110
+
+    def write(self, values: Any, clock: int) -> None:
+        raise AssertionError
+
+
+def played(output: str, delivered: int | None = 110) -> World:
+    """An application that has come to clock 110, and has given its output that much."""
+    world = World()
+    world.plan = replace(world.plan, outputs=(output,))
+    core.start(world.log, [world.plan])
+    world.play(12)
+    if delivered is not None:
+        deliver.record(world.log, world.newest.epoch, "total", output, delivered, 0)
+    return world
+
+
+def application(world: World, sink: Any, source: Numbers | None = None, **options: Any) -> Application:
+    app = Application("app", world.files.url, checkpoint_interval="10 seconds", **options)
+    return app.add(Total(), source or Numbers(20), sink)
+
+
+def nothing(values: Any, clock: int) -> None:
+    pass
+
+
+def never(*given: Any) -> None:
+    raise AssertionError
+
+
+def test_a_plan_tells_what_a_rewind_does_and_changes_nothing() -> None:
+    world = played("table")
+    before = world.newest
+    table = Table([0, 110])
+    plan = application(world, table).plan_rewind("1970-01-01T00:00:00.000065")
+    assert (plan.application, plan.clock, plan.epoch, plan.timeline) == ("app", 60, before.epoch, before.epoch + 1)
+    assert (plan.tasks, plan.later_tasks) == (("total",), ())
+    assert plan.reads == (ReadAgain(("total",), repr(Numbers(20)), {"": 6}, 14),)
+    assert plan.outputs == (OutputPlan("total", "table", "retract", 110, rows=7),)
+    assert (world.newest, table.record, table.backs) == (before, [0, 110], [])
+    at = datetime.fromtimestamp(65e-6, tz=timezone.utc)
+    assert application(world, table).plan_rewind(at).clock == application(world, table).plan_rewind(65).clock == 60
+
+
+def test_a_rewind_lets_each_sink_go_back_at_once_and_in_a_session_s_absence() -> None:
+    world, table = played("table"), Table([0, 110])
+    app = application(world, table)
+    plan = app.rewind(app.plan_rewind(60))
+    assert plan.outputs == (OutputPlan("total", "table", "retract", 110, rows=7, is_done=True),)
+    (back,) = table.backs
+    assert back == (plan.timeline, 60, [{"clock": us(60), "value": 5}])
+    assert table.record == [plan.timeline, 60]
+    entry = world.newest
+    assert (entry.timeline, entry.clock, entry.owes) == (plan.timeline, 60, {})
+    assert entry.tasks["total"].outputs.delivered == {"table": 60}
+    with pytest.raises(FencedError, match="plan again"):
+        app.rewind(plan)
+
+
+def us(clock: int) -> datetime:
+    return datetime.fromtimestamp(clock / 1e6, tz=timezone.utc)
+
+
+def test_a_sink_that_does_not_answer_goes_back_later_to_the_lowest_clock_in_the_newest_timeline() -> None:
+    world, table = played("table"), Table([0, 110], is_away=True)
+    app = application(world, table)
+    first = app.rewind(90)
+    assert [each.is_done for each in first.outputs] == [False]
+    assert world.newest.owes == {"total": {"table": Owed(first.timeline, 90)}}
+    second = app.rewind(50)
+    # By a sink that may have had nothing above the clock since.
+    core.start(world.log, [world.plan])
+    world.play(9, value=100)
+    third = app.rewind(70)
+    assert world.newest.owes == {"total": {"table": Owed(third.timeline, 50)}}
+    assert first.timeline < second.timeline < third.timeline
+    table.is_away = False
+    given: list[int] = []
+    core.start(world.log, [world.plan])
+    giver = deliver.Giver(
+        world.log,
+        "total",
+        "table",
+        lambda timeline: opened(table, timeline),
+        lambda entry, due: given.append(due.clock),
+        lambda: 0,
+        go_back=lambda then, clock: table.rewind(clock, lambda: iter(())),
+    )
+    assert giver.give_next(world.newest.epoch)
+    assert (table.record, given) == ([third.timeline, 50], [60])
+    assert world.newest.owes == {}
+
+
+def opened(table: Table, timeline: int) -> int | None:
+    return table.open(Origin("app", "total", (), pa.schema([]), timeline=timeline))
+
+
+def test_outputs_that_can_t_go_back_are_refused_before_anything_changes() -> None:
+    for sink, output, way in (
+        (Stubborn(), "stubborn", "go back to a later clock."),
+        (nothing, "function nothing", 'say outputs={"function nothing": "again"} to have them again'),
+    ):
+        world = played(output)
+        before = world.newest
+        with pytest.raises(InvalidInputError, match="and can't take them back") as raised:
+            application(world, sink).rewind(60)
+        assert way in str(raised.value)
+        assert world.newest == before
+    with pytest.raises(InvalidInputError, match="by its record it would leave out clocks that come again"):
+        application(played("table"), Table([0, 110])).rewind(60, outputs={"table": "again"})
+    with pytest.raises(InvalidInputError, match="gives no clock twice"):
+        application(played("function nothing"), nothing, delivery=AT_MOST_ONCE).rewind(
+            60, outputs={"function nothing": "again"}
+        )
+    with pytest.raises(InvalidInputError, match=r"'tables', and there is no such output; there are table\."):
+        application(world, Table([0, 110])).plan_rewind(60, outputs={"tables": "retract"})
+    with pytest.raises(InvalidInputError, match="say 'retract' or 'again'"):
+        application(world, Table([0, 110])).plan_rewind(60, outputs={"table": "leave"})
+
+
+def test_an_output_that_is_given_clocks_again_by_word() -> None:
+    world = played("function nothing")
+    plan = application(world, nothing).rewind(60, outputs={"function nothing": "again"})
+    assert [each.action for each in plan.outputs] == ["again"]
+    entry = core.start(world.log, [world.plan])
+    assert entry.owes == {}
+    world.play(12)
+    assert deliver.due(world.newest, "total", "function nothing") == deliver.Due(70, 60, 60)
+
+
+def test_a_function_with_on_rewind_goes_back() -> None:
+    world, backs = played("function nothing"), list[int]()
+    plan = application(world, ValuesAtClock(nothing, on_rewind=backs.append)).rewind(60)
+    assert (backs, plan.outputs[0].is_done, world.newest.owes) == ([60], True, {})
+    with pytest.raises(InvalidInputError, match="on_rewind"):
+        ValuesAtClock(Stubborn(), on_rewind=backs.append)
+
+
+def test_a_source_that_has_no_longer_what_is_to_be_read_again_is_refused() -> None:
+    world = played("table")
+    app = application(world, Table([0, 110]), Numbers(20, oldest=8))
+    assert app.plan_rewind(90).clock == 90
+    with pytest.raises(InvalidInputError, match="position=6 is gone; the oldest is 8"):
+        app.plan_rewind(60)
+
+
+def test_an_output_whose_sink_can_t_go_back_any_more_is_refused_when_it_comes_back() -> None:
+    world = played("stubborn")
+    app = Application("app", world.files.url).add(Total(), Numbers(20))
+    assert app.rewind(60).outputs == (OutputPlan("total", "stubborn", "retract", 110),)
+    giver = deliver.Giver(world.log, "total", "stubborn", lambda timeline: 110, never, lambda: 0)
+    with pytest.raises(InvalidInputError, match="was rewound to clock=.*, and it can't take back what is above that"):
+        giver.open()
+
+
+def test_an_output_that_came_after_the_clock_is_given_everything_with_the_next_one() -> None:
+    world = World()
+    world.play(8)
+    world.plan = replace(world.plan, outputs=("table",))
+    core.start(world.log, [world.plan])
+    world.play(12)
+    deliver.record(world.log, world.newest.epoch, "total", "table", 110, 0)
+    app = application(world, Table([0, 110]))
+    assert app.rewind(60).outputs[0].is_done
+    core.start(world.log, [world.plan])
+    world.play(12)
+    assert deliver.due(world.newest, "total", "table") == deliver.Due(70, -(2**63), -(2**63))
