@@ -1,4 +1,4 @@
-"""The command line: show what a store holds, show a task's state as a table, keep clocks by name, and verify every file."""
+"""The command line: show what a store holds, keep clocks, branch applications and take them back, and verify every file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state import __version__, formatting
-from persistent_state.cli import graph
+from persistent_state.cli import graph, rewinds
 from persistent_state.cli.describe import summary
-from persistent_state.cli.text import application, applications, verified, width
+from persistent_state.cli.loader import load_application
+from persistent_state.cli.text import application, applications, size, verified, width
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.formatting import full_clock, plain, read_clock, to_json
+from persistent_state.protocol.rewind import AGAIN, RETRACT
 from persistent_state.store.files import open_files
 from persistent_state.store.state_at import find_applications, find_state
 from persistent_state.store.verify import verify
-from persistent_state.timelines import keep_clock, release_clock
+from persistent_state.timelines import branch_application, keep_clock, release_clock
 
 PROGRAM = "persistent-state"
 
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments, by default those of the process.
 
     Returns:
-        The exit status: 0, or 1 if `verify` found problems, or 2 if the command failed.
+        The exit status: 0, or 1 if `verify` found problems or a rewind was declined, or 2 if the command failed.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -67,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
         help="the store's options as a JSON object, such as keys; as @FILE, no list of processes shows its secrets",
     )
     parser = argparse.ArgumentParser(
-        PROGRAM, description="Look into a store of persistent state. Nothing that it holds is executed."
+        PROGRAM,
+        description="Look into a store of persistent state, and work with it. Nothing that it holds is executed.",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -125,6 +128,47 @@ def _parser() -> argparse.ArgumentParser:
     release.add_argument("--name", metavar="NAME", required=True, help="the name that the clock was given")
     release.set_defaults(run=_release)
 
+    fork = commands.add_parser(
+        "branch", parents=[common], help="make another application of one as it was at a kept clock"
+    )
+    fork.add_argument("application", metavar="APP")
+    fork.add_argument("new", metavar="NEW", help="the name of the new application")
+    fork.add_argument("--at", metavar="CLOCK", help="one of the kept clocks (default: the newest)")
+    fork.add_argument("--to", metavar="STORE", help="the store for the new application (default: the same)")
+    fork.add_argument(
+        "--to-storage-options", metavar="JSON|@FILE", default="{}", help="the options of the store of --to"
+    )
+    fork.set_defaults(run=_branch)
+
+    back = commands.add_parser(
+        "rewind",
+        help="take an application back to a kept clock, with its outputs",
+        description="Take an application back to a kept clock, with its outputs. Its module is imported.",
+    )
+    back.add_argument(
+        "application",
+        metavar="MODULE:APP",
+        help="a module or a .py file, and an Application in it or a function for one",
+    )
+    back.add_argument(
+        "--to",
+        metavar="TIME",
+        required=True,
+        help="a clock; of those that are kept, the newest at or below it is meant",
+    )
+    back.add_argument(
+        "--outputs",
+        metavar="NAME=retract|again",
+        type=_action,
+        action="append",
+        default=[],
+        help="what an output does with what it has above the clock: take it back, or leave it and get those clocks again",
+    )
+    back.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
+    back.add_argument("--yes", action="store_true", help="do not ask")
+    back.add_argument("--json", action="store_true", help="print JSON, for programs; needs --yes or --dry-run")
+    back.set_defaults(run=_rewind)
+
     check = commands.add_parser("verify", parents=[common], help="check every checksum and every reference of a store")
     check.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")
     check.set_defaults(run=_verify)
@@ -137,8 +181,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _storage_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    given: str = arguments.storage_options
+def _action(text: str) -> tuple[str, str]:
+    name, _, action = text.rpartition("=")
+    if not name or action not in (RETRACT, AGAIN):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an output's name with ={RETRACT} or ={AGAIN}")
+    return name, action
+
+
+def _storage_options(given: str, name: str = "--storage-options") -> dict[str, Any]:
     if given.startswith("@"):
         with open(given[1:], encoding="utf-8") as file:
             given = file.read()
@@ -147,14 +197,12 @@ def _storage_options(arguments: argparse.Namespace) -> dict[str, Any]:
     except ValueError:
         options = None
     if not isinstance(options, dict):
-        raise InvalidInputError(
-            '--storage-options=... is not a JSON object; write it as {"key": "value"}, or as @FILE.'
-        )
+        raise InvalidInputError(f'{name}=... is not a JSON object; write it as {{"key": "value"}}, or as @FILE.')
     return options
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    files = open_files(arguments.store, _storage_options(arguments))
+    files = open_files(arguments.store, _storage_options(arguments.storage_options))
     if arguments.application is not None:
         one = summary(files, arguments.application)
         _print([to_json(one)] if arguments.json else application(one))
@@ -167,7 +215,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _graph(arguments: argparse.Namespace) -> int:
-    files = open_files(arguments.store, _storage_options(arguments))
+    files = open_files(arguments.store, _storage_options(arguments.storage_options))
     name = arguments.application
     if name is None:
         known = find_applications(files)
@@ -187,7 +235,7 @@ def _graph(arguments: argparse.Namespace) -> int:
 
 def _state(arguments: argparse.Namespace) -> int:
     state = find_state(
-        open_files(arguments.store, _storage_options(arguments)),
+        open_files(arguments.store, _storage_options(arguments.storage_options)),
         arguments.application,
         arguments.task,
         None if arguments.clock is None else read_clock(arguments.clock),
@@ -244,14 +292,14 @@ def _monoid(name: str) -> Monoid[Any] | Aggregator[Any, Any, Any]:
 
 
 def _keep(arguments: argparse.Namespace) -> int:
-    store, options = arguments.store, _storage_options(arguments)
+    store, options = arguments.store, _storage_options(arguments.storage_options)
     clock = keep_clock(store, arguments.application, arguments.name, arguments.at, storage_options=options)
     _told(arguments, clock, "is kept as")
     return 0
 
 
 def _release(arguments: argparse.Namespace) -> int:
-    options = _storage_options(arguments)
+    options = _storage_options(arguments.storage_options)
     clock = release_clock(arguments.store, arguments.application, arguments.name, storage_options=options)
     _told(arguments, clock, "is no longer kept as")
     return 0
@@ -260,6 +308,60 @@ def _release(arguments: argparse.Namespace) -> int:
 def _told(arguments: argparse.Namespace, clock: int, what: str) -> None:
     told = {"application": arguments.application, "clock": clock, "name": arguments.name}
     _print([to_json(told) if arguments.json else f"clock={full_clock(clock)} {what} {arguments.name!r}"])
+
+
+def _branch(arguments: argparse.Namespace) -> int:
+    options = _storage_options(arguments.storage_options)
+    with _progress() as tell:
+        clock = branch_application(
+            arguments.store,
+            arguments.application,
+            arguments.new,
+            arguments.at,
+            to=arguments.to,
+            on_progress=lambda done, all: tell(f"{size(done)} of {size(all)}"),
+            storage_options=options,
+            to_storage_options=_storage_options(arguments.to_storage_options, "--to-storage-options"),
+        )
+    store = arguments.store if arguments.to is None else arguments.to
+    told = {"application": arguments.application, "clock": clock, "new": arguments.new, "store": store}
+    text = (
+        f"application={arguments.new} is a branch of application={arguments.application} at clock={full_clock(clock)}"
+    )
+    _print([to_json(told) if arguments.json else text])
+    return 0
+
+
+def _rewind(arguments: argparse.Namespace) -> int:
+    asks = not (arguments.yes or arguments.dry_run)
+    if arguments.json and asks:
+        raise InvalidInputError("--json asks nobody; add --yes, or --dry-run to see the plan.")
+    app = load_application(arguments.application)
+    plan = app.plan_rewind(arguments.to, outputs=dict(arguments.outputs))
+    if not arguments.json:
+        _print(rewinds.planned(plan))
+        sys.stdout.flush()
+    if arguments.dry_run:
+        _print([to_json(asdict(plan))] if arguments.json else [])
+        return 0
+    if asks and not _agrees():
+        print("nothing was changed")
+        return 1
+    done = app.rewind(plan)
+    _print([to_json(asdict(done))] if arguments.json else rewinds.made(done))
+    return 0
+
+
+def _agrees() -> bool:
+    """Ask at the terminal.
+
+    Raises:
+        InvalidInputError: There is none.
+    """
+    if not sys.stdin.isatty():
+        raise InvalidInputError("there is no terminal to ask at, and nothing was changed; add --yes.")
+    print("\nGo back? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -272,7 +374,10 @@ def _verify(arguments: argparse.Namespace) -> int:
 
     with _progress() as tell:
         result = verify(
-            arguments.store, arguments.application, on_file=on_file, storage_options=_storage_options(arguments)
+            arguments.store,
+            arguments.application,
+            on_file=on_file,
+            storage_options=_storage_options(arguments.storage_options),
         )
     _print([to_json(asdict(result))] if arguments.json else verified(result))
     return 1 if result.problems else 0

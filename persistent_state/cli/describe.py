@@ -79,6 +79,7 @@ def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:
                 "clock": found.clock,
                 # A task that is not part of the newest start has no clocks to be behind.
                 "behind": found.behind if task.active else None,
+                "back_to": None if (owed := entry.owed(name, output)) is None else owed.clock,
             }
             for output, found in sorted(deliver.delivered(entry, name).items())
         ],

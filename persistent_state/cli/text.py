@@ -47,6 +47,7 @@ def application(summary: Mapping[str, Any]) -> Iterator[str]:
             **({"kept": _clocks({clock: names[clock] for clock in kept})} if kept else {}),
             "interval": show_duration(summary["interval"]),
             "shards": f"{summary['shards']:,}",
+            **({"timeline": f"{summary['timeline']:,}"} if summary["timeline"] else {}),
             "epoch": f"{summary['epoch']:,}",
             "entry": f"{summary['entry']:,}, written {show_clock(summary['written'])}",
             "size": size(summary["bytes"]),
@@ -130,7 +131,8 @@ def outputs(tasks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 (
                     task,
                     each["output"],
-                    full_clock(each["clock"]),
+                    full_clock(each["clock"])
+                    + ("" if each["back_to"] is None else f", has yet to go back to {full_clock(each['back_to'])}"),
                     "-" if each["behind"] is None else f"{each['behind']:,}",
                 )
                 for task, each in every

@@ -169,7 +169,7 @@ def test_a_wrong_use_says_the_right_one(arguments: list[str], capsys: pytest.Cap
     assert "usage: persistent-state" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["show", "state", "verify"])
+@pytest.mark.parametrize("command", ["show", "state", "branch", "verify"])
 def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
@@ -444,3 +444,38 @@ def test_numbers_are_shown_as_people_say_them() -> None:
     ]  # fmt: skip
     assert show_clock(-(2**63)) == show_clock(None) == "none yet"
     assert show_clock(2**62) == str(2**62)
+
+
+def test_an_application_is_branched_within_a_store_and_to_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stores = [str(tmp_path / name) for name in ("blue", "green")]
+    write(
+        Path(stores[0]),
+        Kept("k", "n", Max()),
+        pa.RecordBatch.from_pydict({"ts": [5, 25], "k": ["a"] * 2, "n": [5, 25]}, ROWS),
+    )
+
+    def ran(*arguments: str) -> str:
+        assert main(["branch", stores[0], "app", *arguments]) == 0
+        return capsys.readouterr().out
+
+    clock = "1970-01-01T00:00:00.000020Z"
+    told = ran("next", "--at", "1970-01-01T00:00:00.000020")
+    assert told == f"application=next is a branch of application=app at clock={clock} (20)\n"
+    found = json.loads(ran("app", "--to", stores[1], "--json"))
+    assert found == {"application": "app", "clock": 20, "new": "app", "store": stores[1]}
+    for store, name in ((stores[0], "next"), (stores[1], "app")):
+        assert read_state(store, name, "Kept").to_pylist() == [{"k": "a", "value": 5}]
+        assert main(["verify", store]) == 0
+    capsys.readouterr()
+    for arguments, said in (
+        (["next"], "application=next is already there in store="),
+        (
+            ["new", "--at", "30"],
+            "clock=1970-01-01T00:00:00.000030Z (30) is not kept, so nothing can branch from it; take clock=",
+        ),
+        (["new", "--to", stores[1], "--to-storage-options", "[]"], "--to-storage-options=... is not a JSON object"),
+    ):
+        assert main(["branch", stores[0], "app", *arguments]) == 2
+        assert said in capsys.readouterr().err

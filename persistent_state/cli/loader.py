@@ -1,0 +1,105 @@
+"""Load an application that a command names as MODULE:APP."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from types import ModuleType
+from typing import Any, NoReturn
+
+from persistent_state.application import Application
+from persistent_state.errors import InvalidInputError, StateError, places, raised
+
+
+def load_application(named: str) -> Application:
+    """Import the module of an application, and return the application. It is not started, and no session either.
+
+    Args:
+        named: MODULE:APP. MODULE is a module, of which the current folder may have the file, or the path of a .py file. APP is
+            an `Application` in it, or a function without parameters that returns one.
+
+    Raises:
+        InvalidInputError: There is no such module or name, it is no application, or the user's code raised.
+    """
+    place, _, name = named.rpartition(":")
+    if not place or not name:
+        raise InvalidInputError(
+            f"application={named!r} names no application; write it as MODULE:APP, such as shop.streams:app or streams.py:app."
+        )
+    module = _of_file(place) if place.endswith(".py") else _module(place)
+    if not hasattr(module, name):
+        known = ", ".join(key for key, value in vars(module).items() if isinstance(value, Application))
+        raise InvalidInputError(f"{place} has no {name}; its applications are {known or 'none'}.")
+    return _application(named, getattr(module, name))
+
+
+def _application(named: str, found: Any) -> Application:
+    """Return what is an application, or what a function returns that is one."""
+    if callable(found) and not isinstance(found, Application):
+        try:
+            inspect.signature(found).bind()
+        except (TypeError, ValueError):
+            raise _no_application(named, found) from None
+        try:
+            found = found()
+        except (Exception, SystemExit) as error:
+            _refuse(f"{named} can't be called", error)
+    if not isinstance(found, Application):
+        raise _no_application(named, found)
+    return found
+
+
+def _no_application(named: str, found: Any) -> InvalidInputError:
+    return InvalidInputError(
+        f"{named} is {found!r}; name an Application, or a function without parameters that returns one."
+    )
+
+
+def _module(name: str) -> ModuleType:
+    """Import a module, of the current folder first."""
+    here = os.getcwd()
+    # It stays, as what the application does later may import more.
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            raise InvalidInputError(
+                f"there is no module {name} in {here}, or where else Python looks; look at its name."
+            ) from None
+        _refuse(f"{name} can't be imported", error)
+
+
+def _of_file(path: str) -> ModuleType:
+    """Import a file as the module of its folder that it is."""
+    if not os.path.isfile(path):
+        raise InvalidInputError(f"there is no file {path}; look at its name.")
+    folder, file = os.path.split(os.path.realpath(path))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = _module(file.removesuffix(".py"))
+    if os.path.realpath(module.__file__ or "") != os.path.join(folder, file):
+        raise InvalidInputError(
+            f"{path} has the name of another module, {module.__file__}; give the file another name."
+        )
+    return module
+
+
+def _refuse(what: str, error: BaseException) -> NoReturn:
+    """Refuse an application whose code raised.
+
+    Raises:
+        InvalidInputError: It says where in the user's code.
+    """
+    if isinstance(error, SyntaxError):
+        why = f"{error.msg} at {error.filename}:{error.lineno}"
+    elif isinstance(error, StateError):
+        why = f"{str(error).rstrip('.')}{places(error)}"
+    else:
+        why = raised(error)
+    raise InvalidInputError(f"{what}: {why}.") from error

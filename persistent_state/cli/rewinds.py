@@ -1,0 +1,74 @@
+"""Lines of text that tell people what a rewind is going to do, and what it has done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from persistent_state.cli.text import pairs
+from persistent_state.formatting import full_clock, shortened, show_clock, table
+from persistent_state.protocol.rewind import AGAIN, NONE, RETRACT, OutputPlan, ReadAgain, RewindPlan
+
+_ACTIONS = {
+    RETRACT: "takes back what is above the clock",
+    AGAIN: "keeps what it has, and gets the clocks above again",
+    NONE: "has nothing above the clock",
+}
+
+
+def planned(plan: RewindPlan) -> Iterator[str]:
+    """Yield the lines that describe a plan: its clock, its tasks, what is read again, and what each output does."""
+    yield from pairs(
+        {
+            "application": plan.application,
+            "clock": full_clock(plan.clock),
+            "timeline": f"{plan.timeline}, which begins then",
+            "tasks": list(plan.tasks),
+            **(
+                {"came later": [f"{name}, which begins again" for name in plan.later_tasks]} if plan.later_tasks else {}
+            ),
+        }
+    )
+    if plan.reads:
+        yield ""
+        yield from table(
+            ("tasks", "read again", "from", "positions"),
+            [
+                (", ".join(read.tasks), shortened(read.source), shortened(_begins(read)), _count(read.count))
+                for read in plan.reads
+            ],
+            right={3},
+        )
+    if plan.outputs:
+        yield ""
+        yield from table(
+            ("task", "output", "may have", "action", "rows"),
+            [
+                (each.task, each.output, show_clock(each.furthest), _ACTIONS[each.action], _count(each.rows))
+                for each in plan.outputs
+            ],
+            right={4},
+        )
+
+
+def made(plan: RewindPlan) -> Iterator[str]:
+    """Yield the lines that tell what a rewind has done."""
+    yield ""
+    yield f"application={plan.application} is back at clock={full_clock(plan.clock)}, in timeline {plan.timeline}"
+    for each in plan.outputs:
+        if each.action == RETRACT:
+            yield f"task={each.task} sink={each.output!r} {_done(each)}"
+
+
+def _done(output: OutputPlan) -> str:
+    return "has gone back" if output.is_done else "goes back at the next start"
+
+
+def _begins(read: ReadAgain) -> str:
+    """Return the positions from which a source is read again, by partition."""
+    if not read.positions:
+        return "the beginning"
+    return ", ".join(f"{name}: {position:,}" if name else f"{position:,}" for name, position in read.positions.items())
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"

@@ -1,0 +1,152 @@
+"""An application is loaded by its name, from where Python or the user has it; each misuse is one sentence that says where."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from persistent_state import InvalidInputError
+from persistent_state.cli.loader import load_application
+
+ROOT = Path(__file__).parents[2]
+
+CODE = """
+from persistent_state import Application
+from prices_of_shop import interval
+
+app = Application("shop", "memory://shop", checkpoint_interval=interval)
+number = 3
+
+
+def make():
+    return Application("made", "memory://shop")
+
+
+def make_of(store):
+    return Application("made", store)
+
+
+def nothing():
+    return None
+
+
+def fail():
+    return {}["shop"]
+
+
+def wrong():
+    return Application("a/b", "memory://shop")
+
+
+def leave():
+    raise SystemExit(3)
+"""
+BROKEN = "import prices_of_shop\n\n\nprices_of_shop.absent\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "shop_of_ours").mkdir()
+    (tmp_path / "shop_of_ours" / "__init__.py").write_text("")
+    (tmp_path / "shop_of_ours" / "streams.py").write_text(CODE)
+    (tmp_path / "streams_of_shop.py").write_text(CODE)
+    (tmp_path / "prices_of_shop.py").write_text('interval = "1 minute"\n')
+    (tmp_path / "broken_shop.py").write_text(BROKEN)
+    (tmp_path / "unreadable_shop.py").write_text("a = 1\nb = = 2\n")
+    (tmp_path / "importing_shop.py").write_text("import no_such_module_of_shop\n")
+    (tmp_path / "json.py").write_text("app = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = {*sys.modules}
+    yield tmp_path
+    for name in {*sys.modules} - before:
+        if "shop" in name:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("named", "name"),
+    [
+        ("shop_of_ours.streams:app", "shop"),
+        ("streams_of_shop:app", "shop"),
+        ("streams_of_shop:make", "made"),
+        ("streams_of_shop.py:app", "shop"),
+        ("./streams_of_shop.py:make", "made"),
+    ],
+)
+def test_an_application_is_found_by_a_module_or_a_file(named: str, name: str) -> None:
+    assert load_application(named).name == name
+
+
+def test_a_file_is_found_anywhere_with_what_stands_beside_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert load_application(f"{folder}/streams_of_shop.py:app").name == "shop"
+    # It is one module, however it is named.
+    assert load_application("../streams_of_shop.py:app") is load_application("streams_of_shop:app")
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        ("streams_of_shop", "application='streams_of_shop' names no application; write it as MODULE:APP, such as"),
+        (":app", "application=':app' names no application; write it as MODULE:APP, such as"),
+        (
+            "no_such_shop:app",
+            "there is no module no_such_shop in {folder}, or where else Python looks; look at its name.",
+        ),
+        ("shop_of_ours.other:app", "there is no module shop_of_ours.other in {folder}, or where else Python looks"),
+        ("no_such_shop.py:app", "there is no file no_such_shop.py; look at its name."),
+        ("streams_of_shop:other", "streams_of_shop has no other; its applications are app."),
+        ("prices_of_shop:app", "prices_of_shop has no app; its applications are none."),
+        (
+            "streams_of_shop:number",
+            "streams_of_shop:number is 3; name an Application, or a function without parameters that",
+        ),
+        ("streams_of_shop:make_of", "streams_of_shop:make_of is <function make_of at"),
+        ("streams_of_shop:nothing", "streams_of_shop:nothing is None; name an Application, or a function without"),
+        (
+            "streams_of_shop:fail",
+            "streams_of_shop:fail can't be called: KeyError('shop') at {folder}/streams_of_shop.py:22 in fail.",
+        ),
+        (
+            "streams_of_shop:wrong",
+            "in __init__, called from {folder}/streams_of_shop.py:26 in wrong.",
+        ),
+        ("streams_of_shop:leave", "SystemExit(3) at {folder}/streams_of_shop.py:30 in leave."),
+        (
+            "broken_shop:app",
+            "broken_shop can't be imported: AttributeError(\"module 'prices_of_shop' has no attribute 'absent'\") at "
+            "{folder}/broken_shop.py:4 in <module>.",
+        ),
+        ("unreadable_shop:app", "unreadable_shop can't be imported: invalid syntax at {folder}/unreadable_shop.py:2."),
+        (
+            "importing_shop:app",
+            "ModuleNotFoundError(\"No module named 'no_such_module_of_shop'\") at {folder}/importing_shop",
+        ),
+        ("json.py:app", "json.py has the name of another module, "),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_sentence_that_names_it(named: str, sentence: str, folder: Path) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        load_application(named)
+    assert sentence.format(folder=folder) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_to_load_an_application_starts_no_session(folder: Path) -> None:
+    program = (
+        "import sys\nfrom persistent_state.cli.loader import load_application\nload_application('streams_of_shop:app')\n"
+        "assert not {'pyspark', 'py4j'} & set(sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

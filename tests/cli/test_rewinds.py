@@ -1,0 +1,187 @@
+"""A rewind shows its plan and asks before it changes anything, and tells what it has done."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from persistent_state.cli.commands import main
+from tests.protocol.test_rewind import World
+from tests.test_rewinds import Table, application, nothing, played
+
+PLAN = """\
+application  app
+clock        1970-01-01T00:00:00.000060Z (60)
+timeline     3, which begins then
+tasks        total
+
+tasks  read again                  from  positions
+-----  --------------------------  ----  ---------
+total  Numbers(end=20, oldest=0)      6         14
+
+task   output  may have                     action                             rows
+-----  ------  ---------------------------  ---------------------------------  ----
+total  table   1970-01-01T00:00:00.000110Z  takes back what is above the clock    7
+"""
+
+DONE = """
+application=app is back at clock=1970-01-01T00:00:00.000060Z (60), in timeline 3
+task=total sink='table' has gone back
+"""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table([0, 110])
+
+
+@pytest.fixture
+def world(table: Table, monkeypatch: pytest.MonkeyPatch) -> World:
+    """An application with an output, as `rewinding:app`."""
+    world, module = played("table"), ModuleType("rewinding")
+    vars(module)["app"] = application(world, table)
+    monkeypatch.setitem(sys.modules, "rewinding", module)
+    return world
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(["rewind", "rewinding:app", *arguments])
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+def lines(text: str) -> list[str]:
+    """The lines of a text, without how wide its columns are."""
+    return [" ".join(line.split()) for line in text.splitlines() if not line.startswith("-")]
+
+
+def test_a_dry_run_shows_the_plan_and_changes_nothing(
+    world: World, table: Table, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    before = world.newest
+    status, out, err = run("--to", "1970-01-01T00:00:00.000065", "--dry-run")
+    assert (status, lines(out), err) == (0, lines(PLAN), "")
+    status, out, _ = run("--to", "65", "--dry-run", "--json")
+    told = json.loads(out)
+    assert (status, told["clock"], told["timeline"], told["tasks"]) == (0, 60, 3, ["total"])
+    assert told["outputs"][0] | {"furthest": 0} == {
+        "task": "total", "output": "table", "action": "retract", "furthest": 0, "rows": 7, "is_done": False,
+    }  # fmt: skip
+    assert told["reads"][0]["positions"] == {"": 6}
+    assert (world.newest, table.record) == (before, [0, 110])
+
+
+def test_it_goes_back_and_says_so(world: World, table: Table, run: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, err = run("--to", "65", "--yes")
+    assert (status, lines(out), err) == (0, lines(PLAN + DONE), "")
+    assert (world.newest.clock, world.newest.timeline, table.record) == (60, 3, [3, 60])
+    status, out, _ = run("--to", "39", "--yes", "--json")
+    assert (status, json.loads(out)["timeline"], json.loads(out)["outputs"][0]["is_done"]) == (0, 4, True)
+    assert world.newest.clock == 30
+
+
+def test_show_tells_the_timeline_and_which_sink_has_yet_to_go_back(
+    world: World, table: Table, run: Callable[..., tuple[int, str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.is_away = True
+    status, out, _ = run("--to", "65", "--yes")
+    assert (status, out.splitlines()[-1]) == (0, "task=total sink='table' goes back at the next start")
+    assert main(["show", world.files.url, "app"]) == 0
+    shown = lines(capsys.readouterr().out)
+    assert "timeline 3" in shown
+    clock = "1970-01-01T00:00:00.000060Z (60)"
+    assert f"total table {clock}, has yet to go back to {clock} 0" in shown
+    assert main(["show", world.files.url, "app", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["timeline"], told["kept"][-1]) == (3, {"clock": 60, "names": []})
+    assert told["tasks"][0]["outputs"] == [{"output": "table", "clock": 60, "behind": 0, "back_to": 60}]
+
+
+@pytest.mark.parametrize("answer", ["", "\n", "n\n", "yess\n"])
+def test_who_does_not_agree_changes_nothing(
+    answer: str, world: World, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = world.newest
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    status, out, err = run("--to", "65")
+    assert (status, lines(out), err) == (1, [*lines(PLAN), "nothing was changed"], "\nGo back? [y/N] ")
+    assert world.newest == before
+
+
+def test_who_agrees_goes_back(
+    world: World, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("Y\n"))
+    assert run("--to", "65")[0] == 0
+    assert world.newest.timeline == 3
+
+
+def test_nobody_is_asked_without_a_terminal(
+    world: World, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = world.newest
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    status, out, err = run("--to", "65")
+    assert (status, lines(out)) == (2, lines(PLAN))
+    assert err == "persistent-state: there is no terminal to ask at, and nothing was changed; add --yes.\n"
+    assert run("--to", "65", "--json") == (
+        2, "", "persistent-state: --json asks nobody; add --yes, or --dry-run to see the plan.\n",
+    )  # fmt: skip
+    assert world.newest == before
+
+
+def test_an_output_may_get_its_clocks_again(
+    world: World, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["rewinding"]
+    vars(module)["app"] = application(again := played("function nothing"), nothing)
+    status, out, _ = run("--to", "60", "--yes", "--outputs", "function nothing=again")
+    assert status == 0
+    assert "keeps what it has, and gets the clocks above again" in out
+    assert again.newest.timeline == 3
+    assert again.newest.owes == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--to", "noon"], "clock='noon' is not a time"),
+        (
+            ["--to", "-10"],
+            "no clock at or below clock=1969-12-31T23:59:59.999990Z (-10) is kept; the oldest kept one is",
+        ),
+        (
+            ["--to", "60", "--outputs", "other=again"],
+            "outputs names 'other', and there is no such output; there are table.",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(
+    arguments: list[str], said: str, world: World, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    status, out, err = run(*arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--to", "60", "--outputs", "table"], ["--to", "60", "--outputs", "table=leave"]]
+)
+def test_a_wrong_use_says_the_right_one(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["rewind", "rewinding:app", *arguments])
+    assert ended.value.code == 2
+    assert "usage: persistent-state rewind" in capsys.readouterr().err
