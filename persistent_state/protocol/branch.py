@@ -14,9 +14,9 @@ The first entry of a branch says what a rewind to the clock would say, but for w
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -81,9 +81,10 @@ def branch(
         )
     number = newest.kept[at].entry
     try:
-        before = restore.all_cut_back(source.files, kept_entries.read(source, number), now)
-        copies = _Copies(source, target, newest.epoch + 1, new_id, tell)
-        there = copies.make(before)
+        back = restore.all_cut_back(source.files, kept_entries.read(source, number), now)
+        copies = _Copies(source, target, back, newest.epoch + 1, new_id)
+        entry = _first_entry(copies.renamed(), newest.epoch + 1, f"branch of {source.application}", now)
+        copies.make(tell)
     except (FileNotFoundError, DamagedError) as error:
         still = source.newest()
         if still is None or not kept_entries.is_kept(still.kept, at, number):
@@ -97,7 +98,6 @@ def branch(
                 "from another clock."
             ) from None
         raise
-    entry = _first_entry(copies.renamed(before), newest.epoch + 1, f"branch of {source.application}", now)
     _check_free(target)
     try:
         target.append(entry)
@@ -105,7 +105,7 @@ def branch(
         raise _taken(target) from None
     # What an earlier try has left. If it can't be deleted now, the collector of the branch will.
     with suppress(StoreUnavailableError):
-        target.files.for_each(target.files.delete, sorted(there - copies.named))
+        target.files.for_each(target.files.delete, copies.left_before)
     return entry
 
 
@@ -145,80 +145,69 @@ def _first_entry(back: Entry, epoch: int, writer: str, now: int) -> Entry:
     )
 
 
-@dataclass
 class _Copies:
-    """The files of a branch: those of an application at a clock, under other paths."""
+    """The files of a branch: copies of those of an application at a clock, under other paths."""
 
-    source: Log
-    target: Log
-    epoch: int
-    new_id: Callable[[], str]
-    tell: Callable[[int, int], None]
-    lists: dict[str, Stored] = field(default_factory=dict)
-    """By the path of a list of files: the list that names their copies."""
+    def __init__(self, source: Log, target: Log, back: Entry, epoch: int, new_id: Callable[[], str]) -> None:
+        """Find the files of the entry `back`, and write its lists for a branch of this epoch."""
+        self._source = source
+        self._target = target
+        self._back = back
+        self._there = self._find()
+        holders: list[TaskState | FlowState] = [*back.tasks.values(), *back.flows.values()]
+        files = {file.path: file for holder in holders for file in holder.files()}
+        settled = [holder.late_rows.settled for holder in holders]
+        self._lists: dict[str, Stored] = {}
+        """By the path of a list of files: the list of their copies."""
+        for path in dict.fromkeys(file.path for pages in settled for file in pages.files):
+            items = lists.read_file(source.files, files.pop(path))
+            files |= _listed(items)
+            self._lists[path] = self._write_list(path, items, epoch, new_id)
+        for pages in settled:
+            files |= _listed(pages.tail)
+        self._files = [*files.values()]
 
-    named: set[str] = field(default_factory=set)
-    """The paths of all copies."""
+    @property
+    def left_before(self) -> list[str]:
+        """The paths of what an earlier try has left that is no copy of these files."""
+        return sorted(self._there - {self._path(file.path) for file in self._files})
 
-    def make(self, entry: Entry) -> set[str]:
-        """Copy all files of an entry, and return the files that were there before."""
-        there = self._there()
-        listed, of_lists = self._listed(entry)
-        stored = {file.path: file for holder in _holders(entry) for file in holder.files()} | listed
-        files = [file for path, file in stored.items() if path not in of_lists]
-        self.named = {self._path(file.path) for file in files}
-        size, done, lock = sum(file.length for file in files), 0, threading.Lock()
+    def make(self, tell: Callable[[int, int], None]) -> None:
+        """Copy all files, and verify each copy."""
+        size, done, lock = sum(file.length for file in self._files), 0, threading.Lock()
 
         def copy(file: Stored) -> None:
             nonlocal done
             path = self._path(file.path)
-            _copy(self.source.files, self.target.files, file, path, path in there)
+            _copy(self._source.files, self._target.files, file, path, path in self._there)
             with lock:
                 done += file.length
-                self.tell(done, size)
+                tell(done, size)
 
-        far = self.target.files if self.source.files.near else self.source.files
-        far.for_each(copy, files)
-        for path, items in of_lists.items():
-            self.lists[path] = self._write_list(path, items)
-        return there
+        far = self._target.files if self._source.files.near else self._source.files
+        far.for_each(copy, self._files)
 
-    def renamed(self, entry: Entry) -> Entry:
-        """Return an entry that names the copies."""
+    def renamed(self) -> Entry:
+        """Return the entry that names the copies."""
         return replace(
-            entry,
-            flows={id: self._flow(flow) for id, flow in entry.flows.items()},
-            tasks={name: self._task(task) for name, task in entry.tasks.items()},
+            self._back,
+            flows={id: self._flow(flow) for id, flow in self._back.flows.items()},
+            tasks={name: self._task(task) for name, task in self._back.tasks.items()},
         )
 
-    def _there(self) -> set[str]:
+    def _find(self) -> set[str]:
         """Return the paths of the files that are in the folders of the branch."""
-        runs, files = f"{self.target.application}/runs", self.target.files
+        runs, files = f"{self._target.application}/runs", self._target.files
         folders = [f"{runs}/{task}" for task in files.list(runs)]
         return {f"{folder}/{name}" for folder in folders for name in files.list(folder)}
 
-    def _listed(self, entry: Entry) -> tuple[dict[str, Stored], dict[str, list[str]]]:
-        """Return the files that lists of an entry name, by path, and the items of each list that is a file, by its path."""
-        listed, of_lists = dict[str, Stored](), dict[str, list[str]]()
-        for holder in _holders(entry):
-            settled = holder.late_rows.settled
-            of_lists |= {
-                file.path: lists.read_file(self.source.files, file)
-                for file in settled.files
-                if file.path not in of_lists
-            }
-            items = (item for some in (*(of_lists[file.path] for file in settled.files), settled.tail) for item in some)
-            listed |= {file.path: file for file in (side_from_json(item).file for item in items)}
-        return listed, of_lists
-
-    def _write_list(self, path: str, items: list[str]) -> Stored:
-        # Its bytes are those of this version: another one may have left other bytes under a name that can be known.
+    def _write_list(self, path: str, items: Sequence[str], epoch: int, new_id: Callable[[], str]) -> Stored:
         folder = self._path(path).rpartition("/")[0]
-        new = f"{folder}/{self.epoch:06d}-{0:09d}-pages-{self.new_id()}"
-        return lists.write_file(self.target.files, new, [self._item(item) for item in items])
+        new = f"{folder}/{epoch:06d}-{0:09d}-pages-{new_id()}"
+        return lists.write_file(self._target.files, new, [self._item(item) for item in items])
 
     def _path(self, path: str) -> str:
-        return f"{self.target.application}/{path.removeprefix(f'{self.source.application}/')}"
+        return f"{self._target.application}/{path.removeprefix(f'{self._source.application}/')}"
 
     def _copy_of(self, file: Stored) -> Stored:
         return replace(file, path=self._path(file.path))
@@ -229,7 +218,7 @@ class _Copies:
 
     def _late_rows(self, rows: LateRows) -> LateRows:
         sides = tuple(replace(side, file=self._copy_of(side.file)) for side in rows.sides)
-        files = tuple(self.lists[file.path] for file in rows.settled.files)
+        files = tuple(self._lists[file.path] for file in rows.settled.files)
         return replace(rows, sides=sides, settled=Pages(files, tuple(self._item(item) for item in rows.settled.tail)))
 
     def _flow(self, flow: FlowState) -> FlowState:
@@ -247,9 +236,9 @@ class _Copies:
         return replace(task, stored=replace(task.stored, shards=shards), late_rows=self._late_rows(task.late_rows))
 
 
-def _holders(entry: Entry) -> list[TaskState | FlowState]:
-    """Return what names files in an entry."""
-    return [*entry.tasks.values(), *entry.flows.values()]
+def _listed(items: Iterable[str]) -> dict[str, Stored]:
+    """Return the files that items of a list name, by path."""
+    return {file.path: file for file in (side_from_json(item).file for item in items)}
 
 
 def _copy(source: Files, target: Files, stored: Stored, path: str, is_there: bool) -> None:

@@ -102,7 +102,7 @@ def verify(
     """
     files = open_files(store, storage_options)
     names = find_applications(files) if application is None else [application]
-    done = [_Application(files, name, on_file or (lambda path: None)).verify() for name in names]
+    done = [verified(files, name, on_file or (lambda path: None)) for name in names]
     return Verified(
         applications=len(done),
         entries=sum(each.entries for each in done),
@@ -111,6 +111,11 @@ def verify(
         unreferenced=tuple(path for each in done for path in each.unreferenced),
         problems=tuple(problem for each in done for problem in each.problems),
     )
+
+
+def verified(files: Files, application: str, tell: Callable[[str], None] = lambda path: None) -> Verified:
+    """Return what `verify` finds of one application. `tell` is called with the path of each file before it is read."""
+    return _Application(files, application, tell).verify()
 
 
 @dataclass

@@ -17,6 +17,7 @@ from persistent_state.sources.tasks import Emitted, InOrder
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive
 from tests.simulation.graphs import clock_of, every_in, is_diamond
 from tests.simulation.world import (
+    BRANCHED,
     EVERY,
     FLOWS,
     GRAPH,
@@ -43,6 +44,7 @@ INPUTS_WORLDS = soak_or(ci=20, soak=1000)
 REWOUND_WORLDS = soak_or(ci=20, soak=2000)
 REWOUND_GRAPH_WORLDS = soak_or(ci=6, soak=1000)
 KEPT_WORLDS = soak_or(ci=20, soak=2000)
+BRANCHED_WORLDS = soak_or(ci=20, soak=2000)
 IN_ORDER_WORLDS = soak_or(ci=20, soak=2000)
 EVERY_WORLDS = soak_or(ci=range(85, 98), soak=range(1000))
 """In CI few in which all happens that is to happen."""
@@ -135,6 +137,13 @@ def test_old_clocks_that_are_read_and_named_keep_the_contract() -> None:
     assert happened.keys() == {"a kept clock was read", "an entry of old was read", "an entry left the log"}
     notes = [line for world in worlds for line in world.trace]
     assert all(any(what in line for line in notes) for what in ("is kept as", "is released", "is not kept, so"))
+
+
+@pytest.mark.soak
+def test_applications_that_are_branched_keep_the_contract() -> None:
+    worlds = [play(seed, BRANCHED) for seed in range(BRANCHED_WORLDS)]
+    happened = sum((world.branches.happened for world in worlds if world.branches), Counter[str]())
+    assert happened.keys() == {"branched", "went on", "released"}
 
 
 @pytest.mark.soak

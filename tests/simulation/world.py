@@ -52,6 +52,7 @@ from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, W
 from tests.core import us
 from tests.simulation import graphs, inputs, ordered
 from tests.simulation.actor import Actor, Crash, Thread
+from tests.simulation.branches import Branches, FarFiles
 from tests.simulation.files import Disk, StagedFiles
 from tests.simulation.graphs import Derived
 from tests.simulation.kept import names_of
@@ -97,6 +98,9 @@ IN_ORDER = "in-order"
 
 VERSIONS = "versions"
 """The theme of worlds in which the code of tasks that others feed changes, and one is made of two that are made of one."""
+
+BRANCHED = "branched"
+"""The theme of worlds in which applications are branched at kept clocks, as in no others."""
 
 KEPT = "kept"
 """The theme of worlds in which old clocks are read, and kept by name, more than in others."""
@@ -193,7 +197,7 @@ class World:
                 commits.Keeping(rng.choice([1, 3]), rng.choice([0, 0, 50])),
             )
             self.delay = rng.choice([0, 20, 100])
-        elif self.theme == KEPT:
+        elif self.theme in (KEPT, BRANCHED):
             self.lag, self.collect_rate, self.starts = 0, 1.0, rng.choice([2, 3, 4])
             self.keeping, self.delay = commits.Keeping(rng.choice([1, 2]), rng.choice([0, 0, 50])), rng.choice([0, 20])
         elif self.theme == DAMAGED:
@@ -211,10 +215,13 @@ class World:
             self.interval = rng.choice([10, 20]) if self.theme in (EVERY, IN_ORDER, VERSIONS) else self.interval
             self.starts = min(self.starts, 4) if self.theme == IN_ORDER else self.starts
         rules = [(3 * self.interval, 12 * self.interval), (7, 400), (100, 100)]
-        rules = self.people.sample(rules, self.people.choice([1, 2] if goes_back or self.theme == KEPT else [0, 0, 1]))
+        rules = self.people.sample(
+            rules, self.people.choice([1, 2] if goes_back or self.theme in (KEPT, BRANCHED) else [0, 0, 1])
+        )
         self.keeping = replace(self.keeping, retain=tuple(rules))
         self.rewinds = self.people.randint(1, 3) if goes_back else 0
         self.look_rate = self.people.choice([0.5, 1.0] if self.theme == KEPT else [0.0, 0.0, 0.3])
+        self.branches = Branches(self.oracle.kept, must) if self.theme == BRANCHED else None
         count = 1 if self.theme == FLOWS else 3 if self.theme == INPUTS else rng.choice([1, 1, 2])
         self.sources = {f"s{i}": self._partitions() for i in range(count)}
         # Worlds in which all tasks of a source are always fed together stay what they were.
@@ -963,6 +970,8 @@ class World:
             if self.rewinds and self.people.random() < 0.3:
                 self.rewinds -= 1
                 self._spawn(actor, self._go_back(actor), True)
+            if self.branches is not None and self.people.random() < 0.5:
+                self._spawn(actor, self.people.choice([self._branch, self._branch, self._give_name])(actor), True)
             if self.people.random() < self.look_rate:
                 self._spawn(actor, self.people.choice([self._look_back, self._look_back, self._give_name])(actor), True)
 
@@ -1006,6 +1015,32 @@ class World:
                 self.note(f"{clock} is kept as {name}")
 
         return lambda: self._as_people_do(give)
+
+    def _branch(self, actor: Actor) -> Callable[[], None]:
+        """What somebody does who branches the application at a kept clock, to another store."""
+        assert self.branches is not None
+        branches, far = self.branches, FarFiles(f"sim://{actor.number}", disk=self.branches.disk, stage=actor)
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
+
+        def make() -> None:
+            newest = self.oracle.newest
+            if newest is None or not newest.kept:
+                return
+            clock, name = self.people.choice([*newest.kept]), f"b{self.people.randint(0, 3)}"
+            try:
+                entry = branches.make(Log(files, APPLICATION), far, name, newest, clock, self.now, self.new_id)
+                self.note(f"{name} is a branch at {entry.clock}")
+            except InvalidInputError as error:
+                if "was released" in str(error):
+                    branches.happened["released"] += 1
+                    must(
+                        clock not in self.oracle.newest.kept,
+                        "only a clock that has gone is called released",
+                        clock=clock,
+                    )
+                raise
+
+        return lambda: self._as_people_do(make)
 
     def _go_back(self, actor: Actor) -> Callable[[], None]:
         """What somebody does who takes the application back to a kept clock, whoever is running it."""
@@ -1323,6 +1358,8 @@ class World:
     def _audit(self) -> None:
         """At the end every message is in the state or aside, and damage is never used."""
         self.oracle.finish(self.actors[-1].jobs)
+        if self.branches is not None:
+            self.branches.finish()
         self._collected()
         assert self.oracle.newest is not None
         self.oracle.kept.finish(self.oracle.newest)

@@ -54,7 +54,9 @@ def test_the_code_of_readme_gives_what_readme_says(
         assert sorted((row["word"], str(row["value"])) for row in table.to_pylist()) == promised
 
 
-@pytest.mark.parametrize("page", ["first-task", "files", "write-a-source", "delivery", "pipelines", "joins", "ordered", "blue-green"])
+@pytest.mark.parametrize(
+    "page", ["first-task", "files", "write-a-source", "delivery", "pipelines", "joins", "ordered", "blue-green"]
+)
 def test_the_code_of_a_page_gives_what_the_page_says(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
