@@ -30,7 +30,7 @@ from persistent_state.store.state_at import no_application
 from persistent_state.store.task_state import OutputState, TaskState
 
 RETRACT, AGAIN, NONE = "retract", "again", "none"
-"""What an output does at a rewind: see `OutputPlan`."""
+"""The actions of outputs at a rewind, as `OutputPlan` tells them."""
 
 Choose: TypeAlias = Callable[[str, str, int], str]
 """Returns the action of an output by its task, its name and the last clock that its sink may have.
@@ -41,7 +41,7 @@ It raises an InvalidInputError if the output can't go back.
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """What an output does at a rewind.
+    """The part of one output in a rewind.
 
     Attributes:
         task: The task's name.
@@ -51,6 +51,10 @@ class OutputPlan:
         furthest: The last clock that the sink may have, in microseconds UTC; None if it has none.
         rows: How many rows go or change, where the sink can tell.
         is_done: Whether the sink has gone back. If not, it does at the next start.
+
+    Example:
+        >>> OutputPlan("Revenue", "sql shop.db revenue", "retract", 1_700_000_000_000_000, rows=12).action
+        'retract'
     """
 
     task: str
@@ -63,13 +67,17 @@ class OutputPlan:
 
 @dataclass(frozen=True)
 class ReadAgain:
-    """What is read again of a source after a rewind.
+    """The part of one source in a rewind: from where on it is read again.
 
     Attributes:
         tasks: The tasks that the source feeds.
         source: The source.
         positions: By partition: the position from which on it is read again.
         count: How many positions there are from there on; None if the source does not tell.
+
+    Example:
+        >>> ReadAgain(("Revenue",), "FileSource('orders/', timestamp='ts')", {"orders/1.csv": 17}, 230).count
+        230
     """
 
     tasks: tuple[str, ...]
@@ -89,8 +97,13 @@ class RewindPlan:
         timeline: The timeline that begins.
         tasks: The tasks that go back.
         later_tasks: The tasks that came after the clock, and are as at their first start again.
-        reads: What is read again.
         outputs: What each output does.
+        reads: What is read again.
+
+    Example:
+        >>> plan = RewindPlan("shop", 1_700_000_000_000_000, 7, 8, ("Revenue",), (), ())
+        >>> plan.timeline
+        8
     """
 
     application: str

@@ -138,7 +138,9 @@ def streams() -> tuple[Stream, list[int], Collector, Giver]:
     """A stream after many micro-batches, the bytes of its entries, and who else of the driver looked at each."""
     stream, sizes = Stream(), []
     collector = Collector(Log(stream.files, "app"))
-    giver = Giver(Log(stream.files, "app"), "TotalOfLongRun", "sink", lambda: None, lambda entry, due: None, lambda: 0)
+    giver = Giver(
+        Log(stream.files, "app"), "TotalOfLongRun", "sink", lambda _: None, lambda entry, due: None, lambda: 0
+    )
     for batch in range(BATCHES):
         sizes.append(len(to_bytes(stream.micro_batch())))
         giver.give_next(1)

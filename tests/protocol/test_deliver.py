@@ -69,7 +69,7 @@ def log_with(entry: Entry) -> Log:
 
 def test_what_is_given_is_not_given_again_when_only_its_record_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     log, given = log_with(entry_of((10, 20), BEGINNING)), []
-    giver = Giver(log, "t", "out", lambda: None, lambda entry, due: given.append(due.clock), lambda: 0)
+    giver = Giver(log, "t", "out", lambda _: None, lambda entry, due: given.append(due.clock), lambda: 0)
     append, fails = Log.append, iter([True, False])
 
     def fail_once(log: Log, entry: Entry) -> None:
@@ -87,7 +87,7 @@ def test_what_is_given_is_not_given_again_when_only_its_record_fails(monkeypatch
 def test_a_sink_with_a_record_of_its_own_is_believed() -> None:
     entry = entry_of((10, 20, 30), 30)
     log, given = log_with(entry), []
-    giver = Giver(log, "t", "out", lambda: 10, lambda entry, due: given.append(due), lambda: 0)
+    giver = Giver(log, "t", "out", lambda _: 10, lambda entry, due: given.append(due), lambda: 0)
     while giver.give_next(1):
         pass
     assert given == [Due(20, since=10, recent=10), Due(30, since=20, recent=20)]
@@ -95,7 +95,7 @@ def test_a_sink_with_a_record_of_its_own_is_believed() -> None:
     assert newest is not None
     assert newest.tasks == {"t": replace(entry.tasks["t"], outputs=OutputState(delivered={"out": 30}))}
     with pytest.raises(InvalidInputError, match=r"holds clock=.*Z \(40\), to which application=app has never come"):
-        Giver(log, "t", "out", lambda: 40, lambda entry, due: None, lambda: 0).open()
+        Giver(log, "t", "out", lambda _: 40, lambda entry, due: None, lambda: 0).open()
 
 
 def test_a_kill_before_the_record_after_a_restart_in_the_process_voids_nothing() -> None:
@@ -117,7 +117,7 @@ def test_a_kill_before_the_record_after_a_restart_in_the_process_voids_nothing()
         if due.clock == 30:
             raise InvalidInputError("killed")
 
-    giver = Giver(log, "t", "out", lambda: holds[0], write, lambda: 0)
+    giver = Giver(log, "t", "out", lambda _: holds[0], write, lambda: 0)
     assert giver.give_next(1)
     change(20, 2, starts=True)
     change(30, 2, starts=False)
@@ -125,5 +125,5 @@ def test_a_kill_before_the_record_after_a_restart_in_the_process_voids_nothing()
     with pytest.raises(InvalidInputError, match="killed"):
         giver.give_next(2)
     change(40, 3, starts=True)
-    assert Giver(log, "t", "out", lambda: holds[0], write, lambda: 0).give_next(3)
+    assert Giver(log, "t", "out", lambda _: holds[0], write, lambda: 0).give_next(3)
     assert given == [Due(20, since=10, recent=10), Due(30, since=20, recent=20), Due(40, since=30, recent=30)]

@@ -276,7 +276,7 @@ def given_above_the_global_clock() -> tuple[Log, list[Plan], list[Due]]:
     core.play(log, slow, rows((21, 1)))
     core.play(log, plan, rows((5, 1), (22, 2), (35, 3), (57, 4)))
     given: list[Due] = []
-    giver = Giver(log, "ids", "out", lambda: None, lambda _, due: given.append(due), lambda: 0, AT_LEAST_ONCE)
+    giver = Giver(log, "ids", "out", lambda _: None, lambda _, due: given.append(due), lambda: 0, AT_LEAST_ONCE)
     while giver.give_next(1):
         pass
     assert (newest(log).clock, given[-1].clock) == (20, 50)
@@ -291,7 +291,7 @@ def test_a_sink_that_was_given_what_a_start_has_cut_away_is_given_everything_wit
     core.play(log, plan, rows((5, 1), (22, 2), (35, 3), (57, 4), (78, 5)))
     entry = core.play(log, slow, rows((61, 2), (83, 3)))
     given: list[Due] = []
-    giver = Giver(log, "ids", "out", lambda: 50, lambda _, due: given.append(due), lambda: 0)
+    giver = Giver(log, "ids", "out", lambda _: 50, lambda _, due: given.append(due), lambda: 0)
     while giver.give_next(entry.epoch):
         pass
     assert (50 in entry.retained, given) == (False, [Due(70, BEGINNING, BEGINNING)])
@@ -309,13 +309,13 @@ def test_a_sink_is_believed_to_have_what_a_start_has_cut_away(recorded: bool) ->
         assert found != newest(log).tasks["ids"]
     core.start(log, [slow])
     entry = core.start(log, [plan, slow])
-    giver = Giver(log, "ids", "out", lambda: 50, lambda _, due: None, lambda: 0)
+    giver = Giver(log, "ids", "out", lambda _: 50, lambda _, due: None, lambda: 0)
     giver.open()
     assert not giver.give_next(entry.epoch)
     task = newest(log).tasks["ids"]
     assert (task.outputs.delivered["out"], task.outputs.voided["out"] <= 20) == (50, True)
     with pytest.raises(InvalidInputError, match="to which application=app has never come"):
-        Giver(log, "ids", "out", lambda: 60, lambda _, due: None, lambda: 0).open()
+        Giver(log, "ids", "out", lambda _: 60, lambda _, due: None, lambda: 0).open()
 
 
 @pytest.mark.parametrize("left_out", [True, False])
@@ -334,7 +334,7 @@ def test_a_sink_that_answers_after_its_task_has_passed_what_a_start_cut_away_is_
         entry = core.play(log, slow, rows((21, 1), (stamp, 2)))
     assert (50 in entry.retained, entry.clock) == (True, 70)
     given: list[Due] = []
-    giver = Giver(log, "ids", "out", lambda: 50, lambda _, due: given.append(due), lambda: 0)
+    giver = Giver(log, "ids", "out", lambda _: 50, lambda _, due: given.append(due), lambda: 0)
     while giver.give_next(entry.epoch):
         pass
     assert given == [Due(70, BEGINNING, BEGINNING)]
@@ -368,9 +368,9 @@ def test_at_least_once_the_clocks_of_a_task_are_due_before_the_global_one_has_co
 
 def test_at_least_once_a_sink_may_have_what_the_global_clock_has_not_reached() -> None:
     log = log_with(entry_of((10, 20), 20, clock=40))
-    Giver(log, "t", "out", lambda: 40, lambda entry, due: None, lambda: 0, AT_LEAST_ONCE).open()
+    Giver(log, "t", "out", lambda _: 40, lambda entry, due: None, lambda: 0, AT_LEAST_ONCE).open()
     with pytest.raises(InvalidInputError, match=r"holds clock=.* \(50\)"):
-        Giver(log, "t", "out", lambda: 50, lambda entry, due: None, lambda: 0, AT_LEAST_ONCE).open()
+        Giver(log, "t", "out", lambda _: 50, lambda entry, due: None, lambda: 0, AT_LEAST_ONCE).open()
 
 
 def test_at_most_once_a_clock_is_recorded_before_it_is_given() -> None:
@@ -381,7 +381,7 @@ def test_at_most_once_a_clock_is_recorded_before_it_is_given() -> None:
         if due.clock == 10:
             raise StoreUnavailableError("no")
 
-    giver = Giver(log, "t", "out", lambda: None, write, lambda: 0, AT_MOST_ONCE)
+    giver = Giver(log, "t", "out", lambda _: None, write, lambda: 0, AT_MOST_ONCE)
     with pytest.raises(StoreUnavailableError):
         giver.give_next(1)
     assert [giver.give_next(1), giver.give_next(1)] == [True, False]

@@ -347,7 +347,7 @@ class DeliveryWorld:
     def _giver(self, log: Log, plan: Plan, life: Life) -> Giver:
         place = self.places[plan.name]
 
-        def opened() -> int | None:
+        def opened(timeline: int) -> int | None:
             return max(place.given, default=BEGINNING) if place.keeps_record else None
 
         def write(entry: Entry, due: Due) -> None:

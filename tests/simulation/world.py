@@ -836,7 +836,7 @@ class World:
             log,
             sink.task,
             sink.output,
-            lambda: sink.last(actor),
+            lambda timeline: sink.last(actor),
             lambda entry, due: self._write(actor, plan, sink, entry, due),
             lambda: self.now,
         )

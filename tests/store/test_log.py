@@ -41,7 +41,7 @@ from persistent_state.reading import read_state
 from persistent_state.store import blocks, codec, late_rows, lists
 from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
-from persistent_state.store.entry import Entry, Kept
+from persistent_state.store.entry import Entry, Kept, Owed
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
 from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState, Upstream
 from persistent_state.store.log import Log
@@ -179,9 +179,18 @@ EVERY_FIELD_4 = EVERY_FIELD_OF_ONE.with_task(
 """Two tasks of one flow. No field of the first, and of the flow, is as it is by default."""
 
 EVERY_FIELD = replace(
-    EVERY_FIELD_4, kept={60_000_000: Kept(3, ("before", "größe")), 120_000_000: Kept(7)}, timeline=2
-).with_task("totals", EVERY_FIELD_4.tasks["totals"].end_inputs(["rates", "größe"]))
-"""The same with kept clocks, which came with format 5, and with inputs that have ended."""
+    EVERY_FIELD_4,
+    kept={60_000_000: Kept(3, ("before", "größe")), 120_000_000: Kept(7)},
+    timeline=2,
+    owes={"totals": {"function f": Owed(2, 60_000_000)}, "came later": {"größe": Owed(2, -5)}},
+).with_task(
+    "totals",
+    replace(
+        EVERY_FIELD_4.tasks["totals"].end_inputs(["rates", "größe"]),
+        outputs=replace(EVERY_FIELD_4.tasks["totals"].outputs, begun={"function f": 60_000_000}),
+    ),
+)
+"""The same with kept clocks and what outputs owe, which came with format 5, and with inputs that have ended."""
 
 _fed = replace(FULL.tasks["gone"], active=True)
 GRAPH = replace(
@@ -252,7 +261,7 @@ TASKS = st.builds(
         floor=INTS,
     ),
     late_rows=LATE_ROWS,
-    outputs=st.builds(OutputState, COUNTS, COUNTS, INTS, COUNTS, TEXTS, TEXTS),
+    outputs=st.builds(OutputState, COUNTS, COUNTS, INTS, COUNTS, TEXTS, TEXTS, COUNTS),
     active=st.booleans(),
     life=INTS,
     ended=TEXTS,
@@ -270,6 +279,9 @@ ENTRIES = st.builds(
     retained=NUMBERS,
     kept=st.dictionaries(INTS, st.builds(Kept, INTS, TEXTS), max_size=3),
     timeline=INTS,
+    owes=st.dictionaries(
+        NAMES, st.dictionaries(NAMES, st.builds(Owed, INTS, INTS), min_size=1, max_size=2), max_size=2
+    ),
     flows=st.dictionaries(NAMES, FLOWS, max_size=2),
     tasks=st.dictionaries(NAMES, TASKS, max_size=2),
 )
@@ -305,8 +317,11 @@ def as_of_format_3(entry: Entry) -> Entry:
         name: replace(some[i % len(some)], inputs={"": source_of(some[i % len(some)])})
         for i, name in enumerate(entry.tasks)
     }
-    tasks = {name: replace(task, flow=name, late_rows=LateRows()) for name, task in entry.tasks.items()}
-    return replace(entry, flows=flows, tasks=tasks, kept={}, timeline=0)
+    tasks = {
+        name: replace(task, flow=name, late_rows=LateRows(), outputs=replace(task.outputs, begun={}))
+        for name, task in entry.tasks.items()
+    }
+    return replace(entry, flows=flows, tasks=tasks, kept={}, timeline=0, owes={})
 
 
 def source_of(flow: FlowState) -> SourceState:
