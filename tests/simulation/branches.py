@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -20,10 +21,17 @@ from tests.simulation.files import Disk, PlainFiles, StagedFiles
 from tests.simulation.kept import KeptClocks, aside, names_of
 
 
+@dataclass(frozen=True)
 class FarFiles(StagedFiles):
-    """Another store, as somebody reaches it. It fails as the first one does, but leaves no torn files and lists at once."""
+    """Another store, as somebody reaches it. It fails as the first one does, but leaves no torn files and lists at once.
+
+    It is slow: `wait` is called before something is written.
+    """
+
+    wait: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 
     def create(self, path: str, data: Any) -> None:
+        self.wait()
         self._do("write", path, lambda: self.disk.create(path, bytes(data)))
 
     def read(self, path: str) -> pa.Buffer:
@@ -31,8 +39,14 @@ class FarFiles(StagedFiles):
         return buffer
 
     def list(self, folder: str) -> list[str]:
-        names: list[str] = self._do("list elsewhere", folder, lambda: self.disk.list(folder))
+        names: list[str] = self._do("list elsewhere", folder, lambda: names_in(self.disk, folder))
         return names
+
+
+def names_in(disk: Disk, folder: str) -> list[str]:
+    """The names of the files and folders in a folder."""
+    begin = f"{folder}/"
+    return sorted({path.removeprefix(begin).partition("/")[0] for path in disk.files if path.startswith(begin)})
 
 
 @dataclass
@@ -46,13 +60,19 @@ class Branches:
     """By the name of a branch and the clock: the number of the entry of the kept clock."""
     happened: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def names(self) -> list[str]:
+        """Names for a branch: one that is free, which may have been tried before, and most likely one that is taken."""
+        free = next(name for name in map("b{}".format, count()) if not names_in(self.disk, f"{name}/log"))
+        return [free, free, free, "b0"]
+
     def make(
         self, source: Log, files: FarFiles, name: str, newest: Entry, clock: int, now: int, new_id: Callable[[], str]
     ) -> Entry:
         """Do what somebody does who branches the application, given the newest entry."""
         if clock in newest.kept:
             self.tried[name][clock] = newest.kept[clock].entry
-        if self.disk.list(f"{name}/runs") and not self.disk.list(f"{name}/log"):
+        if names_in(self.disk, f"{name}/runs") and not names_in(self.disk, f"{name}/log"):
             self.happened["went on"] += 1
         entry = branch.branch(source, Log(files, name), clock, now=now, new_id=new_id)
         self.happened["branched"] += 1
@@ -62,7 +82,7 @@ class Branches:
     def finish(self) -> None:
         """All is over: there is no half branch."""
         for name in self.tried:
-            if self.disk.list(f"{name}/log"):
+            if names_in(self.disk, f"{name}/log"):
                 self.check(name)
 
     def check(self, name: str) -> None:

@@ -46,7 +46,18 @@ from persistent_state.partials import (
     unbounded,
     waiting,
 )
-from persistent_state.protocol import commits, deliver, flows, graph, naming, refusals, restore, rewind, takeover
+from persistent_state.protocol import (
+    branch,
+    commits,
+    deliver,
+    flows,
+    graph,
+    naming,
+    refusals,
+    restore,
+    rewind,
+    takeover,
+)
 from persistent_state.protocol.collect import Collector
 from persistent_state.store import (
     blocks,
@@ -2224,5 +2235,58 @@ BUGS = (
         waiting.Waiting.has_expired,
         ("< floor", "<= floor"),
         theme="in-order",
+    ),
+    # Branches
+    bug(
+        "a file not copied",
+        "A branch names a file that was not copied.",
+        branch._Copies.make,
+        ("far.for_each(copy, self._files)", "far.for_each(copy, self._files[1:])"),
+        theme="branched",
+    ),
+    bug(
+        "entry before the files",
+        "A branch is there before its files are.",
+        branch.branch,
+        ("copies.make(tell)", "target.append(entry); copies.make(tell)"),
+        theme="branched",
+    ),
+    bug(
+        "outputs taken along",
+        "A branch believes that its sinks have what those of its application have.",
+        branch._first_entry,
+        ("replace(task, outputs=OutputState())", "task"),
+        theme="branched",
+    ),
+    bug(
+        "positions of today in a branch",
+        "A branch reads on from where its application is now.",
+        branch.branch,
+        ("        copies = ", "        back = replace(back, flows=newest.flows)\n        copies = "),
+        theme="branched",
+    ),
+    bug(
+        "copies of an earlier try deleted",
+        "A branch deletes what an earlier try has copied, and names it.",
+        branch._Copies.left_before.fget,
+        ("self._there - {self._path(file.path) for file in self._files}", "self._there"),
+        theme="branched",
+    ),
+    bug(
+        "what is above the clock is branched",
+        "A branch has what its application had read above the clock.",
+        branch.branch,
+        (
+            "restore.all_cut_back(source.files, kept_entries.read(source, number), now)",
+            "kept_entries.read(source, number)",
+        ),
+        theme="branched",
+    ),
+    bug(
+        "lists of the application",
+        "A branch names late rows of its application by a list.",
+        branch._Copies._item,
+        ("replace(side, file=self._copy_of(side.file))", "side"),
+        theme="branched",
     ),
 )

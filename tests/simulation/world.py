@@ -215,9 +215,7 @@ class World:
             self.interval = rng.choice([10, 20]) if self.theme in (EVERY, IN_ORDER, VERSIONS) else self.interval
             self.starts = min(self.starts, 4) if self.theme == IN_ORDER else self.starts
         rules = [(3 * self.interval, 12 * self.interval), (7, 400), (100, 100)]
-        rules = self.people.sample(
-            rules, self.people.choice([1, 2] if goes_back or self.theme in (KEPT, BRANCHED) else [0, 0, 1])
-        )
+        rules = self.people.sample(rules, self.people.choice([1, 2] if goes_back or self.theme == KEPT else [0, 0, 1]))
         self.keeping = replace(self.keeping, retain=tuple(rules))
         self.rewinds = self.people.randint(1, 3) if goes_back else 0
         self.look_rate = self.people.choice([0.5, 1.0] if self.theme == KEPT else [0.0, 0.0, 0.3])
@@ -1019,14 +1017,22 @@ class World:
     def _branch(self, actor: Actor) -> Callable[[], None]:
         """What somebody does who branches the application at a kept clock, to another store."""
         assert self.branches is not None
-        branches, far = self.branches, FarFiles(f"sim://{actor.number}", disk=self.branches.disk, stage=actor)
-        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
+        branches, url, pace = self.branches, f"sim://{actor.number}", self.people.choice([0, 20, 200, 800])
+
+        def wait() -> None:
+            self._nap(pace)
+            if self.people.random() < 0.05:
+                self.note("a branch is broken off")
+                raise Crash
+
+        far = FarFiles(url, disk=branches.disk, stage=actor, wait=wait)
+        files = StagedFiles(url, disk=self.disk, stage=actor)
 
         def make() -> None:
             newest = self.oracle.newest
             if newest is None or not newest.kept:
                 return
-            clock, name = self.people.choice([*newest.kept]), f"b{self.people.randint(0, 3)}"
+            clock, name = self.people.choice([*newest.kept]), self.people.choice(branches.names)
             try:
                 entry = branches.make(Log(files, APPLICATION), far, name, newest, clock, self.now, self.new_id)
                 self.note(f"{name} is a branch at {entry.clock}")
