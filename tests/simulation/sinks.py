@@ -251,7 +251,7 @@ class Sinks:
                 sink.mirror.clear()
                 sink.begun = floor
             more = self._more(sink, values)
-            if job.is_windowed:
+            if job.is_windowed and sink.kind != AGAIN:
                 again = {window for window in more if sink.mirror.get(window, (False,))[0] is True}
                 must(not again, "a window closes once", again=again, **facts)
             if sink.kind:
@@ -291,3 +291,7 @@ class Sinks:
             self.must(not sink.owed, "in the end all is delivered", task=name, output=sink.output, owed=sink.owed)
             has_more = bool(sink.kind) and sink.kind != AGAIN and [at for at, _, _ in sink.given if at > sink.applied]
             self.must(not has_more, "in the end a sink has nothing of another timeline", task=name, more=has_more)
+
+    def is_owing(self, newest: Entry) -> bool:
+        """Whether a sink has yet to go back."""
+        return any(newest.owed(name, output) for name, sinks in self.of.items() for output in sinks)
