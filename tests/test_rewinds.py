@@ -1,4 +1,4 @@
-"""`Application.plan_rewind` tells what a rewind would do, and `rewind` does it: with sources and sinks, and without a session."""
+"""`Application.plan_rewind` tells what a rewind would do, and `rewind` does it, with sources and sinks and without Spark."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_an_output_whose_sink_can_t_go_back_any_more_is_refused_when_it_comes_ba
     app = Application("app", world.files.url).add(Total(), Numbers(20))
     assert app.rewind(60).outputs == (OutputPlan("total", "stubborn", "retract", 110),)
     giver = deliver.Giver(world.log, "total", "stubborn", lambda timeline: 110, never, lambda: 0)
-    with pytest.raises(InvalidInputError, match="was rewound to clock=.*, and it can't take back what is above that"):
+    with pytest.raises(InvalidInputError, match=r"was rewound to clock=.*, and it can't take back what is above that"):
         giver.open()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,16 @@ from persistent_state.errors import InvalidInputError, StateError, StoreUnavaila
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain, show_clock, to_json
 from persistent_state.redact import shown, without_secrets
-from persistent_state.sinks.base import CLOCK, VALUE, Origin, RecordingSink, arrow_batches, known_clock
+from persistent_state.sinks.base import (
+    CLOCK,
+    VALUE,
+    Origin,
+    RecordingSink,
+    ValuesThen,
+    arrow_batches,
+    check_timeline,
+    known_clock,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,7 +36,10 @@ if TYPE_CHECKING:
     Rows = list[dict[str, Any]]
 
 CLOCKS = "persistent_state_clocks"
-"""The table that records, for each table of values, its task and the last clock that was written to it."""
+"""The table that records, for each table of values, its task, and the timeline and the last clock that were written to it."""
+
+TIMELINE = "timeline"
+"""Its column that tables of older versions do not have."""
 
 _PATIENCE: dict[str, dict[str, Any]] = {
     "sqlite": {"timeout": 60},
@@ -47,7 +59,8 @@ class SqlSink(RecordingSink):
 
     The table is created if it is missing: the key columns, `clock` (a timestamp) and `value`. A table of your own may have
     other columns too, and types and indexes that suit you. A clock is written as a whole or not at all, and once, whoever
-    writes it.
+    writes it. A rewind is one transaction: rows above its clock leave a table with `history`; without it, keys that changed
+    since then get their values of then, and keys that were not there are deleted.
 
     Every value is kept exactly, but for NaN in SQLite, which makes it null. SQLite has no decimals and no time zones: decimals
     are text there, and times are in UTC. Lists, structs and maps are JSON. Keys are neither floats nor nested.
@@ -69,6 +82,7 @@ class SqlSink(RecordingSink):
     table: str
     history: bool = field(default=False, kw_only=True)
     _whole: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
+    _origin: Origin | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if "://" not in self.url:
@@ -106,6 +120,7 @@ class SqlSink(RecordingSink):
                 "say history=True."
             )
         engine = self._engine()
+        object.__setattr__(self, "_origin", origin)
         from sqlalchemy.exc import DBAPIError
 
         with self._asking():
@@ -124,6 +139,21 @@ class SqlSink(RecordingSink):
                 for batch in arrow_batches(values):
                     if batch.num_rows:
                         self._put(connection, self._with_whole(batch))
+
+    def rewind(self, clock: int, values: ValuesThen) -> None:
+        engine = self._engine()
+        with self._asking(), engine.begin() as connection:
+            if self._record_back(connection, clock) and self._count_above(connection, clock):
+                if not self.history:
+                    for batch in values():
+                        if batch.num_rows:
+                            self._put_back(connection, self._with_whole(batch), clock)
+                self._delete_above(connection, clock)
+
+    def rows_above(self, clock: int) -> int | None:
+        engine = self._engine()
+        with self._asking(), engine.begin() as connection:
+            return self._count_above(connection, clock)
 
     def _engine(self) -> Engine:
         """Make an engine whose connections live for one transaction, because a connection that is kept could be dead later."""
@@ -161,7 +191,7 @@ class SqlSink(RecordingSink):
 
     def _prepare(self, engine: Engine, origin: Origin) -> int:
         """Check the table and its record, or make them."""
-        from sqlalchemy import MetaData, Table, UniqueConstraint, insert, inspect, select
+        from sqlalchemy import MetaData, Table, UniqueConstraint, insert, inspect, select, text
 
         clocks, columns = _clocks(), _columns(origin, engine.dialect.name)
         with engine.begin() as connection:
@@ -176,9 +206,13 @@ class SqlSink(RecordingSink):
                 self._check_columns(columns_there, columns)
                 object.__setattr__(self, "_whole", frozenset(whole.intersection(origin.times)))
             clocks.create(connection, checkfirst=True)
+            if TIMELINE not in {column["name"] for column in inspect(connection).get_columns(CLOCKS)}:
+                # It is of an older version, for which there was one timeline.
+                connection.execute(text(f"ALTER TABLE {CLOCKS} ADD COLUMN {TIMELINE} BIGINT DEFAULT 0 NOT NULL"))
             record = connection.execute(select(clocks).where(self._is_ours(clocks))).one_or_none()
             if record is not None:
                 self._check_record(record, origin, columns_there is not None)
+                check_timeline(self.name, record.timeline, origin)
             if columns_there is None:
                 unique = [CLOCK, *origin.key_columns] if self.history else origin.key_columns
                 constraints = [UniqueConstraint(*unique)] if origin.is_unique else []
@@ -186,7 +220,9 @@ class SqlSink(RecordingSink):
             if record is not None:
                 return int(record.clock)
             whose = {"application": origin.application, "task": origin.task, "history": self.history}
-            connection.execute(insert(clocks).values(table_name=self.table, clock=BEGINNING, **whose))
+            connection.execute(
+                insert(clocks).values(table_name=self.table, clock=BEGINNING, timeline=origin.timeline, **whose)
+            )
             return BEGINNING
 
     def _check_columns(self, columns_there: Sequence[ReflectedColumn], columns: Sequence[Column[Any]]) -> None:
@@ -220,15 +256,93 @@ class SqlSink(RecordingSink):
 
         From now on other writers of the table wait for this transaction.
         """
-        from sqlalchemy import select, update
+        from sqlalchemy import update
+
+        clocks, timeline = _clocks(), self._timeline
+        is_due = self._is_ours(clocks), clocks.c.timeline <= timeline, clocks.c.clock < clock
+        if connection.execute(update(clocks).where(*is_due).values(clock=clock, timeline=timeline)).rowcount:
+            return True
+        self._check_ours(connection)
+        return False
+
+    def _record_back(self, connection: Connection, clock: int) -> bool:
+        """Record the timeline, and no clock above this one, and return True; or return False if the timeline is recorded.
+
+        From now on other writers of the table wait for this transaction.
+        """
+        from sqlalchemy import case, update
+
+        clocks, timeline = _clocks(), self._timeline
+        is_due = self._is_ours(clocks), clocks.c.timeline < timeline
+        last = case((clocks.c.clock < clock, clocks.c.clock), else_=clock)
+        if connection.execute(update(clocks).where(*is_due).values(clock=last, timeline=timeline)).rowcount:
+            return True
+        self._check_ours(connection)
+        return False
+
+    def _check_ours(self, connection: Connection) -> None:
+        """Refuse to write without a record, or in a timeline that has ended."""
+        from sqlalchemy import select
 
         clocks = _clocks()
-        ours = self._is_ours(clocks)
-        if connection.execute(update(clocks).where(ours, clocks.c.clock < clock).values(clock=clock)).rowcount:
-            return True
-        if connection.execute(select(clocks.c.clock).where(ours)).one_or_none() is None:
+        record = connection.execute(select(clocks).where(self._is_ours(clocks))).one_or_none()
+        if record is None:
             raise InvalidInputError(f"{self.name} has lost its row of {CLOCKS}; start the application again.")
-        return False
+        if self._origin is not None:
+            check_timeline(self.name, record.timeline, self._origin)
+
+    @property
+    def _timeline(self) -> int:
+        return 0 if self._origin is None else self._origin.timeline
+
+    def _count_above(self, connection: Connection, clock: int) -> int:
+        """Return how many rows are above a clock; 0 without a table."""
+        from sqlalchemy import func, inspect, select, table
+
+        if not inspect(connection).has_table(self.table):
+            return 0
+        count = select(func.count()).select_from(table(self.table)).where(self._is_above(connection, clock))
+        return int(connection.execute(count).scalar_one())
+
+    def _delete_above(self, connection: Connection, clock: int) -> None:
+        from sqlalchemy import delete, table
+
+        connection.execute(delete(table(self.table)).where(self._is_above(connection, clock)))
+
+    def _is_above(self, connection: Connection, clock: int) -> ColumnElement[bool]:
+        """Return the condition for rows above a clock."""
+        from sqlalchemy import column, inspect, literal
+
+        kinds = {each["name"]: each["type"] for each in inspect(connection).get_columns(self.table)}
+        is_whole, dialect = _kind(kinds[CLOCK])[0] is int, connection.dialect.name
+        arrow = pa.int64() if is_whole else pa.timestamp("us", "UTC")
+        (row,) = self._rows(pa.record_batch([pa.array([clock]).cast(arrow)], [CLOCK]), dialect)
+        kind = _sql_type(arrow, dialect)
+        return column(CLOCK, kind) > literal(row[CLOCK], kind)
+
+    def _put_back(self, connection: Connection, batch: pa.RecordBatch, clock: int) -> None:
+        """Give keys that changed since a clock their values of then."""
+        from sqlalchemy import bindparam, column, table, update
+
+        dialect = connection.dialect.name
+        columns = {item.name: column(item.name, _sql_type(item.type, dialect)) for item in batch.schema}
+        # A parameter that is named as a column is one that SQLAlchemy sets.
+        given = {name: bindparam(f"_{place}", type_=each.type) for place, (name, each) in enumerate(columns.items())}
+        keys = self._keys(columns)
+        new = {name: given[name] for name in columns if name not in keys}
+        place, above = table(self.table, *columns.values()), self._is_above(connection, clock)
+        for nulls, rows in _by_nulls(keys, self._rows(batch, dialect)).items():
+            same = [
+                columns[key].is_(None) if null else columns[key] == given[key]
+                for key, null in zip(keys, nulls, strict=True)
+            ]
+            some = [{given[name].key: value for name, value in row.items()} for row in rows]
+            connection.execute(update(place).where(*same, above).values(new), some)
+
+    def _keys(self, columns: Iterable[str]) -> list[str]:
+        """Return the columns by which rows are told apart."""
+        known = None if self._origin is None else self._origin.key_columns
+        return [name for name in columns if (name in known if known is not None else name not in (CLOCK, VALUE))]
 
     def _with_whole(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows with int64 for the times that the table has as whole numbers."""
@@ -244,12 +358,8 @@ class SqlSink(RecordingSink):
         columns = {item.name: column(item.name, _sql_type(item.type, dialect)) for item in batch.schema}
         place, rows = table(self.table, *columns.values()), self._rows(batch, dialect)
         if not self.history:
-            keys = [name for name in columns if name not in (CLOCK, VALUE)]
-            # `=` never finds null, and few databases use an index for an expression that finds null and values.
-            alike: dict[tuple[bool, ...], Rows] = defaultdict(list)
-            for row in rows:
-                alike[tuple(row[key] is None for key in keys)].append(row)
-            for nulls, some in alike.items():
+            keys = self._keys(columns)
+            for nulls, some in _by_nulls(keys, rows).items():
                 same = [
                     columns[key].is_(None) if null else columns[key] == bindparam(key)
                     for key, null in zip(keys, nulls, strict=True)
@@ -306,6 +416,17 @@ class SqlSink(RecordingSink):
         )
 
 
+def _by_nulls(keys: Sequence[str], rows: Rows) -> dict[tuple[bool, ...], Rows]:
+    """Return rows by which of their keys are null.
+
+    `=` never finds null, and few databases use an index for an expression that finds null and values.
+    """
+    alike: dict[tuple[bool, ...], Rows] = defaultdict(list)
+    for row in rows:
+        alike[tuple(row[key] is None for key in keys)].append(row)
+    return alike
+
+
 def _clocks() -> Table:
     from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text
 
@@ -317,6 +438,7 @@ def _clocks() -> Table:
         Column("task", Text, nullable=False),
         Column("history", Boolean, nullable=False),
         Column("clock", BigInteger, nullable=False),
+        Column(TIMELINE, BigInteger, nullable=False, server_default="0"),
     )
 
 

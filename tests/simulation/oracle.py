@@ -335,10 +335,17 @@ class Oracle:
                 {**self.graphs.lives},
             )
 
-    def write(self, sink: WorldSink, due: Due, floor: int, values: Values) -> None:
-        """Values at a clock are written to a sink."""
+    def write(self, sink: WorldSink, due: Due, floor: int, values: Values, timeline: int, epoch: int) -> None:
+        """Values at a clock are written to a sink, by a driver of this timeline and epoch."""
         assert self.newest is not None
-        self.sinks.write(self.newest, sink, due, floor, values)
+        self.sinks.write(self.newest, sink, due, floor, values, timeline, epoch)
+
+    def go_back(self, sink: WorldSink, epoch: int, timeline: int, clock: int, then: Values) -> None:
+        """A sink is to go back to a clock, at which these were the values."""
+        assert self.newest is not None
+        self.happened["a sink went back"] += sink.applied > clock
+        self.happened[f"{sink.kind} went back"] += sink.applied > clock
+        self.sinks.go_back(self.newest, sink, epoch, timeline, clock, then)
 
     def given(self, name: str, table: Any, layout: Layout) -> dict[tuple[Any, ...], Any]:
         """What an output of a task is given: by key, or by row."""
@@ -357,12 +364,14 @@ class Oracle:
 
     def _records(self, before: Entry, entry: Entry) -> bool:
         """Whether the entry does nothing but write down that something was delivered."""
-        told = replace(before, number=entry.number, previous=entry.previous, time=entry.time)
+        told = replace(before, number=entry.number, previous=entry.previous, time=entry.time, owes=entry.owes)
+        is_paid = entry.owes != before.owes
         for name, task in entry.tasks.items():
             known = told.tasks[name]
             outputs = replace(known.outputs, delivered=task.outputs.delivered, cut_at=task.outputs.cut_at)
+            outputs = replace(outputs, voided=task.outputs.voided) if is_paid else outputs
             told = told.with_task(name, replace(known, outputs=outputs))
-        return entry == told and entry.tasks != before.tasks
+        return entry == told and (is_paid or entry.tasks != before.tasks)
 
     def _wakes(self, before: Entry, entry: Entry) -> bool:
         """Whether the entry does nothing but let a flow hold the clock again, before it plans a micro-batch."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from persistent_state.errors import FencedError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.deliver import Due
 from persistent_state.store.entry import Entry
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from tests.simulation.oracle import Judge
 
 Values = Mapping[tuple[Any, ...], Any]
+
+HISTORY, NEWEST, PARTS, FUNCTION, AGAIN, STUBBORN = "history", "newest", "parts", "function", "again", "stubborn"
+"""Kinds of sinks of applications that go back: one that has all it was given, or the newest value of each key, or writes a
+clock in two parts; a function that takes back what it did, one that is given clocks again; one that can't go back."""
+
+GO_BACK = (HISTORY, NEWEST, PARTS, FUNCTION)
+RECORD = (HISTORY, NEWEST, PARTS, STUBBORN)
 
 
 @dataclass(eq=False)
@@ -41,6 +49,48 @@ class WorldSink:
     life: object = None
     is_retired: bool = False
     """Whether its task was built again since: it is given nothing any more."""
+    kind: str = ""
+    timeline: int = 0
+    given: list[tuple[int, bool, dict[tuple[Any, ...], Any]]] = field(default_factory=list)
+    """What was written to it: the clock, whether it was all that there was, and the values."""
+    halves: dict[Any, dict[tuple[Any, ...], Any]] = field(default_factory=dict)
+    """By what is being written in parts: what is written of it."""
+
+    def write_half(self, timeline: int, clock: int, values: Values) -> None:
+        """Write the first part of a clock, unless it is there."""
+        if timeline >= self.timeline:
+            self.halves.setdefault((timeline, clock), dict([*values.items()][::2]))
+
+    def is_fenced(self, timeline: int) -> bool:
+        """Whether a writer of this timeline comes too late."""
+        return timeline < self.timeline
+
+    def put(self, timeline: int, clock: int, is_all: bool, values: Values) -> None:
+        """Have values at a clock, and say so in the record, in one step."""
+        half = self.halves.pop((timeline, clock), {}) if self.kind == PARTS else {}
+        self.given.append((clock, is_all, {**values, **half}))
+        self.timeline, self.applied = timeline, clock
+        self._see()
+
+    def go_back(self, timeline: int, clock: int, then: Values) -> None:
+        """Take back what is above a clock, by the values of then, in one step with the record."""
+        if self.kind in RECORD and self.timeline >= timeline:
+            return
+        left = [(at, is_all, values) for at, is_all, values in self.given if at <= clock]
+        if self.kind == NEWEST:
+            lost = {key for at, _, values in self.given if at > clock for key in values}
+            cells = {key: value for key, value in self.mirror.items() if key not in lost}
+            left = [(clock, True, cells | {key: value for key, value in then.items() if key in lost})]
+        self.given = left
+        self.timeline, self.applied = timeline, min(self.applied, clock)
+        self._see()
+
+    def _see(self) -> None:
+        self.mirror.clear()
+        for _, is_all, values in self.given:
+            if is_all:
+                self.mirror.clear()
+            self.mirror.update(values)
 
     def last(self, actor: Actor) -> int | None:
         """The last clock that it has, if it keeps a record."""
@@ -54,6 +104,8 @@ class WorldSink:
         self.applied = BEGINNING
         self.seen.clear()
         self.mirror.clear()
+        self.given.clear()
+        self.halves.clear()
 
 
 class Sinks:
@@ -68,6 +120,9 @@ class Sinks:
         """By task, its life when the last entry was heard."""
 
     def hear(self, before: Entry | None, entry: Entry) -> None:
+        if before is not None and entry.timeline != before.timeline:
+            self._rewind(before, entry)
+            return
         for name, task in entry.tasks.items():
             was = before.tasks[name] if before is not None and name in before.tasks else None
             for output, sink in self.of.get(name, {}).items():
@@ -78,6 +133,52 @@ class Sinks:
                 is_same = self.lives.get(name) is self._life_of(name)
                 self._hear_output(sink, before if known and is_same else None, entry)
             self.lives[name] = self._life_of(name)
+
+    def _rewind(self, before: Entry, entry: Entry) -> None:
+        """What was above a clock has never been, but for what sinks have, which they owe."""
+        clock = entry.clock
+        for name, sinks in self.of.items():
+            task = entry.tasks.get(name)
+            for output, sink in sinks.items():
+                owed, was = entry.owed(name, output), before.owed(name, output)
+                facts = {"task": name, "output": output, "kind": sink.kind, "applied": sink.applied, "clock": clock}
+                if sink.life is self.lives.get(name):
+                    sink.life = self._life_of(name)
+                if sink.kind == AGAIN:
+                    sink.applied = min(sink.applied, clock)
+                elif sink.kind:
+                    must_go = sink.applied > clock or was is not None
+                    self.must(not must_go or owed is not None, "what a sink has above the clock is owed", **facts)
+                if owed is not None:
+                    self.must(sink.kind != STUBBORN, "a sink that can't go back is refused", **facts)
+                    lowest = min(clock, was.clock) if was is not None else clock
+                    self.must((owed.timeline, owed.clock) == (entry.timeline, lowest), "what is owed adds up", **facts)
+                sink.seen = {each for each in sink.seen if each <= clock}
+                last = task.outputs.delivered.get(output, BEGINNING) if task else BEGINNING
+                sink.owed = {each for each in entry.retained if task and max(last, task.born) < each <= clock}
+            self.lives[name] = self._life_of(name)
+
+    def write_late(self, sink: WorldSink, timeline: int, due: Due, values: Values) -> None:
+        """A driver of a timeline that has ended writes values. A sink with a record may have gone back before or after that."""
+        if sink.kind not in RECORD or due.clock <= sink.applied:
+            return
+        if sink.is_fenced(timeline):
+            raise FencedError("the sink is in a later timeline.")
+        sink.seen.add(due.clock)
+        sink.put(timeline, due.clock, due.since == BEGINNING, self._more(sink, values))
+
+    def _more(self, sink: WorldSink, values: Values) -> dict[Any, Any]:
+        """Values by key, or by key and window."""
+        early = len(self.graphs.job(sink.task).keys) + 2
+        return {key[:early]: (*key[early:], value) for key, value in values.items()} if sink.early else dict(values)
+
+    def go_back(self, newest: Entry, sink: WorldSink, epoch: int, timeline: int, clock: int, then: Values) -> None:
+        """A driver, perhaps one that is fenced, lets a sink go back to a clock, with the values of then."""
+        if sink.kind not in RECORD and epoch != newest.epoch:
+            # Nobody can tell a function that.
+            return
+        sink.go_back(timeline, clock, self._more(sink, then))
+        sink.seen = {each for each in sink.seen if each <= clock or each not in sink.seen}
 
     def _life_of(self, name: str) -> object:
         """What a task is until it begins anew."""
@@ -103,10 +204,18 @@ class Sinks:
         sink.owed -= done
         must(sink.owed <= retained, "a checkpoint stays until it is delivered", missing=sink.owed - retained, **facts)
 
-    def write(self, newest: Entry, sink: WorldSink, due: Due, floor: int, values: Values) -> None:
+    def write(
+        self, newest: Entry, sink: WorldSink, due: Due, floor: int, values: Values, timeline: int, epoch: int
+    ) -> None:
         """A driver, perhaps one that is fenced, writes values at a clock; what expired by `floor` may be gone."""
         clock, since = due.clock, due.since
+        if sink.kind and timeline < newest.timeline:
+            self.write_late(sink, timeline, due, values)
+            return
         life, task, must = self._life_of(sink.task), newest.tasks[sink.task], self.must
+        if sink.kind and epoch == newest.epoch:
+            is_paid = newest.owed(sink.task, sink.output) is None
+            must(is_paid, "a sink goes back before it is given a clock", task=sink.task, clock=clock)
         if sink.is_retired or not self.graphs.goes_on(sink.task):
             return
         if sink.life is not life:
@@ -141,13 +250,18 @@ class Sinks:
                 )
                 sink.mirror.clear()
                 sink.begun = floor
-            sink.applied = clock
-            early = len(job.keys) + 2
-            more = {key[:early]: (*key[early:], value) for key, value in values.items()} if sink.early else values
-            if job.is_windowed:
+            more = self._more(sink, values)
+            if job.is_windowed and sink.kind != AGAIN:
                 again = {window for window in more if sink.mirror.get(window, (False,))[0] is True}
                 must(not again, "a window closes once", again=again, **facts)
-            sink.mirror.update(more)
+            if sink.kind:
+                sink.put(timeline, clock, not sink.mirror, more)
+            else:
+                sink.mirror.update(more)
+            sink.applied = clock
+            if sink.kind == AGAIN:
+                # What only an earlier timeline changed stays.
+                return
             full = self._full(sink, job, below, clock)
             if self.graphs.is_made_of_state(sink.task):
                 full = self.graphs.with_zeros(sink.task, clock, {*sink.mirror, *full})
@@ -175,3 +289,9 @@ class Sinks:
         """All of a task's outputs have been delivered."""
         for sink in self.of.get(name, {}).values():
             self.must(not sink.owed, "in the end all is delivered", task=name, output=sink.output, owed=sink.owed)
+            has_more = bool(sink.kind) and sink.kind != AGAIN and [at for at, _, _ in sink.given if at > sink.applied]
+            self.must(not has_more, "in the end a sink has nothing of another timeline", task=name, more=has_more)
+
+    def is_owing(self, newest: Entry) -> bool:
+        """Whether a sink has yet to go back."""
+        return any(newest.owed(name, output) for name, sinks in self.of.items() for output in sinks)

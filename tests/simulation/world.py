@@ -51,6 +51,7 @@ from persistent_state.store.state_at import state_at
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
 from tests.simulation import graphs, inputs, ordered
+from tests.simulation import sinks as places
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.branches import Branches, FarFiles
 from tests.simulation.files import Disk, StagedFiles
@@ -110,6 +111,9 @@ REWOUND = "rewound"
 
 GRAPHS = (GRAPH, EVERY, IN_ORDER, VERSIONS)
 
+REWOUND_OUTPUTS = "rewound-outputs"
+"""The theme of worlds in which applications with sinks of all kinds go back to kept clocks."""
+
 REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS)}
 """The themes of worlds in which applications of such tasks go back to kept clocks."""
 
@@ -125,8 +129,9 @@ class World:
         self.seed = seed
         self.rng = rng = Random(seed)
         drawn = rng.choice(["", "", *THEMES])
-        self.theme = drawn if theme is None else REWOUND_GRAPHS.get(theme, theme)
-        goes_back = theme == REWOUND or theme in REWOUND_GRAPHS
+        self.theme = drawn if theme is None else {**REWOUND_GRAPHS, REWOUND_OUTPUTS: REWOUND}.get(theme, theme)
+        goes_back = self.theme == REWOUND or theme in REWOUND_GRAPHS
+        self.places = Random(f"places {seed}") if theme == REWOUND_OUTPUTS else None
         self.trace: list[str] = []
         self.step = 0
         self.now = START
@@ -270,9 +275,17 @@ class World:
                 )
                 for i in range(0 if job.fed or job.ordered or goes_back else rng.choice([0, 1, 1, 2]))
             ]
+            if self.places is not None:
+                sinks = [self._place(self.places, job, number) for number in range(self.places.choice([1, 1, 2]))]
             self.oracle.sinks.of[job.name] = {sink.output: sink for sink in sinks}
 
     # What there is
+
+    def _place(self, rng: Random, job: Job, number: int) -> WorldSink:
+        """A sink of an application that goes back."""
+        kind = rng.choice([*places.GO_BACK, *places.GO_BACK, places.AGAIN, places.STUBBORN])
+        early = isinstance(job.windowing, SlidingWindow) and rng.random() < 0.4
+        return WorldSink(job.name, f"o{number}", kind in places.RECORD, early, kind=kind)
 
     def _partitions(self) -> Partitions:
         rng = self.rng
@@ -830,13 +843,28 @@ class World:
 
     def _deliver(self, actor: Actor, log: Log, plan: Plan, sink: WorldSink) -> None:
         """Give a sink the values at each clock, until all is read and delivered."""
+        timelines: list[int] = []
+
+        def opened(timeline: int) -> int | None:
+            timelines.append(timeline)
+            return sink.last(actor)
+
+        def go_back(then: Entry | None, clock: int) -> None:
+            values = {} if then is None else self._values(plan, sink, then, Due(clock, BEGINNING, BEGINNING))
+
+            def act() -> None:
+                self.oracle.go_back(sink, actor.epoch, timelines[-1], clock, values)
+
+            actor.perform("write", f"{sink.task} {sink.output} back to {clock}", act)
+
         giver = Giver(
             log,
             sink.task,
             sink.output,
-            lambda timeline: sink.last(actor),
+            opened,
             lambda entry, due: self._write(actor, plan, sink, entry, due),
             lambda: self.now,
+            go_back=go_back if sink.kind in places.GO_BACK else None,
         )
         while True:
             # Before the entry is looked at: the last one may come in between.
@@ -854,7 +882,18 @@ class World:
                 self.pause(None)
 
     def _write(self, actor: Actor, plan: Plan, sink: WorldSink, entry: Entry, due: Due) -> None:
-        floor = entry.tasks[sink.task].stored.floor
+        floor, values = entry.tasks[sink.task].stored.floor, self._values(plan, sink, entry, due)
+        if sink.kind == places.PARTS:
+            what = f"{sink.task} {sink.output} {due.clock} half"
+            actor.perform("write", what, lambda: sink.write_half(entry.timeline, due.clock, values))
+
+        def act() -> None:
+            self.oracle.write(sink, due, floor, values, entry.timeline, actor.epoch)
+
+        actor.perform("write", f"{sink.task} {sink.output} {due.clock}", act)
+
+    def _values(self, plan: Plan, sink: WorldSink, entry: Entry, due: Due) -> dict[Any, Any]:
+        """What a sink is given of a task."""
         since = Since(due.since, early=sink.early, recent=due.recent)
         state = state_at(plan.files, APPLICATION, entry, sink.task, plan.layout, due.clock, since)
         values: dict[Any, Any] = {}
@@ -864,11 +903,7 @@ class World:
             is_once = len(found) == len(table) and not found.keys() & values.keys()
             must(is_once, "a key is given once", found=found, values=values)
             values.update(found)
-
-        def act() -> None:
-            self.oracle.write(sink, due, floor, values)
-
-        actor.perform("write", f"{sink.task} {sink.output} {due.clock}", act)
+        return values
 
     def _opened(
         self, actor: Actor, log: Log, flow: FlowPlan, rows: int
@@ -1056,7 +1091,7 @@ class World:
             newest = self.oracle.newest
             to = self.people.choice([*(newest.kept if newest else ())] or [0]) + self.people.choice([0, 0, 3, -3])
             log = Log(files, APPLICATION)
-            planned = rewind.plan(log, to)
+            planned = rewind.plan(log, to, self._action)
             self._nap(self.people.choice([0, 0, 0, 50]))
             for i in range(2):
                 entry = rewind.rewind(log, planned, writer=f"r{self.rewinds} {i}", now=self.now)
@@ -1084,6 +1119,13 @@ class World:
             self._look_at(files, newest, newest.clock, self.people.choice([*newest.tasks]), meanwhile)
 
         return lambda: self._as_people_do(look)
+
+    def _action(self, task: str, output: str, furthest: int) -> str:
+        """What an output is to do at a rewind."""
+        kind = self.oracle.sinks.of[task][output].kind
+        if kind in places.GO_BACK:
+            return rewind.RETRACT
+        return rewind.AGAIN if kind == places.AGAIN else rewind.refuse(task, output, furthest)
 
     def _as_people_do(self, act: Callable[[], None]) -> None:
         """Do something, and give up if it does not work for a reason."""

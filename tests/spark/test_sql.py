@@ -22,7 +22,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
-from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
+from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain
 from persistent_state.sinks import sql
@@ -512,3 +512,112 @@ def test_a_table_of_newest_values_refuses_emitted_rows(tmp_path: Path) -> None:
     )
     assert not Path(path).exists()
     assert SqlSink(path, "alerts", history=True).open(origin) is None
+
+
+def then(*rows: Row) -> Callable[[], Iterator[pa.RecordBatch]]:
+    """The values at the clock of a rewind."""
+    return lambda: iter(
+        [pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)]
+    )
+
+
+def in_timeline(database: Database, timeline: int, history: bool) -> SqlSink:
+    sink = SqlSink(database.url, "balances", history=history)
+    sink.open(replace(ORIGIN, timeline=timeline))
+    return sink
+
+
+def record(database: Database) -> Row:
+    (row,) = database.rows(f"SELECT timeline, clock FROM {CLOCKS}")
+    return row
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_a_rewind_takes_back_what_is_above_its_clock_once(database: Database, local: Any, history: bool) -> None:
+    old = in_timeline(database, 0, history)
+    old.write(local([("ann", 10, 1), (None, 10, 2), ("bob", 10, 3)]), 10)
+    old.write(local([("ann", 20, 4), (None, 20, None), ("eve", 20, 5)]), 20)
+    assert old.rows_above(10) == 3
+    new = in_timeline(database, 7, history)
+    new.rewind(10, then(("ann", 10, 1), (None, 10, 2), ("bob", 10, 3)))
+    as_then = [("ann", 10, 1), ("bob", 10, 3), (None, 10, 2)]
+    assert (database.rows(), record(database), new.rows_above(10)) == (as_then, (7, 10), 0)
+    # A writer of the timeline that has ended changes nothing, at whatever clock, nor does one that is asked again.
+    for clock in (10, 20, 30):
+        with pytest.raises(FencedError, match="was rewound"):
+            old.write(local([("ann", clock, 9)]), clock)
+    with pytest.raises(FencedError):
+        old.rewind(5, then())
+    new.write(local([("eve", 20, 6)]), 20)
+    new.rewind(10, then())
+    assert (database.rows(), record(database)) == (sorted([*as_then, ("eve", 20, 6)], key=repr), (7, 20))
+    with pytest.raises(FencedError):
+        in_timeline(database, 3, history)
+    assert in_timeline(database, 8, history).open(replace(ORIGIN, timeline=8)) == 20
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_a_clock_that_a_late_writer_has_written_below_the_rewind_is_not_written_again(
+    database: Database, local: Any, history: bool
+) -> None:
+    in_timeline(database, 0, history).write(local([("ann", 10, 1)]), 10)
+    new = in_timeline(database, 7, history)
+    new.write(local([("ann", 10, 1)]), 10)
+    assert (database.rows(), record(database)) == ([("ann", 10, 1)], (0, 10))
+    new.rewind(30, then())
+    assert record(database) == (7, 10)
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_nobody_sees_half_a_rewind_and_one_that_fails_changes_nothing(
+    database: Database, local: Any, history: bool
+) -> None:
+    old = in_timeline(database, 0, history)
+    old.write(local([("ann", 10, 1)]), 10)
+    old.write(local([("ann", 20, 2), ("eve", 20, 3)]), 20)
+    before, seen = database.rows(), list[list[Row]]()
+
+    def values() -> Iterator[pa.RecordBatch]:
+        yield from then(("ann", 10, 1))()
+        seen.append(database.rows())
+        raise StoreUnavailableError("killed")
+
+    new = in_timeline(database, 7, history)
+    if not history:
+        with pytest.raises(StoreUnavailableError):
+            new.rewind(10, values)
+        assert [database.rows(), *seen] == [before, before]
+        assert record(database) == (0, 20)
+    new.rewind(10, then(("ann", 10, 1)))
+    assert database.rows() == [("ann", 10, 1)]
+
+
+def test_a_table_of_an_older_version_is_taken_over(database: Database, local: Any) -> None:
+    in_timeline(database, 0, False).write(local([("ann", 10, 1)]), 10)
+    database.execute(f"ALTER TABLE {CLOCKS} DROP COLUMN timeline")
+    with ThreadPoolExecutor(3) as pool:
+        [*pool.map(lambda _: in_timeline(database, 0, False), range(3))]
+    sink = in_timeline(database, 4, False)
+    sink.write(local([("ann", 20, 2)]), 20)
+    assert (database.rows(), record(database)) == ([("ann", 20, 2)], (4, 20))
+
+
+def test_windows_that_are_given_early_are_one_row_each_and_go_back(database: Database, monkeypatch: Any) -> None:
+    schema = pa.schema([("start", pa.int64()), ("clock", pa.int64()), ("final", pa.bool_()), ("value", pa.int64())])
+    origin = Origin("bank", "Balance", ("start",), schema)
+
+    def batch(*rows: Row) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+
+    monkeypatch.setattr(sql, "arrow_batches", lambda rows: batch(*rows))
+    sink = SqlSink(database.url, "balances")
+    sink.open(origin)
+    given: Any = [(1, 10, False, 5)]
+    sink.write(given, 10)
+    given = [(1, 20, True, 6), (2, 20, False, 1)]
+    sink.write(given, 20)
+    assert [row[:2] for row in database.rows()] == [(1, 20), (2, 20)]
+    sink.open(replace(origin, timeline=2))
+    sink.rewind(10, lambda: batch((1, 10, False, 5)))
+    ((start, clock, final, value),) = database.rows()
+    assert (start, clock, bool(final), value) == (1, 10, False, 5)
