@@ -1077,21 +1077,25 @@ BUGS = (
         "positions of another clock",
         "A rewind goes on from where the newest entry has read to.",
         rewind._first_entry,
-        ("TaskGroup(flow, before.tasks_of(id))", "TaskGroup(newest.flows.get(id, flow), before.tasks_of(id))"),
+        ("_cut_back(log.files, before, now)", "_cut_back(log.files, replace(before, flows=before.flows | newest.flows), now)"),
         theme="rewound",
     ),
     bug(
         "rewind without a cut",
         "A rewind takes the entry of the kept clock as it is, with what was above the clock by then.",
         rewind._first_entry,
-        ("groups |= back", "pass"),
+        ("restore.all_cut_back(log.files, before, now)", "before"),
         theme="rewound",
     ),
     bug(
         "rows aside of another timeline",
         "A rewind keeps the late and bad rows of the newest entry.",
         rewind._first_entry,
-        ("id: group.flow for", "id: replace(group.flow, late_rows=newest.flows.get(id, group.flow).late_rows) for"),
+        (
+            "    entry = replace(\n        back,",
+            "    flows = {id: replace(flow, late_rows=newest.flows.get(id, flow).late_rows) for id, flow in back.flows.items()}\n"
+            "    entry = replace(\n        replace(back, flows=flows),",
+        ),
         theme="rewound",
     ),
     bug(
