@@ -1077,7 +1077,10 @@ BUGS = (
         "positions of another clock",
         "A rewind goes on from where the newest entry has read to.",
         rewind._first_entry,
-        ("_cut_back(log.files, before, now)", "_cut_back(log.files, replace(before, flows=before.flows | newest.flows), now)"),
+        (
+            "_cut_back(log.files, before, now)",
+            "_cut_back(log.files, replace(before, flows=before.flows | newest.flows), now)",
+        ),
         theme="rewound",
     ),
     bug(
@@ -1093,7 +1096,8 @@ BUGS = (
         rewind._first_entry,
         (
             "    entry = replace(\n        back,",
-            "    flows = {id: replace(flow, late_rows=newest.flows.get(id, flow).late_rows) for id, flow in back.flows.items()}\n"
+            "    rows = {id: newest.flows.get(id, flow).late_rows for id, flow in back.flows.items()}\n"
+            "    flows = {id: replace(flow, late_rows=rows[id]) for id, flow in back.flows.items()}\n"
             "    entry = replace(\n        replace(back, flows=flows),",
         ),
         theme="rewound",

@@ -18,6 +18,7 @@ import traceback
 import uuid
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -655,6 +656,27 @@ def test_a_client_of_a_parent_is_not_used_by_its_child(files: Files) -> None:
     # The child is forked while the parent's client has connections and, where it has one, a thread.
     assert in_another_process(act) == (True, b"1", ["a", "b"])
     assert content(files, "b") == b"2"
+
+
+@pytest.mark.parametrize("kind", NEAR + FAR)
+def test_a_store_copies_a_file_itself_if_it_can(servers: Servers, kind: str, tmp_path: Path) -> None:
+    one, other = new_files(servers, kind, tmp_path / "one"), new_files(servers, kind, tmp_path / "other")
+    can = kind in ("s3", "gcs")
+    one.create("a/b", b"old")
+    for files, path in ((one, "c/d"), (other, "a/b")):
+        assert files.copy_from(one, "a/b", path) == can
+        assert content(files, path) == (b"old" if can else None)
+        assert files.list(path[0]) == ([path[2]] if can else [])
+    # It is a file of its own.
+    one.delete("a/b")
+    assert content(other, "a/b") == (b"old" if can else None)
+    if can:
+        with pytest.raises(FileNotFoundError):
+            other.copy_from(one, "a/b", "e")
+        assert content(other, "e") is None
+    # Another server, or other rights, cannot be told from the options.
+    assert not other.copy_from(replace(one, options={**one.options, "more": 1}), "c/d", "e")
+    assert not other.copy_from(open_files(tmp_path), "c/d", "e")
 
 
 @pytest.mark.parametrize("kind", FAR)

@@ -82,7 +82,7 @@ class RemoteFiles(Files):
             made = getattr(import_module(library.module), library.name)
         except ImportError:
             raise library.missing() from None
-        options = {**made._get_kwargs_from_urls(self.url), **self.options, **library.settings}
+        options = {**made._get_kwargs_from_urls(self.url), **_copied(self.options), **library.settings}
         try:
             client = made(**options)
         except ValueError as error:
@@ -107,6 +107,11 @@ class RemoteFiles(Files):
         if type(error).__name__ in _REFUSED or status(error) in (401, 403) or str(error).startswith("Forbidden:"):
             return InvalidInputError(f"{where} is refused: {what}. Check the credentials and what they permit.")
         return StoreUnavailableError(f"{where}: {what}. Put it right, then try again.")
+
+
+def _copied(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of options. Some clients write into those that they are given."""
+    return {name: _copied(each) if isinstance(each, dict) else each for name, each in options.items()}
 
 
 def status(error: BaseException) -> int | None:
