@@ -59,7 +59,11 @@ class WorldSink:
     def write_half(self, timeline: int, clock: int, values: Values) -> None:
         """Write the first part of a clock, unless it is there."""
         if timeline >= self.timeline:
-            self.halves.setdefault((timeline, clock), dict([*values.items()][::2]))
+            self.halves.setdefault(self.half_of(timeline, clock), dict([*values.items()][::2]))
+
+    def half_of(self, timeline: int, clock: int) -> object:
+        """By what the first part of a clock is found."""
+        return (timeline, clock)
 
     def is_fenced(self, timeline: int) -> bool:
         """Whether a writer of this timeline comes too late."""
@@ -67,7 +71,7 @@ class WorldSink:
 
     def put(self, timeline: int, clock: int, is_all: bool, values: Values) -> None:
         """Have values at a clock, and say so in the record, in one step."""
-        half = self.halves.pop((timeline, clock), {}) if self.kind == PARTS else {}
+        half = self.halves.pop(self.half_of(timeline, clock), {}) if self.kind == PARTS else {}
         self.given.append((clock, is_all, {**values, **half}))
         self.timeline, self.applied = timeline, clock
         self._see()
