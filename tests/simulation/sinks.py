@@ -169,9 +169,9 @@ class Sinks:
         if sink.is_fenced(timeline):
             raise FencedError("the sink is in a later timeline.")
         sink.seen.add(due.clock)
-        sink.put(timeline, due.clock, due.since == BEGINNING, self._more(sink, values))
+        sink.put(timeline, due.clock, due.since == BEGINNING, self.keyed(sink, values))
 
-    def _more(self, sink: WorldSink, values: Values) -> dict[Any, Any]:
+    def keyed(self, sink: WorldSink, values: Values) -> dict[Any, Any]:
         """Values by key, or by key and window."""
         early = len(self.graphs.job(sink.task).keys) + 2
         return {key[:early]: (*key[early:], value) for key, value in values.items()} if sink.early else dict(values)
@@ -181,7 +181,7 @@ class Sinks:
         if sink.kind not in RECORD and epoch != newest.epoch:
             # Nobody can tell a function that.
             return
-        sink.go_back(timeline, clock, self._more(sink, then))
+        sink.go_back(timeline, clock, self.keyed(sink, then))
         sink.seen = {each for each in sink.seen if each <= clock or each not in sink.seen}
 
     def _life_of(self, name: str) -> object:
@@ -254,7 +254,7 @@ class Sinks:
                 )
                 sink.mirror.clear()
                 sink.begun = floor
-            more = self._more(sink, values)
+            more = self.keyed(sink, values)
             if job.is_windowed and sink.kind != AGAIN:
                 again = {window for window in more if sink.mirror.get(window, (False,))[0] is True}
                 must(not again, "a window closes once", again=again, **facts)

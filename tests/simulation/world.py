@@ -879,8 +879,8 @@ class World:
     def _write(self, actor: Actor, plan: Plan, sink: WorldSink, entry: Entry, due: Due) -> None:
         floor, values = entry.tasks[sink.task].stored.floor, self._values(plan, sink, entry, due)
         if sink.kind == places.PARTS:
-            what = f"{sink.task} {sink.output} {due.clock} half"
-            actor.perform("write", what, lambda: sink.write_half(entry.timeline, due.clock, values))
+            what, keyed = f"{sink.task} {sink.output} {due.clock} half", self.oracle.sinks.keyed(sink, values)
+            actor.perform("write", what, lambda: sink.write_half(entry.timeline, due.clock, keyed))
 
         def act() -> None:
             self.oracle.write(sink, due, floor, values, entry.timeline, actor.epoch)
