@@ -146,7 +146,7 @@ class Sinks:
             for output, sink in sinks.items():
                 owed, was = entry.owed(name, output), before.owed(name, output)
                 facts = {"task": name, "output": output, "kind": sink.kind, "applied": sink.applied, "clock": clock}
-                if sink.life is self.lives.get(name):
+                if task is not None and sink.life is self.lives.get(name):
                     sink.life = self._life_of(name)
                 if sink.kind == AGAIN:
                     sink.applied = min(sink.applied, clock)
@@ -160,7 +160,9 @@ class Sinks:
                 sink.seen = {each for each in sink.seen if each <= clock}
                 last = task.outputs.delivered.get(output, BEGINNING) if task else BEGINNING
                 sink.owed = {each for each in entry.retained if task and max(last, task.born) < each <= clock}
-            self.lives[name] = self._life_of(name)
+            self.lives.pop(name, None)
+            if task is not None:
+                self.lives[name] = self._life_of(name)
 
     def write_late(self, sink: WorldSink, timeline: int, due: Due, values: Values) -> None:
         """A driver of a timeline that has ended writes values. A sink with a record may have gone back before or after that."""

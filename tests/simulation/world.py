@@ -110,7 +110,7 @@ GRAPHS = (GRAPH, EVERY, IN_ORDER, VERSIONS)
 REWOUND_OUTPUTS = "rewound-outputs"
 """The theme of worlds in which applications with sinks of all kinds go back to kept clocks."""
 
-REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS)}
+REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS, VERSIONS)}
 """The themes of worlds in which applications of such tasks go back to kept clocks."""
 
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
