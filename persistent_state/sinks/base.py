@@ -146,7 +146,7 @@ class Sink(ABC):
 
     @property
     def can_rewind(self) -> bool:
-        """Whether the sink can take back what it was given above a clock: its class defines `rewind`."""
+        """True if the sink can take back what it was given above a clock: if its class defines `rewind`."""
         return type(self).rewind is not Sink.rewind
 
     def rewind(self, clock: int, values: ValuesThen) -> None:

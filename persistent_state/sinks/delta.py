@@ -1,4 +1,14 @@
-"""The sink that is a Delta Lake table: the values at a clock and the clock are one transaction of it."""
+"""The sink that is a Delta Lake table: the values at a clock and the clock are one transaction of it.
+
+The table records numbers that only grow, by name, each with the rows that it is committed with:
+
+    <application>/<task>               the last clock of timeline 0
+    <application>/<task>@<timeline>    the last clock of a later timeline
+    <application>/<task> timeline      the timeline, once it is not 0
+
+Every commit names the first of them, also where it stays as it is. Two commits that name one and saw the same version of the
+table exclude each other. So a writer of a timeline that has ended can't commit beside a rewind or after it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +25,17 @@ import pyarrow.parquet as pq
 from persistent_state.errors import InvalidInputError, StoreUnavailableError, translating
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.redact import shown, without_secrets
-from persistent_state.sinks.base import Origin, RecordingSink, arrow_batches, folder_record, known_clock
+from persistent_state.sinks.base import (
+    CLOCK,
+    Origin,
+    RecordingSink,
+    ValuesThen,
+    arrow_batches,
+    check_timeline,
+    folder_record,
+    known_clock,
+)
+from persistent_state.windows import TIME
 
 if TYPE_CHECKING:
     import deltalake
@@ -29,7 +49,8 @@ class DeltaSink(RecordingSink):
     """A Delta Lake table to which each clock adds its values: the key columns, `clock` (a timestamp) and `value`.
 
     The table is created if it is missing. A table of your own, such as one with partitions, must have just these columns. A
-    table belongs to one task: from the first start on, its property `persistent-state.task` names the task.
+    table belongs to one task: from the first start on, its property `persistent-state.task` names the task. A rewind deletes
+    the rows above its clock in one commit.
 
     Args:
         url: A local path, or a URL that the package deltalake takes, such as "s3://bucket/table".
@@ -97,7 +118,7 @@ class DeltaSink(RecordingSink):
             return known_clock(self._last(origin)[1])
 
     def write(self, values: DataFrame, clock: int) -> None:
-        from deltalake import CommitProperties, Transaction, write_deltalake
+        from deltalake import write_deltalake
         from deltalake.exceptions import CommitFailedError
 
         origin = self._origin
@@ -119,7 +140,7 @@ class DeltaSink(RecordingSink):
                 raise
 
         rows = pa.RecordBatchReader.from_batches(origin.schema, cast())
-        commit = CommitProperties(app_transactions=[Transaction(_owner(origin), clock)])
+        commit = self._commit(table, origin, clock)
         with self._asking():
             try:
                 # If several writers of one owner saw the same version of the table, deltalake lets only one commit.
@@ -130,6 +151,51 @@ class DeltaSink(RecordingSink):
                 if not isinstance(error, CommitFailedError) or self._last(origin)[1] < clock:
                     raise
 
+    def rewind(self, clock: int, values: ValuesThen) -> None:
+        from deltalake import write_deltalake
+
+        origin = self._origin
+        assert origin is not None, "open comes first"
+        with self._asking():
+            before, _ = self._last(origin)
+            table, last = self._last(origin)
+            if _timeline(table, origin) == origin.timeline:
+                return
+            commit = self._commit(table, origin, min(last, clock))
+            table.delete(_above(origin, clock), commit_properties=commit)
+            if _timeline(self._last(origin)[0], origin) != origin.timeline:
+                # Nothing is above the clock, and nothing was committed. This fails if a writer has come meanwhile.
+                write_deltalake(before, origin.schema.empty_table(), mode="append", commit_properties=commit)
+
+    def rows_above(self, clock: int) -> int | None:
+        from deltalake import DeltaTable
+
+        with self._asking():
+            if not DeltaTable.is_deltatable(self.url, self._options):
+                return 0
+            table = DeltaTable(self.url, storage_options=self._options)
+            # This brings pandas, which takes half a second.
+            import pyarrow.dataset as ds
+
+            kind = pa.int64() if CLOCK in _whole(table) else TIME
+            above = ds.field(CLOCK) > pa.scalar(clock, pa.int64()).cast(kind)
+            return int(table.to_pyarrow_dataset().count_rows(filter=above))
+
+    def _commit(self, table: deltalake.DeltaTable, origin: Origin, clock: int) -> deltalake.CommitProperties:
+        """Return what a commit records: the clock in the timeline of the origin."""
+        from deltalake import CommitProperties, Transaction
+
+        owner, timeline = _owner(origin), origin.timeline
+        if timeline == 0:
+            return CommitProperties(app_transactions=[Transaction(owner, clock)])
+        first = table.transaction_version(owner)
+        numbers = {
+            owner: BEGINNING if first is None else first,
+            _owner_in(origin, timeline): clock,
+            f"{owner} timeline": timeline,
+        }
+        return CommitProperties(app_transactions=[Transaction(name, number) for name, number in numbers.items()])
+
     def _last(self, origin: Origin) -> tuple[deltalake.DeltaTable, int]:
         """Return the table as it is now, and the last clock in it."""
         from deltalake import DeltaTable
@@ -139,7 +205,8 @@ class DeltaSink(RecordingSink):
         owner = table.metadata().configuration.get(OWNER)
         if owner != _owner(origin):
             raise InvalidInputError(f"{self.name} is of task={owner!r}, not {_owner(origin)!r}; name another table.")
-        last = table.transaction_version(owner)
+        check_timeline(self.name, timeline := _timeline(table, origin), origin)
+        last = table.transaction_version(_owner_in(origin, timeline))
         return table, BEGINNING if last is None else last
 
     def _check_table(self, table: deltalake.DeltaTable, origin: Origin) -> None:
@@ -162,6 +229,23 @@ class DeltaSink(RecordingSink):
 
 def _owner(origin: Origin) -> str:
     return f"{origin.application}/{origin.task}"
+
+
+def _owner_in(origin: Origin, timeline: int) -> str:
+    """Return the name by which the last clock of a timeline is recorded."""
+    return f"{_owner(origin)}@{timeline}" if timeline else _owner(origin)
+
+
+def _timeline(table: deltalake.DeltaTable, origin: Origin) -> int:
+    """Return the timeline that is recorded."""
+    return table.transaction_version(f"{_owner(origin)} timeline") or 0
+
+
+def _above(origin: Origin, clock: int) -> str:
+    """Return the condition for rows above a clock, as Delta takes it."""
+    is_whole = origin.schema.field(CLOCK).type == pa.int64()
+    value = str(clock) if is_whole else f"arrow_cast({clock}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+    return f"{CLOCK} > {value}"
 
 
 def _whole(table: deltalake.DeltaTable) -> set[str]:

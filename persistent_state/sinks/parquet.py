@@ -2,7 +2,13 @@
 
     _table.json                              whose values these are, and their columns
     _clocks/<clock>.json                     a marker: created last, it names the files of the clock
+    _clocks/<clock>-<timeline>.json          a marker of a later timeline than 0
+    _rewinds/<timeline>.json                 the clock to which the application was taken back when the timeline began
     <clock>-<part>-<task>-<digest>.parquet   values at a clock
+
+A marker is void if a rewind began a later timeline than its own, at a lower clock than its own. So one file that is created
+takes back all that is above its clock, also what a writer of the timeline that has ended may yet write. Who reads lists the
+markers first and the rewinds then: a marker of a timeline is never older than the file with which the timeline began.
 
 A clock is written as 20 digits, which sort as clocks do: 1 and the microseconds, or 0 and the microseconds since -2**63. The
 digest is the first 16 hexadecimal digits of the file's SHA-256. So two attempts at a clock with the same rows make the same
@@ -32,7 +38,15 @@ from persistent_state.errors import DamagedError, ExistsError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import Clock, full_clock, read_clock
 from persistent_state.partials.keys import normalise, same_as_previous
-from persistent_state.sinks.base import CLOCK, Origin, RecordingSink, folder_record, known_clock
+from persistent_state.sinks.base import (
+    CLOCK,
+    Origin,
+    RecordingSink,
+    ValuesThen,
+    check_timeline,
+    folder_record,
+    known_clock,
+)
 from persistent_state.store.files import LocalFiles, open_files
 
 if TYPE_CHECKING:
@@ -41,7 +55,10 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
     from pyspark.sql import DataFrame
 
-FORMAT = 1
+FORMAT = 2
+"""The format of a new table. Readers of format 1 know nothing of rewinds, and would show what is void."""
+
+READABLE = (1, FORMAT)
 
 GROUP_ROWS = 1 << 17
 """Rows of a row group, which a reader's thread takes as one."""
@@ -51,14 +68,15 @@ LEFTOVER_AGE = 3600.0
 
 _TABLE = "_table.json"
 _MARKERS = "_clocks"
+_REWINDS = "_rewinds"
 _AT_ONCE = 16  # markers read at the same time
 
 
 class ParquetSink(RecordingSink):
     """A folder of Parquet files to which each clock adds its values: the key columns, `clock` (a timestamp) and `value`.
 
-    A table belongs to one task. To read it, use `paths`, `dataset` or `latest`: they name only clocks that are whole. The
-    folder itself may also have files of drivers that were killed.
+    A table belongs to one task. To read it, use `paths`, `dataset` or `latest`: they name only clocks that are whole, of one
+    history. The folder itself may also have files of drivers that were killed, and of clocks that a rewind has taken back.
 
     Args:
         url: A folder, or a URL of fsspec, as a store's.
@@ -123,7 +141,9 @@ class ParquetSink(RecordingSink):
                     ) from None
         self._origin = origin
         self._collect()
-        self._last = max(self.clocks(), default=BEGINNING)
+        markers, rewinds = self._listed()
+        check_timeline(self.name, max(rewinds, default=0), origin)
+        self._last = max(_valid(markers, rewinds), default=BEGINNING)
         return known_clock(self._last)
 
     def write(self, values: DataFrame, clock: int) -> None:
@@ -156,8 +176,22 @@ class ParquetSink(RecordingSink):
         paths = sorted(row["path"] for row in written)
         self._check_here(paths)
         with suppress(ExistsError):
-            place.create(_marker(clock), _json({"clock": clock, "files": paths}))
+            place.create(_marker(clock, origin.timeline), _json({"clock": clock, "files": paths}))
         self._last = clock
+
+    def rewind(self, clock: int, values: ValuesThen) -> None:
+        origin = self._origin
+        assert origin is not None, "open comes first"
+        with suppress(ExistsError):
+            self.place.create(f"{_REWINDS}/{origin.timeline:020d}.json", _json({"clock": clock}))
+        markers, rewinds = self._listed()
+        check_timeline(self.name, max(rewinds), origin)
+        self._last = max(_valid(markers, rewinds), default=BEGINNING)
+
+    def rows_above(self, clock: int) -> int | None:
+        markers = self._markers()
+        above = {each: timeline for each, timeline in markers.items() if each > clock}
+        return int(self._dataset(self._data_files(above, None)).count_rows()) if above else 0
 
     def clocks(self) -> list[int]:
         """Return the clocks that are in the table.
@@ -168,10 +202,10 @@ class ParquetSink(RecordingSink):
         Raises:
             InvalidInputError: There is no table.
         """
-        names = self.place.list(_MARKERS)
-        if not names:
+        markers = self._markers()
+        if not markers:
             self._table()
-        return [_clock(match[1]) for name in names if (match := re.fullmatch(r"(\d{20})\.json", name))]
+        return sorted(markers)
 
     def paths(self, clocks: Sequence[Clock] | None = None) -> list[str]:
         """Return the paths of the files of these clocks, for `spark.read.parquet(*paths)` and DuckDB.
@@ -187,7 +221,7 @@ class ParquetSink(RecordingSink):
         Raises:
             InvalidInputError: There is no such clock in the table, or no table.
         """
-        return [f"{self.place.url}/{path}" for path in self._data_files(clocks)]
+        return [f"{self.place.url}/{path}" for path in self._data_files(self._markers(), clocks)]
 
     def dataset(self, clocks: Sequence[Clock] | None = None) -> Dataset:
         """Return the values at these clocks, by default at all. They are read when the dataset is used.
@@ -200,6 +234,9 @@ class ParquetSink(RecordingSink):
         Raises:
             InvalidInputError: There is no such clock in the table, or no table.
         """
+        return self._dataset(self._data_files(self._markers(), clocks))
+
+    def _dataset(self, paths: Sequence[str]) -> Dataset:
         # These bring pandas, which takes half a second.
         import pyarrow.dataset as ds
         from fsspec.core import url_to_fs
@@ -211,7 +248,7 @@ class ParquetSink(RecordingSink):
             system = fs.PyFileSystem(fs.FSSpecHandler(client))
         checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
         return ds.FileSystemDataset.from_paths(
-            [f"{root}/{path}" for path in self._data_files(clocks)],
+            [f"{root}/{path}" for path in paths],
             schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self._table()["schema"]))),
             format=ds.ParquetFileFormat(default_fragment_scan_options=checked),
             filesystem=system,
@@ -233,8 +270,8 @@ class ParquetSink(RecordingSink):
                 f"table={self.place.url!r} has the rows that a task emits, and none replaces another; read all, by dataset()."
             )
         newest = None if clock is None else read_clock(clock)
-        clocks = [each for each in self.clocks() if newest is None or each <= newest]
-        rows = self.dataset(clocks).to_table()
+        markers = {at: timeline for at, timeline in self._markers().items() if newest is None or at <= newest}
+        rows = self._dataset(self._data_files(markers, None)).to_table()
         *keys, _, _ = rows.column_names
         order = np.asarray(pc.sort_indices(rows, [(name, "ascending") for name in (*keys, CLOCK)]))
         same = same_as_previous([normalise(rows[name].take(order)) for name in keys], len(rows))
@@ -245,25 +282,34 @@ class ParquetSink(RecordingSink):
     def _collect(self) -> None:
         """Delete the temporary files of drivers and workers that were killed; what can't be deleted now is deleted later."""
         with suppress(StateError):
-            for folder in ("", _MARKERS):
+            for folder in ("", _MARKERS, _REWINDS):
                 # The age of a file is by the wall clock.
                 for name, age in self.place.leftovers(folder, time.time_ns() // 1000):  # noqa: TID251
                     if age > LEFTOVER_AGE:
                         self.place.delete(f"{folder}/{name}" if folder else name)
 
-    def _data_files(self, clocks: Sequence[Clock] | None) -> list[str]:
-        wanted = self.clocks() if clocks is None else [read_clock(clock) for clock in clocks]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return [path for paths in pool.map(self._files_of, wanted) for path in paths]
+    def _listed(self) -> tuple[list[tuple[int, int]], dict[int, int]]:
+        """Return clock and timeline of each marker, and by timeline the clock of the rewind with which it began."""
+        names = (re.fullmatch(r"(\d{20})(?:-(\d{20}))?\.json", name) for name in self.place.list(_MARKERS))
+        markers = [(_clock(match[1]), int(match[2] or 0)) for match in names if match]
+        began = (re.fullmatch(r"(\d{20})\.json", name) for name in self.place.list(_REWINDS))
+        return markers, {int(match[1]): self._read(f"{_REWINDS}/{match[0]}")["clock"] for match in began if match}
 
-    def _files_of(self, clock: int) -> list[str]:
-        try:
-            files: list[str] = self._read(_marker(clock))["files"]
-        except FileNotFoundError:
-            raise InvalidInputError(
-                f"clock={full_clock(clock)} is not in table={self.place.url!r}; use one of its clocks()."
-            ) from None
-        return files
+    def _markers(self) -> dict[int, int]:
+        """Return the clocks that are in the table, ascending, with the timeline of each."""
+        return _valid(*self._listed())
+
+    def _data_files(self, markers: Mapping[int, int], clocks: Sequence[Clock] | None) -> list[str]:
+        """Return the files of clocks, by default of all that have these markers."""
+        wanted = [*markers] if clocks is None else [read_clock(clock) for clock in clocks]
+        for clock in wanted:
+            if clock not in markers:
+                raise InvalidInputError(
+                    f"clock={full_clock(clock)} is not in table={self.place.url!r}; use one of its clocks()."
+                )
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            read = pool.map(lambda clock: self._read(_marker(clock, markers[clock]))["files"], wanted)
+            return [path for paths in read for path in paths]
 
     def _table(self) -> dict[str, Any]:
         try:
@@ -272,7 +318,7 @@ class ParquetSink(RecordingSink):
             raise InvalidInputError(f"there is no table in {self.place.url!r}; look at its address.") from None
         if not table.keys() >= {"format", "application", "task", "key", "columns", "schema"}:
             raise DamagedError(f"path={_TABLE!r} of {self.place.url!r} is not what was written; restore it.")
-        if table["format"] != FORMAT:
+        if table["format"] not in READABLE:
             raise InvalidInputError(f"table={self.place.url!r} has format={table['format']}, not {FORMAT}; upgrade.")
         return table
 
@@ -335,8 +381,17 @@ def _data_file(origin: Origin, clock: int, part: int, rows: pa.Table) -> tuple[s
     return f"{_digits(clock)}-{part:04d}-{task}-{hashlib.sha256(data).hexdigest()[:16]}.parquet", data
 
 
-def _marker(clock: int) -> str:
-    return f"{_MARKERS}/{_digits(clock)}.json"
+def _valid(markers: Sequence[tuple[int, int]], rewinds: Mapping[int, int]) -> dict[int, int]:
+    """Return the clocks, ascending, whose markers are not void, with the timeline of each."""
+    return {
+        clock: timeline
+        for clock, timeline in sorted(markers)
+        if not any(began > timeline and at < clock for began, at in rewinds.items())
+    }
+
+
+def _marker(clock: int, timeline: int) -> str:
+    return f"{_MARKERS}/{_digits(clock)}{f'-{timeline:020d}' if timeline else ''}.json"
 
 
 def _digits(clock: int) -> str:

@@ -212,12 +212,13 @@ class Judge:
 
 @dataclass(frozen=True)
 class Past:
-    """All that the oracle knew of tasks when a clock was the newest: least allowed delays, and lives of tasks, by task."""
+    """All that the oracle knew of tasks when a clock was the newest: least allowed delays, lives and code, by task."""
 
     judges: Mapping[str, Judge]
     delays: Mapping[str, int]
     made: Mapping[str, Any]
     lives: Mapping[str, Any]
+    derived: Mapping[str, Any]
 
 
 class Oracle:
@@ -333,6 +334,7 @@ class Oracle:
                 {**self.delays},
                 {**self.graphs.made},
                 {**self.graphs.lives},
+                {**self.graphs.derived},
             )
 
     def write(self, sink: WorldSink, due: Due, floor: int, values: Values, timeline: int, epoch: int) -> None:
@@ -587,6 +589,7 @@ class Oracle:
         for now, some in ((self.graphs.made, past.made), (self.graphs.lives, past.lives)):
             now.clear()
             now.update(some)
+        self.graphs.derived.update(past.derived)
         self.graphs.values.clear()
         for name, judge in self.judges.items():
             was = name in then.tasks

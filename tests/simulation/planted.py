@@ -74,6 +74,7 @@ from persistent_state.store import (
     task_state,
 )
 from persistent_state.store.files import base
+from tests.simulation import sinks
 
 
 @dataclass(frozen=True)
@@ -1129,6 +1130,77 @@ BUGS = (
         state_at.StateAt._is_in,
         ("entry.timeline == self.timeline or", "True or"),
         theme="rewound",
+    ),
+    # Outputs that go back
+    bug(
+        "debt forgotten at a restart",
+        "A start forgets what outputs owe since a rewind.",
+        takeover._first_entry,
+        ("owes=newest.owes if newest else {}", "owes={}"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "debt paid by word",
+        "The log says that a sink has gone back that was not asked to.",
+        deliver.Giver.follow,
+        ("self.go_back(then, owed.clock)", "pass"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "debt of the last rewind",
+        "A sink that was down for two rewinds goes back to the clock of the second, though that of the first is lower.",
+        rewind._first_entry,
+        ("min(entry.clock, known.clock)", "entry.clock"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "one clock more than the log says",
+        "A sink that was given a clock before its driver was killed is taken for one that has nothing above the clock.",
+        rewind._furthest,
+        ("if max(last, task.born) < clock <= visited", "if False"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "values of before the output was there",
+        "An output that came after the clock is given only what changed since.",
+        task_state.OutputState.rewind,
+        (">= clock]", ">= END]"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "open for another timeline",
+        "A driver goes on with a sink that it opened before the application was rewound.",
+        deliver.Giver.follow,
+        ("if entry.timeline != self._timeline:", "if False:"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "sink that believes its old record",
+        "A sink goes back and leaves its record at the clock that it had.",
+        sinks.WorldSink.go_back,
+        ("self.timeline, self.applied = timeline, min(self.applied, clock)", "self.timeline = timeline"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "write of a zombie after the retraction",
+        "A sink takes a clock of a timeline that has ended, after it has gone back.",
+        sinks.WorldSink.is_fenced,
+        ("timeline < self.timeline", "False"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "half a clock of another timeline",
+        "What was written of a clock before a rewind is completed with values of another timeline.",
+        sinks.WorldSink.half_of,
+        ("(timeline, clock)", "clock"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "sink that goes back again",
+        "A sink goes back a second time for a driver that comes late, and loses clocks of the new timeline.",
+        sinks.WorldSink.go_back,
+        ("self.timeline >= timeline", "self.timeline > timeline"),
+        theme="rewound-outputs",
     ),
     # Delivery
     bug(

@@ -59,7 +59,11 @@ class WorldSink:
     def write_half(self, timeline: int, clock: int, values: Values) -> None:
         """Write the first part of a clock, unless it is there."""
         if timeline >= self.timeline:
-            self.halves.setdefault((timeline, clock), dict([*values.items()][::2]))
+            self.halves.setdefault(self.half_of(timeline, clock), dict([*values.items()][::2]))
+
+    def half_of(self, timeline: int, clock: int) -> object:
+        """By what the first part of a clock is found."""
+        return (timeline, clock)
 
     def is_fenced(self, timeline: int) -> bool:
         """Whether a writer of this timeline comes too late."""
@@ -67,7 +71,7 @@ class WorldSink:
 
     def put(self, timeline: int, clock: int, is_all: bool, values: Values) -> None:
         """Have values at a clock, and say so in the record, in one step."""
-        half = self.halves.pop((timeline, clock), {}) if self.kind == PARTS else {}
+        half = self.halves.pop(self.half_of(timeline, clock), {}) if self.kind == PARTS else {}
         self.given.append((clock, is_all, {**values, **half}))
         self.timeline, self.applied = timeline, clock
         self._see()
@@ -142,7 +146,7 @@ class Sinks:
             for output, sink in sinks.items():
                 owed, was = entry.owed(name, output), before.owed(name, output)
                 facts = {"task": name, "output": output, "kind": sink.kind, "applied": sink.applied, "clock": clock}
-                if sink.life is self.lives.get(name):
+                if task is not None and sink.life is self.lives.get(name):
                     sink.life = self._life_of(name)
                 if sink.kind == AGAIN:
                     sink.applied = min(sink.applied, clock)
@@ -156,7 +160,9 @@ class Sinks:
                 sink.seen = {each for each in sink.seen if each <= clock}
                 last = task.outputs.delivered.get(output, BEGINNING) if task else BEGINNING
                 sink.owed = {each for each in entry.retained if task and max(last, task.born) < each <= clock}
-            self.lives[name] = self._life_of(name)
+            self.lives.pop(name, None)
+            if task is not None:
+                self.lives[name] = self._life_of(name)
 
     def write_late(self, sink: WorldSink, timeline: int, due: Due, values: Values) -> None:
         """A driver of a timeline that has ended writes values. A sink with a record may have gone back before or after that."""
@@ -165,9 +171,9 @@ class Sinks:
         if sink.is_fenced(timeline):
             raise FencedError("the sink is in a later timeline.")
         sink.seen.add(due.clock)
-        sink.put(timeline, due.clock, due.since == BEGINNING, self._more(sink, values))
+        sink.put(timeline, due.clock, due.since == BEGINNING, self.keyed(sink, values))
 
-    def _more(self, sink: WorldSink, values: Values) -> dict[Any, Any]:
+    def keyed(self, sink: WorldSink, values: Values) -> dict[Any, Any]:
         """Values by key, or by key and window."""
         early = len(self.graphs.job(sink.task).keys) + 2
         return {key[:early]: (*key[early:], value) for key, value in values.items()} if sink.early else dict(values)
@@ -177,7 +183,7 @@ class Sinks:
         if sink.kind not in RECORD and epoch != newest.epoch:
             # Nobody can tell a function that.
             return
-        sink.go_back(timeline, clock, self._more(sink, then))
+        sink.go_back(timeline, clock, self.keyed(sink, then))
         sink.seen = {each for each in sink.seen if each <= clock or each not in sink.seen}
 
     def _life_of(self, name: str) -> object:
@@ -250,7 +256,7 @@ class Sinks:
                 )
                 sink.mirror.clear()
                 sink.begun = floor
-            more = self._more(sink, values)
+            more = self.keyed(sink, values)
             if job.is_windowed and sink.kind != AGAIN:
                 again = {window for window in more if sink.mirror.get(window, (False,))[0] is True}
                 must(not again, "a window closes once", again=again, **facts)

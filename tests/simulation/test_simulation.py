@@ -16,6 +16,7 @@ import pytest
 from persistent_state.sources.tasks import Emitted, InOrder
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive
 from tests.simulation.graphs import clock_of, every_in, is_diamond
+from tests.simulation.sinks import GO_BACK
 from tests.simulation.world import (
     BRANCHED,
     EVERY,
@@ -28,6 +29,7 @@ from tests.simulation.world import (
     REBUILT,
     REWOUND,
     REWOUND_GRAPHS,
+    REWOUND_OUTPUTS,
     VERSIONS,
     World,
     play,
@@ -152,6 +154,13 @@ def test_applications_that_are_branched_keep_the_contract() -> None:
 def test_applications_that_go_back_keep_the_contract(theme: str) -> None:
     worlds = [play(seed, theme) for seed in range(REWOUND_WORLDS if theme == REWOUND else REWOUND_GRAPH_WORLDS)]
     assert sum(world.oracle.happened["rewind"] for world in worlds) > 2
+
+
+@pytest.mark.soak
+def test_applications_that_go_back_take_their_outputs_along() -> None:
+    worlds = [play(seed, REWOUND_OUTPUTS) for seed in range(REWOUND_WORLDS)]
+    happened = sum((world.oracle.happened for world in worlds), Counter[str]())
+    assert {kind for kind in GO_BACK if happened[f"{kind} went back"]} == {*GO_BACK}
 
 
 @pytest.mark.soak

@@ -114,7 +114,7 @@ GRAPHS = (GRAPH, EVERY, IN_ORDER, VERSIONS)
 REWOUND_OUTPUTS = "rewound-outputs"
 """The theme of worlds in which applications with sinks of all kinds go back to kept clocks."""
 
-REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS)}
+REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS, VERSIONS)}
 """The themes of worlds in which applications of such tasks go back to kept clocks."""
 
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
@@ -884,8 +884,8 @@ class World:
     def _write(self, actor: Actor, plan: Plan, sink: WorldSink, entry: Entry, due: Due) -> None:
         floor, values = entry.tasks[sink.task].stored.floor, self._values(plan, sink, entry, due)
         if sink.kind == places.PARTS:
-            what = f"{sink.task} {sink.output} {due.clock} half"
-            actor.perform("write", what, lambda: sink.write_half(entry.timeline, due.clock, values))
+            what, keyed = f"{sink.task} {sink.output} {due.clock} half", self.oracle.sinks.keyed(sink, values)
+            actor.perform("write", what, lambda: sink.write_half(entry.timeline, due.clock, keyed))
 
         def act() -> None:
             self.oracle.write(sink, due, floor, values, entry.timeline, actor.epoch)

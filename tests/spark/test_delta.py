@@ -7,6 +7,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ import pyarrow as pa
 import pytest
 from deltalake.schema import PrimitiveType
 
-from persistent_state.errors import InvalidInputError, StoreUnavailableError
+from persistent_state.errors import FencedError, InvalidInputError, StoreUnavailableError
 from persistent_state.sinks import delta
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.delta import OWNER, DeltaSink
@@ -377,3 +379,77 @@ def test_a_table_in_an_object_store_keeps_its_secrets(local: Local, servers: Ser
         assert "secret-of-s3" not in text
         assert "\x1b" not in text
     assert told[0].startswith(f"delta:{url}: OSError: Generic S3 error Error performing ")
+
+
+# Rewinds
+
+CLOCKS_OF_TABLES = [
+    USERS,
+    replace(USERS, schema=USERS.schema.set(1, pa.field("clock", pa.timestamp("us", "UTC")))),
+]
+
+
+@pytest.mark.parametrize("what", CLOCKS_OF_TABLES, ids=["whole", "times"])
+def test_a_rewind_deletes_what_is_above_its_clock_in_one_version(local: Local, tmp_path: Path, what: Origin) -> None:
+    url, written = tmp_path / "table", {clock: rows(clock, 3) for clock in (10, 20, 30)}
+    old = opened(url, what)
+    for clock, table in written.items():
+        old.write(local(table), clock)
+    new = opened(url, replace(what, timeline=4))
+    assert (new.rows_above(10), new.open(replace(what, timeline=4))) == (6, 30)
+    version = deltalake.DeltaTable(url).version()
+    new.rewind(10, nothing)
+    assert (deltalake.DeltaTable(url).version(), new.rows_above(10)) == (version + 1, 0)
+    assert in_order(read(url).cast(USERS.schema)) == in_order(written[10])
+    for clock in (10, 20, 40):
+        with pytest.raises(FencedError, match="was rewound"):
+            old.write(local(rows(clock, 1)), clock)
+    new.write(local(rows(20, 2, add=5)), 20)
+    # Whoever lets it go back again changes nothing.
+    new.rewind(10, nothing)
+    assert in_order(read(url).cast(USERS.schema)) == in_order(written[10], rows(20, 2, add=5))
+    with pytest.raises(FencedError):
+        opened(url, what)
+    last = opened(url, replace(what, timeline=9))
+    assert last.open(replace(what, timeline=9)) == 20
+    # Nothing is above it, and it is recorded all the same.
+    last.rewind(25, nothing)
+    with pytest.raises(FencedError):
+        new.write(local(rows(30, 1)), 30)
+    assert last.open(replace(what, timeline=9)) == 20
+
+
+def nothing() -> Iterator[pa.RecordBatch]:
+    raise AssertionError("a table of all clocks has them")
+
+
+@pytest.mark.parametrize("comes", ["in between", "before"])
+def test_a_writer_of_the_timeline_that_has_ended_never_commits_beside_a_rewind(
+    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: str
+) -> None:
+    url = tmp_path / "table"
+    old = opened(url)
+    old.write(local(rows(10, 3)), 10)
+    new = opened(url, replace(USERS, timeline=4))
+    last = DeltaSink._last
+
+    def meanwhile(sink: DeltaSink, what: Origin) -> Any:
+        found = last(sink, what)
+        monkeypatch.setattr(DeltaSink, "_last", last)
+        if comes == "before":
+            # The old one commits after the new one has looked.
+            old.write(local(rows(20, 3)), 20)
+        else:
+            new.rewind(10, nothing)
+        return found
+
+    monkeypatch.setattr(DeltaSink, "_last", meanwhile)
+    if comes == "before":
+        with suppress(StoreUnavailableError):
+            new.rewind(10, nothing)
+        new.rewind(10, nothing)
+    else:
+        with pytest.raises(FencedError):
+            old.write(local(rows(20, 3)), 20)
+    assert read(url) == in_order(rows(10, 3))
+    assert new.open(replace(USERS, timeline=4)) == 10

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from persistent_state.errors import DamagedError, InvalidInputError, StateError, StoreUnavailableError
+from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StateError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.console import ConsoleSink
@@ -488,3 +489,64 @@ def test_the_console_shows_a_global_state_and_none(spark: SparkSession, capsys: 
     assert ConsoleSink().name == "console"
     with pytest.raises(InvalidInputError, match="give at least 0"):
         ConsoleSink(rows=-1)
+
+
+# Rewinds
+
+
+def in_timeline(url: Path, timeline: int) -> ParquetSink:
+    return opened(url, replace(USERS, timeline=timeline))
+
+
+def no_values() -> Iterator[pa.RecordBatch]:
+    raise AssertionError("a table of all clocks has them")
+
+
+def test_a_rewind_takes_back_what_is_above_its_clock_and_what_late_writers_write(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url = tmp_path / "table"
+    old = in_timeline(url, 0)
+    for clock in (10, 20, 30):
+        old.write(frame(spark, rows(clock, 3)), clock)
+    assert old.rows_above(10) == 6
+    late = in_timeline(url, 0)
+    new = in_timeline(url, 4)
+    new.rewind(10, no_values)
+    assert (new.clocks(), new.open(replace(USERS, timeline=4)), new.rows_above(10)) == ([10], 10, 0)
+    assert old.latest() == old.dataset([10]).to_table()
+    with pytest.raises(InvalidInputError, match="is not in table"):
+        old.paths([20])
+    # A writer that knows nothing of it comes in between, before and after the same clock of the new timeline.
+    late.write(frame(spark, rows(40, 3)), 40)
+    new.write(frame(spark, rows(20, 3, add=7)), 20)
+    late = ParquetSink(url)
+    late._origin = USERS
+    late.write(frame(spark, rows(20, 3, add=1)), 20)
+    late.write(frame(spark, rows(50, 3)), 50)
+    assert new.clocks() == [10, 20]
+    assert read(url) == in_order(rows(10, 3), rows(20, 3, add=7))
+    # Whoever lets it go back again changes nothing.
+    new.rewind(10, no_values)
+    assert new.clocks() == [10, 20]
+    with pytest.raises(FencedError, match="was rewound"):
+        in_timeline(url, 0)
+    # To a clock of the first timeline, and to one of the second.
+    in_timeline(url, 9).rewind(15, no_values)
+    assert new.clocks() == [10]
+    newest = in_timeline(url, 9)
+    newest.write(frame(spark, rows(20, 2)), 20)
+    assert read(url) == in_order(rows(10, 3), rows(20, 2))
+
+
+def test_a_table_of_the_first_format_goes_back(tmp_path: Path) -> None:
+    url = tmp_path / "table"
+    opened(url)
+    table = url / "_table.json"
+    table.write_text(table.read_text().replace('"format": 2', '"format": 1'))
+    for clock in ("1" + "0" * 17 + "10", "1" + "0" * 17 + "20"):
+        (url / "_clocks").mkdir(exist_ok=True)
+        (url / "_clocks" / f"{clock}.json").write_text('{"files": []}')
+    sink = in_timeline(url, 3)
+    sink.rewind(10, no_values)
+    assert (sink.clocks(), ParquetSink(url).clocks()) == ([10], [10])
