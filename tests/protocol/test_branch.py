@@ -165,6 +165,31 @@ def test_a_graph_branches_to_another_store_at_any_kept_clock(shards: int) -> Non
     check(files, 60)
 
 
+def test_a_task_that_was_left_out_is_read_at_its_clock_and_begins_again_if_it_returns() -> None:
+    world = World()
+    other = core.plan_of(Total("other"), SCHEMA, files=world.files, shards=2)
+    core.start(world.log, [world.plan, other])
+    for plan in (world.plan, other):
+        world.play(8, plan=plan)
+    left = world.newest.clock
+    core.start(world.log, [world.plan])
+    world.play(16)
+    green = Branch(world, 150)
+    assert verify(world.files.url).problems == ()
+    assert green.state(left, "other") == world.state(left, "other")
+    other = replace(other, application="green")
+    with pytest.raises(
+        InvalidInputError, match=r"task=other left at clock=.*, and the oldest that is retained is .* Name it"
+    ):
+        core.start(green.log, [green.plan, other])
+    core.start(green.log, [green.plan, other], reset=["other"])
+    for plan in (green.plan, other):
+        green.play(20, plan=plan)
+    since = sum(150 <= row["ts"] < 190 for row in world.rows(20))
+    assert (green.state(), green.state(task="other")) == (expected(world, 0, 20), since)
+    assert verify(world.files.url).problems == ()
+
+
 def settled(world: World, monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...]) -> None:
     """Play until a list in a file names files of late rows."""
     monkeypatch.setattr("persistent_state.store.late_rows.MANY", 1)
