@@ -479,3 +479,20 @@ def test_an_application_is_branched_within_a_store_and_to_another(
     ):
         assert main(["branch", stores[0], "app", *arguments]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_progress_of_a_branch_is_told_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    write(
+        tmp_path,
+        Kept("k", "n", Max()),
+        pa.RecordBatch.from_pydict({"ts": [5, 25], "k": ["a", "b"], "n": [5, 25]}, ROWS),
+    )
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert main(["branch", str(tmp_path), "app", "next"]) == 0
+    *told, last = re.findall(r"([\d.]+ k?B) of ([\d.]+ k?B)", terminal.getvalue())
+    assert last[0] == last[1]
+    assert all(size == last[1] for _, size in told)

@@ -40,12 +40,15 @@ from persistent_state import (
 )
 from persistent_state.errors import ExistsError
 from persistent_state.event_time.clocks import Settings
+from persistent_state.protocol import branch
 from persistent_state.protocol.commits import Keeping, close
 from persistent_state.store import blocks
 from persistent_state.store import runs as runs_io
 from persistent_state.store.files import Files, cache, open_files
 from persistent_state.store.log import Log
+from persistent_state.store.verify import verified
 from tests import core
+from tests.protocol.test_rewind import World
 from tests.store.proxy import Asked, Fault, Proxy
 from tests.store.servers import Server, Servers, files_of, needed
 
@@ -677,6 +680,22 @@ def test_a_store_copies_a_file_itself_if_it_can(servers: Servers, kind: str, tmp
     # Another server, or other rights, cannot be told from the options.
     assert not other.copy_from(replace(one, options={**one.options, "more": 1}), "c/d", "e")
     assert not other.copy_from(open_files(tmp_path), "c/d", "e")
+
+
+@pytest.mark.parametrize("kind", FAR)
+def test_an_application_branches_to_each_kind_of_store_within_it_and_from_it(files: Files) -> None:
+    world, told = World(), list[tuple[int, int]]()
+    world.play(12)
+    places = [(world.files, "app"), (files, "green"), (files, "blue"), (core.memory(), "app")]
+    for (source, name), (target, new) in itertools.pairwise(places):
+        branch.branch(
+            Log(source, name), Log(target, new), 110, now=0, new_id=core.new_id, tell=lambda *sizes: told.append(sizes)
+        )
+        found = verified(target, new)
+        assert found.problems == found.unreferenced == ()
+        assert told[-1] == (found.bytes - len(target.read(f"{new}/log/{1:020d}.json")),) * 2
+    last, _ = places[-1]
+    assert read_state(last.url, "app", "total").to_pylist() == [{"value": world.state(110)}]
 
 
 @pytest.mark.parametrize("kind", FAR)
