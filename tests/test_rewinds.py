@@ -26,6 +26,7 @@ from persistent_state import (
 )
 from persistent_state.batch.plan import AT_MOST_ONCE
 from persistent_state.protocol import deliver
+from persistent_state.protocol.commits import Keeping
 from persistent_state.store.entry import Owed
 from tests import core
 from tests.protocol.test_rewind import SCHEMA, Total, World
@@ -256,3 +257,21 @@ def test_an_output_that_came_after_the_clock_is_given_everything_with_the_next_o
     core.start(world.log, [world.plan])
     world.play(12)
     assert deliver.due(world.newest, "total", "table") == deliver.Due(70, -(2**63), -(2**63))
+
+
+def test_the_state_at_the_clock_stays_readable_until_a_sink_that_is_down_for_long_has_gone_back() -> None:
+    world, table = played("table"), Table([0, 110], is_away=True)
+    application(world, table).rewind(60)
+    core.start(world.log, [world.plan])
+    world.keeping = Keeping(1, 0)
+    world.play(40, value=100)
+    core.collect(world.log, world.newest.epoch, now=10**12, keeping=world.keeping)
+    assert 60 in world.newest.retained
+    assert [*world.newest.kept] == [390]
+    table.is_away = False
+    # Whoever plans now finds that it has yet to follow, and a rewind lets it.
+    app = application(world, table)
+    assert app.plan_rewind(390).outputs == (OutputPlan("total", "table", "retract", 110, rows=7),)
+    assert app.rewind(390).outputs[0].is_done
+    assert table.backs == [(world.newest.timeline, 60, [{"clock": us(60), "value": 5}])]
+    assert world.newest.tasks["total"].outputs.delivered == {"table": 60}
