@@ -294,7 +294,6 @@ class Application:
             )
         setup = self._setup(
             spark,
-            self.shards or spark.sparkContext.defaultParallelism,
             partial(columns_of, spark),
             to_the_end=to_the_end,
             drains=drains,
@@ -361,14 +360,14 @@ class Application:
     def _rewind_setup(self) -> Setup:
         from persistent_state.engine.rewinds import columns_of, session
 
-        return self._setup(session(), self.shards or 1, columns_of, to_the_end=True)
+        return self._setup(session(), columns_of, to_the_end=True, shards=1)
 
     def _setup(
         self,
         spark: SparkSession,
-        shards: int,
         columns_of: ColumnsOf,
         to_the_end: bool,
+        shards: int | None = None,
         drains: bool = False,
         trigger: str | None = None,
         on_progress: Callable[[Progress], None] | None = None,
@@ -384,6 +383,7 @@ class Application:
         if not self._added:
             raise InvalidInputError(f"application {self.name} has no task; add one.")
         files = open_files(self.store, self.storage_options)
+        shards = self.shards or shards or spark.sparkContext.defaultParallelism
         plans = self.plans(files, shards, columns_of)
         # Tasks that were given one source object are to share it.
         shared: dict[int, TimeReplayableSource | KafkaConnectorSource] = {}

@@ -103,6 +103,13 @@ class Inputs(TimeReplayableSource):
         for name, source in self.sources.items():
             source.hold(held[name])
 
+    def amount(self, start: Mapping[str, int], end: Mapping[str, int]) -> tuple[int, str] | None:
+        starts, ends = self._by_input(start), self._by_input(end)
+        of_each = [source.amount(starts[name], ends[name]) for name, source in self.sources.items()]
+        known = [each for each in of_each if each is not None]
+        counts = ", ".join(sorted({what for _, what in known}))
+        return (sum(count for count, _ in known), counts) if len(known) == len(of_each) else None
+
     def freeze(self) -> None:
         for source in self.sources.values():
             source.freeze()

@@ -26,6 +26,7 @@ from persistent_state import (
 )
 from persistent_state.batch.plan import AT_MOST_ONCE
 from persistent_state.protocol import deliver
+from persistent_state.protocol.commits import Keeping
 from persistent_state.store.entry import Owed
 from tests import core
 from tests.protocol.test_rewind import SCHEMA, Total, World
@@ -47,6 +48,9 @@ class Numbers(TimeReplayableSource):
         if start.get("", 0) < self.oldest:
             raise InvalidInputError(f"position={start.get('', 0)} is gone; the oldest is {self.oldest}.")
         return Reach({"": self.end if everything else start.get("", 0)})
+
+    def amount(self, start: Mapping[str, int], end: Mapping[str, int]) -> tuple[int, str]:
+        return end[""] - start[""], "numbers"
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
         return []
@@ -126,7 +130,7 @@ def test_a_plan_tells_what_a_rewind_does_and_changes_nothing() -> None:
     plan = application(world, table).plan_rewind("1970-01-01T00:00:00.000065")
     assert (plan.application, plan.clock, plan.epoch, plan.timeline) == ("app", 60, before.epoch, before.epoch + 1)
     assert (plan.tasks, plan.later_tasks) == (("total",), ())
-    assert plan.reads == (ReadAgain(("total",), repr(Numbers(20)), {"": 6}, 14),)
+    assert plan.reads == (ReadAgain(("total",), repr(Numbers(20)), {"": 6}, 14, "numbers"),)
     assert plan.outputs == (OutputPlan("total", "table", "retract", 110, rows=7),)
     assert (world.newest, table.record, table.backs) == (before, [0, 110], [])
     at = datetime.fromtimestamp(65e-6, tz=timezone.utc)
@@ -256,3 +260,42 @@ def test_an_output_that_came_after_the_clock_is_given_everything_with_the_next_o
     core.start(world.log, [world.plan])
     world.play(12)
     assert deliver.due(world.newest, "total", "table") == deliver.Due(70, -(2**63), -(2**63))
+
+
+def test_the_state_at_the_clock_stays_readable_until_a_sink_that_is_down_for_long_has_gone_back() -> None:
+    world, table = played("table"), Table([0, 110], is_away=True)
+    application(world, table).rewind(60)
+    core.start(world.log, [world.plan])
+    world.keeping = Keeping(1, 0)
+    world.play(40, value=100)
+    core.collect(world.log, world.newest.epoch, now=10**12, keeping=world.keeping)
+    assert 60 in world.newest.retained
+    assert [*world.newest.kept] == [390]
+    table.is_away = False
+    # Whoever plans now finds that it has yet to follow, and a rewind lets it.
+    app = application(world, table)
+    assert app.plan_rewind(390).outputs == (OutputPlan("total", "table", "retract", 110, rows=7),)
+    assert app.rewind(390).outputs[0].is_done
+    assert table.backs == [(world.newest.timeline, 60, [{"clock": us(60), "value": 5}])]
+    assert world.newest.tasks["total"].outputs.delivered == {"table": 60}
+
+
+def test_a_driver_that_opened_a_sink_before_the_application_was_rewound_opens_it_again() -> None:
+    world, table, given = played("table"), Table([0, 110]), list[int]()
+    giver = deliver.Giver(
+        world.log,
+        "total",
+        "table",
+        lambda timeline: opened(table, timeline),
+        lambda entry, due: given.append(due.clock),
+        lambda: 0,
+        go_back=lambda then, clock: table.rewind(clock, lambda: iter(())),
+    )
+    giver.open()
+    plan = application(world, Table([0, 110], is_away=True)).rewind(60)
+    entry = core.start(world.log, [world.plan])
+    assert not giver.give_next(entry.epoch)
+    assert (table.record, given, world.newest.owes) == ([plan.timeline, 60], [], {})
+    world.play(12)
+    assert giver.give_next(entry.epoch)
+    assert given == [70]

@@ -185,9 +185,9 @@ def _read_again(setup: Setup, feed: Feed, group: TaskGroup, clock: int) -> ReadA
     if isinstance(feed.source, (TimeReplayableSource, KafkaConnectorSource)):
         opened, positions = opened_for(setup.files, feed, group, clock)
         ends = opened.reach(positions, everything=True).ends
-        count = sum(max(0, end - positions.get(partition, 0)) for partition, end in ends.items())
-        return ReadAgain(tuple(group.tasks), repr(feed.source), positions, count)
-    return ReadAgain(tuple(group.tasks), repr(feed.source), group.flow.source.next_positions, None)
+        count, unit = opened.amount(positions, ends) or (None, "")
+        return ReadAgain(tuple(group.tasks), repr(feed.source), positions, count, unit)
+    return ReadAgain(tuple(group.tasks), repr(feed.source), group.flow.source.next_positions)
 
 
 def _gone_back(

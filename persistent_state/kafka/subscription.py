@@ -164,6 +164,15 @@ class Subscription:
         """
         self._state.within = dict(ends)
 
+    def amount(self, start: Mapping[str, int], end: Mapping[str, int]) -> tuple[int, str]:
+        """Return how many messages there are at most between two offsets, and the word for them.
+
+        Args:
+            start: By partition: the first offset.
+            end: By partition: the offset before which it ends.
+        """
+        return sum(max(0, last - start.get(name, 0)) for name, last in end.items()), "messages"
+
     def freeze(self) -> None:
         """Make every later reach end where the partitions end at the next one."""
         self._state.is_frozen = True

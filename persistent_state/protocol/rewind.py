@@ -73,17 +73,19 @@ class ReadAgain:
         tasks: The tasks that the source feeds.
         source: The source.
         positions: By partition: the position from which on it is read again.
-        count: How many positions there are from there on; None if the source does not tell.
+        count: How much there is from there on; None if the source does not tell.
+        unit: The word for what is counted, such as "files" or "messages".
 
     Example:
-        >>> ReadAgain(("Revenue",), "FileSource('orders/', timestamp='ts')", {"orders/1.csv": 17}, 230).count
+        >>> ReadAgain(("Revenue",), "KafkaSource('orders', 'broker:9092')", {"orders-0": 17}, 230, "messages").count
         230
     """
 
     tasks: tuple[str, ...]
     source: str
     positions: Mapping[str, int]
-    count: int | None
+    count: int | None = None
+    unit: str = ""
 
 
 @dataclass(frozen=True)

@@ -301,6 +301,8 @@ class ParquetSink(RecordingSink):
 
     def _data_files(self, markers: Mapping[int, int], clocks: Sequence[Clock] | None) -> list[str]:
         """Return the files of clocks, by default of all that have these markers."""
+        if not markers:
+            self._table()
         wanted = [*markers] if clocks is None else [read_clock(clock) for clock in clocks]
         for clock in wanted:
             if clock not in markers:

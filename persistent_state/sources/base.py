@@ -213,6 +213,17 @@ class TimeReplayableSource(ABC):
             Picklable pieces of about equal size.
         """
 
+    def amount(self, start: Mapping[str, int], end: Mapping[str, int]) -> tuple[int, str] | None:
+        """Return how much there is to read between two positions: a number, and what it counts, as in (230, "messages").
+
+        A plan of a rewind tells it. By default nobody knows.
+
+        Args:
+            start: By partition: the first position.
+            end: By partition: the position before which it ends.
+        """
+        return None
+
     def partitions_in(self, split: Any) -> Collection[str] | None:
         """Return the partitions of which a piece may have rows, so that whoever reads it is told no others' positions.
 

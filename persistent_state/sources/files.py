@@ -192,6 +192,9 @@ class FileSource(TimeReplayableSource):
             journal=tuple(_line_of_file(state.files[ordinal], ordinal) for ordinal in new),
         )
 
+    def amount(self, start: Mapping[str, int], end: Mapping[str, int]) -> tuple[int, str]:
+        return (end.get(PARTITION, 0) >> ROW_BITS) - (start.get(PARTITION, 0) >> ROW_BITS), "files"
+
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Split]:
         first = start.get(PARTITION, 0) >> ROW_BITS
         files = self._state.files[first : end.get(PARTITION, 0) >> ROW_BITS]

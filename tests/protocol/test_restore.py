@@ -23,11 +23,11 @@ from persistent_state import (
 )
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Plan
 from persistent_state.event_time.clocks import BEGINNING, Settings
-from persistent_state.protocol import commits
+from persistent_state.protocol import commits, rewind
 from persistent_state.protocol.deliver import Due, Giver, due, record
 from persistent_state.sources.base import Reach
 from persistent_state.store import codec, lists
-from persistent_state.store.entry import Entry
+from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
 from tests import core
 from tests.protocol.test_deliver import entry_of, log_with
@@ -296,6 +296,27 @@ def test_a_sink_that_was_given_what_a_start_has_cut_away_is_given_everything_wit
         pass
     assert (50 in entry.retained, given) == (False, [Due(70, BEGINNING, BEGINNING)])
     assert newest(log).tasks["ids"].outputs.voided == {}
+
+
+def test_a_rewind_takes_along_what_a_sink_was_given_above_the_global_clock() -> None:
+    log, (plan, slow), _ = given_above_the_global_clock()
+    for last in (50, 40):
+        # The log may lag behind by a clock.
+        record(log, 1, "ids", "out", last, 0)
+        planned = rewind.plan(log, 20, lambda task, output, furthest: rewind.RETRACT)
+        assert [(each.action, each.furthest) for each in planned.outputs] == [("retract", 50)]
+    entry = rewind.rewind(log, planned, writer="somebody", now=0)
+    assert entry.owed("ids", "out") == Owed(entry.timeline, 20)
+    entry, backs = core.start(log, [plan, slow]), list[int]()
+    giver = Giver(
+        log, "ids", "out", lambda _: 50, never, lambda: 0, AT_LEAST_ONCE, lambda _, clock: backs.append(clock)
+    )
+    assert not giver.give_next(entry.epoch)
+    assert (backs, newest(log).owes, newest(log).tasks["ids"].outputs.delivered) == ([20], {}, {"out": 20})
+
+
+def never(*given: Any) -> None:
+    raise AssertionError
 
 
 @pytest.mark.parametrize("recorded", [True, False])

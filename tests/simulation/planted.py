@@ -1168,13 +1168,6 @@ BUGS = (
         theme="rewound-outputs",
     ),
     bug(
-        "open for another timeline",
-        "A driver goes on with a sink that it opened before the application was rewound.",
-        deliver.Giver.follow,
-        ("if entry.timeline != self._timeline:", "if False:"),
-        theme="rewound-outputs",
-    ),
-    bug(
         "sink that believes its old record",
         "A sink goes back and leaves its record at the clock that it had.",
         sinks.WorldSink.go_back,

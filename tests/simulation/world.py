@@ -724,7 +724,7 @@ class World:
         """What a killed process had sent reaches the store."""
         act = self.delayed.pop(self.rng.randrange(len(self.delayed)))
         self.note("something arrives late")
-        with suppress(ExistsError):
+        with suppress(ExistsError, FencedError):
             act()
 
     def note(self, text: str) -> None:
@@ -833,7 +833,8 @@ class World:
         for sink in self.oracle.sinks.of[job.name].values():
             if sink.is_retired:
                 continue
-            if actor.is_last or self.rng.random() < (0.5 if self.theme in ("restless", IN_ORDER) else 0.8):
+            stays = 0.5 if self.theme in ("restless", IN_ORDER) or self.places else 0.8
+            if actor.is_last or self.rng.random() < stays:
                 outputs.append(sink.output)
             alone = all(thread.actor is actor for thread in self.threads) and not self.delayed
             if alone and sink.keeps_record and self.rng.random() < 0.1:
@@ -844,6 +845,9 @@ class World:
     def _deliver(self, actor: Actor, log: Log, plan: Plan, sink: WorldSink) -> None:
         """Give a sink the values at each clock, until all is read and delivered."""
         timelines: list[int] = []
+        if self.places is not None:
+            # Some sinks are down for long.
+            self._nap(self.places.choice([0, 0, 300, 1000]))
 
         def opened(timeline: int) -> int | None:
             timelines.append(timeline)

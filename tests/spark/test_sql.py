@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -621,3 +622,31 @@ def test_windows_that_are_given_early_are_one_row_each_and_go_back(database: Dat
     sink.rewind(10, lambda: batch((1, 10, False, 5)))
     ((start, clock, final, value),) = database.rows()
     assert (start, clock, bool(final), value) == (1, 10, False, 5)
+
+
+KILLED = """
+import os, signal, sys
+from dataclasses import replace
+from tests.spark.test_sql import ORIGIN, SqlSink, then
+
+def values():
+    yield from then(("ann", 10, 1))()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+sink = SqlSink(sys.argv[1], "balances")
+sink.open(replace(ORIGIN, timeline=7))
+sink.rewind(10, values)
+"""
+
+
+def test_a_driver_that_is_killed_in_the_middle_of_a_rewind_has_changed_nothing(database: Database, local: Any) -> None:
+    old = in_timeline(database, 0, False)
+    old.write(local([("ann", 10, 1)]), 10)
+    old.write(local([("ann", 20, 2), ("eve", 20, 3)]), 20)
+    before = database.rows()
+    found = subprocess.run([sys.executable, "-c", KILLED, database.url], check=False)
+    assert (found.returncode, database.rows(), record(database)) == (-signal.SIGKILL, before, (0, 20))
+    # It may come again, and a driver of before may still write in between.
+    old.write(local([("bob", 30, 4)]), 30)
+    in_timeline(database, 7, False).rewind(10, then(("ann", 10, 1)))
+    assert (database.rows(), record(database)) == ([("ann", 10, 1)], (7, 10))
