@@ -31,9 +31,9 @@ def planned(plan: RewindPlan) -> Iterator[str]:
     if plan.reads:
         yield ""
         yield from table(
-            ("tasks", "read again", "from", "positions"),
+            ("tasks", "read again", "from", "how much"),
             [
-                (", ".join(read.tasks), shortened(read.source), shortened(_begins(read)), _count(read.count))
+                (", ".join(read.tasks), shortened(read.source), shortened(_begins(read)), _amount(read))
                 for read in plan.reads
             ],
             right={3},
@@ -68,6 +68,11 @@ def _begins(read: ReadAgain) -> str:
     if not read.positions:
         return "the beginning"
     return ", ".join(f"{name}: {position:,}" if name else f"{position:,}" for name, position in read.positions.items())
+
+
+def _amount(read: ReadAgain) -> str:
+    """Return how much is read again, in the unit of the source."""
+    return f"{_count(read.count)} {read.unit}".rstrip()
 
 
 def _count(number: int | None) -> str:

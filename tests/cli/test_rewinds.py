@@ -20,9 +20,9 @@ clock        1970-01-01T00:00:00.000060Z (60)
 timeline     3, which begins then
 tasks        total
 
-tasks  read again                  from  positions
------  --------------------------  ----  ---------
-total  Numbers(end=20, oldest=0)      6         14
+tasks  read again                 from    how much
+-----  -------------------------  ----  ----------
+total  Numbers(end=20, oldest=0)  6     14 numbers
 
 task   output  may have                     action                             rows
 -----  ------  ---------------------------  ---------------------------------  ----
