@@ -354,7 +354,9 @@ class Application:
         if not isinstance(to, RewindPlan):
             to = rewinds.plan(setup, read_clock(to), outputs or {})
         elif outputs is not None:
-            raise InvalidInputError("outputs are given, and the plan has them already; leave them out, or plan again.")
+            raise InvalidInputError(
+                f"{outputs=} is given, and the plan has what outputs do; leave it out, or plan again."
+            )
         return rewinds.rewind(setup, to)
 
     def _rewind_setup(self) -> Setup:

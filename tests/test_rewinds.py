@@ -274,7 +274,7 @@ def test_the_state_at_the_clock_stays_readable_until_a_sink_that_is_down_for_lon
     table.is_away = False
     # Whoever plans now finds that it has yet to follow, and a rewind lets it.
     app = application(world, table)
-    assert app.plan_rewind(390).outputs == (OutputPlan("total", "table", "retract", 110, rows=7),)
+    assert app.plan_rewind(390).outputs == (OutputPlan("total", "table", "retract", None, rows=7),)
     assert app.rewind(390).outputs[0].is_done
     assert table.backs == [(world.newest.timeline, 60, [{"clock": us(60), "value": 5}])]
     assert world.newest.tasks["total"].outputs.delivered == {"table": 60}
@@ -299,3 +299,14 @@ def test_a_driver_that_opened_a_sink_before_the_application_was_rewound_opens_it
     world.play(12)
     assert giver.give_next(entry.epoch)
     assert given == [70]
+
+
+def test_a_place_under_another_name_is_not_believed_to_have_what_is_void() -> None:
+    world, table = played("table"), Table([0, 110], is_away=True)
+    application(world, table).rewind(60)
+    table.is_away = False
+    world.plan = replace(world.plan, outputs=("other name",))
+    core.start(world.log, [world.plan])
+    giver = deliver.Giver(world.log, "total", "other name", lambda timeline: opened(table, timeline), never, lambda: 0)
+    with pytest.raises(InvalidInputError, match=r"it holds clock=.* \(110\), to which application=app has never come"):
+        giver.give_next(world.newest.epoch)

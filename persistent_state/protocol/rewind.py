@@ -48,7 +48,8 @@ class OutputPlan:
         output: The output's name.
         action: "retract": what is above the clock leaves the sink. "again": it stays, and the clocks above come again. "none":
             the sink has nothing above the clock.
-        furthest: The last clock that the sink may have, in microseconds UTC; None if it has none.
+        furthest: The last clock that the sink may have, in microseconds UTC; None if it has none, or has yet to follow an
+            earlier rewind.
         rows: How many rows go or change, where the sink can tell.
         is_done: Whether the sink has gone back. If not, it does at the next start.
 
@@ -253,9 +254,9 @@ def _outputs_of(newest: Entry, before: Entry, choose: Choose) -> Iterator[Output
     clock = before.clock
     for task, output, furthest in _furthest(newest, before):
         # A sink that has yet to follow an earlier rewind follows both at once.
-        default = NONE if newest.owed(task, output) is None else RETRACT
-        action = choose(task, output, furthest) if furthest > clock else default
-        yield OutputPlan(task, output, action, None if furthest == BEGINNING else furthest)
+        owed = newest.owed(task, output)
+        action = choose(task, output, furthest) if furthest > clock else NONE if owed is None else RETRACT
+        yield OutputPlan(task, output, action, furthest if furthest > BEGINNING and owed is None else None)
 
 
 def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
@@ -313,7 +314,7 @@ def _outputs(name: str, newest: Entry, before: Entry) -> OutputState:
         return was.outputs
     task, own = newest.tasks[name], max(newest.flow_of(name).progress.clock, newest.flow_of(name).visited)
     if not _is_same_life(task, was):
-        return task.outputs.begin_again(was.outputs, before.clock, own)
+        return task.outputs.begin_again(was.outputs, before.clock)
     return task.outputs.rewind(before.clock, own)
 
 

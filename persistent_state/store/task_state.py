@@ -163,13 +163,14 @@ class OutputState:
             back,
             delivered=_at_most(self.delivered, clock),
             voided={**_at_most(self.voided, clock), **dict.fromkeys(later, BEGINNING)},
-            furthest=max([self.furthest, own, *self.delivered.values()]),
+            # A sink that has more owes it.
+            furthest=clock,
             cut_at=_at_most(back.cut_at, clock),
             begun=_at_most(self.begun, clock),
         )
 
-    def begin_again(self, before: OutputState, clock: int, own: int) -> OutputState:
-        """Return the record when the task goes back from its own clock to a kept one, of a life before this one.
+    def begin_again(self, before: OutputState, clock: int) -> OutputState:
+        """Return the record when the task goes back to a kept clock, of a life before this one.
 
         `before` is the record when that was the newest clock.
         """
@@ -177,7 +178,7 @@ class OutputState:
         return OutputState(
             delivered=dict.fromkeys(sorted(names), BEGINNING),
             voided=dict.fromkeys(sorted(names), BEGINNING),
-            furthest=max([self.furthest, own, *self.delivered.values()]),
+            furthest=clock,
             left=tuple(sorted({*before.left, *self.left, *self.retired} - {*before.retired, *names})),
             retired=before.retired,
             begun=dict.fromkeys(sorted(names), clock),

@@ -258,7 +258,11 @@ class Sinks:
                 sink.begun = floor
             more = self.keyed(sink, values)
             if job.is_windowed and sink.kind != AGAIN:
-                again = {window for window in more if sink.mirror.get(window, (False,))[0] is True}
+                again = {
+                    window
+                    for window in more
+                    if window in sink.mirror and not (sink.early and not sink.mirror[window][0])
+                }
                 must(not again, "a window closes once", again=again, **facts)
             if sink.kind:
                 sink.put(timeline, clock, not sink.mirror, more)
