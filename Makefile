@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-EXAMPLES := message-count topic-to-topic window-average unique-aircraft sessions ledger alerts pipeline quotes currencies fraud
+EXAMPLES := message-count topic-to-topic window-average unique-aircraft sessions ledger alerts pipeline quotes currencies fraud rewind
 
 .PHONY: demo test soak bench-quick lint docs clean check-python check-java $(EXAMPLES)
 

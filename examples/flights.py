@@ -63,19 +63,20 @@ def write_stream(
     allowed_delay_us: int = 6 * HOUR_US,
     seed: int = 2013,
     most: int = FLIGHTS,
+    every: int = 1,
 ) -> pa.Table:
     """Write the flights to Parquet files whose names sort in the order of delivery, and return them in that order.
 
     No flight is more than the allowed delay behind the newest one before it, and some are just that far behind. A delay
     is used up to its last whole hour, as event times are whole hours. The same seed gives the same stream, of which `most`
-    takes the beginning. `files` are as many as `FLIGHTS_PER_FILE` asks for, unless said.
+    takes the beginning, and `every` each so many-th flight. `files` are as many as `FLIGHTS_PER_FILE` asks for, unless said.
     """
     flights = load()
     time_us = flights["time_hour"].cast(pa.int64()).to_numpy()
     random = np.random.default_rng(seed)
     # Each is held up for at most the delay, so what arrives before a flight is newer than it by at most that.
     arrival_us = time_us + HOUR_US * random.integers(allowed_delay_us // HOUR_US, size=len(time_us), endpoint=True)
-    flights = flights.take(np.lexsort((random.random(len(time_us)), arrival_us))).slice(0, most)
+    flights = flights.take(np.lexsort((random.random(len(time_us)), arrival_us))[::every]).slice(0, most)
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ from examples import (
     ledger,
     pipeline,
     quotes,
+    rewind,
     sessions,
     topic_to_topic,
     unique_aircraft,
@@ -38,6 +39,7 @@ from tests.spark.sessions import FOR_OTHERS, Jvm, patched
 TRANSFERS, KILLS = 2_000, 1
 ORDERS, EVENTS = 6_000, 4_000
 FLIGHTS, USERS = 50_000, 100
+EVERY = 20
 TRADES, FOREIGN_ORDERS = 5_000, 3_000
 
 
@@ -87,6 +89,7 @@ def examples(
         "ledger": ("--folder", "KEPT", "--transfers", str(TRANSFERS), "--kills", str(KILLS)),
         "alerts": ("--folder", "KEPT"),
         "pipeline": ("--folder", "KEPT", "--orders", str(ORDERS), "--kills", str(KILLS)),
+        "rewind": ("--folder", "KEPT", "--every", str(EVERY)),
         "fraud": ("--folder", "KEPT", "--events", str(EVENTS), "--kills", str(KILLS)),
         "sessions": ("--folder", "KEPT", "--users", str(USERS)),
         "window_average": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
@@ -238,6 +241,35 @@ def test_a_wrong_table_of_fraud_is_found(examples: Mapping[str, Future[Shown]], 
     assert fraud.look(tables, events, "", 1).wrong == 0
     change(database, statement)
     assert fraud.look(tables, events, "", 1).wrong > 0
+
+
+def test_a_bug_of_july_is_gone_after_a_rewind(examples: Mapping[str, Future[Shown]]) -> None:
+    figures = examples["rewind"].result().figures
+    well, with_bug, killed, killed_again, mended = figures["seen"]
+    assert figures["right"]
+    assert well["wrong_routes"] == well["wrong_days"] == mended["wrong_routes"] == mended["wrong_days"] == 0
+    assert with_bug["wrong_routes"] > 0 < with_bug["wrong_days"]
+    # Half a transaction is never seen: a table has the bug, or nothing of July.
+    assert {each["routes"] for each in (killed, killed_again)} <= {well["routes"], with_bug["routes"]}
+    assert (mended["clock"], mended["days"]) == (with_bug["clock"], with_bug["days"])
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE routes_by_clock SET value = value + 1 WHERE rowid = 1",
+        "DELETE FROM routes_by_clock WHERE rowid = 1",
+        "UPDATE routes SET value = value + 1 WHERE rowid = (SELECT max(rowid) FROM routes)",
+    ],
+)
+def test_a_wrong_table_of_a_rewind_is_found(
+    examples: Mapping[str, Future[Shown]], tmp_path: Path, statement: str
+) -> None:
+    kept = Path(shutil.copytree(examples["rewind"].result().kept, tmp_path / "kept"))
+    tables, (arrived, _) = rewind.Tables(kept), rewind.flights_of(tmp_path, EVERY)
+    assert rewind.look(tables, arrived, "").is_right
+    change(tables.database, statement)
+    assert not rewind.look(tables, arrived, "").is_right
 
 
 def test_averages_slide_over_the_flights(examples: Mapping[str, Future[Shown]]) -> None:
