@@ -38,7 +38,6 @@ from persistent_state.partials.newest import Newest
 from persistent_state.partials.sort import same_keys
 from persistent_state.partials.type_names import name_of, named
 from persistent_state.partials.waiting import Rows, passed
-from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
 from persistent_state.store.late_rows import SIDE_COLUMNS, UNFIT
@@ -262,7 +261,7 @@ def emitted_rows(plan: Plan, keys: Sequence[pa.Array], moments: pa.Array, rows: 
     return [*columns.values(), moments.cast(TIME)]
 
 
-def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
+def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[StepChunk]:
     """Let a task process what the clock has passed, and yield what it makes of that.
 
     Args:
@@ -292,7 +291,8 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
         held |= dict(zip(others, open_runs(fed, others, [hashes]), strict=True))
         levels = [fold.touched(between(held[run], low, high), pa.table({"hash": hashes})) for run in span.states]
         states = fold.fold_keys([below(level, span.clock) for level in levels], fed.layout)
-        yield from _processed(plan, fed, program, came, states, span, name)
+        chunks = _processed(plan, fed, program, came, states, span, name)
+        yield from (replace(chunk, high=high) for chunk in chunks)
 
 
 def _messages(plan: Plan) -> Messages:
@@ -306,7 +306,7 @@ def _is_between(times: NDArray[np.int64], span: Span) -> NDArray[np.bool_]:
 
 def _processed(
     plan: Plan, fed: Plan, program: Program, came: Levels, states: pa.Table, span: Span, name: str
-) -> Iterator[Chunk]:
+) -> Iterator[StepChunk]:
     """Yield what a task makes of messages, and of keys with these states."""
     before = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
     now = {**before}

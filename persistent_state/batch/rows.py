@@ -38,9 +38,14 @@ class TakenBack(Chunk):
 
 @dataclass(frozen=True)
 class StepChunk(Chunk):
-    """Rows that a step made of messages. `aside` are the messages that were bad, as a side table."""
+    """Rows that a step made of messages. `aside` are the messages that were bad, as a side table.
+
+    Chunks come in the order of the hashes of keys: one with another `high` than the chunk before it has no hash below that
+    chunk's `high`. All of its own are below its `high`.
+    """
 
     aside: pa.Table | None = None
+    high: int = 1 << 64
 
 
 @dataclass(frozen=True)

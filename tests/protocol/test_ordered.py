@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import monoids
 from persistent_state import Application, FileSource, NonWindowState, OrderedTask, PersistentTask
-from persistent_state.batch import changes, in_order
+from persistent_state.batch import changes, in_order, in_place
 from persistent_state.batch.in_order import EmittedRows, Messages, States
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time.clocks import BEGINNING
@@ -150,9 +150,20 @@ acts = st.one_of(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(acts, max_size=12), st.none() | st.integers(1, 25), st.sampled_from([1, 4, in_order.MOST]))
-def test_state_and_rows_are_those_of_a_fold_in_order(history: list[Any], ttl: int | None, most: int) -> None:
-    with mock.patch.object(in_order, "MOST", most):
+@given(
+    st.lists(acts, max_size=12),
+    st.none() | st.integers(1, 25),
+    st.sampled_from([1, 4, in_order.MOST]),
+    st.sampled_from([(0, 0), (0, in_place.MOST), (in_place.ROOM, in_place.MOST)]),
+)
+def test_state_and_rows_are_those_of_a_fold_in_order(
+    history: list[Any], ttl: int | None, most: int, room: tuple[int, int]
+) -> None:
+    with (
+        mock.patch.object(in_order, "MOST", most),
+        mock.patch.object(in_place, "ROOM", room[0]),
+        mock.patch.object(in_place, "MOST", room[1]),
+    ):
         play(history, ttl)
 
 

@@ -169,7 +169,7 @@ BUGS = (
     bug(
         "ordered monoid folded in a batch",
         "Updates whose order matters are folded before all have come.",
-        shard._fold_fresh,
+        shard.fold_fresh,
         ("apart = None if plan.layout.folds_early else BEGINNING", "apart = None"),
         theme="ordered",
     ),
@@ -320,7 +320,7 @@ BUGS = (
     bug(
         "behind folded over retained clocks",
         "An interval of a task that catches up reaches over a clock that is retained.",
-        combine._partial_sums,
+        combine.partial_sums,
         ("if basis.is_behind:", "if False:"),
         theme="restless",
     ),
@@ -748,13 +748,13 @@ BUGS = (
     bug(
         "folded above the clock",
         "A shard folds what is above the clock of the plan, as if no other clock could come between.",
-        shard._fold_fresh,
+        shard.fold_fresh,
         ("work.ground.clock, apart", "2**63 - 1, apart"),
     ),
     bug(
         "stale cache",
         "A shard goes on from what it remembers, whatever the log says.",
-        shard._held_runs,
+        shard.held_runs,
         ("cached is not None and digest(cached, ground.clock) == ground.runs", "cached is not None"),
     ),
     bug(
@@ -1186,7 +1186,7 @@ BUGS = (
     bug(
         "combined over panes",
         "An interval of a micro-batch reaches over the edge of a pane.",
-        combine._partial_sums,
+        combine.partial_sums,
         ("kind.begin_apart(starts, times)", "starts"),
         theme="timely",
     ),
@@ -1388,7 +1388,7 @@ BUGS = (
     bug(
         "sample is all",
         "A task that reads its state does not see what is in no window.",
-        combine._partial_sums,
+        combine.partial_sums,
         ("table if plan.task.reads_state else kind.in_state(table)", "kind.in_state(table)"),
         theme="reading-windows",
     ),
