@@ -88,7 +88,8 @@ class Fresh:
     @property
     def size(self) -> int:
         """The bytes of the rows."""
-        return sum([self.table.nbytes, *(run.file.length for run in self.written)])
+        size: int = self.table.nbytes + sum(run.file.length for run in self.written)
+        return size
 
 
 def merge_shard(
