@@ -98,21 +98,20 @@ class Messages(OrderedPart):
         return pa.StructArray.from_arrays(columns, names=[*self.rows])
 
     def messages(self, times: NDArray[np.int64], values: pa.Array) -> Iterator[Message]:
-        """Yield rows of this task as the messages that they are.
+        """Return an iterator of rows of this task as the messages that they are.
 
         One after the other, since Python looks at all objects that are alive again and again.
         """
         if len(self.rows) == 1:
             (name,) = self.rows
-            yield from row_messages(_columns(values.field(name)), times.tolist(), name)
-            return
+            return row_messages(_columns(values.field(name)), times.tolist(), name)
         inputs, of_each = np.zeros(len(times), np.intp), []
         for number, name in enumerate(self.rows):
             rows = values.field(name)
             own = np.asarray(rows.is_valid())
             inputs[own] = number
             of_each.append(row_messages(_columns(rows.drop_null()), times[own].tolist(), name))
-        yield from (next(of_each[number]) for number in inputs.tolist())
+        return (next(of_each[number]) for number in inputs.tolist())
 
 
 def _columns(rows: pa.StructArray) -> dict[str, pa.Array]:

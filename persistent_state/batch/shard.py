@@ -83,7 +83,8 @@ class Fresh:
 
     @property
     def rows(self) -> int:
-        return self.table.num_rows + sum(run.rows for run in self.written)
+        rows: int = self.table.num_rows + sum(run.rows for run in self.written)
+        return rows
 
     @property
     def size(self) -> int:
