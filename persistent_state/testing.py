@@ -17,7 +17,8 @@ import pyarrow as pa
 from persistent_state.application import Application
 from persistent_state.batch import changes, in_order
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Answers
+from persistent_state.batch.in_place import take_step
+from persistent_state.batch.messages import Answers, Descriptor, Report
 from persistent_state.batch.plan import KEEP, FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import InvalidInputError
@@ -380,21 +381,30 @@ class _Driver:
         if reach.ends == start and step is None and not is_first:
             return False
         spans = [] if step is None else graph.spans(entry, flow, step)
+        if step is not None and flow.is_in_order:
+            basis = commits.plan_step(entry, flow, step, 0)
+            (given,) = graph.by_shard(spans, 1)
+            report, descriptors = take_step(flow, basis.of_shard(0), 0, given.read(flow.first), self._new_id)
+            self._commit(flow, report, descriptors)
+            return True
         reads = [source.read(split) for split in source.splits(start, reach.ends, parts=1)]
         reads += [changes.read(flow.first, input, span) for input, span in spans]
         basis = commits.plan_batch(entry, flow, reach, 0, step)
         blobs, report = combine(flow, basis, 0, 1, itertools.chain.from_iterable(reads))
         descriptors, self._cached[flow.id] = merge_shard(flow, 0, blobs, self._cached.get(flow.id, {}), self._new_id)
+        self._commit(flow, report, descriptors)
+        return True
+
+    def _commit(self, flow: FlowPlan, report: Report, descriptors: Sequence[Descriptor]) -> None:
         self._entry, _ = commits.commit(
             self._log,
-            entry.epoch,
+            self._entry.epoch,
             flow.first.settings,
             Answers([report], descriptors),
             now=0,
             new_id=self._new_id,
             keeping=_KEEPING,
         )
-        return True
 
 
 def _result(name: str, plans: Mapping[str, Plan], entry: Entry) -> LocalRun:

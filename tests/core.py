@@ -12,9 +12,11 @@ import pyarrow as pa
 
 from persistent_state.batch import changes
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Answers, Blob, Report, Step
+from persistent_state.batch.in_place import take_step
+from persistent_state.batch.messages import Answers, Basis, Blob, Report, Step
 from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
+from persistent_state.batch.spans import Span
 from persistent_state.event_time.clocks import END, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol import commits, graph, takeover
@@ -250,9 +252,22 @@ def answers_of_step(log: Log, plans: Mapping[str, Plan] | Mapping[str, FlowPlan]
     flow = alone(plans[step.flow])
     basis = commits.plan_step(entry, flow, step, 0)
     spans = graph.spans(entry, flow, step)
+    if flow.is_in_order:
+        return in_place(flow, basis, spans)
     reads = [changes.read(flow.first, name, span) for name, span in spans] or [()]
     sent = [combine(flow, basis.of_part(part, None), part, len(reads), read) for part, read in enumerate(reads)]
     return merged(flow, sent)
+
+
+def in_place(
+    flow: FlowPlan, basis: Basis, spans: Sequence[tuple[str, Span]], ids: Callable[[], str] = new_id
+) -> Answers:
+    """What the shards make of a step of an ordered task."""
+    made = [
+        take_step(flow, basis.of_shard(shard), shard, some.read(flow.first), ids)
+        for shard, some in enumerate(graph.by_shard(spans, flow.first.shards))
+    ]
+    return Answers([report for report, _ in made], [each for _, some in made for each in some])
 
 
 def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:

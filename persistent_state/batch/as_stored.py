@@ -38,12 +38,26 @@ def as_stored(type: pa.DataType) -> AsStored:
     """
     codec, copy = codec_of(type), _copying(type)
 
+    def by_arrow(value: Any) -> Any:
+        (back,) = codec.from_arrow(codec.to_arrow([value]))
+        return back
+
+    if isinstance(type, pa.StructType):
+        # One call less, as there is one for each message.
+        lines, known = _lines_of_struct(type)
+        tried = [
+            "if row is None: return None",
+            "try:",
+            *(f"    {line}" for line in lines),
+            "except unsure: return by_arrow(row)",
+        ]
+        return _made("row", tried, {**known, "by_arrow": by_arrow})
+
     def found(value: Any) -> Any:
         try:
             return None if value is None else copy(value)
         except _UnsureError:
-            (back,) = codec.from_arrow(codec.to_arrow([value]))
-            return back
+            return by_arrow(value)
 
     return found
 
@@ -135,6 +149,11 @@ def _of_decimal(scale: int) -> AsStored:
 
 
 def _of_struct(type: pa.StructType) -> AsStored:
+    return _made("row", *_lines_of_struct(type))
+
+
+def _lines_of_struct(type: pa.StructType) -> tuple[list[str], dict[str, Any]]:
+    """Return the lines of a function that copies a `row`, and the names that they know."""
     # One function for all fields, since calls would take most of the time.
     names = [field.name for field in type]
     lines = ["if row.__class__ is not dict: raise unsure", f"if len(row) != {len(names)}: row = whole(row)"]
@@ -148,7 +167,7 @@ def _of_struct(type: pa.StructType) -> AsStored:
             is_same = f"value is None or {is_same}"
         lines.append(f"value{i} = value if {is_same} else other{i}(value)")
     copied = ", ".join(f"{name!r}: value{i}" for i, name in enumerate(names))
-    return _made("row", [*lines, f"return {{{copied}}}"], known)
+    return [*lines, f"return {{{copied}}}"], known
 
 
 def _whole(names: Sequence[str]) -> AsStored:

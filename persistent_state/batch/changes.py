@@ -22,14 +22,14 @@ from persistent_state.batch.rows import TakenBack
 from persistent_state.batch.spans import Span, open_runs
 from persistent_state.errors import FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.event_time.inputs import named
+from persistent_state.event_time.inputs import INPUT, named
 from persistent_state.joins import Join
 from persistent_state.partials import fold
 from persistent_state.partials.changed import Changed, are_equal, changed
 from persistent_state.partials.layout import Layout, as_numpy, below, between, one_chunk, where
 from persistent_state.partials.since import Since
 from persistent_state.partials.sort import same_keys
-from persistent_state.partials.waiting import rows_passed
+from persistent_state.partials.waiting import passed
 from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
 from persistent_state.store import runs as runs_io
@@ -43,7 +43,9 @@ from persistent_state.windows import TIME, WINDOW
 Times = NDArray[np.int64]
 
 NUMBER_BITS = 24
-"""The bits of a row's number among those that a key emitted at a moment. Above them stands the key's hash."""
+"""The bits of a row's number among those that a key emitted at a moment. Above them stands the key's hash, above that the input
+of the message that made it emit the row.
+"""
 
 BEFORE, AFTER = "before", "after"
 """The columns of a change that is one message: structs of what outputs show of the value; null where the key is not there."""
@@ -230,22 +232,27 @@ def _emitted(plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
     """Yield the rows of a shard that an ordered task has emitted."""
     layout, levels = plan.layout, open_runs(plan, span.changed_runs)
     for low, high in fold.slices(levels):
-        table = rows_passed([between(level, low, high) for level in levels], layout, span.since, span.clock)
+        table = passed([between(level, low, high) for level in levels], layout, span.since, span.clock)
         if len(table) == 0:
             continue
         keys = [one_chunk(table[key]) for key in layout.key_names]
         columns = in_order.emitted_rows(plan, keys, one_chunk(table["start"]), one_chunk(table["value"]))
         rows = pa.RecordBatch.from_arrays(columns, schema=in_order.emitted_schema(plan))
-        yield Chunk(name, 0, rows, at=_places(table, layout))
+        yield Chunk(name, 0, rows, at=_places(table, layout, in_order.most_ranks(plan.feeders[INPUT])))
 
 
-def _places(table: pa.Table, layout: Layout) -> Times:
-    """Return what puts emitted rows of one moment in order: by the hash of the key, those of a key as it emitted them."""
+def _places(table: pa.Table, layout: Layout, ranks: int) -> Times:
+    """Return what puts emitted rows of one moment in order.
+
+    They come by rank, of which there are so many, then by the hash of the key, and those of a key as it emitted them.
+    """
     starts, numbers = as_numpy(table, "start"), np.arange(len(table))
     begins = ~same_keys(table, layout)
     begins[1:] |= starts[1:] != starts[:-1]
     numbers -= np.maximum.accumulate(np.where(begins, numbers, 0))
-    places: Times = _at(table) >> NUMBER_BITS << NUMBER_BITS | numbers
+    bits = (ranks - 1).bit_length()
+    places: Times = in_order.ranks_of(table) << (63 - bits)
+    places |= _at(table) >> (NUMBER_BITS + bits) << NUMBER_BITS | numbers
     return places
 
 

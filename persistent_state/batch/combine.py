@@ -176,9 +176,8 @@ class _Sums:
 
     def _folded(self, tables: Sequence[pa.Table]) -> list[pa.Table]:
         # No clock comes between the rows of what was folded: the beginning of their interval tells as much as their times.
-        begun = [t if "start" in t.column_names else t.append_column("start", t["time"]) for t in tables]
         horizon = _horizon(self._plan, self._basis, self._read)
-        table, low, step = _partial_sums(self._plan, self._basis, begun, horizon)
+        table, low, step = partial_sums(self._plan, self._basis, tables, horizon)
         self.lows.extend([] if low is None else [low])
         self.coarse.extend([] if step is None else [step])
         return [] if table is None else [table]
@@ -246,14 +245,15 @@ def _cut(table: pa.Table) -> Iterator[tuple[pa.Table, int]]:
         yield table.slice(first, some), size // count
 
 
-def _partial_sums(
+def partial_sums(
     plan: Plan, basis: Basis, tables: Sequence[pa.Table], horizon: int
 ) -> tuple[pa.Table | None, int | None, clocks.Coarse | None]:
-    """Tables of updates or messages as one, sorted by hash and folded where that may be, if the clock can move to `horizon`.
+    """Return tables of updates or messages as one, sorted by hash and folded as far as the clock can move to `horizon`.
 
-    Each row of `tables` has its time, or the beginning of its interval, as `start`. With the table come the lowest start of an
+    Each row of `tables` has its time, or the beginning of its interval as `start`. With the table come the lowest start of an
     interval, and how coarse intervals below the horizon had to be.
     """
+    tables = [t if "start" in t.column_names else t.append_column("start", t["time"]) for t in tables]
     if not any(table.num_rows for table in tables):
         return None, None, None
     columns = tables[0].column_names if plan.task.reads_state else plan.layout.schema.names

@@ -22,11 +22,11 @@ from persistent_state.batch.as_stored import as_stored
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.process import Emitted, KeyState, Program, process
 from persistent_state.batch.row_messages import row_messages
-from persistent_state.batch.rows import StepChunk
+from persistent_state.batch.rows import StepChunk, check_bad_rows
 from persistent_state.batch.spans import Span, open_runs
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.event_time.inputs import INPUT
+from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.joins import AsOfJoin, IntervalJoin, Join, kept_columns, on_inputs, waiting_rows
 from persistent_state.ordered import InOrderTask, OrderedPart, OrderedTask, Timer
@@ -38,10 +38,9 @@ from persistent_state.partials.newest import Newest
 from persistent_state.partials.sort import same_keys
 from persistent_state.partials.type_names import name_of, named
 from persistent_state.partials.waiting import Rows, passed
-from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
-from persistent_state.store.late_rows import SIDE_COLUMNS, UNFIT
+from persistent_state.store.late_rows import PARTITION, SIDE_COLUMNS, UNFIT
 from persistent_state.task import LOCAL_TIMESTAMP, Message, messages_of, rows_of
 from persistent_state.windows import TIME, UntilPassed, UntilReplaced, length
 
@@ -99,21 +98,20 @@ class Messages(OrderedPart):
         return pa.StructArray.from_arrays(columns, names=[*self.rows])
 
     def messages(self, times: NDArray[np.int64], values: pa.Array) -> Iterator[Message]:
-        """Yield rows of this task as the messages that they are.
+        """Return an iterator of rows of this task as the messages that they are.
 
         One after the other, since Python looks at all objects that are alive again and again.
         """
         if len(self.rows) == 1:
             (name,) = self.rows
-            yield from row_messages(_columns(values.field(name)), times.tolist(), name)
-            return
+            return row_messages(_columns(values.field(name)), times.tolist(), name)
         inputs, of_each = np.zeros(len(times), np.intp), []
         for number, name in enumerate(self.rows):
             rows = values.field(name)
             own = np.asarray(rows.is_valid())
             inputs[own] = number
             of_each.append(row_messages(_columns(rows.drop_null()), times[own].tolist(), name))
-        yield from (next(of_each[number]) for number in inputs.tolist())
+        return (next(of_each[number]) for number in inputs.tolist())
 
 
 def _columns(rows: pa.StructArray) -> dict[str, pa.Array]:
@@ -238,6 +236,20 @@ def _row_type(task: InOrderTask) -> pa.DataType:
     return pa.struct([] if task.emits is None else list(task.emits))
 
 
+def most_ranks(messages: Plan) -> int:
+    """Return how many ranks emitted rows have, given the plan of the task in which the messages wait.
+
+    The first is that of timers. Each input has one.
+    """
+    return 1 + len(_messages(messages).rows)
+
+
+def ranks_of(rows: pa.Table) -> NDArray[np.int64]:
+    """Return the ranks of emitted rows, as they are stored."""
+    ranks: NDArray[np.int64] = as_numpy(rows, "position") >> NUMBERS
+    return ranks
+
+
 def schema_of(messages: Plan, task: InOrderTask) -> pa.Schema:
     """Return the schema of what a step makes, given the plan of the task in which the messages wait."""
     keys = map(pa.field, messages.task.key_columns, messages.layout.key_types)
@@ -262,7 +274,7 @@ def emitted_rows(plan: Plan, keys: Sequence[pa.Array], moments: pa.Array, rows: 
     return [*columns.values(), moments.cast(TIME)]
 
 
-def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
+def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[StepChunk]:
     """Let a task process what the clock has passed, and yield what it makes of that.
 
     Args:
@@ -292,7 +304,8 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
         held |= dict(zip(others, open_runs(fed, others, [hashes]), strict=True))
         levels = [fold.touched(between(held[run], low, high), pa.table({"hash": hashes})) for run in span.states]
         states = fold.fold_keys([below(level, span.clock) for level in levels], fed.layout)
-        yield from _processed(plan, fed, program, came, states, span, name)
+        chunks = _processed(plan, fed, program, came, states, span, name)
+        yield from (replace(chunk, high=high) for chunk in chunks)
 
 
 def _messages(plan: Plan) -> Messages:
@@ -306,7 +319,7 @@ def _is_between(times: NDArray[np.int64], span: Span) -> NDArray[np.bool_]:
 
 def _processed(
     plan: Plan, fed: Plan, program: Program, came: Levels, states: pa.Table, span: Span, name: str
-) -> Iterator[Chunk]:
+) -> Iterator[StepChunk]:
     """Yield what a task makes of messages, and of keys with these states."""
     before = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
     now = {**before}
@@ -332,7 +345,8 @@ def _processed(
                 number, moment = (number + 1 if row.moment == moment else 0), row.moment
                 emitted.append((key, number, row))
         if bad:
-            yield replace(_kept_chunk(plan, fed, [], high, name), aside=_aside(plan, messages, bad, name))
+            aside = _aside(plan, messages.take(pa.array(bad)), name)
+            yield replace(_kept_chunk(plan, fed, [], high, name), aside=aside)
         if emitted:
             yield _emitted_chunk(plan, fed, emitted, name)
     if changed := [(key, kept) for key, kept in now.items() if kept.differs(before.get(key, KeyState()))]:
@@ -349,20 +363,24 @@ def cut(came: Levels, span: Span, most: int) -> list[int]:
     return [span.since, *sorted(between_them), span.clock]
 
 
-def _aside(plan: Plan, messages: pa.Table, bad: Sequence[int], name: str) -> pa.Table | None:
-    """Return bad messages as they stand in a file of late and bad rows; None if there are none.
+def _aside(plan: Plan, rows: pa.Table, name: str) -> pa.Table:
+    """Return bad messages as they stand in a file of late and bad rows.
 
-    Their partition is the one that the step has read, since a start takes them back as it takes back the step.
+    Their strand is the partition that the step has read, since a start takes them back as it takes back the step. The one that
+    they came from stands beside it.
+
+    Raises:
+        TaskFailedError: Bad rows of an input are to fail, and there is one.
     """
-    if not bad:
-        return None
-    rows = messages.take(pa.array(bad))
-    channel, row = rows["channel"], rows["value"]
-    if _messages(plan).is_unnamed:
-        row = pc.struct_field(row, [0])
-    else:
+    channel, row = rows["channel"], one_chunk(rows["value"])
+    inputs = [*_messages(plan).rows]
+    if plan.inputs:
         # Before a channel stands the place of its input, which gives messages of one moment their order.
         channel = pc.replace_substring_regex(channel, r"^\d+:", "")
+    if _messages(plan).is_unnamed:
+        row = row.field(0)
+    else:
+        row = pa.StructArray.from_arrays(row.flatten(), names=[input or UNNAMED for input in inputs])
     count, position = len(rows), as_numpy(rows, "position")
     columns = {
         "reason": pa.array([UNFIT] * count),
@@ -371,8 +389,14 @@ def _aside(plan: Plan, messages: pa.Table, bad: Sequence[int], name: str) -> pa.
         "channel": channel,
         "position": pa.array(position, mask=position == NO_POSITION),
         "record": pa.nulls(count, SIDE_COLUMNS["record"]),
+        PARTITION: rows["strand"],
     }
-    return pa.table({**columns, "row": row}).combine_chunks()
+    aside = pa.table({**columns, "row": row}).combine_chunks()
+    for of_input in plan.inputs.values() or [plan]:
+        own = row.field(of_input.input or UNNAMED).is_valid() if plan.inputs else pa.repeat(True, count)
+        if len(some := aside.filter(own)):
+            check_bad_rows(of_input, some)
+    return aside
 
 
 def _keys(plan: Plan, table: pa.Table) -> list[tuple[Any, ...]]:

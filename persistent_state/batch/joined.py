@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,10 +19,12 @@ from persistent_state.joins import AsOfJoin, IntervalJoin, Join
 from persistent_state.partials import fold
 from persistent_state.partials.layout import Levels, as_numpy, below, between, from_clock, one_chunk
 from persistent_state.partials.waiting import rows_passed
-from persistent_state.sources.base import Chunk
+
+SHARE = 4
+"""The part of a slice that is joined at a time: a message may be joined with several."""
 
 
-def read(plan: Plan, fed: Plan, join: Join, span: Span, name: str) -> Iterator[Chunk]:
+def read(plan: Plan, fed: Plan, join: Join, span: Span, name: str) -> Iterator[StepChunk]:
     """Let a join join what the clock has passed.
 
     Args:
@@ -33,27 +36,39 @@ def read(plan: Plan, fed: Plan, join: Join, span: Span, name: str) -> Iterator[C
     """
     since = span.reaches_back(plan)
     waiting = open_runs(plan, span.runs_from(since))
-    for low, high in fold.slices(waiting):
+    for low, high in fold.slices(waiting, share=SHARE):
         came = [below(from_clock(between(table, low, high), since), span.clock) for table in waiting]
         if not any(map(len, came)):
             continue
-        if isinstance(join, AsOfJoin):
-            yield from _as_of(plan, fed, join, span, came, name)
-        elif isinstance(join, IntervalJoin):
-            for first, last in pairwise(cut(came, span, 2 * fold.SLICE)):
-                messages = rows_passed(came, plan.layout, max(since, first - join.bounds.back), last)
-                for some in interval(messages, plan.layout, join.pair, join.bounds, first, last):
-                    yield _emitted(plan, fed, messages, some, name)
+        chunks = (
+            _as_of(plan, fed, join, span, came, name)
+            if isinstance(join, AsOfJoin)
+            else _interval(plan, fed, join, span, came, name)
+        )
+        yield from (replace(chunk, high=high) for chunk in chunks)
 
 
-def _as_of(plan: Plan, fed: Plan, join: AsOfJoin, span: Span, came: Levels, name: str) -> Iterator[Chunk]:
+def _most() -> int:
+    """Return about how many messages of a key are joined at a time."""
+    return max(1, 2 * fold.SLICE // SHARE)
+
+
+def _interval(plan: Plan, fed: Plan, join: Join, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
+    assert isinstance(join, IntervalJoin)
+    for first, last in pairwise(cut(came, span, _most())):
+        messages = rows_passed(came, plan.layout, max(span.reaches_back(plan), first - join.bounds.back), last)
+        for some in interval(messages, plan.layout, join.pair, join.bounds, first, last):
+            yield _emitted(plan, fed, messages, some, name)
+
+
+def _as_of(plan: Plan, fed: Plan, join: AsOfJoin, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
     # Those of each table are in order, so that a stable sort has little to do.
     hashes = np.sort(np.concatenate([as_numpy(table, "hash") for table in came]), kind="stable")
     stored = [below(level, span.clock) for level in open_runs(fed, span.states, [hashes])]
     stored = [fold.touched(level, pa.table({"hash": hashes})) for level in stored]
     new: list[pa.Table] = []
     # A key alone may have more messages than there is room for.
-    for first, last in pairwise(cut(came, span, 2 * fold.SLICE)):
+    for first, last in pairwise(cut(came, span, _most())):
         messages = rows_passed(came, plan.layout, first, last)
         kept = fold.fold_keys([*stored, *new], fed.layout)
         for some in as_of(messages, kept, plan.layout, join.pair, join.tolerance):

@@ -131,7 +131,8 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     """
     flow = flow.by_input[chunk.input]
     if isinstance(chunk, StepChunk) and chunk.aside is not None:
-        lifted[0].put_aside(flow.first, chunk.aside)
+        # The step has asked whether they are to fail: their inputs say that.
+        lifted[0].sides.append(chunk.aside)
     place = place_of(flow.first, chunk)
     before = [basis.positions.get(name, UNREAD) for name in place.partitions.names]
     if not flow.first.is_fed_by_task:

@@ -132,6 +132,11 @@ class Basis:
             basis, positions=positions, ends={name: self.ends[name] for name in partitions if name in self.ends}
         )
 
+    def of_shard(self, shard: int) -> Basis:
+        """Return what the part is told that takes a step in this shard alone."""
+        grounds = {task: (of_shards[shard],) for task, of_shards in self.grounds.items()}
+        return replace(self, positions={}, ends={}, grounds=grounds)
+
 
 @dataclass(frozen=True)
 class Sender:

@@ -117,6 +117,8 @@ class _Turn(Context):
     def __init__(self, program: Program, key: Any, kept: KeyState, hands_copies: bool) -> None:
         self.key, self.timestamp = key, BEGINNING
         self._program, self._task, self._hands_copies = program, program.task, hands_copies
+        # What is asked for with each message, without a way through the program.
+        self._ttl, self._as_state = program.ttl, program.as_state
         self._state = program.as_state(kept.state)
         self._newest = kept.newest
         # Those that are set, and a heap of these and of some that are not any more.
@@ -135,11 +137,12 @@ class _Turn(Context):
 
     def take(self, messages: Sequence[Message], upto: int) -> Outcome:
         """Process all messages and timers below a clock."""
+        ranks = self._program.ranks
         for number, message in enumerate(messages):
             if self._heap:
                 self._rank = OF_TIMER
                 self._call_timers(message.timestamp)
-            self._rank = self._program.ranks[message.input]
+            self._rank = ranks[message.input]
             if not self._process(message):
                 if not self._hands_copies:
                     raise _SpoiltError
@@ -183,13 +186,14 @@ class _Turn(Context):
 
     def _process(self, message: Message) -> bool:
         """Let the task process a message. Return False if it is a bad row: then all is as before it."""
-        moment, ttl = message.timestamp, self._program.ttl
-        self.timestamp, self._timer = moment, None
-        before = self._state, self._set, self._heap, len(self._rows)
+        moment, ttl = message.timestamp, self._ttl
+        self.timestamp, self._timer, rows, before = moment, None, len(self._rows), None
         if ttl is not None and moment - self._newest > ttl:
+            before = self._state, self._set, self._heap
             self._state, self._set, self._heap = None, set(), []
         if not self._call(self._task.process, message):
-            self._state, self._set, self._heap, rows = before
+            if before is not None:
+                self._state, self._set, self._heap = before
             del self._rows[rows:]
             return False
         self._newest = moment
@@ -197,7 +201,7 @@ class _Turn(Context):
 
     def _call_timers(self, last: int) -> None:
         """Call the timers up to a time, in their order."""
-        ttl = self._program.ttl
+        ttl = self._ttl
         last = last if ttl is None else min(last, self._newest + ttl)
         self._chained = 0
         while self._heap and self._heap[0][0] <= last:
@@ -221,13 +225,13 @@ class _Turn(Context):
         if self._wishes:
             self._wishes = []
         self._misfit = None
-        handed = self._program.as_state(self._state) if self._hands_copies else self._state
+        handed = self._as_state(self._state) if self._hands_copies else self._state
         try:
             returned = function(handed, given, self)
         except Exception as error:
             raise self._failed(given, error) from error
         try:
-            state = self._program.as_state(returned)
+            state = self._as_state(returned)
         except MonoidError as error:
             self._misfit = error
         if self._misfit is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count, repeat
 from typing import Any
 
 import pyarrow as pa
@@ -11,9 +12,8 @@ from persistent_state.task import Message
 
 
 def row_messages(columns: Mapping[str, pa.Array], timestamps: Iterable[int], input: str) -> Iterator[Message]:
-    """Yield the rows of these columns as messages of an input."""
-    lists = _Lists(columns)
-    return (_RowMessage(timestamp, lists, i, input) for i, timestamp in enumerate(timestamps))
+    """Return an iterator of the rows of these columns as messages of an input."""
+    return map(_RowMessage, timestamps, repeat(_Lists(columns)), count(), repeat(input))
 
 
 def as_they_came(messages: Sequence[Message]) -> list[Message]:

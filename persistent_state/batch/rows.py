@@ -15,7 +15,7 @@ from persistent_state.errors import TaskFailedError
 from persistent_state.event_time.inputs import UNNAMED, input_of, named
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.sources.base import BadRecord, Chunk, Originals
-from persistent_state.store.late_rows import LATE, SIDE_COLUMNS
+from persistent_state.store.late_rows import LATE, PARTITION, SIDE_COLUMNS
 
 MOST = 2**62
 """The furthest a timestamp may be from the epoch, in microseconds: 146,000 years."""
@@ -38,9 +38,14 @@ class TakenBack(Chunk):
 
 @dataclass(frozen=True)
 class StepChunk(Chunk):
-    """Rows that a step made of messages. `aside` are the messages that were bad, as a side table."""
+    """Rows that a step made of messages. `aside` are the messages that were bad, as a side table.
+
+    Chunks come in the order of the hashes of keys: one with another `high` than the chunk before it has no hash below that
+    chunk's `high`. All of its own are below its `high`.
+    """
 
     aside: pa.Table | None = None
+    high: int = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,7 @@ def check_bad_rows(plan: Plan, table: pa.Table) -> None:
     key = {name: row.get(name) for name in plan.task.key_columns}
     raise TaskFailedError(
         f"task={plan.named} met a bad row ({first['reason']}) at channel={first['channel']!r} "
-        f"partition={first['strand']!r} position={first['position']} key={key}; correct it, or set "
+        f"partition={first.get(PARTITION, first['strand'])!r} position={first['position']} key={key}; correct it, or set "
         "on_bad_row='keep' to put bad rows aside."
     )
 

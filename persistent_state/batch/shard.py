@@ -72,12 +72,25 @@ class Fresh:
     """The new rows of a shard, folded; the late and bad rows beside them; and how many messages were copies.
 
     `older` are the rows that the shard holds of the keys that came, run by run, and others; none where they are not needed.
+    Where there is no room for all new rows in memory they stand in `written`, and the table has none.
     """
 
     table: pa.Table
     sides: Sequence[pa.Table]
-    copies: int
-    older: Sequence[pa.Table]
+    copies: int = 0
+    older: Sequence[pa.Table] = ()
+    written: Sequence[Run] = ()
+
+    @property
+    def rows(self) -> int:
+        rows: int = self.table.num_rows + sum(run.rows for run in self.written)
+        return rows
+
+    @property
+    def size(self) -> int:
+        """The bytes of the rows."""
+        size: int = self.table.nbytes + sum(run.file.length for run in self.written)
+        return size
 
 
 def merge_shard(
@@ -109,15 +122,15 @@ def merge_shard(
     for plan in flow.tasks:
         late = [table for blob in blobs for table in blob.late] if plan is flow.first else []
         work = _work(plan, shard, blobs, parts, late, cached.get(plan.name))
-        descriptor, runs[plan.name] = _merge(work, new_id)
+        descriptor, runs[plan.name] = merge(work, fold_fresh(work), new_id)
         descriptors.append(descriptor)
     return descriptors, runs
 
 
-def _merge(work: Work, new_id: Callable[[], str]) -> tuple[Descriptor, tuple[Run, ...]]:
-    fresh = _fold_fresh(work)
+def merge(work: Work, fresh: Fresh, new_id: Callable[[], str]) -> tuple[Descriptor, tuple[Run, ...]]:
+    """Write the new rows of a shard, and rewrite older runs where they have become many."""
     gone = next((i for i, run in enumerate(work.held) if not work.has_expired(run)), len(work.held))
-    keep = gone + compaction.choose(work.held[gone:], fresh.table.num_rows, fresh.table.nbytes, work.ground.floor)
+    keep = gone + compaction.choose(work.held[gone:], fresh.rows, fresh.size, work.ground.floor)
     runs, values = _rewrite(work, fresh, gone, keep, new_id)
     return _descriptor(work, fresh, gone, keep, runs, values, new_id), (*work.held[gone:keep], *runs)
 
@@ -145,13 +158,13 @@ def _work(
         tables=whole_tables([table for content in contents for table in content.tables]),
         sides=[side for content in contents for side in content.sides],
         late=late,
-        held=_held_runs(plan, sender, ground, shard, cached),
+        held=held_runs(plan, sender, ground, shard, cached),
         # No later message is below the floor, so none has a copy that is further below.
         ids_from=None if once is None else max(BEGINNING, ground.floor - once.horizon),
     )
 
 
-def _held_runs(plan: Plan, sender: Sender, ground: Ground, shard: int, cached: Sequence[Run] | None) -> tuple[Run, ...]:
+def held_runs(plan: Plan, sender: Sender, ground: Ground, shard: int, cached: Sequence[Run] | None) -> tuple[Run, ...]:
     """Return the runs that the shard holds: those that the planner sent, the cached ones, or those of the log."""
     if ground.held is not None and digest(ground.held, ground.clock) == ground.runs:
         return ground.held
@@ -167,7 +180,7 @@ def _held_runs(plan: Plan, sender: Sender, ground: Ground, shard: int, cached: S
     return held
 
 
-def _fold_fresh(work: Work) -> Fresh:
+def fold_fresh(work: Work) -> Fresh:
     """Fold the tables that came, without messages that came before. A task that reads its state makes its updates here."""
     plan, tables = work.plan, work.tables
     is_needed = tables and (work.looks_up or plan.layout.once)
@@ -196,7 +209,9 @@ def _rewrite(
         The runs, and the running values.
     """
     plan, layout = work.plan, work.plan.layout
-    opened = _opened(plan, work.held[keep:], fresh.older[keep:])
+    if fresh.written and keep == len(work.held):
+        return [*fresh.written], []
+    opened = [*_opened(plan, work.held[keep:], fresh.older[keep:]), *_open(plan, fresh.written)]
     asked, known = ([fresh.table], fresh.older) if work.looks_up else ([], [])
     runs, values = [], []
     for low, high in fold.slices([*opened, fresh.table], *_bounds(work), asked=asked, levels=known):
@@ -215,9 +230,15 @@ def _rewrite(
             new = fold.fold(tables, layout, cuts, work.ground.clock, apart, plan.keeps_current, work.ids_from)
             new = expiry.without_expired(new, layout, work.ground.floor, is_all=keep == gone)
         if new.num_rows:
-            path = _path(work, new_id)
-            runs.append(runs_io.write_run(plan.files, path, layout.kind.with_sums(new, layout), layout, low, high))
+            runs.append(write(work, new, low, high, new_id))
     return runs, values
+
+
+def write(work: Work, table: pa.Table, low: int, high: int, new_id: Callable[[], str]) -> Run:
+    """Write rows of the hashes in [low, high), at least one, as a run of the shard."""
+    layout = work.plan.layout
+    rows = layout.kind.with_sums(table, layout)
+    return runs_io.write_run(work.plan.files, _path(work, new_id), rows, layout, low, high)
 
 
 def _descriptor(

@@ -18,6 +18,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain, to_json
 from persistent_state.outputs import ValuesAtClock
+from persistent_state.partials import fold
 from persistent_state.partials.layout import one_chunk
 from persistent_state.sinks.base import CLOCK, VALUE, Origin
 from persistent_state.store.files.base import Files
@@ -45,7 +46,8 @@ BYTES = 64 << 20
 def of_state(spark: SparkSession, state: StateAt) -> DataFrame:
     """Return a task's state. One Spark task reads and folds each part, which is no larger than a shard."""
     parts = max(_parallelism(spark, state.files), state.shards)
-    return _of_parts(spark, state, parts, state.schema, "open it with read_state", StateAt.read)
+    rows = sum(run.rows for run in state.runs)
+    return _of_parts(spark, state, parts, rows, state.schema, "open it with read_state", StateAt.read)
 
 
 def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
@@ -56,7 +58,7 @@ def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
     changed = sum(run.rows for run in state.runs if run.last >= since)
     # One task reads few rows faster than several do.
     parts = min(max(_parallelism(spark, state.files), state.shards), 1 + changed // ROWS_OF_A_PART)
-    return _of_parts(spark, state, parts, schema, NO_SINK, lambda part: _with_clock(part, plan, schema))
+    return _of_parts(spark, state, parts, changed, schema, NO_SINK, lambda part: _with_clock(part, plan, schema))
 
 
 def batches_of_values(state: StateAt, plan: Plan) -> Iterator[pa.RecordBatch]:
@@ -151,16 +153,19 @@ def _of_parts(
     spark: SparkSession,
     state: StateAt,
     parts: int,
+    rows: int,
     schema: pa.Schema,
     instead: str,
     show: Callable[[StateAt], pa.Table],
 ) -> DataFrame:
+    """Return the values of a state with about so many rows, read in so many parts. Memory does not grow with a part."""
     types, handed_on = types_of(state.task, schema, instead)
+    pieces = 1 + rows // (parts * fold.SLICE)
 
     def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                table = show(state.part(number, parts)).cast(handed_on)
+            for piece in (number * pieces + i for number in batch.column(0).to_pylist() for i in range(pieces)):
+                table = show(state.part(piece, parts * pieces)).cast(handed_on)
                 yield from table.to_batches(max(1, min(ROWS, BYTES * len(table) // max(1, table.nbytes))))
 
     return spark.range(0, parts, 1, parts).mapInArrow(read, types)

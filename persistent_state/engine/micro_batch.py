@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from persistent_state.batch.messages import DRIVER, Advance, Answers, Blob, Descriptor, Report
+from persistent_state.batch.in_place import take_step
+from persistent_state.batch.messages import DRIVER, Advance, Answers, Basis, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard, read_values
 from persistent_state.engine import failures
@@ -27,7 +28,7 @@ from persistent_state.engine.session import settings
 from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.outputs import RunningValues
-from persistent_state.protocol import commits, deliver, holding
+from persistent_state.protocol import commits, deliver, graph, holding
 from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Delivered
 from persistent_state.store.codec import run_from_json, run_to_json
@@ -40,6 +41,9 @@ _logger = logging.getLogger("persistent_state")
 _progress = logging.getLogger("persistent_state.progress")
 _progress_lock = threading.Lock()
 _here = threading.local()
+ANSWERS = "label int, answer binary"
+"""The columns of control rows."""
+
 _INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
 """Spark takes an error with this text for its own interrupt. It logs pages of text about any other."""
 
@@ -133,7 +137,7 @@ def control_rows(blobs: DataFrame, flow: FlowPlan, labels: Sequence[int], attemp
         yield pd.DataFrame({"label": [label], "answer": [answer]})
 
     return blobs.groupBy("label").applyInPandasWithState(
-        step, "label int, answer binary", "runs string", "update", GroupStateTimeout.NoTimeout
+        step, ANSWERS, "runs string", "update", GroupStateTimeout.NoTimeout
     )
 
 
@@ -161,6 +165,18 @@ def answer_of(
     return pickle.dumps(made), runs
 
 
+def answers_in_place(flow: FlowPlan, basis: Basis, shard: int, given: graph.Given, attempts: int) -> list[bytes]:
+    """Return the answers of the part that takes a step in a shard alone: its report, and what the shard has made.
+
+    Instead of both there may be an error.
+    """
+    try:
+        report, made = take_step(flow, basis, shard, given.read(flow.first), new_id)
+    except StateError as error:
+        return [failures.as_row(error, attempts)] * 2
+    return [pickle.dumps((0, [report.to_bytes()])), pickle.dumps(made)]
+
+
 def answers_of(rows: Sequence[Row], is_planned_by_spark: bool) -> Answers:
     """Return the reports of the parts and the descriptors of the shards that the rows of a micro-batch hold.
 
@@ -174,10 +190,9 @@ def answers_of(rows: Sequence[Row], is_planned_by_spark: bool) -> Answers:
             raise error
         if row["label"] == DRIVER:
             now, sent = pickle.loads(row["answer"])
-            reports = list(map(Report.from_bytes, sent))
-            if is_planned_by_spark:
-                # Parts without rows do not know the batch time.
-                reports = [replace(report, now=now) for report in reports]
+            some = list(map(Report.from_bytes, sent))
+            # Parts without rows do not know the batch time, where Spark plans them.
+            reports += [replace(report, now=now) for report in some] if is_planned_by_spark else some
         else:
             descriptors += pickle.loads(row["answer"])
     return Answers(reports, descriptors)

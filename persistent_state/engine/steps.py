@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from persistent_state.batch.combine import combine_in_pieces
-from persistent_state.batch.messages import Basis, Step
+from persistent_state.batch.messages import DRIVER, Basis, Step
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.spans import Span
 from persistent_state.engine import failures, micro_batch
@@ -168,9 +168,12 @@ class Stepper:
                 turn=self._turn,
             )
             basis = commits.plan_step(entry, flow, step, now_us())
-            # No more parts than there are tasks at a time: each sends a blob to each shard, also if there is little to send.
-            parts = graph.in_parts(spans, context.defaultParallelism)
-            commit(_rows(session, flow, basis, parts), step.clock)
+            if flow.is_in_order:
+                rows = _rows_in_place(session, flow, basis, graph.by_shard(spans, flow.first.shards))
+            else:
+                # No more parts than there are tasks at a time: each sends a blob to each shard, also if that has little.
+                rows = _rows(session, flow, basis, graph.in_parts(spans, context.defaultParallelism))
+            commit(rows, step.clock)
             self._committed.add(step.flow)
         except Exception as error:
             self._fail(step.flow, error)
@@ -217,4 +220,21 @@ def _rows(session: SparkSession, flow: FlowPlan, basis: Basis, given: Sequence[g
 
     # As an Arrow table, since Spark takes longer for rows.
     rows = session.createDataFrame(pa.table({"part": pa.array(sent, pa.binary())}))
-    return rows.mapInArrow(read, SCHEMA).groupBy("label").applyInPandas(merge, "label int, answer binary")
+    return rows.mapInArrow(read, SCHEMA).groupBy("label").applyInPandas(merge, micro_batch.ANSWERS)
+
+
+def _rows_in_place(session: SparkSession, flow: FlowPlan, basis: Basis, given: Sequence[graph.Given]) -> DataFrame:
+    """Return the control rows of a step in which each shard makes its own rows of what others have given it."""
+    attempts = failures.attempts(session)
+    sent = [pickle.dumps((shard, basis.of_shard(shard), some), protocol=5) for shard, some in enumerate(given)]
+
+    def take(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for row in batch.column(0).to_pylist():
+                shard, own, some = pickle.loads(row)
+                answers = micro_batch.answers_in_place(flow, own, shard, some, attempts)
+                freeze_imports()
+                yield pa.record_batch({"label": pa.array([DRIVER, shard], pa.int32()), "answer": answers})
+
+    rows = session.createDataFrame(pa.table({"shard": pa.array(sent, pa.binary())}))
+    return rows.mapInArrow(take, micro_batch.ANSWERS)

@@ -193,6 +193,11 @@ class Given:
             yield from read(fed, name, span)
 
 
+def by_shard(spans: Sequence[tuple[str, Span]], shards: int) -> list[Given]:
+    """Return the spans of each shard."""
+    return [Given(tuple(each for each in spans if each[1].shard == shard)) for shard in range(shards)]
+
+
 def in_parts(spans: Sequence[tuple[str, Span]], most: int) -> list[Given]:
     """Return the spans that each part reads, in at most so many parts of about as many spans."""
     parts = min(len(spans), most)

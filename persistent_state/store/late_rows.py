@@ -181,3 +181,6 @@ SIDE_COLUMNS = {
     "record": pa.large_binary(),
 }
 """The columns of a file of late and bad rows before `origin`, which is missing if the source has none, and `row`."""
+
+PARTITION = "partition"
+"""The column that tells the partition where `strand` names another: that of the step in which a message was bad."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from monoids import Aggregator, Monoid, MonoidError, from_identity
 from monoids.types import parse_type
@@ -277,11 +278,18 @@ def find_sides(files: Files, application: str, task: BaseTask | str) -> list[Sid
 
 
 def read_side(files: Files, side: SideFile) -> pa.Table:
-    """Return the late and bad rows of one file. The format names `strand` what users read as `partition`."""
+    """Return the late and bad rows of one file.
+
+    The format names `strand` what users read as `partition`, unless the partition stands beside it.
+    """
     try:
         rows = late_rows.read(files, side)
     except FileNotFoundError as error:
         raise InvalidInputError(f"{side.file.path} is no longer retained; look for the late rows again.") from error
+    if late_rows.PARTITION in rows.column_names:
+        partition = pc.coalesce(rows[late_rows.PARTITION], rows["strand"])
+        rows = rows.drop_columns([late_rows.PARTITION])
+        rows = rows.set_column(rows.column_names.index("strand"), "strand", partition)
     return rows.rename_columns(["partition" if name == "strand" else name for name in rows.column_names])
 
 

@@ -30,7 +30,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.files.base import Files
 from persistent_state.store.flow_state import LateRows
-from persistent_state.store.late_rows import SIDE_COLUMNS
+from persistent_state.store.late_rows import PARTITION, SIDE_COLUMNS
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run, SideFile, Stored
 from persistent_state.store.state_at import find_applications, no_application
@@ -490,7 +490,9 @@ def _side_problems(side: SideFile, data: pa.Buffer) -> Iterator[str]:
     found = [(field.name, str(field.type)) for field in table.schema]
     # Older versions kept records as text.
     older = [*wanted[:-1], ("record", "string")]
-    if [each for each in found[:-1] if each[0] != "origin"] not in (wanted, older) or found[-1][0] != "row":
+    if [each for each in found[:-1] if each[0] not in ("origin", PARTITION)] not in (wanted, older) or found[-1][
+        0
+    ] != "row":
         yield f"its columns are {_columns(found)}, not {_columns([*wanted, ('row', 'struct')])}"
         return
     reasons = Counter(late_rows.left(table, side)["reason"].to_pylist())

@@ -6,11 +6,19 @@ import json
 import pickle
 import threading
 from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
 
 from persistent_state import Progress, StateError, TaskFailedError
+from persistent_state.batch.messages import DRIVER
+from persistent_state.engine import micro_batch
 from persistent_state.engine.micro_batch import Watch, line_of
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol import commits, graph
 from persistent_state.protocol.deliver import Delivered
+from tests import core
+from tests.protocol.test_ordered import InJson, World, told
 
 
 def failing(watch: Watch, task: str, error: Exception) -> threading.Thread:
@@ -33,6 +41,37 @@ def test_the_first_commit_that_fails_is_told_and_all_wait_for_the_end() -> None:
     for thread in threads:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def rows_in_place(world: World) -> list[Any]:
+    """The control rows of the step that is due."""
+    (step,) = graph.due(world.newest)
+    basis = commits.plan_step(world.newest, world.flow, step, 0)
+    given = graph.by_shard(graph.spans(world.newest, world.flow, step), world.flow.first.shards)
+    rows = []
+    for shard, some in enumerate(given):
+        answers = micro_batch.answers_in_place(world.flow, basis.of_shard(shard), shard, some, 1)
+        rows += [{"label": label, "answer": answer} for label, answer in zip((DRIVER, shard), answers, strict=True)]
+    return rows
+
+
+def test_each_shard_of_a_step_in_place_answers_for_its_part_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(None)
+    world.start(3)
+    world.play([*(told(1, key) for key in range(6)), told(15, 9)])
+    answers = micro_batch.answers_of(rows_in_place(world), False)
+    assert sorted(report.sender.part for report in answers.reports) == [0, 1, 2]
+    assert sum(report.counts.get("messages", 0) for report in answers.reports) == 6
+    core.commit(world.log, world.flow, answers)
+    world.check()
+    world.play([told(25, 3), told(35, 9)])
+
+    def process(*_: Any) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(InJson, "process", process)
+    with pytest.raises(TaskFailedError, match=r"process of task=InJson raised ValueError\('no'\)"):
+        micro_batch.answers_of(rows_in_place(world), False)
 
 
 def test_the_line_of_a_progress_has_null_for_a_clock_that_is_not_there_yet() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from random import Random
 from typing import Any
 from unittest import mock
 
@@ -29,13 +30,14 @@ from persistent_state import (
     ValuesAtClock,
     run_local,
 )
+from persistent_state.batch import joined, joins
 from persistent_state.batch.in_order import names
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.joins import Bounds, Join
-from persistent_state.partials import fold
+from persistent_state.partials import fold, newest, waiting
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
@@ -47,6 +49,7 @@ from persistent_state.store.state_at import seen_below
 from tests import core
 from tests.batch.test_joins import QUOTE, TRADE, Row, as_of_oracle, interval_oracle, joined_row, value
 from tests.protocol.test_inputs import Rows
+from tests.simulation.planted import Bug, bug
 
 KEEPING = Keeping(3, 0)
 DELAY = 6
@@ -179,6 +182,10 @@ acts = st.one_of(some_rows, some_rows, st.sampled_from(["play", "step"]), st.int
 @settings(max_examples=40)
 @given(some_joins, st.lists(acts, min_size=3, max_size=12), st.sampled_from([2, 5, fold.SLICE]))
 def test_joined_rows_are_those_of_a_loop_over_all(join: Join, history: list[Any], most: int) -> None:
+    play(join, history, most)
+
+
+def play(join: Join, history: Sequence[Any], most: int) -> None:
     world = World(join, most=most)
     world.start()
     for act in history:
@@ -201,6 +208,92 @@ def test_joined_rows_are_those_of_a_loop_over_all(join: Join, history: list[Any]
     assert world.newest.clock >= last + 150
     assert len(world.found) == len(world.expected(world.newest.clock))
     assert world.waiting_rows() <= 30
+
+
+BUGS = (
+    bug(
+        "later row",
+        "A right row that comes after a left row of its key is joined with it.",
+        joins.as_of,
+        ("newest[lasts[moment]]", "newest[np.append(begins[1:], len(times))[key] - 1]"),
+    ),
+    bug(
+        "right row of the moment",
+        "A right row of the left row's moment is not joined with it if it stands behind it.",
+        joins.as_of,
+        ("newest[lasts[moment]]", "newest[rows]"),
+    ),
+    bug(
+        "right row of before the step",
+        "A right row of before the step is forgotten.",
+        joined._as_of,
+        ("fold.fold_keys([*stored, *new], fed.layout)", "fold.fold_keys(new, fed.layout)"),
+    ),
+    bug(
+        "state of a join",
+        "The newest right row of a key is collected once the clock has passed it, though rows within the tolerance may come.",
+        newest.Versions._ends,
+        ("(self.ttl + 1)", "1"),
+    ),
+    bug(
+        "rows within reach",
+        "A row is collected as soon as the clock has passed it, though rows that are within its reach may come.",
+        waiting.Waiting._ends,
+        ("(1 + self.back)", "1"),
+    ),
+    bug(
+        "runs within reach",
+        "A run is dropped as soon as the clock has passed it, though rows that are within its reach may come.",
+        waiting.Waiting.has_expired,
+        ("last + self.back", "last"),
+    ),
+    bug(
+        "nulls too early",
+        "A left row is joined with nulls although a right one can still come.",
+        joins.interval,
+        ("moments = of + bounds.after", "moments = of"),
+    ),
+    bug(
+        "nulls beside a pair",
+        "A left row is joined with nulls although an earlier step has joined it.",
+        joins.interval,
+        ("all_begin == ends", "begins == ends"),
+    ),
+    bug(
+        "pairs again",
+        "Pairs whose rows a step reads again are joined again.",
+        joins.interval,
+        ("np.maximum(low, since)", "low"),
+    ),
+    bug(
+        "edge of the reach",
+        "A right row that is as much newer as it may be is not joined.",
+        joins.interval,
+        ("bounds.after + 1", "bounds.after"),
+    ),
+)
+
+
+@pytest.mark.parametrize("planted", BUGS, ids=lambda planted: planted.name)
+def test_a_bug_in_a_join_is_found(planted: Bug) -> None:
+    with planted.planted():
+        assert any(is_broken(seed) for seed in range(150)), planted.says
+
+
+def is_broken(seed: int) -> bool:
+    """Whether a history by this seed shows that something is wrong."""
+    rng = Random(seed)
+    reach = [rng.randint(0, 25) for _ in range(2)]
+    join = rng.choice([as_of(None), as_of(reach[0]), interval(*reach), interval(*reach, "left")])
+    history: list[Any] = ["play"]
+    for _ in range(rng.randint(3, 12)):
+        rows = [(rng.choice("ab"), rng.randint(-DELAY, 12), rng.random() < 0.5) for _ in range(rng.randint(1, 8))]
+        history.append(rng.choice([rows, rows, rows, "step"]))
+    try:
+        play(join, history, rng.choice([2, 5, fold.SLICE]))
+    except AssertionError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("join", [as_of(None), as_of(20), interval(20, 0), interval(0, 20), interval(15, 5, "left")])

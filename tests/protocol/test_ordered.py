@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Sequence
@@ -10,16 +11,27 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import monoids
-from persistent_state import Application, FileSource, NonWindowState, OrderedTask, PersistentTask
-from persistent_state.batch import changes, in_order
+from persistent_state import (
+    Application,
+    FileSource,
+    Input,
+    LocalRun,
+    NonWindowState,
+    OrderedTask,
+    PersistentTask,
+    TaskFailedError,
+    run_local,
+)
+from persistent_state.batch import changes, in_order, in_place
 from persistent_state.batch.in_order import EmittedRows, Messages, States
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.ordered import Context
+from persistent_state.ordered import Context, Timer
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
@@ -150,9 +162,20 @@ acts = st.one_of(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(acts, max_size=12), st.none() | st.integers(1, 25), st.sampled_from([1, 4, in_order.MOST]))
-def test_state_and_rows_are_those_of_a_fold_in_order(history: list[Any], ttl: int | None, most: int) -> None:
-    with mock.patch.object(in_order, "MOST", most):
+@given(
+    st.lists(acts, max_size=12),
+    st.none() | st.integers(1, 25),
+    st.sampled_from([1, 4, in_order.MOST]),
+    st.sampled_from([(0, 0), (0, in_place.MOST), (in_place.ROOM, in_place.MOST)]),
+)
+def test_state_and_rows_are_those_of_a_fold_in_order(
+    history: list[Any], ttl: int | None, most: int, room: tuple[int, int]
+) -> None:
+    with (
+        mock.patch.object(in_order, "MOST", most),
+        mock.patch.object(in_place, "ROOM", room[0]),
+        mock.patch.object(in_place, "MOST", room[1]),
+    ):
         play(history, ttl)
 
 
@@ -312,6 +335,81 @@ def test_rows_of_one_moment_have_a_place_each_for_the_task_that_they_feed() -> N
     assert [abs(n) // 10 for n in kept["state"]] == [
         k for k in dict.fromkeys(abs(n) // 10 for n in kept["state"]) for _ in range(4)
     ]
+
+
+def test_rows_of_one_moment_come_by_the_inputs_of_their_messages_and_those_of_timers_first() -> None:
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
+    app = Application("app", "memory://none", checkpoint_interval=core.us(10))
+    inputs = {name: FileSource("events", timestamp="ts", schema=schema) for name in ("first", "second")}
+    app.add(Timed(), inputs).add(InTurn(), Emitted("Timed"))
+    some = [Message(5, {"k": k, "n": k}) for k in range(1, 9)]
+    sent = {
+        "second": some,
+        "first": [Message(1, {"k": 1, "n": 0}), *(Message(5, {"k": m["k"], "n": -m["n"]}) for m in some)],
+    }
+    (found,) = run_local(app, {"Timed": sent})["InTurn"].state.values()
+    assert found[:2] == [0, 100]
+    assert [n < 0 for n in found[2:]] == [True] * 8 + [False] * 8
+    assert found[2:10] == [-n for n in found[10:]]
+
+
+class Positive(Twice):
+    """Has no state for what is negative."""
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        return message["n"] if message["n"] >= 0 else "none"
+
+
+def positive(inputs: Any, messages: Any, on_bad_row: str = "keep") -> LocalRun:
+    app = Application("app", "memory://none", checkpoint_interval=core.us(10))
+    return run_local(app.add(Positive(), inputs, on_bad_row=on_bad_row), {"Positive": messages})["Positive"]
+
+
+SOURCE = FileSource(
+    "events", timestamp="ts", schema=pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
+)
+BAD, GOOD = Message(3, {"k": 1, "n": -1}), Message(4, {"k": 1, "n": 1})
+
+
+def test_a_bad_message_tells_where_it_came_from() -> None:
+    row = {"ts": None, "k": 1, "n": -1}
+    (aside,) = positive(SOURCE, [GOOD, BAD]).late
+    assert aside["row"] == row
+    assert (aside["reason"], aside["partition"], aside["channel"], aside["position"]) == (UNFIT, "", "", 1)
+    (aside,) = positive({"": SOURCE, "more": copy.copy(SOURCE)}, {"": [BAD], "more": [GOOD]}).late
+    assert aside["row"] == {"input": row, "more": None}
+    assert (aside["partition"], aside["channel"]) == ("", "")
+    (aside,) = positive({"": SOURCE, "more": copy.copy(SOURCE)}, {"": [GOOD], "more": [BAD]}).late
+    assert aside["row"] == {"input": None, "more": row}
+    assert (aside["partition"], aside["channel"]) == ("more:", "more:")
+
+
+def test_each_input_says_what_becomes_of_its_bad_messages() -> None:
+    strict = {"": SOURCE, "more": Input(copy.copy(SOURCE), on_bad_row="fail")}
+    assert len(positive(strict, {"": [BAD], "more": [GOOD]}).late) == 1
+    said = r"task=Positive met a bad row \(value does not fit\) at channel='more:' partition='more:' position=0 key={'k': 1}"
+    with pytest.raises(TaskFailedError, match=said):
+        positive(strict, {"": [GOOD], "more": [BAD]})
+    mild = {"": SOURCE, "more": Input(copy.copy(SOURCE), on_bad_row="keep")}
+    assert len(positive(mild, {"": [GOOD], "more": [BAD]}, on_bad_row="fail").late) == 1
+    with pytest.raises(TaskFailedError, match="partition='' position=0"):
+        positive(mild, {"": [BAD], "more": [GOOD]}, on_bad_row="fail")
+    with pytest.raises(TaskFailedError, match="partition='' position=1"):
+        positive(SOURCE, [GOOD, BAD], on_bad_row="fail")
+
+
+class Timed(Twice):
+    """Emits each message, and a row of a timer."""
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        context.emit(n=message["n"])
+        if message["n"] == 0:
+            context.set_timer(5)
+        return 0
+
+    def on_timer(self, state: Any, timer: Timer, context: Context) -> Any:
+        context.emit(n=100)
+        return state
 
 
 class Totals(PersistentTask):

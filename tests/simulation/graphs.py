@@ -61,8 +61,8 @@ class Row:
 
     timestamp: int
     columns: Mapping[str, Any]
-    place: int = 0
-    """Its place among those of one moment."""
+    place: int | tuple[int, int] = 0
+    """Its place among those of one moment that a task gives."""
 
 
 @dataclass(frozen=True)

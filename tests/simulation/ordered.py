@@ -332,10 +332,13 @@ def with_fed(rng: Random, jobs: Sequence[Job], coming: Coming, few_hashes: bool)
 
 @dataclass
 class Outcome:
-    """What becomes of the messages of a key, below a clock. Its rows have their moments."""
+    """What becomes of the messages of a key, below a clock.
+
+    Its rows have their moments, and the inputs of the messages that caused them; None: a timer did, or one of before.
+    """
 
     kept: Kept = NOTHING
-    rows: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
+    rows: list[tuple[int, str | None, Mapping[str, Any]]] = field(default_factory=list)
     bad: list[Given] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
 
@@ -345,7 +348,7 @@ def outcome(ordered: Ordered, key: tuple[Any, ...], messages: Iterable[Given], u
     found, ttl = Outcome(), ordered.ttl
     state: dict[str, Any] | None = None
     timers: set[tuple[int, str]] = set()
-    newest = BEGINNING
+    newest, input = BEGINNING, None
 
     def act(acts: Sequence[tuple[Any, ...]], now: int) -> None:
         nonlocal state, timers
@@ -354,7 +357,7 @@ def outcome(ordered: Ordered, key: tuple[Any, ...], messages: Iterable[Given], u
             if what == "emit" and ordered.silent:
                 continue
             if what == "emit":
-                found.rows.append((now, row_of(ordered, key, now, state, told[0])))
+                found.rows.append((now, input, row_of(ordered, key, now, state, told[0])))
             elif what == "set":
                 timers.add((max(told[0], now), told[1]))
             elif what == "delete":
@@ -374,8 +377,9 @@ def outcome(ordered: Ordered, key: tuple[Any, ...], messages: Iterable[Given], u
             act(acts_at(name, now, state["left"]), now)
 
     for message in messages:
-        now = message.timestamp
+        now, input = message.timestamp, None
         call_timers(now)
+        input = message.input
         acts = acts_of(message.number, now)
         if any(what.startswith("unfit") for what, *_ in acts):
             found.bad.append(message)
@@ -389,6 +393,7 @@ def outcome(ordered: Ordered, key: tuple[Any, ...], messages: Iterable[Given], u
             newest = now
             act(acts, now)
         call_timers(now)
+    input = None
     call_timers(upto - 1)
     found.kept = Kept(state, frozenset(timers), newest)
     return found
@@ -456,6 +461,13 @@ class Orders:
                 by_key.setdefault(key, []).append(message)
         return by_key
 
+    def _inputs(self, name: str) -> list[str]:
+        """The inputs of a task in which messages wait, in their order."""
+        if name in self.graphs.derived:
+            return [*self.part(name).inputs]
+        job = self.graphs.judges[name].job
+        return [*(job.inputs or [INPUT]), *([] if job.rows_of is None else [FED])]
+
     def _tasks_that_feed(self, name: str) -> list[tuple[int, str, TaskSource]]:
         """The inputs of a task in which messages wait that are other tasks, each with its place among all inputs."""
         if name in self.graphs.derived:
@@ -475,11 +487,11 @@ class Orders:
 
     def rows(self, ordered: Ordered, low: int, high: int) -> list[Row]:
         """The rows of a span of time that a task emits, those of a key in their order."""
-        found = []
+        found, inputs = [], self._inputs(messages_of(ordered.name))
         for key, of_key in self.outcomes(ordered, high).items():
-            place = place_of(key)
-            for moment, columns in of_key.rows:
+            for moment, input, columns in of_key.rows:
                 if low <= moment < high:
+                    place = -1 if input is None else inputs.index(input), place_of(key)
                     found.append(Row(moment, {**dict(zip(ordered.keys, key, strict=True)), **columns}, place))
         return found
 

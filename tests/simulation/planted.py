@@ -18,6 +18,7 @@ from persistent_state.batch import (
     combine,
     groups,
     in_order,
+    in_place,
     judge,
     lift,
     messages,
@@ -181,7 +182,7 @@ BUGS = (
     bug(
         "ordered monoid folded in a batch",
         "Updates whose order matters are folded before all have come.",
-        shard._fold_fresh,
+        shard.fold_fresh,
         ("apart = None if plan.layout.folds_early else BEGINNING", "apart = None"),
         theme="ordered",
     ),
@@ -332,7 +333,7 @@ BUGS = (
     bug(
         "behind folded over retained clocks",
         "An interval of a task that catches up reaches over a clock that is retained.",
-        combine._partial_sums,
+        combine.partial_sums,
         ("if basis.is_behind:", "if False:"),
         theme="restless",
     ),
@@ -760,13 +761,13 @@ BUGS = (
     bug(
         "folded above the clock",
         "A shard folds what is above the clock of the plan, as if no other clock could come between.",
-        shard._fold_fresh,
+        shard.fold_fresh,
         ("work.ground.clock, apart", "2**63 - 1, apart"),
     ),
     bug(
         "stale cache",
         "A shard goes on from what it remembers, whatever the log says.",
-        shard._held_runs,
+        shard.held_runs,
         ("cached is not None and digest(cached, ground.clock) == ground.runs", "cached is not None"),
     ),
     bug(
@@ -1270,7 +1271,7 @@ BUGS = (
     bug(
         "combined over panes",
         "An interval of a micro-batch reaches over the edge of a pane.",
-        combine._partial_sums,
+        combine.partial_sums,
         ("kind.begin_apart(starts, times)", "starts"),
         theme="timely",
     ),
@@ -1472,7 +1473,7 @@ BUGS = (
     bug(
         "sample is all",
         "A task that reads its state does not see what is in no window.",
-        combine._partial_sums,
+        combine.partial_sums,
         ("table if plan.task.reads_state else kind.in_state(table)", "kind.in_state(table)"),
         theme="reading-windows",
     ),
@@ -2361,5 +2362,41 @@ BUGS = (
         branch._Copies._item,
         ("replace(side, file=self._copy_of(side.file))", "side"),
         theme="branched",
+    ),
+    bug(
+        "buffer collected above the global clock",
+        "Messages are collected as soon as they are processed, though a start may have to process them again.",
+        commits._moved_on,
+        ("needed = min(clock, processed[name]) if", "needed = processed[name] if"),
+        ("floor = min([needed, own, *", "floor = min([needed, *"),
+        theme="in-order",
+    ),
+    bug(
+        "buffer collected at the global clock",
+        "Messages are collected below the global clock, though the task that processes them has yet to come there.",
+        commits._moved_on,
+        ("min(clock, processed[name])", "clock"),
+        theme="in-order",
+    ),
+    bug(
+        "written early and forgotten",
+        "What a step wrote before its end is forgotten where it is merged with older runs.",
+        shard._rewrite,
+        ("*_open(plan, fresh.written)", ""),
+        theme="in-order",
+    ),
+    bug(
+        "written again",
+        "What a step has written is written once more with what comes after it.",
+        in_place._Made._take,
+        ("self.lifted.tables, []", "self.lifted.tables, self.lifted.tables"),
+        theme="in-order",
+    ),
+    bug(
+        "hashes of the slice before",
+        "A run tells that it has the hashes up to the slice before.",
+        in_place._Made.end_slice,
+        ("self._low = min(high, self._end)", "self._low = min(high + 1, self._end)"),
+        theme="in-order",
     ),
 )

@@ -13,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 from greenlet import getcurrent, greenlet
 
-from persistent_state.batch import changes, compaction, in_order
+from persistent_state.batch import changes, compaction, in_order, in_place
 from persistent_state.batch import shard as shards
 from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Advance, Answers, Blob, Descriptor, Report, Step
+from persistent_state.batch.in_place import take_step
+from persistent_state.batch.messages import Advance, Answers, Basis, Blob, Descriptor, Report, Step
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import (
@@ -485,6 +486,9 @@ class World:
             mock.patch.object(fold, "SLICE_BYTES", 400),
             mock.patch.object(panes, "WIDE", self.wide),
             mock.patch.object(in_order, "MOST", 2 + self.seed % 3),
+            # Some steps write many runs, some also several of the same keys, and some keep all in memory.
+            mock.patch.object(in_place, "ROOM", self.seed % 3 * 400),
+            mock.patch.object(in_place, "MOST", self.seed % 2 * 2000),
             mock.patch.object(shards, "INLINE", 300),
             mock.patch.object(collect, "LEFTOVER_AGE", LEFTOVER_AGE),
             mock.patch.object(late_rows, "MANY", 2),
@@ -1225,7 +1229,11 @@ class World:
         self, actor: Actor, log: Log, entry: Entry, step: Step, flow: FlowPlan, parts: Sequence[graphs.Part]
     ) -> None:
         basis = commits.plan_step(entry, flow, step, self.now)
-        descriptors, reports = self._answered(actor, flow, lambda: graphs.sent_by(flow, basis, parts), None)
+        if flow.is_in_order:
+            worker = self._spawn(actor, lambda: self._in_place(flow, basis, parts), True)
+            descriptors, reports = self._result(worker)
+        else:
+            descriptors, reports = self._answered(actor, flow, lambda: graphs.sent_by(flow, basis, parts), None)
         entry, _ = self._commit(actor, log, flow, Answers(reports, descriptors))
         self.oracle.claim(entry)
 
@@ -1328,10 +1336,7 @@ class World:
     ) -> tuple[list[Descriptor], list[Report]]:
         """What parts and shards answer, in any order."""
         worker = self._spawn(actor, lambda: self._work(actor, flow, plan_and_combine, sabotage == "parts"), True)
-        self._join(worker)
-        if worker.error is not None:
-            raise worker.error
-        descriptors, reports = worker.result
+        descriptors, reports = self._result(worker)
         self.rng.shuffle(descriptors)
         Random(self.step).shuffle(reports)
         if sabotage == "shards":
@@ -1339,6 +1344,37 @@ class World:
             answers = descriptors if self.step % 2 else reports
             answers[:] = answers[1:] if self.rng.random() < 0.5 else [*answers, self.rng.choice(answers)]
         return descriptors, reports
+
+    def _result(self, worker: Thread) -> Any:
+        self._join(worker)
+        if worker.error is not None:
+            raise worker.error
+        return worker.result
+
+    def _in_place(
+        self, flow: FlowPlan, basis: Basis, parts: Sequence[graphs.Part]
+    ) -> tuple[list[Descriptor], list[Report]]:
+        """What the workers do in a step of an ordered task: each shard makes its own rows, some of them twice."""
+        descriptors, reports = [], []
+        given = [*enumerate(graph.by_shard(parts, flow.first.shards))]
+        for shard, some in self.rng.sample(given, len(given)):
+            attempts = [
+                self._attempt_in_place(flow, basis, shard, some) for _ in range(2 if self.rng.random() < 0.15 else 1)
+            ]
+            report, made = self.rng.choice(attempts)
+            descriptors += made
+            reports.append(report)
+        return descriptors, reports
+
+    def _attempt_in_place(
+        self, flow: FlowPlan, basis: Basis, shard: int, given: graph.Given
+    ) -> tuple[Report, list[Descriptor]]:
+        for _ in range(3):
+            try:
+                return take_step(flow, basis.of_shard(shard), shard, given.read(flow.first), self.new_id)
+            except StoreUnavailableError as error:
+                failed = error
+        raise failed
 
     def _by_spark(
         self, actor: Actor, flow: FlowPlan, stream: Stream, splits: list[list[Sent]], restored: FlowState, now: int

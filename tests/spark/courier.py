@@ -1,4 +1,4 @@
-"""A driver whose task gives its values at clocks to Kafka, and which is killed at a step of that.
+"""A driver whose tasks give values at clocks and emitted rows to Kafka, and which is killed at a step of that.
 
     python -m tests.spark.courier FOLDER --servers 127.0.0.1:9092 [--partitions 2] [--die STEP [--nth 2]] [--drain]
 
@@ -22,14 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from persistent_state import Application, FileSource, KafkaSink
+import pyarrow as pa
+
+from persistent_state import Application, FileSource, KafkaSink, OrderedTask
 from persistent_state.kafka import sink as kafka
 from persistent_state.kafka.transactions import Bookkeeping, ClockWriter, OpenClock
 from persistent_state.protocol import deliver
 from tests.spark.sessions import new_session
 from tests.spark.teller import Totals
 
-NAME, TOPIC = "told", "totals"
+NAME, TOPIC, EMITTED = "told", "totals", "marks"
 SECRET = "hunter-22"
 """An option of the sink, which no file may have."""
 
@@ -78,6 +80,24 @@ class WatchedWriter(ClockWriter):
             self.deadly.come_to("committed")
 
 
+class Marks(OrderedTask):
+    """Emits a row for some messages, with how many their key has had by then."""
+
+    key = "key"
+    state = pa.int64()
+    emits = pa.schema([("nth", pa.int64()), ("amount", pa.int64())])
+
+    def process(self, state: Any, message: Any, context: Any) -> Any:
+        nth = (state or 0) + 1
+        if is_marked(message["amount"]):
+            context.emit(nth=nth, amount=message["amount"])
+        return nth
+
+
+def is_marked(amount: int) -> bool:
+    return amount % 3 == 0
+
+
 class WatchedSink(KafkaSink):
     deadly: Any = None
 
@@ -109,9 +129,13 @@ def main() -> None:
     setattr(kafka, "ClockWriter", writer)  # noqa: B010
     setattr(deliver, "record", watched_record)  # noqa: B010
     options = {"client.id": SECRET}
-    sink = WatchedSink(TOPIC, told.servers, options=options, partitions=told.partitions, rows_per_transaction=2)
+    sinks = [
+        WatchedSink(topic, told.servers, options=options, partitions=told.partitions, rows_per_transaction=2)
+        for topic in (TOPIC, EMITTED)
+    ]
     app = Application(NAME, str(told.folder / "store"), checkpoint_interval="10 seconds", shards=2)
-    app.add(Totals(), FileSource(str(told.folder / "stream"), timestamp="ts", max_files_per_batch=1), sink)
+    source = FileSource(str(told.folder / "stream"), timestamp="ts", max_files_per_batch=1)
+    app.add(Totals(), source, sinks[0]).add(Marks(), source, sinks[1])
     events = told.folder / "events"
     events.mkdir(exist_ok=True)
     logged = {"enabled": "true", "dir": f"file://{events.absolute()}", "compress": "false"}

@@ -23,6 +23,7 @@ from persistent_state import (
     read_state,
     state_frame,
 )
+from persistent_state.partials import fold
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests import core
@@ -148,6 +149,14 @@ def test_each_part_is_read_by_a_task_of_its_own_and_no_key_by_two(spark: SparkSe
     shown = frame.selectExpr("number", "value", "spark_partition_id() AS part").collect()
     assert len({row["number"] for row in shown}) == len(shown) == 8
     assert len({row["part"] for row in shown}) > 1
+
+
+def test_a_part_with_many_rows_is_read_piece_by_piece(
+    spark: SparkSession, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = by_key(state_frame(spark, store, "app", "Number").toArrow())
+    monkeypatch.setattr(fold, "SLICE", 2)
+    assert by_key(state_frame(spark, store, "app", "Number").toArrow()) == wanted
 
 
 def test_types_that_spark_does_not_have_and_monoids_that_nobody_gave_are_refused(

@@ -1,9 +1,10 @@
-"""Values at clocks from Spark to a real Kafka: each is seen once, whatever step its driver is killed at."""
+"""Values at clocks and emitted rows from Spark to a real Kafka: each is seen once, whatever step the driver is killed at."""
 
 from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from persistent_state.errors import InvalidInputError
 from tests.kafka.deliverer import consume
 from tests.soak import soak_or
 from tests.spark.conftest import Launch
-from tests.spark.courier import SECRET, TOPIC
+from tests.spark.courier import EMITTED, SECRET, TOPIC, is_marked
 from tests.spark.sessions import Jvm
 from tests.spark.teller import SPAN, START, rows_of, write
 from tests.spark.test_parquet import frame
@@ -72,10 +73,11 @@ def test_one_global_state_has_an_empty_key_and_encode_says_others(spark: SparkSe
 
 
 @pytest.mark.soak
-def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(
+def test_each_value_and_each_emitted_row_is_seen_once_whatever_step_the_driver_is_killed_at(
     launch: Launch, jvms: Sequence[Jvm], broker: Broker, tmp_path: Path
 ) -> None:
-    broker.make(TOPIC, 2)
+    for topic in (TOPIC, EMITTED):
+        broker.make(topic, 2)
     files = 0
 
     def drive(link: int, *more: str) -> int:
@@ -93,15 +95,20 @@ def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(
     assert drive(len(STEPS), "--drain") == 0, (tmp_path / "log").read_text()[-4000:]
 
     totals: dict[int, int] = {}
-    wanted = []
+    seen: Counter[int] = Counter()
+    wanted, marks = [], []
     for file in range(files):
         clock = START + (file + 1) * SPAN
         for key, _, amount, *_ in rows_of(file):
             totals[key] = totals.get(key, 0) + amount
+            seen[key] += 1
+            marks += [(key, seen[key], amount)] if is_marked(amount) else []
         wanted += [(key, clock, totals[key]) for key in sorted({row[0] for row in rows_of(file)})]
     values = [json.loads(message.value()) for message in consume(broker, TOPIC)]
     found = [(value["key"], value["clock"], value["value"]) for value in values]
     assert sorted(found) == sorted(wanted)
+    emitted = [json.loads(message.value()) for message in consume(broker, EMITTED)]
+    assert sorted((row["key"], row["nth"], row["amount"]) for row in emitted) == sorted(marks)
     texts = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any("events" in path.parts for path in texts)
     assert [path for path in texts if SECRET.encode() in path.read_bytes()] == []

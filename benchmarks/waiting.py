@@ -1,0 +1,255 @@
+"""The memory of a worker while messages wait above the clock, and while one clock passes all of them.
+
+    python -m benchmarks.waiting [--what process as-of interval] [--rows N] [--keys N] [--shards N] [--json FILE]
+
+So many messages of small rows come in micro-batches of two million, and wait on a local disk. Then one message moves the clock
+beyond all of them, and a step takes them. The work of Spark's Python workers is done without Spark, in a process of its own for
+each phase. "wait" is the greatest memory of the process that writes what waits, "pass" that of the process that takes the step,
+without pages of mapped files, which the system takes back when it needs room. "mapped" is the same with them. Beside them stand
+the seconds of each, and the bytes on disk.
+
+Of `process`: the task of `benchmarks.ordered`, which keeps three numbers of a key and emits a row for one message of fifty. Of
+`as-of` and `interval`: half of the messages are of each side, and about as many joined rows come out as there are left rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import resource
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.measure import anonymous, write_json
+from benchmarks.ordered import High
+from benchmarks.streams import SCHEMA, START, STEP
+from persistent_state import Application, AsOfJoin, FileSource, IntervalJoin
+from persistent_state.batch.combine import combine_in_pieces
+from persistent_state.batch.in_place import take_step
+from persistent_state.batch.messages import Answers, Blob, Report, Step
+from persistent_state.batch.plan import FlowPlan
+from persistent_state.batch.shard import merge_shard
+from persistent_state.event_time.inputs import named
+from persistent_state.protocol import commits, graph, takeover
+from persistent_state.protocol.commits import Keeping
+from persistent_state.sources.base import Chunk, Reach
+from persistent_state.store.files.local import LocalFiles
+from persistent_state.store.log import Log
+
+ROWS_OF_A_BATCH, ROWS_OF_A_CHUNK = 2_000_000, 250_000
+PAUSE = 0.01
+"""Seconds between two looks at the memory."""
+
+
+@dataclass(frozen=True)
+class Size:
+    what: str
+    rows: int
+    keys: int
+    shards: int
+
+    @property
+    def sides(self) -> list[str]:
+        return [""] if self.what == "process" else ["left", "right"]
+
+    @property
+    def partitions(self) -> list[str]:
+        return [named(side, "") for side in self.sides]
+
+    def application(self, folder: str) -> Application:
+        # Nothing passes the clock before the last message.
+        span = f"{self.rows * STEP} microseconds"
+        app = Application("waiting", folder, checkpoint_interval="1 second", allowed_delay=span, max_ahead="36500 days")
+        source = FileSource(folder, timestamp="ts", schema=SCHEMA)
+        near = f"{self.keys * STEP // 2} microseconds"
+        tasks: dict[str, Any] = {
+            "process": High(),
+            "as-of": AsOfJoin("left", "right", key="k", name="joined"),
+            "interval": IntervalJoin("left", "right", key="k", before=near, after="0 seconds", name="joined"),
+        }
+        app.add(tasks[self.what], source if self.what == "process" else dict.fromkeys(self.sides, source))
+        return app
+
+
+class World:
+    """An application without Spark."""
+
+    def __init__(self, size: Size, folder: str) -> None:
+        self.size, self.folder = size, folder
+        files = LocalFiles(folder)
+        plans = size.application(folder).plans(files, size.shards, lambda task, source: (source, SCHEMA, None))
+        self.log = Log(files, "waiting")
+        waiting, *others = plans.values()
+        self.waiting, self.flow = FlowPlan((waiting,)), FlowPlan(tuple(others))
+        self._ids = itertools.count()
+
+    def new_id(self) -> str:
+        return f"{time.time_ns():x}-{next(self._ids)}"
+
+    def start(self) -> None:
+        interval = self.waiting.first.settings.interval
+        takeover.take_over(
+            self.log,
+            [self.waiting, self.flow],
+            interval=interval,
+            shards=self.size.shards,
+            writer="benchmark",
+            now=START,
+        )
+
+    def come(self, chunks: Iterator[Chunk], ends: Mapping[str, int]) -> None:
+        """A micro-batch of messages, of one part."""
+        entry = self.log.newest()
+        assert entry is not None
+        basis = commits.plan_batch(entry, self.waiting, Reach(ends), START)
+        sent: list[list[bytes]] = [[] for _ in range(self.size.shards)]
+        for message in combine_in_pieces(self.waiting, basis, 0, 1, chunks):
+            if isinstance(message, Report):
+                report = message
+            else:
+                sent[message.shard].append(message.to_bytes())
+        made = []
+        for shard, blobs in enumerate(sent):
+            made += merge_shard(self.waiting, shard, list(map(Blob.from_bytes, blobs)), {}, self.new_id)[0]
+            blobs.clear()
+        self.commit(self.waiting, Answers([report], made))
+
+    def commit(self, flow: FlowPlan, answers: Answers) -> None:
+        commits.commit(
+            self.log,
+            answers.descriptors[0].epoch,
+            flow.first.settings,
+            answers,
+            now=START,
+            new_id=self.new_id,
+            keeping=Keeping(2, 0),
+        )
+
+
+def chunks(size: Size, first: int, rows: int) -> Iterator[Chunk]:
+    """Rows of all sides by turns, from one number to another."""
+    random, sides = np.random.default_rng(first), size.sides
+    for begin in range(first, first + rows, ROWS_OF_A_CHUNK):
+        count = min(ROWS_OF_A_CHUNK, first + rows - begin) // len(sides)
+        for number, side in enumerate(sides):
+            times = START + STEP * (begin + len(sides) * np.arange(count) + number)
+            columns = [pa.array(times).cast(SCHEMA.field("ts").type)]
+            columns += [pa.array(random.integers(0, most, count)) for most in (size.keys, 100)]
+            rows_of = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+            yield Chunk(named(side, ""), begin // len(sides), rows_of, input=side)
+
+
+def wait(size: Size, folder: str) -> None:
+    world = World(size, folder)
+    world.start()
+    for first in range(0, size.rows, ROWS_OF_A_BATCH):
+        rows = min(ROWS_OF_A_BATCH, size.rows - first)
+        end = (first + rows) // len(size.sides)
+        world.come(chunks(size, first, rows), dict.fromkeys(size.partitions, end))
+    # Far above all others: the clock passes them.
+    last = [pa.array([START + 3 * size.rows * STEP]).cast(SCHEMA.field("ts").type), pa.array([0]), pa.array([0])]
+    row, place = pa.RecordBatch.from_arrays(last, schema=SCHEMA), size.rows // len(size.sides)
+    ends = dict.fromkeys(size.partitions, place + 1)
+    world.come((Chunk(named(side, ""), place, row, input=side) for side in size.sides), ends)
+
+
+def pass_all(size: Size, folder: str) -> None:
+    world = World(size, folder)
+    while steps := graph.due(world.log.newest()):
+        for step in steps:
+            entry = world.log.newest()
+            assert entry is not None
+            if graph.spans(entry, world.flow, step):
+                take(world, step)
+            else:
+                commits.commit_unchanged(world.log, entry.epoch, [step], now=START, keeping=Keeping(2, 0))
+
+
+def take(world: World, step: Step) -> None:
+    """A step, as the workers take it: one shard after the other."""
+    entry = world.log.newest()
+    assert entry is not None
+    basis, flow = commits.plan_step(entry, world.flow, step, START), world.flow
+    reports, made = [], []
+    for shard, given in enumerate(graph.by_shard(graph.spans(entry, flow, step), world.size.shards)):
+        report, some = take_step(flow, basis.of_shard(shard), shard, given.read(flow.first), world.new_id)
+        reports.append(report)
+        made += some
+    world.commit(flow, Answers(reports, made))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The greatest memory of a process in MB, without mapped files and with them, and its seconds."""
+
+    memory: float
+    mapped: float
+    seconds: float
+
+
+def _in_process(work: Callable[[Size, str], None], size: Size, folder: str, found: Any) -> None:
+    most, is_over = [0], threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(PAUSE):
+            most[0] = max(most[0], anonymous())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    begin = time.perf_counter()
+    work(size, folder)
+    seconds = time.perf_counter() - begin
+    is_over.set()
+    watcher.join()
+    mapped = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found.send(Found(most[0] / 1e6, mapped / 1e6, seconds))
+
+
+def measured(work: Callable[[Size, str], None], size: Size, folder: str) -> Found:
+    """Do this work in a new process."""
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_in_process, args=(work, size, folder, send))
+    process.start()
+    send.close()
+    found: Found = receive.recv()
+    process.join()
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    tasks = ["process", "as-of", "interval"]
+    parser.add_argument("--what", choices=tasks, nargs="+", default=tasks)
+    parser.add_argument("--rows", type=int, default=20_000_000)
+    parser.add_argument("--keys", type=int, default=100_000)
+    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    results = {}
+    print(f"{'':<12}{'':>8}{'MB':>8}{'mapped':>8}{'s':>8}")
+    for what in arguments.what:
+        size = Size(what, arguments.rows, arguments.keys, arguments.shards)
+        with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+            for name, work in (("wait", wait), ("pass", pass_all)):
+                found = measured(work, size, folder)
+                print(
+                    f"{what:<12}{name:>8}{found.memory:>8,.0f}{found.mapped:>8,.0f}{found.seconds:>8,.1f}", flush=True
+                )
+                results[f"{what} {name}"] = asdict(found)
+    write_json(arguments.json, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
