@@ -108,9 +108,7 @@ MIXED = ("Story", "Both")
 
 def application(folder: Path, shards: int = 2, interval: str = "10 seconds") -> Application:
     """The graph over a folder, its store there too."""
-    app = Application(
-        NAME, str(folder / "store"), checkpoint_interval=interval, shards=shards, retained_checkpoints=4
-    )
+    app = Application(NAME, str(folder / "store"), checkpoint_interval=interval, shards=shards, retained_checkpoints=4)
     source = FileSource(str(folder / "in"), timestamp="ts", schema=SCHEMA, max_files_per_batch=1)
     app.add(PerShop(), source)
     app.add(PerSlot(), source)

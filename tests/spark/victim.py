@@ -88,7 +88,9 @@ class Steps:
         def call(*arguments: Any, **named: Any) -> Any:
             reports = [report for each in arguments if isinstance(each, Answers) for report in each.reports]
             steps = [report for report in reports if report.step]
-            phase = ("both" if any(report.sender.flow in beside.MIXED for report in steps) else "step") if steps else name
+            phase = "step" if steps else name
+            if any(report.sender.flow in beside.MIXED for report in steps):
+                phase = "both"
             with self.lock:
                 self.calls[phase] += 1
                 self.here.phase, self.here.call, self.here.taken = phase, self.calls[phase], Counter()
