@@ -458,7 +458,7 @@ class Graphs:
         """
         known_before = newest.tasks if newest else {}
         found, anew = set[str](), {name for name in names if name not in known_before or name in named}
-        for name in (name for name in (*self.mixed, *self.derived) if name in names):
+        for name in self._in_order(names):
             known, upstream = self.made.get(name), self._upstream_of(name)
             of = [*map(self._life_of, upstream)] if known else []
             if newest is None or known is None or name in anew or (known.of == of and anew.isdisjoint(upstream)):
@@ -505,14 +505,15 @@ class Graphs:
                 self.lives[name] = BEGINNING, entry.epoch
             elif name in new:
                 self.lives[name] = clock, entry.epoch if clock == BEGINNING else self.lives.get(name, (0, 0))[1]
-        for name, job in self.mixed.items():
-            if name in new and job.ordered is None:
-                self.happened["built of state that there was"] += clock != BEGINNING and job.is_made_of_state
-                self.made[name] = Made(
-                    clock, [self._life_of(each) for each in self._upstream_of(name)], object(), clock
-                )
         anew = set()
-        for name in (name for name in self.derived if name in plans):
+        for name in self._in_order(plans):
+            if name in self.mixed:
+                if name in new:
+                    is_made = self.is_made_of_state(name) and clock != BEGINNING
+                    self.happened["built of state that there was"] += is_made
+                    of = [*map(self._life_of, self._upstream_of(name))]
+                    self.made[name] = Made(clock, of, object(), clock)
+                continue
             self.layouts[name] = plans[name].layout
             upstream = self.derived[name].upstream
             known, of = self.made.get(name), [*map(self._life_of, upstream)]
@@ -534,10 +535,18 @@ class Graphs:
 
     def goes_on(self, name: str) -> bool:
         """Whether all that a task is made of has not begun anew since."""
-        if name not in self.derived and (name not in self.mixed or self.mixed[name].ordered is not None):
+        if name not in self.derived and name not in self.mixed:
             return True
         upstream = self._upstream_of(name)
         return bool(self.made[name].of == [*map(self._life_of, upstream)]) and all(map(self.goes_on, upstream))
+
+    def _in_order(self, names: Collection[str]) -> list[str]:
+        """Those of these tasks that other tasks feed, each after those that feed it."""
+        left, found = [name for name in (*self.mixed, *self.derived) if name in names], list[str]()
+        while left:
+            found.append(next(name for name in left if {*left}.isdisjoint(self._upstream_of(name))))
+            left.remove(found[-1])
+        return found
 
     def _upstream_of(self, name: str) -> list[str]:
         """The tasks that feed a task."""

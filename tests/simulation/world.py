@@ -413,13 +413,6 @@ class World:
             job = self.inputs.given(job, comes=False)
         return replace(job, kind=ordered.ROWS, way="value", windowing=None, ordered=of)
 
-    @property
-    def _always_there(self) -> set[str]:
-        """The ordered tasks that a source and a task feed, and the tasks that feed them."""
-        fed = [(job, job.fed.task) for job in self.jobs if job.fed and job.ordered]
-        both = [each for job, task in fed for each in self.jobs if each is job or inputs.is_of(task, each)]
-        return {*self.oracle.orders.whole(job.name for job in both)}
-
     def _windowing(self) -> Windowing:
         rng = self.rng
         length = rng.choice([7, 20, 60, 150, 400])
@@ -570,9 +563,10 @@ class World:
         elif self.theme in (FLOWS, *GRAPHS, INPUTS):
             stay = rng.choice([0.4, 0.7, 1.0])
         jobs = [job for job in self.jobs if is_last or rng.random() < stay] or self.jobs[:1]
-        jobs = [job for job in self.jobs if job in jobs or job.name in self._always_there]
-        there = {job.name for job in jobs}
-        jobs = [job for job in jobs if not job.fed or job.ordered or job.fed.task in there] or self.jobs[:1]
+        jobs = [job for job in self.jobs if job in jobs]
+        # What feeds one of them is there, too.
+        jobs = [job for job in jobs if not job.fed or any(inputs.is_of(job.fed.task, each) for each in jobs)]
+        jobs = jobs or [job for job in self.jobs if not job.fed][:1]
         closes = is_last or rng.random() < 0.3
         shards = self.actors[-1].shards if self.actors and rng.random() < 0.4 else rng.randint(1, 3)
         if self.part_rate and self.own.random() < 0.2:
@@ -795,7 +789,6 @@ class World:
             return set()
         known = self.oracle.newest.tasks if self.oracle.newest else {}
         names = [job.name for job in (*actor.jobs, *actor.derived) if job.name in known and job.name not in rebuilt]
-        names = [name for name in names if name not in self._always_there]
         return {*self.oracle.orders.whole([self.own.choice(names)])} if names else set()
 
     def _rebuilt(self, actor: Actor) -> dict[str, dict[str, WorldSink]]:
@@ -803,7 +796,7 @@ class World:
         rate = {REBUILT: 0.6, FLOWS: 0.2, GRAPH: 0.2, EVERY: 0.2, INPUTS: 0.2, IN_ORDER: 0.2, VERSIONS: 0.1}.get(
             self.theme
         )
-        names = [job.name for job in actor.jobs if job.name not in self._always_there]
+        names = [job.name for job in actor.jobs]
         if rate is None or not names or not actor.number or self.rng.random() >= rate:
             return {}
         whole = self.oracle.orders.whole([self.rng.choice(names)])
