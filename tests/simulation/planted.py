@@ -1737,11 +1737,10 @@ BUGS = (
         theme="inputs",
     ),
     bug(
-        "step without changes taken twice",
-        "A micro-batch takes a step back that was committed while it was under way.",
+        "step of a micro-batch committed before",
+        "A micro-batch is refused whose step was committed as one without changes while it was under way.",
         commits.commit,
         ("asks_sources and step.clock <= flow.stepped", "False"),
-        ("if step is not None:\n            _check_due(newest, [step])\n", "\n"),
         theme="inputs",
     ),
     bug(
