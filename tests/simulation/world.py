@@ -1193,7 +1193,7 @@ class World:
             entry = commits.wake(log, actor.epoch, flow.id, now)
             # What another task gives comes with what there is of the sources.
             step, spans = graph.changed_step(entry, flow)
-            if step is None and self.own.random() < 0.6:
+            if step is None and flow.first.upstream and self.own.random() < 0.6:
                 # By other runs of the same state something might have changed.
                 step = graph.step_of(entry, flow)
             basis = commits.plan_batch(entry, flow, reach, now, step)
