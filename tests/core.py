@@ -239,18 +239,22 @@ def play_reach(
 
 
 def step(
-    log: Log, plans: Mapping[str, Plan] | Mapping[str, FlowPlan], step: Step, keeping: Keeping | None = None
+    log: Log,
+    plans: Mapping[str, Plan] | Mapping[str, FlowPlan],
+    step: Step,
+    keeping: Keeping | None = None,
+    now: int = 0,
 ) -> Entry:
-    """A step of a derived task, from its planning to its commit."""
-    return commit(log, plans[step.flow], answers_of_step(log, plans, step), keeping=keeping)
+    """A step of a task that others feed, from its planning to its commit, beside no source."""
+    return commit(log, plans[step.flow], answers_of_step(log, plans, step, now), now=now, keeping=keeping)
 
 
-def answers_of_step(log: Log, plans: Mapping[str, Plan] | Mapping[str, FlowPlan], step: Step) -> Answers:
+def answers_of_step(log: Log, plans: Mapping[str, Plan] | Mapping[str, FlowPlan], step: Step, now: int = 0) -> Answers:
     """What the parts and shards of a step make. A part reads a shard of a task that feeds it."""
     entry = log.newest()
     assert entry is not None
     flow = alone(plans[step.flow])
-    basis = commits.plan_step(entry, flow, step, 0)
+    basis = commits.plan_step(entry, flow, step, now)
     spans = graph.spans(entry, flow, step)
     if flow.is_in_order:
         return in_place(flow, basis, spans)

@@ -119,7 +119,13 @@ class Basis:
     """By input: for how many microseconds nothing has come of it, where that makes its channels idle."""
 
     grounds: Mapping[str, tuple[Ground, ...]] = field(default_factory=dict)
+
+    visited: int = clocks.BEGINNING
+    """The clock by which shards fold: up to it the flow has taken all that it is fed."""
+
     reach: Reach | None = None
+    """How far the sources are read; None if none of them is asked."""
+
     step: Step | None = None
 
     def of_part(self, part: int, partitions: Collection[str] | None) -> Basis:
@@ -157,7 +163,7 @@ class Report:
     `seen` holds (channel, newest timestamp or None, jumps in a row), `spans` (partition, first position, newest timestamp),
     `ends` (partition, position after the last row), `replaying` the channels of which rows came again. `low` is the lowest
     start of an interval of any task, `coarse` how coarse their intervals are. `counts` has "messages" and "replayed", and the
-    late and bad rows of the flow by reason. The part was told `now`, `silent_for`, `reach` and `step`.
+    late and bad rows of the flow by reason. The part was told `now`, `silent_for`, `visited`, `reach` and `step`.
     """
 
     sender: Sender
@@ -170,6 +176,7 @@ class Report:
     coarse: Coarse | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     silent_for: Mapping[str, int] = field(default_factory=dict)
+    visited: int = clocks.BEGINNING
     reach: Reach | None = None
     step: Step | None = None
 

@@ -155,7 +155,8 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 is_ending=self._is_ending,
                 now=now_us(),
             )
-            tick = max(self._tick(start["ends"]), int(graph.step_of(entry, self.flow) is not None))
+            step, _ = graph.changed_step(entry, self.flow)
+            tick = max(self._tick(start["ends"]), int(step is not None))
             return {"ends": dict(self._reach.ends), "tick": start["tick"] + tick}
 
         return self._tried(latest) or {"ends": start["ends"], "tick": start["tick"] + 1}
@@ -169,12 +170,12 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reach = without_journals(self._reach)
         else:
             entry = commits.wake(self._log, self._epoch, self.flow.id, now_us())
-        step = graph.step_of(entry, self.flow)
+        step, spans = graph.changed_step(entry, self.flow)
         basis = commits.plan_batch(entry, self.flow, self._reach, now_us(), step)
         # A micro-batch without rows has one part all the same: it may move the clock.
         # A jump is measured from the message before it, so one part must read all of a channel.
         most = self._parts if self.flow.first.settings.jump is None else 1
-        given = [] if step is None else graph.in_parts(graph.spans(entry, self.flow, step), self._parts)
+        given = graph.in_parts(spans, self._parts)
         splits = [*self.source.splits(start["ends"], end["ends"], most), *given] or [None]
         # A channel can become idle only after its source was first asked for rows.
         self._moved |= dict.fromkeys(self._moving, basis.now)

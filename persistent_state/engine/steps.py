@@ -66,7 +66,7 @@ class Stepper:
         self._thread = threading.Thread()
 
     def start(self, epoch: int, queried: Collection[str]) -> None:
-        """Take the steps of this driver's start from now on, but those of `queried` flows: they have queries that do."""
+        """Take the steps of this driver's start from now on. Those that change `queried` flows are left to their queries."""
         self.failed, self._epoch, self._is_stopping, self._queried = None, epoch, False, queried
         self._committed, self._under_way = set(), set()
         if self._feeds:
@@ -75,7 +75,7 @@ class Stepper:
             self._thread.start()
 
     def leave_to_queries(self, queried: Collection[str]) -> None:
-        """Leave no steps but those of these flows to queries from now on: the queries of others have come to their end."""
+        """Leave no steps but those of these flows to queries from now on. The queries of others have come to their end."""
         if queried != self._queried:
             self._queried = queried
             self.wake()
@@ -126,26 +126,28 @@ class Stepper:
         with self._turn:
             entry = commits.own(self._log, self._epoch)
         queried = self._queried
-        steps = [step for step in graph.due(entry) if step.flow not in {*under_way, *queried}]
+        steps = [step for step in graph.due(entry) if step.flow not in under_way]
         asked = [(step, graph.spans(entry, self._plan_of(entry, step), step)) for step in steps]
-        if unchanged := [step for step, spans in asked if not spans]:
+        # A query takes along the steps that change something. It need not be waited for with the others.
+        unchanged = [step for step, spans in asked if not spans]
+        changed = [(step, spans) for step, spans in asked if spans and step.flow not in queried]
+        if unchanged:
             self._commit_unchanged(unchanged)
-        for step, spans in asked:
-            if spans:
-                self._under_way.add(step.flow)
-                pool.submit(self._take, entry, step, spans)
-        return not steps and not under_way
+        for step, spans in changed:
+            self._under_way.add(step.flow)
+            pool.submit(self._take, entry, step, spans)
+        return not unchanged and not changed and not under_way
 
     def _commit_unchanged(self, steps: Sequence[Step]) -> None:
         with self._turn:
-            entry, ends = commits.commit_unchanged(
+            entry, taken = commits.commit_unchanged(
                 self._log, self._epoch, steps, now=now_us(), keeping=self._setup.keeping
             )
-        self._committed.update(step.flow for step in steps)
+        self._committed.update(step.flow for step, _ in taken)
         self.wake()
         with micro_batch.committing():
             waits_for = holding.sentence(holding.holder(entry, self._setup.settings))
-            for step, after in zip(steps, ends, strict=True):
+            for step, after in taken:
                 for name in entry.tasks_of(step.flow):
                     micro_batch.hand_on(micro_batch.progress(entry, after, name, waits_for), self._listener)
 

@@ -35,7 +35,7 @@ from persistent_state.batch.messages import (
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.errors import DisagreementError, ExistsError, FencedError, StoreUnavailableError
 from persistent_state.event_time import clocks
-from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.clocks import END, Settings
 from persistent_state.event_time.positions import newest_read
 from persistent_state.inputs import journals_of
 from persistent_state.protocol import graph
@@ -172,16 +172,16 @@ def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach, now: int, step: Step 
         grounds[plan.name] = tuple(Ground(visited, cuts, task.stored.floor, runs, grid) for runs in digests)
     if step is not None:
         basis = replace(basis, plan=short_digest((basis.plan, step)), step=step)
-    return replace(basis, grounds=grounds, reach=reach)
+    return replace(basis, grounds=grounds, visited=visited, reach=reach)
 
 
 def plan_step(entry: Entry, flow: FlowPlan, step: Step, now: int) -> Basis:
     """Return the basis of a step that is no micro-batch of a query.
 
     The shards of a query know from its last micro-batch which runs they hold. Those of a step know nothing, so the first part
-    takes that along, too, to each shard its own: else each of them would read the log.
+    takes that along, too, to each shard its own: else each of them would read the log. No source is asked.
     """
-    basis = plan_batch(entry, flow, Reach(entry.flows[step.flow].source.next_positions), now, step)
+    basis = plan_batch(entry, flow, Reach({}), now, step)
     grounds = {
         name: tuple(
             replace(ground, held=shard.runs)
@@ -189,7 +189,7 @@ def plan_step(entry: Entry, flow: FlowPlan, step: Step, now: int) -> Basis:
         )
         for name, of_shards in basis.grounds.items()
     }
-    return replace(basis, grounds=grounds)
+    return replace(basis, grounds=grounds, reach=None)
 
 
 def plan_part(entry: Entry, flow: FlowPlan, reach: Reach, now: int) -> Basis:
@@ -230,9 +230,9 @@ def _apart(entry: Entry, tasks: Iterable[TaskState]) -> tuple[int, ...]:
     return tuple(sorted({*entry.retained, *(cut for task in tasks for cut in task.stored.cuts)}))
 
 
-def shard_digests(entry: Entry, task: TaskState) -> tuple[str, ...]:
-    """Return the digest of the runs of each shard."""
-    clock = entry.flows[task.flow].visited
+def shard_digests(entry: Entry, task: TaskState, visited: int = END) -> tuple[str, ...]:
+    """Return the digest of the runs of each shard and of the clock by which it folds: the flow's, or `visited` if less."""
+    clock = min(visited, entry.flows[task.flow].visited)
     return tuple(digest_at(clock, runs) for runs in task.stored.in_shards(entry.shards))
 
 
@@ -257,19 +257,24 @@ def commit(
         CommitUnknownError: the store did not answer.
     """
     first = _agreed(answers)
-    step = next((report.step for report in answers.reports if report.step is not None), None)
+    planned = next((report.step for report in answers.reports if report.step is not None), None)
+    asks_sources = any(report.reach is not None for report in answers.reports)
+    visited = max(report.visited for report in answers.reports)
     while True:
         newest = own(log, epoch)
         if first.epoch != epoch:
             raise DisagreementError(
                 f"flow={first.flow} batch={first.batch} is of epoch {first.epoch}, not {epoch}; start again."
             )
-        _check_shards(newest, answers.descriptors)
+        flow, step = newest.flows[first.flow], planned
+        _check_shards(newest, answers.descriptors, visited)
+        if step is not None and asks_sources and step.clock <= flow.stepped:
+            # It was committed meanwhile as one without changes: by other runs of the same state there are none.
+            step = None
         if step is not None:
             _check_due(newest, [step])
-        flow = newest.flows[first.flow]
-        if step is not None and flow.is_derived:
-            after = _stepped(step, answers.reports)
+        if step is not None and not asks_sources:
+            after = _stepped(flow, step, answers.reports)
         else:
             tasks = newest.tasks_of(first.flow)
             begun = min((task.stored.first for task in tasks.values() if task.stored.first is not None), default=None)
@@ -287,11 +292,14 @@ def commit(
 
 def commit_unchanged(
     log: Log, epoch: int, steps: Sequence[Step], *, now: int, keeping: Keeping
-) -> tuple[Entry, list[Advance]]:
+) -> tuple[Entry, list[tuple[Step, Advance]]]:
     """Commit steps between whose clocks nothing changed in the tasks that feed them: one new entry for all of them.
 
+    A flow that sources feed, too, may have a micro-batch under way, which knows nothing of its step. If that micro-batch has
+    taken the step along, the step is left out.
+
     Returns:
-        The entry, and where each step has moved its flow.
+        The entry, and each step that was not left out with where it has moved its flow.
 
     Raises:
         FencedError: a newer driver owns the application.
@@ -299,9 +307,13 @@ def commit_unchanged(
     while True:
         newest = own(log, epoch)
         flows, tasks = {**newest.flows}, {**newest.tasks}
-        _check_due(newest, steps)
-        moved = {step.flow: step.clock for step in steps}
-        for step in steps:
+        taken = {step for step in steps if newest.flows[step.flow].inputs} - {*graph.due(newest)}
+        left = [step for step in steps if step not in taken]
+        _check_due(newest, left)
+        if not left:
+            return newest, []
+        moved = {step.flow: step.clock for step in left}
+        for step in left:
             flow = newest.flows[step.flow]
             if flow.is_derived:
                 flows[step.flow] = replace(flow, progress=flow.progress.after_batch(step.clock, holds=True))
@@ -315,7 +327,7 @@ def commit_unchanged(
             log.append(entry)
         except ExistsError:
             continue
-        return entry, [_stepped(step, ()) for step in steps]
+        return entry, [(step, _stepped(newest.flows[step.flow], step, ())) for step in left]
 
 
 def _check_due(newest: Entry, steps: Sequence[Step]) -> None:
@@ -328,20 +340,24 @@ def _check_due(newest: Entry, steps: Sequence[Step]) -> None:
         raise DisagreementError(f"flow={step.flow} can't go to clock={step.clock} now; start again.")
 
 
-def _stepped(step: Step, reports: Sequence[Report]) -> Advance:
-    """Return where a derived flow stands after a step."""
+def _stepped(flow: FlowState, step: Step, reports: Sequence[Report]) -> Advance:
+    """Return where a flow stands after a step that is no micro-batch of a query.
+
+    That no source was asked says nothing of a source: none becomes idle by it, or holds the clock again.
+    """
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report.counts)
     return Advance(
-        clock=step.clock,
+        clock=step.clock if flow.is_derived else flow.progress.clock,
         cuts=(step.clock,),
-        coarse=(),
-        channels={},
-        positions={},
-        holds=True,
+        coarse=flow.coarse,
+        channels=flow.source.channels,
+        positions=flow.source.positions,
+        holds=flow.is_derived or flow.progress.holds,
         upstream_min=None,
         counts=dict(counts),
+        stepped=None if flow.is_derived else step.clock,
     )
 
 
@@ -366,8 +382,10 @@ def _agreed(answers: Answers) -> Descriptor:
     return first
 
 
-def _check_shards(newest: Entry, descriptors: Sequence[Descriptor]) -> None:
-    """Refuse a micro-batch that does not follow the newest entry.
+def _check_shards(newest: Entry, descriptors: Sequence[Descriptor], visited: int) -> None:
+    """Refuse a micro-batch that does not follow the newest entry. Its shards fold by the clock `visited`.
+
+    A step without changes may have taken a flow that sources feed beyond that clock. It has changed no run.
 
     Raises:
         DisagreementError: A shard of a task is missing or answered twice, or one started from other runs than the entry's.
@@ -382,7 +400,8 @@ def _check_shards(newest: Entry, descriptors: Sequence[Descriptor]) -> None:
         )
     if first.batch != flow.progress.batch + 1:
         raise DisagreementError(f"flow={first.flow}: batch {first.batch} follows {flow.progress.batch}; start again.")
-    bases = {name: shard_digests(newest, task) for name, task in tasks.items()}
+    clock = visited if flow.upstream and flow.inputs else END
+    bases = {name: shard_digests(newest, task, clock) for name, task in tasks.items()}
     for descriptor in descriptors:
         if descriptor.base != bases[descriptor.task][descriptor.shard]:
             raise DisagreementError(

@@ -139,6 +139,16 @@ def step_of(entry: Entry, flow: FlowPlan) -> Step | None:
     return next((step for step in due(entry) if step.flow == flow.id), None)
 
 
+def changed_step(entry: Entry, flow: FlowPlan) -> tuple[Step | None, list[tuple[str, Span]]]:
+    """Return the step that a micro-batch of a flow takes along, and what it asks of the tasks that feed the flow.
+
+    It is None without changes, too: such a step takes an entry alone, which may come while a micro-batch is under way.
+    """
+    step = step_of(entry, flow)
+    given = spans(entry, flow, step) if step is not None else []
+    return (step, given) if given else (None, [])
+
+
 def pins(entry: Entry) -> set[int]:
     """Return the clocks at which every task must be kept until all steps to them are committed."""
     common = (entry.next,) if entry.next > entry.clock else ()

@@ -204,15 +204,17 @@ def _check_return(newest: Entry, group: TaskGroup, flow: FlowPlan) -> None:
     """Refuse tasks that come back after their clock was left behind.
 
     The source delivers again what they missed. But what they once read is not remembered for ever. One that has read nothing
-    yet can do without, but if it is fed from windows: those have closed.
+    yet can do without, but if it is fed by windows or emitted rows: those are gone.
 
     Raises:
         InvalidInputError: Their clock is no longer retained.
     """
     own, oldest = group.flow.visited, min(newest.retained, default=BEGINNING)
     # A flow that sources and tasks feed may have come further by its sources.
-    clocks = own, group.flow.progress.clock
-    is_left_behind = any(at < oldest and (flow.is_fed_by_windows or at > BEGINNING) for at in clocks)
+    is_left_behind = any(BEGINNING < at < oldest for at in (own, group.flow.progress.clock))
+    stands = own if flow.is_fed_by_windows else _stands(group)
+    if any(not isinstance(source, Changes) for source in flow.first.upstream.values()):
+        is_left_behind |= stands < oldest
     for name, task in group.tasks.items():
         if not task.active and is_left_behind:
             raise InvalidInputError(
@@ -228,9 +230,7 @@ def _check_between(flow: FlowPlan, group: TaskGroup, clock: int) -> None:
         InvalidInputError: The times that it missed are not apart any more.
     """
     sees_each = any(isinstance(source, Changes) and source.every for source in flow.first.upstream.values())
-    own, born = group.flow.visited, min(task.born for task in group.tasks.values())
-    # Before its first step, it stands where it was to be built from state: at the global clock that there was.
-    stands = own if own > BEGINNING or born == BEGINNING else born + 1
+    stands = _stands(group)
     if sees_each and not flow.first.takes_back and stands < clock:
         raise InvalidInputError(
             f"{flow.title} left at clock={full_clock(stands)}, and what changed from one time to the next since then is not "
@@ -238,18 +238,28 @@ def _check_between(flow: FlowPlan, group: TaskGroup, clock: int) -> None:
         )
 
 
-def _all_born(plans: Sequence[Plan], newest: Entry | None, start: _Start, clock: int) -> dict[str, TaskState]:
-    """Return tasks that start from zero at a clock."""
-    return {plan.name: _born(plan, newest, clock, plan.name in start.rebuild) for plan in plans}
+def _stands(group: TaskGroup) -> int:
+    """Return the clock up to which a group has all that other tasks gave."""
+    own, born = group.flow.visited, min(task.born for task in group.tasks.values())
+    # Before its first step, it stands where it was to be built from state: at the global clock that there was.
+    return own if own > BEGINNING or born == BEGINNING else born + 1
+
+
+def _all_born(
+    plans: Sequence[Plan], newest: Entry | None, start: _Start, clock: int, born: int | None = None
+) -> dict[str, TaskState]:
+    """Return tasks that start from zero at a clock, or at the one just below it where they were `born`."""
+    return {plan.name: _born(plan, newest, clock, plan.name in start.rebuild, born) for plan in plans}
 
 
 def _born_beside(
     flow: FlowPlan, plans: Sequence[Plan], newest: Entry | None, start: _Start, clock: int
 ) -> dict[str, TaskState]:
     """Return tasks that start from zero in a flow that sources feed, at its clock."""
-    born = _all_born(plans, newest, start, clock)
-    # A task that others feed, too, takes all that they have at this clock, and can be read there then.
-    return _readable_at(clock, born) if flow.first.upstream else born
+    # A task that others feed, too, takes all that they have at this clock, and can be read there then. What its sinks have of
+    # this clock is of before it started from zero.
+    born = _just_below(clock) if flow.first.upstream else None
+    return _all_born(plans, newest, start, clock, born)
 
 
 def _rebuilt(flow: FlowPlan, tasks: Mapping[str, TaskState], clock: int, sees_all: bool) -> TaskGroup:
@@ -269,17 +279,22 @@ def _rebuilt(flow: FlowPlan, tasks: Mapping[str, TaskState], clock: int, sees_al
 
 def _readable_at(clock: int, tasks: Mapping[str, TaskState]) -> dict[str, TaskState]:
     """Return tasks that begin as ones that can be read at this clock, and at none before it."""
-    return {name: replace(task, born=max(BEGINNING, clock - 1)) for name, task in tasks.items()}
+    return {name: replace(task, born=_just_below(clock)) for name, task in tasks.items()}
 
 
-def _born(plan: Plan, newest: Entry | None, clock: int, is_rebuilt: bool) -> TaskState:
+def _just_below(clock: int) -> int:
+    return max(BEGINNING, clock - 1)
+
+
+def _born(plan: Plan, newest: Entry | None, clock: int, is_rebuilt: bool, born: int | None) -> TaskState:
+    born = clock if born is None else born
     life, outputs = 0, OutputState().at_restart(plan.outputs, newest.clock if newest else BEGINNING)
     if newest is not None and plan.name in newest.tasks:
         known, own = newest.tasks[plan.name], newest.flow_of(plan.name).progress.clock
         # A task that starts from zero before all messages is another one to those that it feeds.
         life = newest.epoch + 1 if clock == BEGINNING else known.life
-        if is_rebuilt:
-            outputs = known.outputs.at_rebuild(plan.outputs, newest.clock, own)
-        else:
-            outputs = known.outputs.at_reset(plan.outputs, clock, own)
-    return TaskState(plan.identity, clock, "", StoredState((clock,)), outputs=outputs, life=life)
+        was, begun = known.outputs, newest.clock
+        outputs = (
+            was.at_rebuild(plan.outputs, begun, own) if is_rebuilt else was.at_reset(plan.outputs, begun, born, own)
+        )
+    return TaskState(plan.identity, born, "", StoredState((clock,)), outputs=outputs, life=life)

@@ -198,12 +198,14 @@ class OutputState:
             begun=self._begun_by(outputs, clock),
         )
 
-    def at_reset(self, outputs: Collection[str], clock: int, own: int) -> OutputState:
-        """Return the record for a start in which the task begins at the clock from zero. `own` is the clock that it had."""
+    def at_reset(self, outputs: Collection[str], clock: int, born: int, own: int) -> OutputState:
+        """Return the record for a start at the global clock in which the task is born from zero. `own` is the clock that it had."""
+        known = {*outputs, *self.delivered, *self.left, *self.cut_at}
         return OutputState(
             delivered=dict.fromkeys(outputs, BEGINNING),
             furthest=max(self.furthest, own),
-            cut_at={**dict.fromkeys((*outputs, *self.delivered, *self.left), clock), **self.cut_at},
+            # A task that others feed, too, begins just below the clock to which a start may have cut it back.
+            cut_at={output: min(born, self.cut_at.get(output, born)) for output in sorted(known)},
             left=self._left_by(outputs),
             retired=self.retired,
             begun=_all_begun(outputs, clock),

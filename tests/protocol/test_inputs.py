@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,10 +28,11 @@ from persistent_state import (
 )
 from persistent_state.batch import changes
 from persistent_state.batch.combine import combine
+from persistent_state.batch.messages import Answers, Step
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import Inputs, open_source
-from persistent_state.protocol import commits, graph
+from persistent_state.protocol import commits, deliver, graph
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store import lists
@@ -93,6 +95,13 @@ class PerShop(PersistentTask):
 
     def persistent_state(self) -> NonWindowState[int]:
         return NonWindowState(monoids.Sum())
+
+
+class PerTen(PersistentTask):
+    key, value = "shop", "amount"
+
+    def persistent_state(self) -> WindowState[int]:
+        return WindowState(monoids.Sum(), TumblingWindow(core.us(10)))
 
 
 class Both(PersistentTask):
@@ -182,12 +191,17 @@ class World:
         """A micro-batch of all that is there, with the step that is due."""
         if not self.newest.tasks[task].active:
             return
+        core.commit(self.log, self.plans[task], self.answers(task), keeping=KEEPING)
+        self.check()
+
+    def answers(self, task: str, takes_all: bool = False) -> Answers:
+        """What a micro-batch makes, with the step that is due; with one that changes nothing if it `takes_all`."""
         entry = commits.wake(self.log, self.newest.epoch, task, 0)
         flow, source = FlowPlan((self.plans[task],)), self.sources[task]
         start = entry.flows[task].source.next_positions
         reach = source.reach(start, everything=True)
-        step = graph.step_of(entry, flow)
-        spans = [] if step is None else graph.spans(entry, flow, step)
+        step, spans = graph.changed_step(entry, flow)
+        step = graph.step_of(entry, flow) if takes_all else step
         basis = commits.plan_batch(entry, flow, reach, 0, step)
         moved = reach.ends != start
         reads = [source.read(split) for split in source.splits(start, reach.ends, 2)] if moved else []
@@ -196,14 +210,26 @@ class World:
             combine(flow, basis.of_part(part, None), part, len(reads) or 1, read)
             for part, read in enumerate(reads or [()])
         ]
-        core.commit(self.log, flow, core.merged(flow, sent), keeping=KEEPING)
-        self.check()
+        return core.merged(flow, sent)
 
     def step(self) -> None:
-        """The steps of tasks that no source feeds."""
-        while due := [step for step in graph.due(self.newest) if self.newest.flows[step.flow].is_derived]:
-            core.step(self.log, self.plans, due[0], KEEPING)
+        """The steps of tasks that no source feeds, and those that change nothing."""
+        while due := [step for step in graph.due(self.newest) if self.is_derived(step) or self.is_unchanged(step)]:
+            if self.is_unchanged(due[0]):
+                self.commit_unchanged(due[0])
+            else:
+                core.step(self.log, self.plans, due[0], KEEPING)
             self.check()
+
+    def is_derived(self, step: Step) -> bool:
+        return self.newest.flows[step.flow].is_derived
+
+    def is_unchanged(self, step: Step) -> bool:
+        return not graph.spans(self.newest, FlowPlan((self.plans[step.flow],)), step)
+
+    def commit_unchanged(self, step: Step) -> int:
+        """The number of steps that were committed."""
+        return len(commits.commit_unchanged(self.log, self.newest.epoch, [step], now=0, keeping=KEEPING)[1])
 
     def state(self, task: str, clock: int) -> dict[Any, Any]:
         return core.state_at(self.newest, self.plans[task], clock)
@@ -244,7 +270,7 @@ class Unchecked(World):
 def per_shop(source: Rows, clock: int) -> dict[Any, int]:
     sums: dict[Any, int] = {}
     for ts, shop, amount in source.rows:
-        if ts < clock:
+        if ts < clock and amount is not None:
             sums[shop,] = sums.get((shop,), 0) + amount
     return sums
 
@@ -312,6 +338,114 @@ def test_at_every_clock_the_state_is_made_of_all_inputs(history: list[Any]) -> N
     entry = world.newest
     assert entry.clock >= 200
     assert all(entry.is_at(name, entry.clock) for name, task in entry.tasks.items() if task.active)
+
+
+@pytest.mark.parametrize("takes_all", [False, True])
+def test_a_step_without_changes_may_come_while_a_micro_batch_is_under_way(takes_all: bool) -> None:
+    world = World()
+    world.start(away=["Story"])
+    # No message changes the task that feeds it, whose clock goes on.
+    world.others.rows, world.orders.rows = [(25, 1, None)], [(5, 1, 1), (25, 1, 2)]
+    world.play("PerShop")
+    world.play("Both")
+    (step,) = graph.due(world.newest)
+    assert (step.flow, step.clock, world.is_unchanged(step)) == ("Both", 20, True)
+    world.orders.rows.append((47, 1, 4))
+    answers = world.answers("Both", takes_all)
+    assert world.commit_unchanged(step) == 1
+    assert world.newest.flow_of("Both").visited == 20
+    entry = core.commit(world.log, world.plans["Both"], answers, keeping=KEEPING)
+    assert (entry.flow_of("Both").stepped, entry.flow_of("Both").progress.clock) == (20, 40)
+    world.step()
+    assert world.newest.clock == 20
+    world.check()
+    world.others.rows += [(30, 1, 8), (47, 1, 16)]
+    for name in ("PerShop", "Both"):
+        world.play(name)
+    world.step()
+    assert world.newest.clock == 40
+    assert world.state("Both", 40) == {(1,): 11}
+
+
+def test_a_step_that_a_micro_batch_has_taken_is_not_taken_again() -> None:
+    world = World()
+    world.start(away=["Story"])
+    world.others.rows, world.orders.rows = [(25, 1, None)], [(5, 1, 1), (25, 1, 2)]
+    world.play("PerShop")
+    world.play("Both")
+    (step,) = graph.due(world.newest)
+    core.commit(world.log, world.plans["Both"], world.answers("Both", takes_all=True), keeping=KEEPING)
+    entry = world.newest
+    assert entry.flow_of("Both").stepped == 20
+    assert world.commit_unchanged(step) == 0
+    assert world.newest == entry
+
+
+def test_a_step_beside_no_source_does_not_make_it_idle() -> None:
+    world, second = World(), 1_000_000
+    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
+    app.add(PerShop(), world.others)
+    own = Input(world.orders, idle_after="1 second")
+    app.add(Both(), {"own": own, "sums": Input(Changes("PerShop"), value="value")})
+    world.plans = app.plans(world.files, 2, lambda _, source: (source, source.schema, None))
+    world.start()
+    world.others.rows, world.orders.rows = [(5, 1, 3), (25, 1, 4)], [(5, 1, 1), (25, 1, 2)]
+    world.play("PerShop")
+    world.play("Both")
+    before = world.newest.flow_of("Both")
+    (step,) = graph.due(world.newest)
+    # Its query has come to its end long ago, and nobody has asked whether there is more since then.
+    entry = core.step(world.log, world.plans, step, KEEPING, now=100 * second)
+    flow = entry.flow_of("Both")
+    assert (flow.stepped, entry.clock) == (20, 20)
+    assert (flow.progress.clock, flow.progress.holds, flow.inputs) == (20, True, before.inputs)
+    # So what it has is not late.
+    world.orders.rows.append((26, 1, 8))
+    world.start()
+    world.play("Both")
+    assert not world.newest.late_counts_of("Both")
+
+
+@pytest.mark.parametrize("is_derived", [False, True])
+def test_a_task_that_was_away_before_its_first_step_does_not_come_back_without_the_windows(is_derived: bool) -> None:
+    world = World()
+    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
+    app.add(PerShop(), world.others).add(PerTen(), world.others)
+    beside = Input(Changes("PerShop"), value="value") if is_derived else Input(world.orders)
+    app.add(Both(), {"beside": beside, "tens": Input(ClosedWindows("PerTen"), value="value")})
+    plans = app.plans(world.files, 2, lambda _, source: (source, source.schema, None))
+    feeding, both = FlowPlan((plans["PerShop"], plans["PerTen"])), FlowPlan((plans["Both"],))
+    core.start(world.log, [feeding, both])
+    core.start(world.log, [feeding])
+    world.others.rows = [(5, 1, 1), (45, 1, 2)]
+    core.play_source(world.log, feeding, world.others, keeping=KEEPING)
+    assert world.newest.clock == 40
+    with pytest.raises(InvalidInputError, match="task=Both left at clock=none yet, and the oldest that is retained is"):
+        core.start(world.log, [feeding, both])
+
+
+def test_a_sink_that_has_a_clock_of_before_a_reset_is_given_what_other_tasks_have_at_it() -> None:
+    world = Unchecked()
+    world.plans["Both"] = replace(world.plans["Both"], outputs=("out",))
+    world.start(away=["Story"])
+    world.others.rows, world.orders.rows = [(5, 1, 3), (25, 1, 4)], [(5, 1, 1), (25, 1, 2)]
+    world.play("PerShop")
+    for _ in range(2):
+        world.play("Both")
+    world.step()
+    assert world.newest.clock == 20
+    plans = [plan for name, plan in world.plans.items() if name != "Story"]
+    # It was away before, when its sink was not asked.
+    world.start(away=["Story", "Both", "Twice"])
+    core.start(world.log, plans, reset=["Both", "Twice"])
+    for source, each in ((world.others, "PerShop"), (world.orders, "Both")):
+        source.rows.append((47, 1, 8))
+        world.play(each)
+    assert world.newest.flow_of("Both").stepped == 20
+    assert world.state("Both", 20) == {(1,): 3}
+    entry = deliver.believe(world.log, world.newest.epoch, "Both", "out", 20, 0)
+    # It has all of its keys again with the next clock.
+    assert entry.tasks["Both"].outputs.voided == {"out": BEGINNING}
 
 
 def test_an_input_comes_to_a_task_and_goes() -> None:

@@ -71,9 +71,15 @@ class Actor:
     derived: list[Derived | Part] = field(default_factory=list)
     inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By task that may have several inputs: those that it has."""
+    interval: int | None = None
+    """The checkpoint interval as it is said; None if that of its terms is."""
     apart: dict[str, int] = field(default_factory=dict)
     """By task, the time of which it keeps each multiple apart."""
     has_closed: bool = False
+    reading: set[str] = field(default_factory=set)
+    """The flows whose sources are being read."""
+    stepping: str | None = None
+    """The flow of a step that is under way, beside no source."""
     """Whether its sources are read to their end, and closed: what is left are steps, and deliveries."""
     has_read: bool = False
     """Whether all is read, and its steps are taken: what is left is to be delivered."""

@@ -36,7 +36,7 @@ from persistent_state.windows import WINDOW, SessionWindow, SlidingWindow, TimeT
 from tests.core import micros, us
 from tests.simulation import windows
 from tests.simulation.files import PlainFiles
-from tests.simulation.messages import Job
+from tests.simulation.messages import FED, PAIR, Job, Row, number_of
 
 if TYPE_CHECKING:
     from tests.simulation.oracle import Judge
@@ -48,21 +48,8 @@ NUMBERS = {"struct": ("count", "min", "max")}
 STRUCTS = ("struct", "both", "most")
 """The kinds of tasks whose value is a struct. The others have a column `value`."""
 
-PAIR = changes.BEFORE, changes.AFTER
-"""The columns of a change that is one row."""
-
 GROUPS = ("rows", "total", "both")
 """The kinds of derived tasks whose monoid is an exact group."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row that a task gives to those that it feeds."""
-
-    timestamp: int
-    columns: Mapping[str, Any]
-    place: int | tuple[int, int] = 0
-    """Its place among those of one moment that a task gives."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +125,6 @@ class Derived:
         values = {"rows": count, "total": number, "most": number}
         return {self.column(part): values[part] for part in self.parts}
 
-    def is_zero(self, value: Any) -> bool:
-        """Whether nothing may be left of what was once added."""
-        return self.is_made_of_state and value == self.zero
-
     # As the oracle's windows ask it
 
     def key_of(self, row: Row) -> tuple[Any, ...]:
@@ -161,25 +144,6 @@ class Derived:
 
     def task(self) -> PersistentTask:
         return (InBatches if self.way == "batch" else ByRow)(self)
-
-
-def number_of(row: Mapping[str, Any]) -> int:
-    """A number that every column of a row but its times has a part in."""
-    number = sum(_number(value) for name, value in row.items() if name not in (TIMESTAMP, *WINDOW, *PAIR))
-    for weight, value in zip((3, 5), (row[side] for side in PAIR if side in row), strict=False):
-        # What is not there is not what is zero.
-        number += weight * (-1 if value is None else sum(map(_number, value.values())))
-    return number
-
-
-def _number(value: Any) -> int:
-    if isinstance(value, int):
-        return value
-    if isinstance(value, Mapping):
-        return _number([*value.items()])
-    if isinstance(value, (list, tuple)):
-        return sum(_number(each) for each in value)
-    return len(value) if isinstance(value, str) else 0
 
 
 def _told(value: Any) -> Any:
@@ -325,7 +289,9 @@ def every_of(interval: int, jobs: Sequence[Job], derived: Sequence[Derived | Par
     """The time between the clocks of an application of these tasks, and by task that of the clocks that it keeps apart."""
     application = Application("app", "memory://", checkpoint_interval=us(interval))
     for job in jobs:
-        application.add(job.task(lambda *read: None), FileSource("events", timestamp="ts"))
+        source = FileSource("events", timestamp="ts")
+        inputs = {"": source, FED: job.fed} if isinstance(job.fed, Changes) else source
+        application.add(job.task(lambda *read: None), inputs)
     for each in derived:
         application.add(each.task(), each.source if len(each.inputs) == 1 else each.inputs)
     apart = {name: math.gcd(*some) for name, some in application._every().items() if some}
@@ -453,17 +419,19 @@ class Graphs:
         self.values: dict[Any, Any] = {}
         """What tasks are at clocks by the messages, as long as no start takes back any, and all have caught up."""
         self.happened: Counter[str] = Counter()
-        self.also_fed: set[str] = set()
-        """Tasks that sources and another task feed."""
+        self.mixed: dict[str, Job] = {}
+        """By name: the tasks that sources and another task feed."""
 
     def fed_by_sources(self, names: Iterable[str]) -> list[str]:
         """Those of these tasks that sources feed."""
         return [name for name in names if name not in self.derived]
 
     def is_made_of_state(self, name: str) -> bool:
-        return name in self.derived and self.derived[name].is_made_of_state
+        return (name in self.derived or name in self.mixed) and bool(self.job(name).is_made_of_state)
 
     def is_fed_by_windows(self, name: str) -> bool:
+        if name in self.mixed:
+            return not isinstance(self.mixed[name].fed, Changes)
         if name not in self.derived:
             return False
         return not any(isinstance(source, Changes) for source in self.derived[name].inputs.values())
@@ -471,13 +439,17 @@ class Graphs:
     def missed(self, names: Iterable[str], newest: Entry) -> set[str]:
         """The tasks that can't go on, since clocks have passed without them at which there was something to be told."""
         found = set()
-        for name in (name for name in names if name in newest.tasks and name in self.derived):
-            own = clock_of(newest, name)
-            stands = self.made[name].born if own == BEGINNING else own
-            if self.derived[name].is_fed_pairs and stands < newest.clock:
+        for name in (name for name in names if name in newest.tasks and name in {*self.derived, *self.mixed}):
+            is_fed_pairs = (self.mixed.get(name) or self.derived[name]).is_fed_pairs
+            if is_fed_pairs and self.stands(name, newest) < newest.clock:
                 found.add(name)
                 self.happened["missed what has changed"] += 1
         return found
+
+    def stands(self, name: str, entry: Entry) -> int:
+        """The clock up to which a task has all that other tasks gave."""
+        own = entry.flow_of(name).visited
+        return self.made[name].born if own == BEGINNING else own
 
     def lost(self, names: Collection[str], newest: Entry | None, named: Collection[str]) -> set[str]:
         """The tasks that a start would build again unasked, and which nobody can give again what they were given.
@@ -486,27 +458,35 @@ class Graphs:
         """
         known_before = newest.tasks if newest else {}
         found, anew = set[str](), {name for name in names if name not in known_before or name in named}
-        for name in (name for name in self.derived if name in names):
-            known, upstream = self.made.get(name), self.derived[name].upstream
+        for name in self._in_order(names):
+            known, upstream = self.made.get(name), self._upstream_of(name)
             of = [*map(self._life_of, upstream)] if known else []
             if newest is None or known is None or name in anew or (known.of == of and anew.isdisjoint(upstream)):
                 continue
             anew.add(name)
             has_something = BEGINNING not in (newest.clock, clock_of(newest, name))
-            found |= {name} if has_something and not self.is_made_of_state(name) else set()
+            would_lose = has_something and not self.is_made_of_state(name)
+            # What a source gave can't be given again unasked.
+            found |= {name} if name in self.mixed or would_lose else set()
         return found
 
     def common(self, entry: Entry) -> int:
         """The clock at which all tasks that sources feed can be read, and which all others have come to or step to."""
-        return max(entry.clock, entry.next) if self._active(entry) or self.also_fed else entry.clock
+        return max(entry.clock, entry.next) if self._active(entry) or self.mixed else entry.clock
 
     def is_waiting(self, entry: Entry) -> bool:
         """Whether a derived task has yet to come to the common clock."""
-        names = [*self._active(entry), *(self.also_fed & entry.tasks.keys())]
+        names = [
+            *self._active(entry),
+            *(name for name in self.mixed if name in entry.tasks and entry.tasks[name].active),
+        ]
         return any(entry.flow_of(name).visited < self.common(entry) for name in names)
 
     def _active(self, entry: Entry) -> list[str]:
-        return [name for name in self.derived if name in entry.tasks and entry.tasks[name].active]
+        return [name for name in self.derived if self._is_active(entry, name)]
+
+    def _is_active(self, entry: Entry, name: str) -> bool:
+        return name in entry.tasks and entry.tasks[name].active
 
     # What happens
 
@@ -526,7 +506,14 @@ class Graphs:
             elif name in new:
                 self.lives[name] = clock, entry.epoch if clock == BEGINNING else self.lives.get(name, (0, 0))[1]
         anew = set()
-        for name in (name for name in self.derived if name in plans):
+        for name in self._in_order(plans):
+            if name in self.mixed:
+                if name in new:
+                    is_made = self.is_made_of_state(name) and clock != BEGINNING
+                    self.happened["built of state that there was"] += is_made
+                    of = [*map(self._life_of, self._upstream_of(name))]
+                    self.made[name] = Made(clock, of, object(), clock)
+                continue
             self.layouts[name] = plans[name].layout
             upstream = self.derived[name].upstream
             known, of = self.made.get(name), [*map(self._life_of, upstream)]
@@ -548,10 +535,23 @@ class Graphs:
 
     def goes_on(self, name: str) -> bool:
         """Whether all that a task is made of has not begun anew since."""
-        if name not in self.derived:
+        if name not in self.derived and name not in self.mixed:
             return True
-        upstream = self.derived[name].upstream
+        upstream = self._upstream_of(name)
         return bool(self.made[name].of == [*map(self._life_of, upstream)]) and all(map(self.goes_on, upstream))
+
+    def _in_order(self, names: Collection[str]) -> list[str]:
+        """Those of these tasks that other tasks feed, each after those that feed it."""
+        left, found = [name for name in (*self.mixed, *self.derived) if name in names], list[str]()
+        while left:
+            found.append(next(name for name in left if {*left}.isdisjoint(self._upstream_of(name))))
+            left.remove(found[-1])
+        return found
+
+    def _upstream_of(self, name: str) -> list[str]:
+        """The tasks that feed a task."""
+        mixed = self.mixed.get(name)
+        return [mixed.fed.task] if mixed is not None and mixed.fed is not None else self.derived[name].upstream
 
     def _life_of(self, name: str) -> Any:
         return self.made[name].life if name in self.derived else self.lives[name]
@@ -610,6 +610,7 @@ class Graphs:
     def _on_grid(self, before: Entry, entry: Entry) -> None:
         """Tasks come together at multiples of each `every` only."""
         every = {every_in(source) for name in self._active(entry) for source in self.derived[name].inputs.values()}
+        every |= {every_in(job.fed) for name, job in self.mixed.items() if self._is_active(entry, name)}
         for clock in (clock for clock in (entry.clock, entry.next) if clock > before.clock):
             fine = all(clock % each == 0 for each in every if each is not None)
             self.must(fine, "all clocks are multiples of each every", clock=clock, every=every)
@@ -673,41 +674,47 @@ class Graphs:
 
     def with_zeros(self, name: str, clock: int, keys: Iterable[Any]) -> dict[Any, Any]:
         """The values of these keys at a clock: zero where nothing is left."""
-        values, zero = self._values(name, clock), self.derived[name].zero
+        values, zero = self._values(name, clock), self.job(name).zero
         return {key: values.get(key, zero) for key in keys}
 
     def _without_zeros(self, name: str, state: dict[Any, Any]) -> dict[Any, Any]:
-        return {key: value for key, value in state.items() if not self.derived[name].is_zero(value)}
+        # Nothing may be left of what was once added.
+        zero = self.job(name).zero
+        return {key: value for key, value in state.items() if not (self.is_made_of_state(name) and value == zero)}
 
     def _values(self, name: str, clock: int, visited: int | None = None) -> dict[Any, Any]:
         """The state of a task at a clock, by the messages. All tasks were at the clock `visited`, or are at this one."""
         if (name, clock, visited) not in self.values:
             state = windows.state_at(self.job(name), self.fed(name, clock, visited), clock)
-            self.values[name, clock, visited] = self._without_zeros(name, state) if name in self.derived else state
+            self.values[name, clock, visited] = self._without_zeros(name, state)
         found: dict[Any, Any] = self.values[name, clock, visited]
         return found
-
-    def rows_of(self, name: str, clock: int) -> list[Row]:
-        """The state of a task at a clock as rows that it gives."""
-        job = self.job(name)
-        return [Row(clock - 1, _columns(job, job.keys, *each)) for each in self._values(name, clock).items()]
 
     def job(self, name: str) -> Any:
         return self.derived.get(name) or self.judges[name].job
 
     def fed(self, name: str, clock: int, visited: int | None = None) -> list[Any]:
         """All that feeds a task below a clock. All tasks were at the clock `visited`, or are at this one."""
+        if name in self.mixed:
+            return [*self.judges[name].in_state(clock), *self.rows_for(self.mixed[name], clock, visited)]
         if name not in self.derived:
             return self.judges[name].in_state(clock)
         derived = self.derived[name]
         return [row for source in derived.inputs.values() for row in self.fed_by(derived, source, clock, visited)]
+
+    def rows_for(self, job: Job, clock: int, visited: int | None = None) -> list[Row]:
+        """All that another task gives below a clock to one that sources feed, too. Before it was born there is nothing."""
+        assert job.fed is not None
+        if job.ordered is not None or clock == BEGINNING or clock < self.made[job.name].born:
+            return []
+        return self.fed_by(job, job.fed, clock, visited)
 
     def fed_by(
         self, derived: Derived | Part | Job, source: TaskSource, clock: int, visited: int | None = None
     ) -> list[Row]:
         """All that one of the tasks that feed another gives it below a clock."""
         born = self.made[derived.name].born if derived.name in self.made else BEGINNING
-        if not isinstance(derived, Job) and derived.is_made_of_state:
+        if derived.is_made_of_state:
             return self._rows_now(source, clock, clock if visited is None else visited)
         if isinstance(source, Changes):
             return self._pairs(source, clock, born)
@@ -765,11 +772,14 @@ class Graphs:
             )
             return {time for times in of_inputs for time in times}
         job, rows = self.job(name), self.fed(name, clock)
+        if name in self.mixed and job.is_made_of_state:
+            own = {message.timestamp + 1 for message in self.judges[name].in_state(clock)}
+            return own | _next_multiples(self._changes(job.fed.task, clock, visited), every_in(job.fed) or 1)
         ends = {window[-1] for window in windows.windows_of(job, rows)} if job.windowing else set()
         return {row.timestamp + 1 for row in rows} | ends
 
 
-def every_in(source: TaskSource) -> int | None:
+def every_in(source: TaskSource | None) -> int | None:
     """The time after which one is fed what has changed; None: that depends on the clocks there are."""
     return source.microseconds if isinstance(source, Changes) else None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -14,12 +14,12 @@ from persistent_state.application import Application
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import Settings
 from persistent_state.inputs import Input
-from persistent_state.sources.tasks import Changes
+from persistent_state.sources.tasks import Changes, ClosedWindows
 from persistent_state.store.files import Files
 from persistent_state.task import PersistentTask
+from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
-from tests.simulation.graphs import Row, number_of
-from tests.simulation.messages import MONOIDS, ORDERED, Job
+from tests.simulation.messages import FED, GROUPS, MONOIDS, ORDERED, Job
 from tests.simulation.source import Partitions, Several, WorldSource
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 NAMES = ("", "a", "b")
 """The names of inputs. Their order in a task is not this one."""
-
-FED = "fed"
-"""The name of an input that is another task."""
 
 
 class Coming:
@@ -65,25 +62,44 @@ class Coming:
             job = replace(job, kind=rng.choice(ORDERED), way="batch" if job.way == "value" else job.way)
         return replace(job, source=job.name, inputs=tuple(names), by_partition=by_partition)
 
-    def with_fed(self, jobs: Sequence[Job]) -> list[Job]:
-        """The tasks, of which the last may be fed by the first, too."""
+    def with_fed(self, jobs: Sequence[Job], unit: int, few_hashes: bool) -> list[Job]:
+        """The tasks, of which the last may be fed by the first, too. Fixed times are multiples of a unit."""
         first, last, rng = jobs[0], jobs[-1], self.rng
         if first is last or rng.random() < 0.3:
             return [*jobs]
         if not last.inputs:
             self.of[last.name] = Several({"": self.sources[last.source]})
             self.since[last.name], self.left[last.name] = {"": 0}, set()
+        every = Changes(first.name, every=us(unit * rng.choice([1, 1, 2, 3])))
+        what = rng.choice(["now", "every", "pairs", "pairs", *(["closed", "closed"] if first.is_windowed else [])])
+        if what == "now":
+            first = replace(first, windowing=None)
+        windowing: Windowing | None = None
+        kinds = [*GROUPS]
+        if what in ("pairs", "closed"):
+            length = rng.choice([7, 20, 60, 150, 400])
+            windowing = rng.choice(
+                [SlidingWindow(us(length), us(length)), SessionWindow(us(length)), TimeToLive(length)]
+            )
+            # Of the windows of a key that change at one time, none is the first.
+            is_ordered = what == "closed" or not first.is_windowed
+            kinds += ORDERED if is_ordered else ()
+            if rng.random() < 0.5 and (what == "closed" or is_ordered):
+                windowing, kinds = None, kinds if what == "closed" else [*ORDERED]
+        kind = rng.choice(kinds)
+        # Keys of one hash have no order.
+        all_keys = few_hashes and kind in ORDERED
         fed = replace(
             last,
             inputs=last.inputs or ("",),
-            fed=first.name,
-            kind=rng.choice(["sum", "count"]),
+            fed={"now": Changes(first.name), "closed": ClosedWindows(first.name)}.get(what, every),
+            kind=kind,
             way=rng.choice(["batch", "message"]),
-            keys=tuple(rng.sample(first.keys, rng.randint(0, len(first.keys)))),
-            windowing=None,
+            keys=first.keys if all_keys else tuple(rng.sample(first.keys, rng.randint(0, len(first.keys)))),
+            windowing=windowing,
             horizon=None,
         )
-        return [replace(first, windowing=None), *jobs[1:-1], fed]
+        return [first, *jobs[1:-1], fed]
 
     def with_source(self, job: Job) -> Job:
         """The task as one that may have several inputs, of which its source is one."""
@@ -117,7 +133,7 @@ def plan_of(
     application = Application(
         "app",
         "memory://none",
-        checkpoint_interval=us(settings.interval),
+        checkpoint_interval=us(actor.interval or settings.interval),
         allowed_delay=us(settings.delay),
         idle_after=settings.idle_after and us(settings.idle_after),
         alignment=settings.alignment and us(settings.alignment),
@@ -125,18 +141,18 @@ def plan_of(
         max_jump=settings.jump and us(settings.jump),
     )
     if job.fed:
-        upstream = next(each for each in actor.jobs if is_of(job.fed, each))
+        upstream = next(each for each in actor.jobs if is_of(job.fed.task, each))
         task_of = upstream.ordered.task() if upstream.ordered else upstream.task(lambda *_: None)
         application.add(task_of, inputs_of(upstream, coming, actor))
-        of[FED] = Input(job.rows_of or Changes(job.fed), batch=None if job.ordered else partial(updates_of, job))
+        of[FED] = Input(job.fed, batch=None if job.ordered else partial(updates_of, job))
         emits = False
     if job.ordered is not None:
         application.add(job.ordered.task(), of, without=[*coming.left[name]])
     else:
         application.add(task, of, without=[*coming.left[name]])
     plan = application.plans(files, actor.shards, lambda _, source: (source, source.schema, None))[name]
-    inputs = {input: with_believe(each, settings, emits) for input, each in plan.inputs.items()}
-    plan = with_believe(plan, settings, emits)
+    inputs = {input: with_own(each, settings, emits) for input, each in plan.inputs.items()}
+    plan = with_own(plan, settings, emits)
     of_each = {input: each.settings for input, each in inputs.items()}
     return replace(plan, inputs=inputs, settings=replace(plan.settings, inputs=of_each))
 
@@ -163,22 +179,10 @@ def inputs_of(job: Job, coming: Coming, actor: Actor) -> dict[str, Input]:
 
 def updates_of(job: Job, batch: pa.RecordBatch) -> pa.Array:
     """What a task makes of the rows of a task that feeds it."""
-    return MONOIDS[job.kind].to_arrow([update_of(job, row) for row in batch.to_pylist()])
+    return MONOIDS[job.kind].to_arrow([job.update_of(row) for row in batch.to_pylist()])
 
 
-def update_of(job: Job, row: Mapping[str, Any]) -> int:
-    return 1 if job.kind == "count" else number_of(row)
-
-
-def with_rows(job: Job, state: Mapping[Any, Any], rows: Iterable[Row]) -> dict[Any, Any]:
-    """The state of a task by its own messages, with the rows that another task gives it."""
-    found = dict(state)
-    for row in rows:
-        key = tuple(row.columns[name] for name in job.keys)
-        found[key] = found.get(key, 0) + update_of(job, row.columns)
-    return {key: value for key, value in found.items() if value}
-
-
-def with_believe(plan: Plan, settings: Settings, emits: bool) -> Plan:
-    """The plan with what an application does not say."""
-    return replace(plan, settings=replace(plan.settings, believe=settings.believe), emits=emits)
+def with_own(plan: Plan, settings: Settings, emits: bool) -> Plan:
+    """The plan with what its world says: the clocks that it keeps apart, and what no application can say."""
+    own = {"believe": settings.believe, "interval": settings.interval, "every": settings.every}
+    return replace(plan, settings=replace(plan.settings, **own), emits=emits)

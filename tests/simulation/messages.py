@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 import monoids
-from persistent_state.batch import in_order
+from persistent_state.batch import changes, in_order
+from persistent_state.sources.tasks import TIMESTAMP, Changes, TaskSource
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.task import Message, PersistentTask
-from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
+from persistent_state.windows import WINDOW, SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
 
 if TYPE_CHECKING:
-    from persistent_state.sources.tasks import TaskSource
     from tests.simulation.ordered import Ordered
 
 UNFIT_VALUE = 2**64 - 1
@@ -47,6 +47,44 @@ MONOIDS: dict[str, monoids.Monoid[Any]] = {
 
 ORDERED = ("list", "last", "first")
 """The monoids of which the order of messages matters."""
+
+GROUPS = ("sum", "count")
+"""The monoids that are exact groups."""
+
+FED = "fed"
+"""The name of an input that is another task."""
+
+PAIR = changes.BEFORE, changes.AFTER
+"""The columns of a change that is one row."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row that a task gives to those that it feeds."""
+
+    timestamp: int
+    columns: Mapping[str, Any]
+    place: int | tuple[int, int] = 0
+    """Its place among those of one moment."""
+
+
+def number_of(row: Mapping[str, Any]) -> int:
+    """A number that every column of a row but its times has a part in."""
+    number = sum(_number(value) for name, value in row.items() if name not in (TIMESTAMP, *WINDOW, *PAIR))
+    for weight, value in zip((3, 5), (row[side] for side in PAIR if side in row), strict=False):
+        # What is not there is not what is zero.
+        number += weight * (-1 if value is None else sum(map(_number, value.values())))
+    return number
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, int):
+        return value
+    if isinstance(value, Mapping):
+        return _number([*value.items()])
+    if isinstance(value, (list, tuple)):
+        return sum(_number(each) for each in value)
+    return len(value) if isinstance(value, str) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +147,8 @@ class Job:
     windowing: Windowing | None = None
     horizon: int | None = None
     inputs: tuple[str, ...] = ()
-    fed: str = ""
-    """The task that feeds it, beside its sources."""
-    rows_of: TaskSource | None = None
-    """What that task feeds it, if not its changes."""
+    fed: TaskSource | None = None
+    """What another task feeds it, beside its sources."""
     ordered: Ordered | None = None
     """The ordered task whose messages wait in it."""
 
@@ -122,22 +158,39 @@ class Job:
         return isinstance(self.windowing, (SlidingWindow, SessionWindow))
 
     @property
+    def is_made_of_state(self) -> bool:
+        """Whether what another task feeds it is a function of the state of that task."""
+        is_group = self.kind in GROUPS and self.windowing is None and self.ordered is None
+        return isinstance(self.fed, Changes) and is_group
+
+    @property
+    def is_fed_pairs(self) -> bool:
+        """Whether a change is one row to it, with what was before and what is after."""
+        return isinstance(self.fed, Changes) and not self.is_made_of_state
+
+    @property
     def zero(self) -> Any:
         return MONOIDS[self.kind].zero
 
     def channel_of(self, sent: Sent) -> str:
         return sent.partition if self.by_partition else sent.channel
 
-    def order_of(self, sent: Sent) -> tuple[Any, ...]:
-        """What decides which of two messages comes first."""
+    def order_of(self, sent: Sent | Row) -> tuple[Any, ...]:
+        """What decides which of two messages comes first. Those of another task come after those of all sources."""
+        if isinstance(sent, Row):
+            return sent.timestamp, len(self.inputs), "", sent.place
         place = self.inputs.index(input_of(sent.partition)) if self.inputs else 0
         return sent.timestamp, place, self.channel_of(sent), sent.position
 
-    def key_of(self, sent: Sent) -> tuple[Any, ...]:
+    def key_of(self, sent: Sent | Row) -> tuple[Any, ...]:
+        if isinstance(sent, Row):
+            return tuple(sent.columns[name] for name in self.keys)
         return tuple(sent.k0 if name == "k0" else sent.k1 for name in self.keys)
 
-    def updates_of(self, sent: Sent) -> list[Any] | None:
+    def updates_of(self, sent: Sent | Row) -> list[Any] | None:
         """The values that a message adds; None if they do not fit."""
+        if isinstance(sent, Row):
+            return [self.update_of(sent.columns)]
         if self.ordered is not None:
             return [sent]
         if sent.value is None:
@@ -146,7 +199,12 @@ class Job:
             return None
         return updates(self.kind, self.way, sent.k1, sent.value)
 
-    def fold(self, messages: Iterable[Sent]) -> dict[tuple[Any, ...], Any]:
+    def update_of(self, row: Mapping[str, Any]) -> Any:
+        """What it makes of a row of another task."""
+        number = number_of(row)
+        return {"count": 1, "list": [number]}.get(self.kind, number)
+
+    def fold(self, messages: Iterable[Sent | Row]) -> dict[tuple[Any, ...], Any]:
         """By key, the values of all messages, put together in the order of the contract."""
         result: dict[tuple[Any, ...], Any] = {}
         if self.kind in ORDERED:

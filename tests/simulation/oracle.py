@@ -40,7 +40,6 @@ from tests.simulation import windows
 from tests.simulation.files import Disk, PlainFiles
 from tests.simulation.flows import BEFORE, Flows
 from tests.simulation.graphs import Graphs
-from tests.simulation.inputs import with_rows
 from tests.simulation.kept import KeptClocks
 from tests.simulation.messages import MONOIDS, UNFIT_VALUE, Job, Sent, input_of, named
 from tests.simulation.ordered import Orders
@@ -257,7 +256,8 @@ class Oracle:
 
     def expect(self, job: Job, partitions: Partitions | Several) -> None:
         self.judges[job.name] = Judge(job, partitions)
-        self.graphs.also_fed |= {job.name} if job.fed else set()
+        if job.fed:
+            self.graphs.mixed[job.name] = job
 
     def reader(self, name: str, writer: str) -> Callable[[str, int, Any], None]:
         """Where a driver's task tells what it read of its state."""
@@ -272,9 +272,13 @@ class Oracle:
         """The tasks that can't go on, since their clock is not retained any more."""
         if newest is None or not newest.retained:
             return set()
-        clocks = {name: newest.flow_of(name).progress.clock for name, task in newest.tasks.items() if not task.active}
-        known = {n: clock for n, clock in clocks.items() if clock != BEGINNING or self.graphs.is_fed_by_windows(n)}
-        behind = {name for name in names if known.get(name, newest.clock) < newest.retained[0]}
+        flows = {name: newest.flow_of(name) for name, task in newest.tasks.items() if not task.active}
+        behind, oldest = set[str](), newest.retained[0]
+        for name in (name for name in names if name in flows):
+            clocks = flows[name].progress.clock, flows[name].visited
+            stands = self.graphs.stands(name, newest) if name in self.graphs.mixed else flows[name].visited
+            is_gone = self.graphs.is_fed_by_windows(name) and stands < oldest
+            behind |= {name} if is_gone or any(BEGINNING < clock < oldest for clock in clocks) else set()
         return {*self.orders.whole(behind | self.graphs.missed(names, newest))}
 
     def lost(self, names: Iterable[str], newest: Entry | None, named: Collection[str]) -> set[str]:
@@ -317,7 +321,9 @@ class Oracle:
             must(len(flows) <= 1 or flows == steps, "one entry is one micro-batch, or steps", moved=flows)
             moved = [name for id in flows for name in self.graphs.fed_by_sources(entry.tasks_of(id))]
             for name in moved:
-                self._commit(name, before, entry)
+                flow = entry.flow_of(name)
+                is_read = (entry.tasks[name].flow, entry.epoch, flow.progress.batch) in self.batches
+                (self._commit if is_read else self._step_alone)(name, before, entry)
             steps = [id for id, flow in entry.flows.items() if flow.stepped != before.flows[id].stepped]
             is_other = self._wakes(before, entry) or self._records(before, entry) or self._names(before, entry)
             if not is_other:
@@ -370,8 +376,8 @@ class Oracle:
         is_paid = entry.owes != before.owes
         for name, task in entry.tasks.items():
             known = told.tasks[name]
-            outputs = replace(known.outputs, delivered=task.outputs.delivered, cut_at=task.outputs.cut_at)
-            outputs = replace(outputs, voided=task.outputs.voided) if is_paid else outputs
+            now = task.outputs
+            outputs = replace(known.outputs, delivered=now.delivered, cut_at=now.cut_at, voided=now.voided)
             told = told.with_task(name, replace(known, outputs=outputs))
         return entry == told and (is_paid or entry.tasks != before.tasks)
 
@@ -496,8 +502,19 @@ class Oracle:
     def _now(self, name: str, entry: Entry) -> int:
         """The batch time of a task's last micro-batch; long ago if there was none since the start."""
         id = entry.tasks[name].flow
-        batch = self.batches.get((id, entry.epoch, entry.flows[id].progress.batch))
-        return batch.now if batch else 0
+        numbers = range(entry.flows[id].progress.batch, 0, -1)
+        # Others were steps, which ask no source.
+        batches = (self.batches.get((id, entry.epoch, number)) for number in numbers)
+        return next((batch.now for batch in batches if batch is not None), 0)
+
+    def _step_alone(self, name: str, before: Entry, entry: Entry) -> None:
+        """A step of a task that sources feed, too, asks no source, and so says nothing of one."""
+        self.happened["a step beside no source"] += 1
+        was, flow = before.flow_of(name), entry.flow_of(name)
+        known = [({n: (s.channels, s.next_positions) for n, s in f.inputs.items()}, f.coarse) for f in (was, flow)]
+        must(known[0] == known[1], "a step leaves sources as they are", task=name, known=known)
+        must(flow.progress.holds == was.progress.holds, "a step lets nobody go", task=name, holds=flow.progress.holds)
+        must(flow.stepped > was.stepped, "a step takes what tasks give", task=name, stepped=flow.stepped)
 
     # What must be true
 
@@ -977,7 +994,7 @@ class Oracle:
         if before.clock != BEGINNING and holding and is_chosen:
             least = min(holding) - self.coarsest
             facts = {"clock": common, "tasks": active, "step": self.coarsest, "before": before.clock}
-            fed_too = [self.judges[name] for name in self.graphs.also_fed & entry.tasks.keys()]
+            fed_too = [self.judges[name] for name in self.graphs.mixed.keys() & entry.tasks.keys()]
             if any(not (some := judge.in_state(None)) or min(m.timestamp for m in some) > least for judge in fed_too):
                 return
             must(common >= least, "the global clock is at most a step behind the slowest task", **facts)
@@ -1037,6 +1054,9 @@ class Oracle:
         """The state of a task at a clock (None: all of it) is the fold of the messages below that were not set aside."""
         judge, task = self.judges[name], entry.tasks[name]
         job, layout, at = judge.job, self.layouts[name], clock
+        if not self.graphs.goes_on(name):
+            # What feeds it has begun anew since it left.
+            return
         if job.ordered is not None:
             # In it there is nothing at a clock, and what waits is looked at once.
             if clock is None:
@@ -1054,17 +1074,19 @@ class Oracle:
         if clock is not None or job.windowing is None:
             table = seen_below(self.files, task.stored.runs, layout, at)
         found = as_dict(table, layout)
-        expected = windows.state_at(job, judge.in_state(clock), at)
+        messages: list[Any] = judge.in_state(clock)
         if job.fed:
             stepped = entry.flow_of(name).stepped
-            expected = with_rows(job, expected, self.graphs.rows_of(job.fed, min(at, stepped)))
+            messages += self.graphs.rows_for(judge.job, stepped if clock is None else min(clock, stepped))
             self.happened["another task fed"] += stepped != BEGINNING
+        expected = windows.state_at(job, messages, at)
+        must(len(found) == table.num_rows, "a key has one row", task=name, clock=clock, found=found)
+        if job.is_made_of_state:
+            found, expected = ({key: value for key, value in some.items() if value} for some in (found, expected))
         differ = {k: (found.get(k), expected.get(k)) for k in {*found, *expected} if found.get(k) != expected.get(k)}
         facts = {"task": name, "clock": clock, "differ (found, expected)": differ}
-        must(len(found) == table.num_rows, "a key has one row", **facts)
-        found = {key: value for key, value in found.items() if value or not job.fed}
         must(found == expected, "the state at a clock is the fold of the messages below it", **facts)
-        if clock is not None and clock <= min(entry.clock, clock_of(entry, name)):
+        if clock is not None and clock <= min(entry.clock, entry.flow_of(name).visited):
             was = judge.was_read.setdefault(clock, found)
             must(found == was, "a state once readable never changes", **facts)
 

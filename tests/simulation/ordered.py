@@ -38,9 +38,9 @@ from persistent_state.store.state_at import seen_below
 from persistent_state.task import Message, PersistentTask, messages_of, rows_of
 from persistent_state.windows import UntilPassed, UntilReplaced, Windowing
 from tests.core import micros, us
-from tests.simulation.graphs import Derived, Graphs, Row, clock_of, columns_of, number_of, place_of
-from tests.simulation.inputs import FED, Coming
-from tests.simulation.messages import UNFIT_VALUE, Job, Sent, input_of
+from tests.simulation.graphs import Derived, Graphs, clock_of, columns_of, place_of
+from tests.simulation.inputs import Coming
+from tests.simulation.messages import FED, UNFIT_VALUE, Job, Row, Sent, input_of, number_of
 
 MESSAGES, STATES, ROWS = "messages", "states", "rows"
 """The tasks of the graph that an ordered task is."""
@@ -136,9 +136,6 @@ class Part:
     @property
     def windowing(self) -> Windowing:
         return UntilReplaced(self.ordered.ttl) if self.what == STATES else UntilPassed()
-
-    def is_zero(self, value: Any) -> bool:
-        return False
 
     def task(self) -> PersistentTask:
         task = self.ordered.task()
@@ -323,7 +320,7 @@ def with_fed(rng: Random, jobs: Sequence[Job], coming: Coming, few_hashes: bool)
     source: TaskSource = Emitted(last.ordered.name) if last.ordered else ClosedWindows(last.name)
     keys = last.keys if few_hashes else tuple(rng.sample(last.keys, rng.randint(0, len(last.keys))))
     of = replace(first.ordered, keys=keys, horizon=None)
-    fed = replace(coming.with_source(first), keys=keys, horizon=None, ordered=of, fed=source.task, rows_of=source)
+    fed = replace(coming.with_source(first), keys=keys, horizon=None, ordered=of, fed=source)
     return [fed, *jobs[1:-1], last]
 
 
@@ -473,7 +470,7 @@ class Orders:
         if name in self.graphs.derived:
             return [(place, *each) for place, each in enumerate(self.part(name).inputs.items())]
         job = self.graphs.judges[name].job
-        return [] if job.rows_of is None else [(len(job.inputs), FED, job.rows_of)]
+        return [] if job.fed is None else [(len(job.inputs), FED, job.fed)]
 
     def outcomes(self, ordered: Ordered, clock: int) -> dict[tuple[Any, ...], Outcome]:
         """By key, what becomes of its messages below a clock."""

@@ -1602,7 +1602,7 @@ BUGS = (
         "windows missed",
         "A task returns though the windows that it was to be fed have closed.",
         takeover._check_return,
-        ("at < oldest and (flow.is_fed_by_windows or at > BEGINNING)", "BEGINNING < at < oldest"),
+        ("is_left_behind |= stands < oldest", "pass"),
         theme="graph",
     ),
     bug(
@@ -1807,6 +1807,41 @@ BUGS = (
         ("if plan.is_fed_by_task:", "if False:"),
         theme="inputs",
     ),
+    bug(
+        "sources let go by a step",
+        "A step that asks no source takes all of them for idle.",
+        commits._stepped,
+        ("flow.is_derived or flow.progress.holds", "flow.is_derived"),
+        theme="inputs",
+    ),
+    bug(
+        "step beside a micro-batch",
+        "A micro-batch that was planned before a step without changes is refused.",
+        commits._check_shards,
+        ("visited if flow.upstream and flow.inputs else END", "END"),
+        theme="inputs",
+    ),
+    bug(
+        "step of a micro-batch committed before",
+        "A micro-batch is refused whose step was committed as one without changes while it was under way.",
+        commits.commit,
+        ("asks_sources and step.clock <= flow.stepped", "False"),
+        theme="inputs",
+    ),
+    bug(
+        "sink of before a reset",
+        "A sink that has a clock of before a reset is believed, though other tasks have given a new state at it.",
+        takeover._born,
+        ("before.at_reset(plan.outputs, born, own)", "before.at_reset(plan.outputs, clock, own)"),
+        theme="inputs",
+    ),
+    bug(
+        "first cut of two",
+        "Of two clocks to which starts have cut a task back, the first counts and not the lowest.",
+        task_state.OutputState.at_reset,
+        ("min(clock, self.cut_at.get(output, clock))", "self.cut_at.get(output, clock)"),
+        theme="inputs",
+    ),
     # Tasks that are fed what changes between fixed times
     bug(
         "multiples skipped",
@@ -1963,7 +1998,7 @@ BUGS = (
         "times missed before the first step",
         "A task on pairs that has taken no step yet returns though it has missed some.",
         takeover._check_between,
-        ("stands < clock", "BEGINNING < own < clock"),
+        ("stands < clock", "BEGINNING < group.flow.visited < clock"),
         theme="every",
     ),
     bug(

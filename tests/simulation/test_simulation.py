@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from persistent_state.sources.tasks import Emitted, InOrder
+from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted, InOrder
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive
 from tests.simulation.graphs import clock_of, every_in, is_diamond
 from tests.simulation.sinks import GO_BACK
@@ -87,7 +87,14 @@ def test_tasks_that_feed_tasks_keep_the_contract() -> None:
 def test_tasks_of_several_inputs_keep_the_contract() -> None:
     worlds = [play(seed, INPUTS) for seed in range(INPUTS_WORLDS)]
     happened = sum((world.oracle.happened for world in worlds), Counter[str]())
-    assert happened.keys() == {"an input came", "an input left", "an input held the clock", "another task fed"}
+    steps = {"a step beside no source", "a step without changes beside its sources"}
+    inputs = {"an input came", "an input left", "an input held the clock", "another task fed"}
+    assert happened.keys() == inputs | steps
+    # Tasks that sources and a task feed see changes in each way, and closed windows.
+    fed = {(type(job.fed), job.is_fed_pairs) for world in worlds for job in world.jobs if job.fed}
+    assert fed == {(Changes, True), (Changes, False), (ClosedWindows, False)}
+    graph_events = sum((world.oracle.graphs.happened for world in worlds), Counter[str]()).keys()
+    assert graph_events >= {"built of state that there was", "would lose what it has"}
     assert any("the clock has moved" in line for world in worlds for line in world.trace)
 
 

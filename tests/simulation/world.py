@@ -241,9 +241,10 @@ class World:
         self.jobs = [self._job(i) for i in range(rng.choice(counts.get(self.theme, [1, 1, 1, 2, 2, 3])))]
         self.inputs = inputs.Coming(self.own, self.sources)
         if self.theme == INPUTS:
-            self.jobs = self.inputs.with_fed([self.inputs.given(job) for job in self.jobs])
+            some = [self.inputs.given(job) for job in self.jobs]
+            self.jobs = self.inputs.with_fed(some, self.interval, self.few_hashes)
         self.derived = graphs.drawn(self.own, self.jobs) if self.theme == GRAPH else []
-        if self.theme == EVERY:
+        if self.theme == EVERY or (self.theme == INPUTS and self.own.random() < 0.3):
             self.derived = graphs.drawn_every(self.own, self.jobs, self.interval)
         if self.theme == VERSIONS:
             self.derived = graphs.drawn_versions(self.own, self.jobs, self.interval)
@@ -274,7 +275,7 @@ class World:
                     rng.random() < 0.6,
                     isinstance(job.windowing, SlidingWindow) and rng.random() < 0.4,
                 )
-                for i in range(0 if job.fed or job.ordered or goes_back else rng.choice([0, 1, 1, 2]))
+                for i in range(0 if job.ordered or goes_back else rng.choice([0, 1, 1, 2]))
             ]
             if self.places is not None:
                 sinks = [self._place(self.places, job, number) for number in range(self.places.choice([1, 1, 2]))]
@@ -431,13 +432,6 @@ class World:
             job = self.inputs.given(job, comes=False)
         return replace(job, kind=ordered.ROWS, way="value", windowing=None, ordered=of)
 
-    @property
-    def _always_there(self) -> set[str]:
-        """The tasks that a source and a task feed, and those that feed them."""
-        fed = [job for job in self.jobs if job.fed]
-        both = [each for job in fed for each in self.jobs if each is job or inputs.is_of(job.fed, each)]
-        return {*self.oracle.orders.whole(job.name for job in both)}
-
     def _windowing(self) -> Windowing:
         rng = self.rng
         length = rng.choice([7, 20, 60, 150, 400])
@@ -591,7 +585,10 @@ class World:
         elif self.theme in (FLOWS, *GRAPHS, INPUTS):
             stay = rng.choice([0.4, 0.7, 1.0])
         jobs = [job for job in self.jobs if is_last or rng.random() < stay] or self.jobs[:1]
-        jobs = [job for job in self.jobs if job in jobs or job.name in self._always_there]
+        jobs = [job for job in self.jobs if job in jobs]
+        # What feeds one of them is there, too.
+        jobs = [job for job in jobs if not job.fed or any(inputs.is_of(job.fed.task, each) for each in jobs)]
+        jobs = jobs or [job for job in self.jobs if not job.fed][:1]
         closes = is_last or rng.random() < 0.3
         shards = self.actors[-1].shards if self.actors and rng.random() < 0.4 else rng.randint(1, 3)
         if self.part_rate and self.own.random() < 0.2:
@@ -602,10 +599,12 @@ class World:
             self._change_code()
             stays = [derived for derived in self.derived if derived.name in {each.name for each in stays}]
         actor.derived = graphs.with_upstream(stays, [job.name for job in jobs])
-        if self.theme in (EVERY, IN_ORDER, VERSIONS):
+        fed = [job.fed for job in self.jobs if job.fed]
+        fed += [source for derived in self.derived for source in derived.inputs.values()]
+        if self.theme in (EVERY, IN_ORDER, VERSIONS) or any(map(graphs.every_in, fed)):
             # All that tasks are fed every so often is a multiple of it.
-            interval = self.interval // self.own.choice([1, 1, 2])
-            interval, actor.apart = graphs.every_of(interval, jobs, actor.derived)
+            actor.interval = self.interval // self.own.choice([1, 1, 2])
+            interval, actor.apart = graphs.every_of(actor.interval, jobs, actor.derived)
             actor.terms = replace(actor.terms, interval=interval)
         actor.fate = rng.choice(["killed", "killed", "taken over", "taken over", "lives"])
         if self.theme == "sleepy":
@@ -754,7 +753,7 @@ class World:
             emits = self.rng.random() < 0.4 and job.ordered is None
             of = replace(settings, every=actor.apart.get(job.name))
             if job.inputs:
-                plan = inputs.plan_of(job, task, self.inputs, actor, files, settings, emits)
+                plan = inputs.plan_of(job, task, self.inputs, actor, files, of, emits)
             else:
                 plan = Plan(
                     APPLICATION, files, task, SCHEMA, "ts", channel, of, actor.shards, emits, timestamp_unit="us"
@@ -780,10 +779,10 @@ class World:
         flows = [flow.of(entry.tasks_of(id)) for id in entry.flows for flow in wanted if id in flow.by_name]
         self.note(f"{actor.number} feeds {[[*flow.by_name] for flow in flows]}")
         fed = [flow for flow in flows if not flow.is_derived]
+        actor.reading |= {flow.id for flow in fed}
         threads = [self._spawn(actor, lambda f=flow: self._read(actor, log, f, entry), False) for flow in fed]
-        steppers = (
-            [self._spawn(actor, lambda: self._take_steps(actor, log, plans, fed, entry), False)] if derived else []
-        )
+        is_fed = any(flow.first.upstream for flow in flows)
+        steppers = [self._spawn(actor, lambda: self._take_steps(actor, log, plans), False)] if is_fed else []
         sinks = [self.oracle.sinks.of[name][output] for name, plan in plans.items() for output in plan.outputs]
         deliveries = [
             self._spawn(actor, lambda s=sink: self._deliver(actor, log, plans[s.task], s), False) for sink in sinks
@@ -795,10 +794,7 @@ class World:
         if actor.closes:
             self.oracle.claim(commits.close(log, actor.epoch, now=self.now, keeping=terms.keeping))
         actor.has_closed = True
-        if not steppers:
-            self._step_on(actor, log, fed, entry)
-        else:
-            self._join(*steppers)
+        self._join(*steppers)
         actor.has_read = True
         self._join(*deliveries)
 
@@ -811,11 +807,10 @@ class World:
 
     def _reset(self, actor: Actor, rebuilt: Collection[str]) -> set[str]:
         """The tasks that a start lets begin from zero though it need not."""
-        if self.theme not in GRAPHS or not actor.number or self.own.random() < 0.8:
+        if self.theme not in (*GRAPHS, INPUTS) or not actor.number or self.own.random() < 0.8:
             return set()
         known = self.oracle.newest.tasks if self.oracle.newest else {}
         names = [job.name for job in (*actor.jobs, *actor.derived) if job.name in known and job.name not in rebuilt]
-        names = [name for name in names if name not in self._always_there]
         return {*self.oracle.orders.whole([self.own.choice(names)])} if names else set()
 
     def _rebuilt(self, actor: Actor) -> dict[str, dict[str, WorldSink]]:
@@ -823,8 +818,7 @@ class World:
         rate = {REBUILT: 0.6, FLOWS: 0.2, GRAPH: 0.2, EVERY: 0.2, INPUTS: 0.2, IN_ORDER: 0.2, VERSIONS: 0.1}.get(
             self.theme
         )
-        # Who is fed by a source and a task can't be built again without that task.
-        names = [job.name for job in actor.jobs if job.name not in self._always_there]
+        names = [job.name for job in actor.jobs]
         if rate is None or not names or not actor.number or self.rng.random() >= rate:
             return {}
         whole = self.oracle.orders.whole([self.rng.choice(names)])
@@ -979,7 +973,11 @@ class World:
         return replace(plan, outputs=tuple(fresh[plan.name])) if plan.name in fresh else plan
 
     def _read(self, actor: Actor, log: Log, flow: FlowPlan, started: Entry) -> None:
-        """Read a flow's source to the end of what there is."""
+        """Read a flow's source to the end of what there is, and take the steps along that change the flow."""
+        self._read_on(actor, log, flow, started)
+        actor.reading.discard(flow.id)
+
+    def _read_on(self, actor: Actor, log: Log, flow: FlowPlan, started: Entry) -> None:
         rng, partitions = self.rng, self.oracle.judges[flow.id].partitions
         rows = rng.choice([2, self.most_rows])
         source: WorldSource | Stream | Inputs
@@ -1152,6 +1150,9 @@ class World:
         stamps = [m.timestamp for p in self.sources.values() for sent in p.messages.values() for m in sent]
         clocks = [before.clock, *(flow.progress.clock for flow in before.flows.values())]
         newest = max([0, *(stamp for stamp in stamps if stamp is not None and stamp <= self.now + self.ahead), *clocks])
+        actor.reading |= {flow.id for flow in flows}
+        while actor.stepping in actor.reading:
+            self._nap(5)
         for i in range(1, ROUNDS + 1):
             self.now = max(self.now, newest + i * ROUND)
             for partitions in self.sources.values():
@@ -1159,67 +1160,48 @@ class World:
             for several in self.inputs.of.values():
                 several.look_again()
             self._join(
-                *[self._spawn(actor, lambda f=flow: self._read(actor, log, f, started), False) for flow in flows]
+                *[self._spawn(actor, lambda f=flow: self._read_on(actor, log, f, started), False) for flow in flows]
             )
-        self._step_on(actor, log, flows, started)
+        actor.reading.clear()
         while graph.due(entry := self._newest(actor, log)):
-            self._step_on(actor, log, flows, started)
             self._nap(10)
         facts = {"before": before.clock, "next": before.next}
         must(entry.clock > before.clock, "the global clock moves on while all sources go on", **facts)
         self.note(f"the clock has moved from {before.clock} to {entry.clock}")
 
-    def _step_on(self, actor: Actor, log: Log, flows: Sequence[FlowPlan], started: Entry) -> None:
-        """Take all steps that are due of tasks that sources feed, too."""
-        for flow in [flow for flow in flows if flow.first.upstream]:
-            while step := graph.step_of(entry := self._newest(actor, log), flow):
-                if not graph.spans(entry, flow, step) and self.rng.random() < 0.5:
-                    keeping = actor.terms.keeping
-                    entry, _ = commits.commit_unchanged(log, actor.epoch, [step], now=self.now, keeping=keeping)
-                    self.oracle.claim(entry)
-                    continue
-                source, partitions = self._opened(actor, log, flow, 0)
-                known = self._newest(actor, log).flows[flow.id].source
-                start = {name: known.positions.get(name, Position()).next for name in partitions.visible}
-                reach = source.reach(start, everything=False)
-                self._micro_batch(actor, log, flow, source, started.flows[flow.id], start, reach)
-
     def _nap(self, steps: int) -> None:
         getcurrent().thread.wake = self.step + steps
         self.pause(None)
 
-    def _take_steps(
-        self, actor: Actor, log: Log, plans: Mapping[str, Plan], fed: Sequence[FlowPlan], started: Entry
-    ) -> None:
-        """Take the steps of derived tasks as they come due, until all is read and none is left.
+    def _take_steps(self, actor: Actor, log: Log, plans: Mapping[str, Plan]) -> None:
+        """Take steps as they come due, until all is read and none is left.
 
-        Once all is read, it takes those of tasks that sources feed, too.
+        Those that change a flow whose sources are being read are left to its micro-batches.
         """
-        flows = graphs.flows_of(
-            {name: plan for name, plan in plans.items() if plan.upstream and not plan.source_inputs}
-        )
+        flows = graphs.flows_of({name: plan for name, plan in plans.items() if plan.upstream})
         while True:
             # Before the entry is looked at: the last one may come in between.
             has_closed = actor.has_closed
             entry = self._newest(actor, log)
             parts = {}
-            if has_closed:
-                self._step_on(actor, log, fed, started)
-                entry = self._newest(actor, log)
             for step in graph.due(entry):
-                if not entry.flows[step.flow].is_derived:
-                    continue
                 tasks = entry.tasks_of(step.flow)
                 flow = next(flow.of(tasks) for flow in flows if tasks.keys() & flow.by_name.keys())
-                parts[step] = flow, graph.spans(entry, flow, step)
+                some = graph.spans(entry, flow, step)
+                if not some or step.flow not in actor.reading:
+                    parts[step] = flow, some
             unchanged = [step for step, (_, some) in parts.items() if not some]
             if unchanged:
+                beside = [step for step in unchanged if step.flow in actor.reading]
+                self.oracle.happened["a step without changes beside its sources"] += bool(beside)
                 keeping = actor.terms.keeping
                 entry, _ = commits.commit_unchanged(log, actor.epoch, unchanged, now=self.now, keeping=keeping)
                 self.oracle.claim(entry)
             elif parts:
                 step = self.rng.choice([*parts])
+                actor.stepping = step.flow
                 self._step(actor, log, entry, step, *parts[step])
+                actor.stepping = None
             elif has_closed and not graph.due(entry):
                 return
             else:
@@ -1305,8 +1287,10 @@ class World:
         else:
             entry = commits.wake(log, actor.epoch, flow.id, now)
             # What another task gives comes with what there is of the sources.
-            step = graph.step_of(entry, flow)
-            spans = graph.spans(entry, flow, step) if step else []
+            step, spans = graph.changed_step(entry, flow)
+            if step is None and flow.first.upstream and self.own.random() < 0.6:
+                # By other runs of the same state something might have changed.
+                step = graph.step_of(entry, flow)
             basis = commits.plan_batch(entry, flow, reach, now, step)
             self.oracle.batches[flow.id, basis.epoch, basis.batch] = Batch(entry.flows[flow.id], reach, now)
             nothing: Any = (next(iter(source.sources)), []) if isinstance(source, Inputs) else []

@@ -32,10 +32,12 @@ from persistent_state import (
 )
 from persistent_state.engine import backoff, steps
 from persistent_state.formatting import read_clock
+from tests.spark.beside import Story
 from tests.spark.pipeline import (
     SCHEMA,
     SECOND,
     PerRegion,
+    Rare,
     application,
     check,
     grow,
@@ -265,3 +267,21 @@ def test_an_idle_source_and_a_task_that_was_away_hold_nothing_back_for_long(
     app().run(spark, drain=True)
     assert newest(tmp_path).clock == 180 * SECOND
     assert check(tmp_path, 180) > 0
+
+
+def test_a_step_without_changes_waits_for_no_micro_batch(spark: SparkSession, tmp_path: Path) -> None:
+    # None of these sales is rare, so nothing changes in the task that feeds the other one.
+    grow(tmp_path, 0, range(10, 60))
+    source = FileSource(str(tmp_path / "in"), timestamp="ts", schema=SCHEMA)
+    app = Application("graph", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=2)
+    app.add(Rare(), source)
+    app.add(Story(), {"sales": source, "rare": Changes("Rare", every="10 seconds")})
+    running = app.start(spark, trigger="1 hour")
+    await_clock(running, 50)
+    running.stop()
+    flow = newest(tmp_path).flow_of("Story")
+    assert (flow.progress.batch, flow.stepped) == (1, 50 * SECOND)
+    assert state(tmp_path, "Story") == {
+        (shop,): [f"{sale(second).amount}" for second in range(10, 50) if sale(second).shop == shop]
+        for shop in range(7)
+    }

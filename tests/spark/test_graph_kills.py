@@ -1,7 +1,7 @@
 """Real drivers of a graph of tasks, killed with SIGKILL at the steps that they take in the store.
 
 Each victim is the restart after the one before it, with another number of shards and another checkpoint interval. After each
-kill, at each retained clock, each task is made of what feeds it.
+kill, at each retained clock, each task is made of what feeds it, or is what plain Python makes of the messages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from tests.soak import soak_or
-from tests.spark import stream
+from tests.spark import beside, pipeline, stream
 from tests.spark.conftest import Launch
-from tests.spark.pipeline import check, grow, newest
+from tests.spark.pipeline import grow, newest
 from tests.spark.sessions import Jvm
 from tests.spark.test_kills import JVM, KILLED, SOON, WRITES
 
@@ -33,6 +33,21 @@ CHAPTER = 60
 ALL_STEPS = ("PerRegion", "Total", "Best", "Rares", "Watch", "Said")
 OF_A_STEP = [f"{RUN} {task}" for task in soak_or(ci=("PerRegion", "Watch"), soak=ALL_STEPS)]
 """The driver is killed while workers write the runs of a step of these tasks."""
+
+OF_BESIDE = (
+    "both create log 1",
+    "commit create log 1",
+    "step create log 1",
+    "both list log 2",
+    f"{RUN} Both",
+    "unchanged create log 1",
+    "start create log 1",
+    f"{RUN} Gained",
+)
+"""Where drivers of the graph of `beside` are killed: in tasks that a source and a task feed, and in those that see changes."""
+
+CHECKS = {"pipeline": pipeline.check, "beside": beside.check}
+"""By graph: what is looked at after each kill."""
 
 AT_ANY_TIME = soak_or(ci=1, soak=40)
 CHAINS = 2
@@ -46,6 +61,7 @@ class Chain:
     seed: int
     launch: Launch
     jvm: Jvm
+    graph: str = "pipeline"
     links: int = 0
     files: int = 0
     clocks: int = 0
@@ -60,7 +76,7 @@ class Chain:
         elif point != TIME:
             told = ["--die", point]
         # Of steps not the first, so that some tasks are ahead of others, or a global clock is newer than the start.
-        told += ["--from-call", str(2 * (self.links % 3) + 3)] if "step" in point else []
+        told += ["--from-call", str(2 * (self.links % 3) + 3)] if "step" in point or "both" in point else []
         driver = self._start(*told, alone=point.startswith(JVM))
         if point == TIME:
             self._await_steps(driver)
@@ -96,7 +112,7 @@ class Chain:
         time.sleep(chance.random() / 2)
 
     def _check(self) -> None:
-        self.clocks += check(self.folder, self.files * CHAPTER)
+        self.clocks += CHECKS[self.graph](self.folder, self.files * CHAPTER)
 
     def _start(self, *arguments: str, alone: bool = False) -> subprocess.Popen[bytes]:
         for _ in range(2):
@@ -104,7 +120,7 @@ class Chain:
             self.files += 1
         shards, interval = self.links % 3 + 1, ("10 seconds", "15 seconds")[self.links % 2]
         self.links += 1
-        told = [str(self.folder), "--graph", "--shards", str(shards), "--interval", interval, *arguments]
+        told = [str(self.folder), "--graph", self.graph, "--shards", str(shards), "--interval", interval, *arguments]
         return self.launch("-m", "tests.spark.victim", *told, folder=self.folder, **({} if alone else self.jvm.env))
 
     def _log(self) -> str:
@@ -133,7 +149,21 @@ def test_a_graph_is_one_cut_at_every_clock_whenever_its_driver_is_killed(
         chain.folder.mkdir()
     with ThreadPoolExecutor(CHAINS) as pool:
         steps, *_ = pool.map(Chain.finish, chains)
-    points = points_of(steps)
+    _kill(chains, points_of(steps))
+
+
+@pytest.mark.soak
+def test_what_changes_between_fixed_times_is_exact_beside_sources_whenever_the_driver_is_killed(
+    launch: Launch, jvms: Sequence[Jvm], tmp_path: Path
+) -> None:
+    chains = [Chain(tmp_path / str(seed), seed, launch, jvms[seed], "beside") for seed in range(CHAINS)]
+    for chain in chains:
+        chain.folder.mkdir()
+    _kill(chains, OF_BESIDE * soak_or(ci=1, soak=10))
+
+
+def _kill(chains: Sequence[Chain], points: Sequence[str]) -> None:
+    """Let drivers die at these points, and one of each chain come to the end."""
     failed = threading.Event()
 
     def run(chain: Chain) -> int:

@@ -3,7 +3,7 @@
     python -m tests.spark.victim FOLDER [--master "local[2]"] [--shards 2] [--interval "10 seconds"]
         [--die STEP [--of jvm] [--from-call 3]] [--pause STEP STEP] [--stumble] [--kill-every 9]
         [--store URL --options FILE --scratch FOLDER] [--when FILE] [--continuous | --twice] [--delivery at-least-once]
-        [--three | --graph] [--die-at-run TASK]
+        [--three | --graph MODULE] [--die-at-run TASK]
 
 At the step of --die it is ended by SIGKILL, or with --of jvm only its JVM is. At that of --pause all its processes stop
 by SIGSTOP; when it was fenced it starts again, for the next of these steps. With --stumble every first attempt of a Spark
@@ -12,15 +12,16 @@ task fails, and with --kill-every 9 the worker is killed that is at every ninth 
 With --when it starts once that file is there. A --store is given what the JSON of --options says, and has no steps. Its Spark
 tells all it does, and keeps an event log.
 
-With --three there is a third task, and all of them have one source. With --graph it is the graph of `pipeline` instead. There
---die-at-run ends the driver when a worker is about to write a run of a task.
+With --three there is a third task, and all of them have one source. With --graph it is the graph of `pipeline` or of `beside`
+instead. There --die-at-run ends the driver when a worker is about to write a run of a task.
 
 It ends with exit code 0 when it has read everything and closed, or with --continuous when it was asked to stop. With
 --twice it starts again before it closes. FOLDER/progress gets its progress as lines of JSON, and FOLDER/steps the steps
 that it takes, each after the number of its call.
 
 A step is one operation of the driver's own process in the store: "PHASE OPERATION KIND NTH", such as "commit create log 1",
-or "NUMBER" counted over all. The phases are the functions of `persistent_state.protocol`; "step" is the commit of a step.
+or "NUMBER" counted over all. The phases are the functions of `persistent_state.protocol`; "step" is the commit of a step, and
+"both" that of a micro-batch with a step in it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store.files import Ages, BytesLike, Files, LocalFiles, Names
-from tests.spark import pipeline, stream
+from tests.spark import beside, pipeline, stream
 from tests.spark.faults import FaultyFiles, Schedule, Stumbles, StumblingFiles
 from tests.spark.sessions import new_session
 
@@ -60,6 +61,7 @@ PHASES = {
     "collect": (Collector, "collect"),
     "close": (commits, "close"),
 }
+GRAPHS: dict[str, Callable[..., Application]] = {"pipeline": pipeline.application, "beside": beside.application}
 MOST = 2
 """How many operations of one kind in a phase are steps of their own: the others are like the last of these.
 
@@ -85,7 +87,10 @@ class Steps:
 
         def call(*arguments: Any, **named: Any) -> Any:
             reports = [report for each in arguments if isinstance(each, Answers) for report in each.reports]
-            phase = "step" if any(report.step for report in reports) else name
+            steps = [report for report in reports if report.step]
+            phase = "step" if steps else name
+            if any(report.sender.flow in beside.MIXED for report in steps):
+                phase = "both"
             with self.lock:
                 self.calls[phase] += 1
                 self.here.phase, self.here.call, self.here.taken = phase, self.calls[phase], Counter()
@@ -235,7 +240,7 @@ def main() -> None:
     parser.add_argument("--continuous", action="store_true")
     parser.add_argument("--delivery", default="exactly-once")
     parser.add_argument("--three", action="store_true")
-    parser.add_argument("--graph", action="store_true")
+    parser.add_argument("--graph", choices=GRAPHS)
     parser.add_argument("--die-at-run", metavar="TASK")
     told = parser.parse_args()
     jvm = Jvm()
@@ -254,7 +259,8 @@ def main() -> None:
         WatchedFiles.for_workers = partial(FaultyFiles, schedule=schedule)
     if told.die_at_run:
         WatchedFiles.for_workers = partial(DeadlyFiles, driver=os.getpid(), task=told.die_at_run)
-    app = pipeline.application(told.folder, told.shards, told.interval) if told.graph else _of_stream(told, tasks)
+    graph = GRAPHS.get(told.graph)
+    app = graph(told.folder, told.shards, told.interval) if graph else _of_stream(told, tasks)
 
     def tell(progress: micro_batch.Progress) -> None:
         with (told.folder / "progress").open("a") as file:
