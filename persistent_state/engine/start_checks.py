@@ -82,7 +82,7 @@ def check_feed(
         _copy(source).open([], {})
     for group in groups:
         # Inputs that have ended are not read.
-        group = replace(group, flow=group.flow.with_inputs(flow.first.source_inputs))
+        group = replace(group, flow=group.flow.with_inputs(flow.first.bounds))
         opened, record = _copy(source), group.flow.source
         with named_by_newest():
             journals = lists.read_journals(setup.files, group.flow)

@@ -1620,14 +1620,14 @@ BUGS = (
         "delay of another input",
         "All inputs have the allowed delay of the first.",
         advance.advance,
-        ("before, of.delay)", "before, settings.of(next(iter(inputs))).delay)"),
+        ("at, of.delay)", "at, settings.of(next(iter(inputs))).delay)"),
         theme="inputs",
     ),
     bug(
         "delay of no input",
         "An input's own allowed delay is ignored.",
         advance.advance,
-        ("before, of.delay)", "before, settings.delay)"),
+        ("at, of.delay)", "at, settings.delay)"),
         theme="inputs",
     ),
     bug(
@@ -1641,7 +1641,7 @@ BUGS = (
         "unknown input not waited for",
         "The clock does not wait for an input of which nothing has come yet.",
         advance.advance,
-        ("reached += [before] if len(inputs) > 1 else []", "pass"),
+        ("reached += [at] if len(inputs) > 1 or at > before else []", "pass"),
         theme="inputs",
     ),
     bug(
@@ -1683,7 +1683,7 @@ BUGS = (
         "input that has left",
         "An input that has left still holds the clock.",
         flow_state.FlowState.with_inputs,
-        ("for name in names}", "for name in {**self.inputs, **dict.fromkeys(names)}}"),
+        ("in bounds.items()", "in {**{n: (e.since, e.below) for n, e in self.inputs.items()}, **bounds}.items()"),
         theme="inputs",
     ),
     bug(

@@ -178,10 +178,21 @@ EVERY_FIELD_4 = EVERY_FIELD_OF_ONE.with_task(
 ).with_task("shops", replace(FULL.tasks["gone"], flow="totals"))
 """Two tasks of one flow. No field of the first, and of the flow, is as it is by default."""
 
-EVERY_FIELD = replace(
-    EVERY_FIELD_4, kept={60_000_000: Kept(3, ("before", "größe")), 120_000_000: Kept(7)}, timeline=2
-).with_task("totals", EVERY_FIELD_4.tasks["totals"].end_inputs(["rates", "größe"]))
-"""The same with kept clocks, which came with format 5, and with inputs that have ended."""
+_task, _flow = (some["totals"] for some in (EVERY_FIELD_4.tasks, EVERY_FIELD_4.flows))
+EVERY_FIELD = (
+    replace(EVERY_FIELD_4, kept={60_000_000: Kept(3, ("before", "größe")), 120_000_000: Kept(7)}, timeline=2)
+    .with_task(
+        "totals", replace(_task, late_rows=replace(_task.late_rows, outside=3)).end_inputs(["rates", "größe"])
+    )
+    .with_flow(
+        "totals",
+        replace(
+            _flow.with_source(replace(_flow.source, since=60_000_000, below=240_000_000)),
+            late_rows=replace(_flow.late_rows, outside=2),
+        ),
+    )
+)
+"""The same with kept clocks, which came with format 5, with inputs that have ended, and with bounds."""
 
 _fed = replace(FULL.tasks["gone"], active=True)
 GRAPH = replace(
@@ -222,7 +233,7 @@ SIDES = st.builds(
 COUNTS = st.dictionaries(NAMES, INTS, max_size=2)
 TEXTS = st.lists(NAMES, max_size=2).map(tuple)
 RUNS = st.builds(Run, STORED, INTS, INTS, INTS, INTS, INTS, st.one_of(st.none(), INTS), st.one_of(st.none(), INTS))
-LATE_ROWS = st.builds(LateRows, st.lists(SIDES, max_size=2).map(tuple), PAGES, COUNTS)
+LATE_ROWS = st.builds(LateRows, st.lists(SIDES, max_size=2).map(tuple), PAGES, COUNTS, INTS)
 SOURCES = st.builds(
     SourceState,
     channels=st.dictionaries(
@@ -232,6 +243,8 @@ SOURCES = st.builds(
     journal=PAGES,
     planned=COUNTS,
     again=INTS,
+    since=INTS,
+    below=INTS,
 )
 FLOWS = st.builds(
     FlowState,
