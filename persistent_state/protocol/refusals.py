@@ -75,7 +75,7 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
     for plan in plans:
         known = newest.tasks.get(plan.name) if newest else None
         if newest is not None and plan.name not in rebuild:
-            _check_history(plan, newest, newest.flow_of(plan.name) if known and plan.name not in reset else None)
+            _check_history(plan, newest, plan.name in newest.tasks and plan.name not in reset)
         if known is None:
             continue
         if plan.name not in (*reset, *rebuild):
@@ -109,16 +109,23 @@ def _check_names(newest: Entry | None, plans: Sequence[Plan]) -> None:
             )
 
 
-def _check_history(plan: Plan, newest: Entry, known: FlowState | None) -> None:
-    """Refuse history that comes when the clock has passed it. `known` is the flow of a task that goes on.
+def _check_history(plan: Plan, newest: Entry, goes_on: bool) -> None:
+    """Refuse history that comes when the clock has passed it, to a task that goes on, or to one that begins now.
 
     Raises:
         InvalidInputError: All messages of a new input would be late.
     """
-    clock = newest.clock if known is None else min(newest.clock, known.progress.clock)
+    clock, had = newest.clock, set[str]()
+    if goes_on:
+        flow = newest.flow_of(plan.name)
+        clock, had = min(clock, flow.progress.clock), {*flow.inputs, *newest.tasks[plan.name].ended}
     for name, (_, below) in plan.bounds.items():
-        is_new = known is None or name not in known.inputs
-        if is_new and below != END and clock > BEGINNING and checkpoint_clock(below, plan.settings.interval) <= clock:
+        if (
+            name not in had
+            and below != END
+            and clock > BEGINNING
+            and checkpoint_clock(below, plan.settings.interval) <= clock
+        ):
             raise InvalidInputError(
                 f"task={plan.named}: the input {name!r} has only messages below {full_clock(below)}, and the task begins at "
                 f"clock={full_clock(clock)}: all of it would be late. Name the task in rebuild=[{plan.named!r}] of run or "
@@ -159,8 +166,8 @@ def _check_inputs(plan: Plan, known: FlowState, ended: Collection[str], clock: i
     for name in (*plan.source_inputs, *plan.upstream):
         if name in ended:
             raise InvalidInputError(
-                f"task={plan.named} is given the input {name!r} again, which has ended by without=[{name!r}], and whose rows "
-                "are in the state; leave it out. An input of another name is a new one: rows of it below the global clock "
+                f"task={plan.named} is given the input {name!r} again, which has ended for ever, and whose rows are in "
+                "the state; leave it out. An input of another name is a new one: rows of it below the global clock "
                 "come late."
             )
     for name, input in known.inputs.items():

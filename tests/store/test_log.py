@@ -32,7 +32,7 @@ from persistent_state.batch.plan import Plan
 from persistent_state.errors import ExistsError
 from persistent_state.event_time import positions
 from persistent_state.event_time.channels import Channel
-from persistent_state.event_time.clocks import BEGINNING, Coarse
+from persistent_state.event_time.clocks import BEGINNING, END, Coarse
 from persistent_state.event_time.positions import Position
 from persistent_state.protocol import commits
 from persistent_state.protocol.collect import LEFTOVER_AGE, Collector
@@ -181,9 +181,7 @@ EVERY_FIELD_4 = EVERY_FIELD_OF_ONE.with_task(
 _task, _flow = (some["totals"] for some in (EVERY_FIELD_4.tasks, EVERY_FIELD_4.flows))
 EVERY_FIELD = (
     replace(EVERY_FIELD_4, kept={60_000_000: Kept(3, ("before", "größe")), 120_000_000: Kept(7)}, timeline=2)
-    .with_task(
-        "totals", replace(_task, late_rows=replace(_task.late_rows, outside=3)).end_inputs(["rates", "größe"])
-    )
+    .with_task("totals", replace(_task, late_rows=replace(_task.late_rows, outside=3)).end_inputs(["rates", "größe"]))
     .with_flow(
         "totals",
         replace(
@@ -315,15 +313,16 @@ def as_of_format_3(entry: Entry) -> Entry:
     """The entry with what format 3 could say of it: each task has a flow of its own, with one input."""
     some = [*entry.flows.values(), FlowState(FlowProgress(0))]
     flows = {
-        name: replace(some[i % len(some)], inputs={"": source_of(some[i % len(some)])})
+        name: replace(flow, inputs={"": source_of(flow)}, late_rows=replace(flow.late_rows, outside=0))
         for i, name in enumerate(entry.tasks)
+        for flow in [some[i % len(some)]]
     }
     tasks = {name: replace(task, flow=name, late_rows=LateRows()) for name, task in entry.tasks.items()}
     return replace(entry, flows=flows, tasks=tasks, kept={}, timeline=0)
 
 
 def source_of(flow: FlowState) -> SourceState:
-    return next(iter(flow.inputs.values()), SourceState())
+    return replace(next(iter(flow.inputs.values()), SourceState()), since=BEGINNING, below=END)
 
 
 def in_format_3(data: bytes) -> bytes:
