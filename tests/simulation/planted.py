@@ -1722,6 +1722,56 @@ BUGS = (
         ("if plan.is_fed_by_task:", "if False:"),
         theme="inputs",
     ),
+    # Inputs with bounds
+    bug(
+        "backfilled from both sides",
+        "A message below the bound counts in the live input, too.",
+        judge._judge_bounds,
+        ("(place.timestamps < bounds.since) | ", ""),
+        theme="backfill",
+    ),
+    bug(
+        "message at the bound",
+        "A message at the bound is in neither of two inputs.",
+        judge._judge_bounds,
+        ("< bounds.since", "<= bounds.since"),
+        theme="backfill",
+    ),
+    bug(
+        "live input below its bound",
+        "An input without messages holds the clock below its bound.",
+        advance.advance,
+        ("at = max(before, of.bounds.since)", "at = before"),
+        theme="backfill",
+    ),
+    bug(
+        "bound passed before history",
+        "A finite input has ended for the clock with its first micro-batch.",
+        advance.advance,
+        ("ended=channel.ended or is_last)", "ended=True)"),
+        theme="backfill",
+    ),
+    bug(
+        "idle history",
+        "A finite input that brings nothing of its own for a while is taken for idle.",
+        advance.advance,
+        ("active=now, ended=channel.ended", "ended=channel.ended"),
+        theme="backfill",
+    ),
+    bug(
+        "outside taken for late",
+        "A row outside its bounds counts as one that came late.",
+        judge._judge_bounds,
+        ("_mark(codes, OUTSIDE", "_mark(codes, LATE"),
+        theme="backfill",
+    ),
+    bug(
+        "outside counted again",
+        "Rows outside their bounds are counted again when a start reads them again.",
+        lift._count_outside,
+        ("outside & (place.positions >= known)", "outside"),
+        theme="backfill",
+    ),
     # Tasks that are fed what changes between fixed times
     bug(
         "multiples skipped",
