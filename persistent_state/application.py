@@ -733,6 +733,8 @@ def _of_input(
             settings = replace(settings, delay=duration("allowed_delay", input.allowed_delay))
         if input.idle_after is not None:
             settings = replace(settings, idle_after=positive("idle_after", input.idle_after))
+        if isinstance(source, TimeReplayableSource):
+            settings = replace(settings, bounds=source.bounds)
         source, schema, update = columns_of(task, source)
         timestamp, unit, channel = source.timestamp, source.timestamp_unit, source.channel
     found = replace(

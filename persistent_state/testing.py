@@ -22,7 +22,7 @@ from persistent_state.batch.messages import Answers, Descriptor, Report
 from persistent_state.batch.plan import KEEP, FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import InvalidInputError
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, Bounds
 from persistent_state.event_time.durations import LONGEST, Duration
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Inputs
@@ -33,6 +33,7 @@ from persistent_state.partials.since import Since
 from persistent_state.protocol import commits, graph, takeover
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.files import FileSource
 from persistent_state.sources.schemas import AnySchema, arrow_schema
 from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
@@ -46,6 +47,7 @@ _logger = logging.getLogger("persistent_state")
 
 _STORE = "memory://run-local"
 _NO_LIMIT = timedelta(microseconds=LONGEST)
+_NO_BOUNDS = Bounds()
 _KEEPING = Keeping(clocks=2**31, grace=0)
 
 
@@ -281,7 +283,9 @@ def _sources(app: Application, messages: Any, batch_size: int) -> dict[int, _Mes
                 raise InvalidInputError(
                     f"{place} has no messages, and its source tells no schema; give it a message, or the source a schema."
                 )
-            found[id(source)] = place, _Messages(rows, schema, batch_size)
+            bounds = source.bounds if isinstance(source, TimeReplayableSource) else _NO_BOUNDS
+            is_finite = isinstance(source, FileSource) and source.finite
+            found[id(source)] = place, _Messages(rows, schema, batch_size, bounds=bounds, is_finite=is_finite)
     for task, sources in fed.items():
         for input, source in sources.items():
             if id(source) not in found:
@@ -426,7 +430,10 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry) -> LocalRun:
             raise plan.failed_to_present(error) from error
         before = clock
     names = [messages_of(name), name] if is_ordered else [name]
-    if reasons := sum((Counter(entry.late_counts_of(each)) for each in names), Counter[str]()):
+    reasons = sum((Counter(entry.late_counts_of(each)) for each in names), Counter[str]())
+    # The user has asked for these to be left out.
+    reasons.pop(late_rows.OUTSIDE, None)
+    if reasons:
         counts = ", ".join(f"{count:,} {reason!r}" for reason, count in reasons.most_common())
         _logger.warning(
             "task=%s: %s rows did not count: %s. See `late` of the run.", plan.name, reasons.total(), counts
@@ -521,6 +528,8 @@ class _Messages(TimeReplayableSource):
         schema: pa.Schema | None,
         batch_size: int,
         timestamp_unit: str | None = None,
+        bounds: Bounds = _NO_BOUNDS,
+        is_finite: bool = False,
     ) -> None:
         if batch_size < 1:
             raise InvalidInputError(f"batch_size={batch_size}; a micro-batch holds at least one message.")
@@ -539,6 +548,8 @@ class _Messages(TimeReplayableSource):
         self._table = rows.add_column(0, LOCAL_TIMESTAMP, stamps).combine_chunks()
         self._batch_size = batch_size
         self.timestamp_unit = timestamp_unit
+        self.bounds = bounds
+        self._is_finite = is_finite
 
     @property
     def schema(self) -> pa.Schema:
@@ -551,7 +562,9 @@ class _Messages(TimeReplayableSource):
         begin = start.get("", 0)
         end = self._table.num_rows if everything else min(begin + self._batch_size, self._table.num_rows)
         # Nobody waits for an empty list.
-        return Reach({"": end} if end > begin else dict(start), None if self._table.num_rows else {})
+        ends = {"": end} if end > begin else dict(start)
+        is_last = end == self._table.num_rows if self._is_finite else None
+        return Reach(ends, None if self._table.num_rows else {}, is_last=is_last)
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
         return [(start.get("", 0), end.get("", 0))]

@@ -232,9 +232,11 @@ def play_reach(
     assert newest is not None
     entry = commits.wake(log, newest.epoch, flow.id, 0)
     basis = commits.plan_batch(entry, flow, reach, 0)
-    splits = source.splits(start, reach.ends, parts)
-    told = [basis.of_part(part, source.partitions_in(split)) for part, split in enumerate(splits)]
-    sent = [combine(flow, told[part], part, len(splits), source.read(split)) for part, split in enumerate(splits)]
+    # A micro-batch without rows has one part.
+    splits = source.splits(start, reach.ends, parts) or [None]
+    told = [basis.of_part(part, split and source.partitions_in(split)) for part, split in enumerate(splits)]
+    reads = [source.read(split) if split else () for split in splits]
+    sent = [combine(flow, told[part], part, len(splits), read) for part, read in enumerate(reads)]
     return commit(log, plan, merged(plan, sent), keeping=keeping)
 
 

@@ -844,6 +844,22 @@ class TestApplications:
             run_local(app, messages)
         assert str(caught.value) == sentence
 
+    def test_history_and_a_live_input_take_turns_at_the_bound(self) -> None:
+        history = FileSource("none/", timestamp="ts", schema="word string, ts timestamp", finite=True).below(60_000_000)
+        live = FileSource("none/", timestamp="ts", schema="word string, ts timestamp").from_(60_000_000)
+        app = shops().add(Words(), {"history": history, "": live})
+        told = said((1, "a"), (59_999_999, "b"), (60_000_000, "c"), (130_000_000, "d"))
+        ran = run_local(app, {"Words": {"history": told[:3], "": told}}, batch_size=1)["Words"]
+        assert sum(ran.state.values()) == 4
+        assert ran.late == []
+        assert sum(ran.states[60_000_000].values()) == 2
+        kept = {"history": history.below(60_000_000, keep=True), "": live}
+        ran = run_local(shops().add(Words(), kept), {"Words": {"history": told, "": told}})["Words"]
+        assert [(row["reason"], row["timestamp"]) for row in ran.late] == [
+            ("outside the bounds of its input", 60_000_000),
+            ("outside the bounds of its input", 130_000_000),
+        ]
+
     def test_what_an_application_says_itself_is_refused(self) -> None:
         app = shops().add(Words(), files())
         said_twice = {

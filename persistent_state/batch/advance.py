@@ -34,7 +34,8 @@ def advance(flow: FlowState, first: int | None, reports: Sequence[Report], setti
             f"flow={sender.flow} batch={sender.batch}: its first part did not report; start it again."
         )
     silent_for = {name: length for report in reports for name, length in report.silent_for.items()}
-    inputs = {name: _listed(known, reach_of(reach, name), now) for name, known in flow.inputs.items()}
+    reaches = {name: reach_of(reach, name) for name in flow.inputs}
+    inputs = {name: _listed(known, reaches[name], now) for name, known in flow.inputs.items()}
     channels = together(inputs)
     if flow.progress.batch == 0:
         # Nobody was asked before now, so nobody was silent.
@@ -47,6 +48,10 @@ def advance(flow: FlowState, first: int | None, reports: Sequence[Report], setti
         # It waits for others, or is on its way back to where it was: it is not silent.
         channels[name] = replace(channels[name], active=now)
     channels = deliver(channels, (sight for report in reports for sight in report.seen), now)
+    for name, channel in channels.items():
+        if (is_last := reaches[input_of(name, inputs)].is_last) is not None:
+            # There is more of it until its end.
+            channels[name] = replace(channel, active=now, ended=channel.ended or is_last)
     coarse = clocks.joined([*flow.coarse, *(report.coarse for report in reports if report.coarse)])
     positions = _positions(flow.source.positions, reach.ends, reports)
     live: dict[str, Channel] = {}
@@ -54,13 +59,19 @@ def advance(flow: FlowState, first: int | None, reports: Sequence[Report], setti
     reached, holds = [], False
     for name, some in by_input(channels, inputs).items():
         of = settings.of(name)
+        # An input brings nothing below its bound, and stands there from the first.
+        at = max(before, of.bounds.since)
         if alive := live_channels(some, now, of.idle_after):
             live |= together({name: alive})
-            reached.append(upstream_min(alive.values(), before, of.delay))
-        elif not (some or reach_of(reach, name).channels is not None or name in silent):
+            reached.append(upstream_min(alive.values(), at, of.delay))
+        elif reaches[name].is_last or (some and all(channel.ended for channel in some.values())):
+            continue
+        elif not (some or reaches[name].channels is not None or name in silent):
             # Nobody knows yet what comes of this input. Others wait for it.
             holds = True
-            reached += [before] if len(inputs) > 1 else []
+            reached += [at] if len(inputs) > 1 or at > before else []
+        elif at > before:
+            reached.append(at)
     slowest = min(live, key=lambda name: live[name].reached, default=None)
     upstream: int | None = None
     if reached:

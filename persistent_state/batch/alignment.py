@@ -43,7 +43,12 @@ def aligned_reach(
         ends = source.reach(start, everything=True).ends
         exhausted = {name for name, end in ends.items() if end == start.get(name)}
     of_inputs = by_input(known.channels, plan.inputs or (INPUT,))
-    live = {name: live_channels(some, now, settings.of(name).idle_after) for name, some in of_inputs.items()}
-    held = held_back(together(live), settings.alignment, exhausted)
+    reached = dict[str, dict[str, int]]()
+    for name, some in of_inputs.items():
+        of = settings.of(name)
+        live = live_channels(some, now, of.idle_after)
+        # It brings nothing below its bound.
+        reached[name] = {channel: max(each.reached, of.bounds.since) for channel, each in live.items()}
+    held = held_back(together(reached), settings.alignment, exhausted)
     source.hold(held)
     return replace(source.reach(start, everything), held=held)

@@ -15,15 +15,17 @@ from persistent_state.batch.rows import Mask, Place
 from persistent_state.batch.units import check_unit
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import beyond_limit
+from persistent_state.event_time.clocks import Bounds
 from persistent_state.event_time.positions import NO_POSITION, Position, is_accounted
 from persistent_state.partials.sort import running_max
 from persistent_state.store import late_rows
 
-ACCEPTED, SKIPPED, REPLAYED_OR_LATE, NO_TIMESTAMP, LATE, AHEAD, JUMP = range(7)
+ACCEPTED, SKIPPED, REPLAYED_OR_LATE, NO_TIMESTAMP, OUTSIDE, LATE, AHEAD, JUMP = range(8)
 """The verdicts. A row gets the first that applies, in the order of `judge`."""
 
 ASIDE = {
     NO_TIMESTAMP: late_rows.NO_TIMESTAMP,
+    OUTSIDE: late_rows.OUTSIDE,
     LATE: late_rows.LATE,
     AHEAD: late_rows.AHEAD,
     JUMP: late_rows.JUMP,
@@ -39,7 +41,8 @@ class Sightings:
     """A part's knowledge of its channels, which grows chunk by chunk.
 
     `newest` holds each channel's newest timestamp (None: only late rows or jumps so far), `beyond` how many jumps in a row a
-    channel is at, and `replaying` the channels of which rows came again.
+    channel is at, and `replaying` the channels of which rows came that are none of this micro-batch: they came again, or lie
+    outside the bounds of their input.
     """
 
     newest: dict[str, int | None] = field(default_factory=dict)
@@ -69,6 +72,7 @@ def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], si
     if not fresh.all():
         sightings.replaying.update(place.channels.met(~fresh))
     _mark(codes, NO_TIMESTAMP, ~place.valid)
+    _judge_bounds(plan.settings.bounds, place, codes, sightings)
     # No interval begins below the clock, so what is taken in all the same is part of the first one above it.
     _mark(codes, LATE, (place.timestamps < basis.clock) & (not plan.takes_late))
     if (late := codes == LATE).any():
@@ -80,6 +84,15 @@ def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], si
         _judge_jumps(plan, basis, place, codes, sightings, plan.settings.jump)
     _note_newest(basis, place, codes, sightings)
     return codes
+
+
+def _judge_bounds(bounds: Bounds, place: Place, codes: Codes, sightings: Sightings) -> None:
+    """Find the rows outside the bounds of their input. They are none of its messages: they move no channel, and begin none."""
+    if bounds.times == (clocks.BEGINNING, clocks.END):
+        return
+    _mark(codes, OUTSIDE, (place.timestamps < bounds.since) | (place.timestamps >= bounds.below))
+    if (outside := codes == OUTSIDE).any():
+        sightings.replaying.update(place.channels.met(outside))
 
 
 def _mark(codes: Codes, verdict: int, applies: Mask) -> None:

@@ -15,6 +15,7 @@ from persistent_state.batch.in_order import Messages
 from persistent_state.batch.judge import (
     ACCEPTED,
     ASIDE,
+    OUTSIDE,
     REPLAYED_OR_LATE,
     SKIPPED,
     Codes,
@@ -139,6 +140,8 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
         _note_ends(basis, place, read.ends)
     codes = judge(flow.first, basis, place, before, read.sightings)
     _put_aside(flow, chunk, place, before[0], codes, read)
+    if not flow.first.settings.bounds.keep:
+        _count_outside(place, before, codes, read.counts)
     if not isinstance(chunk, TakenBack):
         _count(place, before, codes, read.counts)
     is_accepted = codes == ACCEPTED
@@ -272,7 +275,7 @@ def _put_aside(flow: FlowPlan, chunk: Chunk, place: Place, position: Position, c
         return
     rows = chunk.rows.select(flow.first.schema.names)
     for verdict, reason in ASIDE.items():
-        if (aside := codes == verdict).any():
+        if (aside := codes == verdict).any() and (verdict != OUTSIDE or flow.first.settings.bounds.keep):
             read.put_aside(flow, side_table(flow.first, rows, aside, reason, place))
 
 
@@ -286,6 +289,13 @@ def _count(place: Place, before: Sequence[Position], codes: Codes, counts: Count
         known = np.array([position.known for position in before])[place.partitions.of]
         is_replayed = (place.positions < known) & (codes == ACCEPTED)
         counts["replayed"] += int(np.count_nonzero(is_replayed))
+
+
+def _count_outside(place: Place, before: Sequence[Position], codes: Codes, counts: Counter[str]) -> None:
+    """Count the rows outside the bounds of their input that no start has read before. Nothing else is kept of them."""
+    if (outside := codes == OUTSIDE).any():
+        known = np.array([position.known for position in before])[place.partitions.of]
+        counts["outside"] += int(np.count_nonzero(outside & (place.positions >= known)))
 
 
 def _key_and_order(

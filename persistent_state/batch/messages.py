@@ -161,9 +161,10 @@ class Report:
     """The report of one part to the driver, which works out from all reports how far the flow comes.
 
     `seen` holds (channel, newest timestamp or None, jumps in a row), `spans` (partition, first position, newest timestamp),
-    `ends` (partition, position after the last row), `replaying` the channels of which rows came again. `low` is the lowest
-    start of an interval of any task, `coarse` how coarse their intervals are. `counts` has "messages" and "replayed", and the
-    late and bad rows of the flow by reason. The part was told `now`, `silent_for`, `visited`, `reach` and `step`.
+    `ends` (partition, position after the last row), `replaying` the channels of which rows came that are none of this
+    micro-batch. `low` is the lowest start of an interval of any task, `coarse` how coarse their intervals are. `counts` has
+    "messages" and "replayed", the late and bad rows of the flow by reason, and as "outside" how many new rows outside their
+    bounds are not kept. The part was told `now`, `silent_for`, `visited`, `reach` and `step`.
     """
 
     sender: Sender

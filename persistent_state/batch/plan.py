@@ -119,6 +119,11 @@ class Plan:
         """The names of the inputs that are sources."""
         return tuple(name for name in self.inputs or (self.input,) if name not in self.upstream)
 
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """The bounds of each input that is a source."""
+        return {name: self.settings.of(name).bounds.times for name in self.source_inputs}
+
     @cached_property
     def layout(self) -> Layout:
         if self.inputs:

@@ -15,7 +15,7 @@ from persistent_state.errors import TaskFailedError
 from persistent_state.event_time.inputs import UNNAMED, input_of, named
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.sources.base import BadRecord, Chunk, Originals
-from persistent_state.store.late_rows import LATE, PARTITION, SIDE_COLUMNS
+from persistent_state.store.late_rows import LATE, OUTSIDE, PARTITION, SIDE_COLUMNS
 
 MOST = 2**62
 """The furthest a timestamp may be from the epoch, in microseconds: 146,000 years."""
@@ -175,7 +175,7 @@ def _as_they_came(originals: Originals | None, positions: NDArray[np.int64]) -> 
 
 
 def check_bad_rows(plan: Plan, table: pa.Table) -> None:
-    """Stop at bad rows if the task is to fail at them. Late rows are not bad.
+    """Stop at bad rows if the task is to fail at them. Late rows are not bad, nor are those outside the bounds of their input.
 
     Raises:
         TaskFailedError: The side table has bad rows, and bad rows are to fail.
@@ -183,7 +183,7 @@ def check_bad_rows(plan: Plan, table: pa.Table) -> None:
     if plan.on_bad_row != FAIL:
         return
     first = table.slice(0, 1).to_pylist()[0]
-    if first["reason"] == LATE:
+    if first["reason"] in (LATE, OUTSIDE):
         return
     row = first["row"] or {}
     row = row.get(plan.input or UNNAMED) or {} if plan.among else row

@@ -116,6 +116,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log = Log(flow.first.files, flow.first.application)
         self._reach = Reach({})
         self._listed: dict[str, bool] = {}
+        self._ended: set[str] = set()
         self._moved: dict[str, int] = {}
         self._moving: set[str] = set()
         self._idle_for: dict[str, int] = {}
@@ -231,7 +232,9 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         settings, now = self.flow.first.settings, now_us()
         lists = {name: reach.channels for name, reach in reached.items() if reach.channels is not None}
         listed = together(lists) if lists else self._listed
-        changed, self._listed = listed != self._listed, listed
+        ended = {name for name, reach in reached.items() if reach.is_last}
+        changed = listed != self._listed or ended != self._ended
+        self._listed, self._ended = listed, ended
         starts, was_idle, self._moving = by_input(start, reached), {*self._idle_for}, set()
         for name, reach in reached.items():
             idle_after = settings.of(name).idle_after
@@ -239,7 +242,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._moving.add(name)
                 self._moved[name] = now
                 self._idle_for.pop(name, None)
-            elif idle_after is not None and idle_after <= now - self._moved[name]:
+            elif reach.is_last is None and idle_after is not None and idle_after <= now - self._moved[name]:
                 self._idle_for[name] = idle_after
         has_moved = dict(self._reach.ends) != start
         return int(not has_moved and (changed or bool({*self._idle_for} - was_idle)))

@@ -33,7 +33,7 @@ from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Delivered
 from persistent_state.store.codec import run_from_json, run_to_json
 from persistent_state.store.entry import Entry
-from persistent_state.store.late_rows import LATE, REPLAYED_OR_LATE
+from persistent_state.store.late_rows import LATE, OUTSIDE, REPLAYED_OR_LATE
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run, Stored
 
@@ -64,7 +64,7 @@ class Progress:
         copies: Messages of the micro-batch with an id that an earlier message had.
         late: All late rows of the task so far.
         bad: All bad rows of the task so far.
-        reasons: By reason: the number of all late and bad rows so far.
+        reasons: By reason: the number of all late and bad rows so far, and of those outside the bounds of their input.
         upstream_min: The upstream min clock; None if no channel is live.
         clock: The task's checkpoint clock, -2**63 while there is none.
         global_clock: The global clock, -2**63 while there is none.
@@ -343,7 +343,7 @@ def progress(entry: Entry, after: Advance, name: str, waits_for: str, copies: in
         replayed_or_late=counts.get(REPLAYED_OR_LATE, 0),
         copies=copies,
         late=late,
-        bad=sum(reasons.values()) - late,
+        bad=sum(reasons.values()) - late - reasons.get(OUTSIDE, 0),
         reasons=reasons,
         upstream_min=after.upstream_min,
         clock=flow.visited,

@@ -21,7 +21,7 @@ from persistent_state.ordered import OrderedPart
 from persistent_state.protocol import holding
 from persistent_state.sources.formats import NO_FORMAT
 from persistent_state.store.entry import Entry
-from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, UNFIT, UNFIT_KEY
+from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, OUTSIDE, UNFIT, UNFIT_KEY
 
 _logger = logging.getLogger("persistent_state")
 _runs: dict[str, Reports] = {}
@@ -116,6 +116,7 @@ class TaskReport:
         self._before = {name: Counter(entry.late_counts_of(name)) for name in self.parts}
         self._of_parts: dict[str, Counter[str]] = {}
         self._aside: Counter[str] = Counter()
+        self._outside = 0
         self._messages = 0
         self._reported = 0
         self._due = first
@@ -132,6 +133,7 @@ class TaskReport:
         self._messages += messages if part == self._plan.name else 0
         self._of_parts[part] = Counter(reasons) - self._before[part]
         self._aside = sum(self._of_parts.values(), Counter())
+        self._outside = self._aside.pop(OUTSIDE, 0)
         if now < self._due or self._aside.total() <= self._reported:
             return None
         self._due = now + EVERY
@@ -153,6 +155,8 @@ class TaskReport:
         if is_above:
             at += f": messages up to {show_clock(newest)} wait above it for newer ones; run(drain=True) checkpoints them now"
         sentences = [f"task={self._plan.named}: {_count(self._messages, 'message')} read.", f"{at}."]
+        if self._outside:
+            sentences.append(f"{_count(self._outside, 'row')} of it {OUTSIDE}.")
         if self._aside:
             sentences.append(self._of_aside())
         return logging.WARNING if is_above or is_news or is_empty else logging.INFO, " ".join(sentences)

@@ -94,7 +94,7 @@ def opened_for(
     source, first = feed.source, feed.plan.first
     assert isinstance(source, (TimeReplayableSource, KafkaConnectorSource)), source
     # Inputs that have ended are not read.
-    group = replace(group, flow=group.flow.with_inputs(first.source_inputs))
+    group = replace(group, flow=group.flow.with_inputs(first.bounds))
     opened, record = _copy(source), group.flow.source
     with named_by_newest():
         journals = lists.read_journals(files, group.flow)

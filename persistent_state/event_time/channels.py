@@ -56,19 +56,24 @@ def live_channels(channels: Mapping[str, Channel], now: int, idle_after: int | N
     return {name: c for name, c in channels.items() if not c.ended and not is_idle(c, now, idle_after)}
 
 
-def held_back(live: Mapping[str, Channel], alignment: int, exhausted: Collection[str]) -> frozenset[str]:
+def held_back(reached: Mapping[str, int], alignment: int, exhausted: Collection[str]) -> frozenset[str]:
     """Return the live channels that are to wait: they are more than `alignment` ahead of the slowest that others wait for.
 
     Nobody waits for a channel that is `exhausted`: read to an end that does not move any more. The slowest never waits. How
     far a channel has come is measured between channels: by the clock none might ever go on.
+
+    Args:
+        reached: By live channel: how far it has come.
+        alignment: How far ahead one may be, in microseconds.
+        exhausted: The channels for which nobody waits.
     """
-    reached = {name: channel.reached for name, channel in live.items() if name not in exhausted}
+    reached = {name: at for name, at in reached.items() if name not in exhausted}
     slowest = min(reached.values(), default=BEGINNING)
     return frozenset(name for name, at in reached.items() if at > slowest + alignment)
 
 
 def upstream_min(live: Iterable[Channel], clock: int, delay: int) -> int:
-    """Min over live channels of (newest timestamp - delay). A channel that has delivered nothing holds it at `clock`."""
+    """Min over live channels of (newest timestamp - delay). None holds it below `clock`, where one without messages stands."""
     return min(clock if c.newest is None else max(clock, c.newest - delay) for c in live)
 
 

@@ -25,6 +25,23 @@ MOST_IN_BATCH = 2
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """The bounds of an input: of what its source has, only messages from `since` on and below `below` are its own.
+
+    `keep` tells whether rows outside are kept aside; if not, they are only counted. Times are microseconds UTC.
+    """
+
+    since: int = BEGINNING
+    below: int = END
+    keep: bool = False
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """Both bounds."""
+        return self.since, self.below
+
+
+@dataclass(frozen=True)
 class Settings:
     """An application's settings of event time, in microseconds.
 
@@ -38,6 +55,7 @@ class Settings:
         alignment: A channel this far ahead of the slowest live one is not read on. None: there is no limit.
         every: Each multiple of this stays apart above the global clock, as tasks are fed what changes between two of them. A
             divisor of the interval. None: only some clocks stay apart.
+        bounds: Which messages of the source count.
         inputs: By input of a task: its own settings, where they differ from these.
     """
 
@@ -49,6 +67,7 @@ class Settings:
     believe: int = 100
     alignment: int | None = None
     every: int | None = None
+    bounds: Bounds = field(default_factory=Bounds)
     inputs: Mapping[str, Settings] = field(default_factory=dict)
 
     def of(self, input: str) -> Settings:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError, TaskFailedError, raised
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka import consumer, decoders
 from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.kafka.decoders import Decoder, Raw
@@ -39,6 +40,10 @@ class KafkaSource(Subscription, TimeReplayableSource):
 
     Offsets that are to be read and that Kafka has deleted, by age or with their topic, stop the application. With
     `fail_on_data_loss=False` each gap counts as one bad row, and the application goes on after it.
+
+    With `from_` and the records' own time as event time, the first start looks up by Kafka's index of times where to begin, and
+    reads no record before. By a column nobody knows where that is: the first start reads from the beginning, unless
+    `starting_offsets` says more.
 
     To decode records with Spark's functions, use `KafkaConnectorSource`.
 
@@ -166,6 +171,14 @@ class KafkaSource(Subscription, TimeReplayableSource):
                 )
                 before, low = before + high - low, high
         return [tuple(piece) for piece in pieces if piece]
+
+    @property
+    def _starts(self) -> str | int:
+        is_by_record = self.timestamp == TIME and self.starting_offsets == EARLIEST
+        if is_by_record and self.bounds.since != BEGINNING:
+            # The time of a record has milliseconds. One too early reads a few more records.
+            return max(0, self.bounds.since // 1000)
+        return super()._starts
 
     def partitions_in(self, split: Sequence[OffsetRange]) -> Collection[str]:
         return {offsets.partition_name for offsets in split}

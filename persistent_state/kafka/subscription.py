@@ -242,6 +242,11 @@ class Subscription:
         return self._opened_state
 
     @property
+    def _starts(self) -> str | int:
+        """The place where the first start begins: a word, or milliseconds by the records' times."""
+        return self.starting_offsets if isinstance(self.starting_offsets, str) else _millis(self.starting_offsets)
+
+    @property
     def _topic_names(self) -> str:
         return self.topics.pattern if isinstance(self.topics, re.Pattern) else ", ".join(self.topics)
 
@@ -311,10 +316,10 @@ class Subscription:
                 f"read from the offsets {then} of its partitions, and of the new one the oldest record is "
                 f"{self._oldest(topic.name, begins)}. Reset the task, or say fail_on_data_loss=False to go on with the new one."
             )
-        if record is None and state.is_first_start and self.starting_offsets != EARLIEST:
+        if record is None and state.is_first_start and (starts := self._starts) != EARLIEST:
             begins = {number: end for number, (_, end) in topic.offsets.items()}
-            if isinstance(self.starting_offsets, datetime):
-                spec = library().admin.OffsetSpec.for_timestamp(round(self.starting_offsets.timestamp() * 1000))
+            if isinstance(starts, int):
+                spec = library().admin.OffsetSpec.for_timestamp(starts)
                 request = {(topic.name, number): spec for number in topic.offsets}
                 with self._asking():
                     timed = offsets(self._admin, request, is_committed=False)
@@ -410,6 +415,10 @@ def merge_journals(one: Sequence[str], other: Sequence[str], replay: Mapping[str
     merged = [record.merge(others[key], replay) for key, record in mine.items()]
     gaps = [line for line, record in lines.items() if record is None]
     return None if None in merged else [*(_line(record) for record in merged if record), *gaps]
+
+
+def _millis(time: datetime) -> int:
+    return round(time.timestamp() * 1000)
 
 
 def _line(record: TopicRecord) -> str:

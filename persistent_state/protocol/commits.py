@@ -427,7 +427,9 @@ def _with_batch(
     flow = replace(
         _with_lines(log.files, read, after.journals, page),
         progress=known.progress.after_batch(after.clock, after.holds),
-        late_rows=known.late_rows.after_batch(descriptor.late for descriptor in ordered if descriptor.late),
+        late_rows=known.late_rows.after_batch(
+            (descriptor.late for descriptor in ordered if descriptor.late), after.counts.get("outside", 0)
+        ),
         coarse=after.coarse,
         stepped=known.stepped if after.stepped is None else after.stepped,
     )
@@ -558,7 +560,7 @@ def _with_fewer_sides(
     # Those of one epoch have the same columns.
     left = late_rows.fewer(files, left, [side for side in left if epoch_of(side) == epoch], path)
     listed = lists.append(files, rows.settled, [side_to_json(side) for side in settled], page)
-    return LateRows(left, listed, dict(counts))
+    return replace(rows, sides=left, settled=listed, settled_counts=dict(counts))
 
 
 def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:

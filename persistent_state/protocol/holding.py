@@ -136,6 +136,10 @@ def slowest(entry: Entry, task: str, settings: Mapping[str, Settings] | None = N
         for name, channels in inputs.items()
         for channel, state in live_channels(channels, entry.time, idle_after[name]).items()
     }
+    # One without messages holds nothing below the bound of its input.
+    edge = flow.progress.clock + entry.interval
+    ahead = {place for place, state in live.items() if state.newest is None and flow.inputs[place[0]].since >= edge}
+    live = {place: state for place, state in live.items() if place not in ahead} or live
     if not live:
         is_known = any(inputs.values()) or not flow.progress.holds
         return None if is_known else Holder(task, first, None, UNHEARD, None, named)

@@ -8,6 +8,7 @@ from typing import Any
 from persistent_state.batch.in_order import EmittedRows
 from persistent_state.batch.plan import Plan, folded
 from persistent_state.errors import InvalidInputError
+from persistent_state.event_time.clocks import BEGINNING, END, checkpoint_clock
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.formatting import full_clock, show_identity
 from persistent_state.partials.evolve import Evolving
@@ -73,12 +74,14 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
     _check_names(newest, plans)
     for plan in plans:
         known = newest.tasks.get(plan.name) if newest else None
+        if newest is not None and plan.name not in rebuild:
+            _check_history(plan, newest, plan.name in newest.tasks and plan.name not in reset)
         if known is None:
             continue
         if plan.name not in (*reset, *rebuild):
             assert newest is not None
             _check_identity(plan, newest)
-            _check_inputs(plan, newest.flow_of(plan.name), known.ended)
+            _check_inputs(plan, newest.flow_of(plan.name), known.ended, newest.clock)
         outputs = known.outputs
         before = {*outputs.retired, *((*outputs.delivered, *outputs.left) if plan.name in rebuild else ())}
         for output in plan.outputs:
@@ -106,16 +109,71 @@ def _check_names(newest: Entry | None, plans: Sequence[Plan]) -> None:
             )
 
 
-def _check_inputs(plan: Plan, known: FlowState, ended: Collection[str]) -> None:
+def _check_history(plan: Plan, newest: Entry, goes_on: bool) -> None:
+    """Refuse history that comes when the clock has passed it, to a task that goes on, or to one that begins now.
+
+    Raises:
+        InvalidInputError: All messages of a new input would be late.
+    """
+    clock, had = newest.clock, set[str]()
+    if goes_on:
+        flow = newest.flow_of(plan.name)
+        clock, had = min(clock, flow.progress.clock), {*flow.inputs, *newest.tasks[plan.name].ended}
+    for name, (_, below) in plan.bounds.items():
+        if (
+            name not in had
+            and below != END
+            and clock > BEGINNING
+            and checkpoint_clock(below, plan.settings.interval) <= clock
+        ):
+            raise InvalidInputError(
+                f"task={plan.named}: the input {name!r} has only messages below {full_clock(below)}, and the task begins at "
+                f"clock={full_clock(clock)}: all of it would be late. Name the task in rebuild=[{plan.named!r}] of run or "
+                "start, so that it begins before all messages, or leave the input out."
+            )
+
+
+def _check_bounds(plan: Plan, known: FlowState, clock: int) -> None:
+    """Refuse other bounds of an input that was read by its bounds.
+
+    Raises:
+        InvalidInputError: A bound is another, and it still matters.
+    """
+    for name, bounds in plan.bounds.items():
+        if name not in known.inputs or not known.inputs[name].positions:
+            continue
+        before = known.inputs[name].since, known.inputs[name].below
+        # Below the clock no message counts any more, whoever has it.
+        is_passed = bounds[1] == before[1] and max(bounds[0], before[0]) <= min(clock, known.progress.clock)
+        if bounds != before and not is_passed:
+            raise InvalidInputError(
+                f"task={plan.named}: the input {name!r} was read with {_show_bounds(*before)}, and has {_show_bounds(*bounds)} "
+                "now; what was left out would be missing, or what was read be there twice. Keep the bounds. "
+                f"{ways(plan, clock)}"
+            )
+
+
+def _show_bounds(since: int, below: int) -> str:
+    words = [
+        *([f"from_({full_clock(since)})"] if since != BEGINNING else []),
+        *([f"below({full_clock(below)})"] if below != END else []),
+    ]
+    return " and ".join(words) or "no bounds"
+
+
+def _check_inputs(plan: Plan, known: FlowState, ended: Collection[str], clock: int) -> None:
+    _check_bounds(plan, known, clock)
     for name in (*plan.source_inputs, *plan.upstream):
         if name in ended:
             raise InvalidInputError(
-                f"task={plan.named} is given the input {name!r} again, which has ended by without=[{name!r}], and whose rows "
-                "are in the state; leave it out. An input of another name is a new one: rows of it below the global clock "
+                f"task={plan.named} is given the input {name!r} again, which has ended for ever, and whose rows are in "
+                "the state; leave it out. An input of another name is a new one: rows of it below the global clock "
                 "come late."
             )
-    for name in known.inputs:
-        if name not in plan.source_inputs and name not in plan.without:
+    for name, input in known.inputs.items():
+        # All that one below the clock may have left would be late.
+        is_over = input.below <= min(clock, known.progress.clock)
+        if name not in plan.source_inputs and name not in plan.without and not is_over:
             raise InvalidInputError(
                 f"task={plan.named} had the input {name!r}, and has {', '.join(map(repr, plan.source_inputs))} now; give it "
                 f"the input again, or end it for ever by without=[{name!r}] of add. An input of another name is a new one."

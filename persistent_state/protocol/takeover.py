@@ -162,7 +162,7 @@ def _fed(group: TaskGroup, plan: FlowPlan, upstream: Mapping[str, Upstream], clo
             f"{plan.title} has yet to take what other tasks gave up to clock={full_clock(flow.progress.clock)}; start it with "
             "the inputs that it had until it has, and end them then."
         )
-    return replace(group, flow=replace(flow.with_inputs(plan.first.source_inputs), upstream=upstream))
+    return replace(group, flow=replace(flow.with_inputs(plan.first.bounds), upstream=upstream))
 
 
 def _with_sources(group: TaskGroup, clock: int) -> TaskGroup:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+from persistent_state.errors import InvalidInputError
+from persistent_state.event_time.clocks import Bounds
+from persistent_state.formatting import Clock, full_clock, read_clock
+
+_S = TypeVar("_S", bound="TimeReplayableSource")
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,8 @@ class Reach:
         journal: Lines that the log keeps with the commit, and that `open` is given at the next start, in order.
         known: If `channels` is None: channels that will come and hold the clock until they do.
         unread: How many positions there are beyond the ends; None if the source does not know.
+        is_last: Of a source that ends: True if this micro-batch reads all that is left, so that all channels end with it. Until
+            then none of its channels is idle. None: the source does not end, or its channels tell it.
         held: The partitions that `hold` has named: they wait, and are not silent.
         inputs: Where one source stands for several inputs: what each of them has said. A source of your own leaves it out.
 
@@ -99,6 +108,7 @@ class Reach:
     journal: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     unread: int | None = None
+    is_last: bool | None = None
     held: frozenset[str] = frozenset()
     inputs: Mapping[str, Reach] = field(default_factory=dict)
 
@@ -114,6 +124,7 @@ class TimeReplayableSource(ABC):
         channel: The column of channels; None if the partitions are the channels.
         timestamp_unit: The unit of integer timestamps, "s", "ms", "us" or "ns". None is microseconds, and a first start whose
             timestamps look like another unit is refused.
+        bounds: Which rows count, by their timestamps; `from_` and `below` set it.
 
     Example:
         >>> class Numbers(TimeReplayableSource):
@@ -141,6 +152,46 @@ class TimeReplayableSource(ABC):
     timestamp: str
     channel: str | None = None
     timestamp_unit: str | None = None
+    bounds: Bounds = Bounds()
+
+    def below(self: _S, time: Clock, *, keep: bool = False) -> _S:
+        """Return this source with an upper bound: only rows with timestamps below it count.
+
+        The clock passes the bound when the source has ended, as one with `finite=True` does, or when its input is left out.
+
+        Args:
+            time: The bound: a text, which is UTC if it has no zone, microseconds UTC, or a `datetime` with a zone.
+            keep: True keeps the rows outside the bounds aside, beside late ones. By default they are only counted.
+
+        Raises:
+            InvalidInputError: It is not a time, or is not above the lower bound.
+        """
+        return self._bounded(Bounds(self.bounds.since, read_clock(time), keep or self.bounds.keep))
+
+    def from_(self: _S, time: Clock, *, keep: bool = False) -> _S:
+        """Return this source with a lower bound: only rows with timestamps at or above it count.
+
+        Until it has rows, the source counts as having come to the bound: it does not hold the clock below.
+
+        Args:
+            time: The bound: a text, which is UTC if it has no zone, microseconds UTC, or a `datetime` with a zone.
+            keep: True keeps the rows outside the bounds aside, beside late ones. By default they are only counted.
+
+        Raises:
+            InvalidInputError: It is not a time, or is not below the upper bound.
+        """
+        return self._bounded(Bounds(read_clock(time), self.bounds.below, keep or self.bounds.keep))
+
+    def _bounded(self: _S, bounds: Bounds) -> _S:
+        if bounds.since >= bounds.below:
+            since, below = map(full_clock, bounds.times)
+            raise InvalidInputError(
+                f"no time is at or above {since} and below {below}; correct the bounds of {self!r}."
+            )
+        source = copy(self)
+        # A source of the user's may be a frozen dataclass.
+        object.__setattr__(source, "bounds", bounds)
+        return source
 
     @property
     @abstractmethod

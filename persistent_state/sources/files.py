@@ -44,6 +44,8 @@ _FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json",
 _CODECS: dict[str, formats.Codec] = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
 _OPENING_BYTES = 1 << 16
+_WHOLE = json.dumps({"finite": True})
+"""The line of the journal behind the last file of a finite source."""
 
 
 class FileSource(TimeReplayableSource):
@@ -57,6 +59,9 @@ class FileSource(TimeReplayableSource):
     In CSV and JSON a line is a record, so that quoted fields hold no line ends. An empty field of CSV is null, a quoted empty
     field is "". Timestamps are ISO 8601, in UTC if they have no zone. A column that a file lacks is null. A record that can't
     be decoded or does not fit the schema is a bad record by itself; the unreadable rest of a damaged file is one bad record.
+
+    A `finite` source has the files that its first start finds, and ends when they are read: then the clock waits for it no
+    more. So it can be the history of a task, beside an input that goes on from where the history ends.
 
     A position is (ordinal of the file) << 32 | (place in the file). The place counts records, bad ones too; with a `transform`
     it counts the rows that the transform returned.
@@ -73,6 +78,7 @@ class FileSource(TimeReplayableSource):
         order_by: The order of the files that one listing finds: "name", or "modified" for their modification times.
         max_files_per_batch: The most files of a micro-batch.
         bytes_per_batch: The most bytes of a micro-batch. It has at least one file.
+        finite: Whether the folder is listed once, at the first start, and the source ends with the last file of that listing.
         transform: A stateless, row-wise function of a record batch: select, filter, explode, join to a static table.
         storage_options: What fsspec needs to open the folder. They appear in no message.
 
@@ -96,6 +102,7 @@ class FileSource(TimeReplayableSource):
         order_by: str = "name",
         max_files_per_batch: int = 1000,
         bytes_per_batch: int = 1 << 30,
+        finite: bool = False,
         transform: formats.Transform | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -116,6 +123,7 @@ class FileSource(TimeReplayableSource):
         self.timestamp = timestamp
         self.timestamp_unit = timestamp_unit
         self.channel = channel
+        self.finite = finite
         self._format = format
         self._order_by = order_by
         self._files_per_batch = max_files_per_batch
@@ -149,20 +157,29 @@ class FileSource(TimeReplayableSource):
         """Begin a start. A file of the journal is never taken for a new one.
 
         Args:
-            journal: A line of JSON per file that was read, in order.
+            journal: A line of JSON per file that was read, in order. A finite source writes all of its files at once, and a
+                line that says so.
             known: By partition: the first position that no start of the application has committed.
 
         Raises:
-            InvalidInputError: There is no such folder, the journal is another source's, or a format can't hold the schema.
+            InvalidInputError: There is no such folder, the journal is another source's, or a format can't hold the schema; or
+                the source is finite, and the folder has no file.
         """
-        files = [_file_of_line(line, ordinal) for ordinal, line in enumerate(journal)]
+        lines = [line for line in journal if line != _WHOLE]
+        files = [_file_of_line(line, ordinal) for ordinal, line in enumerate(lines)]
         if known.get(PARTITION, 0) > len(files) << ROW_BITS:
             raise InvalidInputError(
                 f"{self!r} is to go on from {known[PARTITION]}, but its journal has only {len(files)} files; "
                 "the task had another source: give it another name, or reset it."
             )
-        self._opened = _Opened(files, len(files), {file.path for file in files})
+        is_whole = self.finite and len(lines) < len(journal)
+        self._opened = _Opened(files, len(files), {file.path for file in files}, is_whole=is_whole)
         self._take()
+        if self.finite and not files:
+            raise InvalidInputError(
+                f"{self!r} is finite and has no file, so that it would end before it begins; put its files there first, "
+                "correct the path, or leave finite out."
+            )
         for format in {self._kind(file.path)[0] for file in files} - {None, formats.PARQUET}:
             formats.check_text(str(format), self._record_schema())
 
@@ -170,13 +187,14 @@ class FileSource(TimeReplayableSource):
         self._state.most = ends.get(PARTITION, 0) >> ROW_BITS
 
     def freeze(self) -> None:
-        self._take()
+        if not self.finite:
+            self._take()
         self._state.is_frozen = True
 
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
         state = self._state
         first = start.get(PARTITION, 0) >> ROW_BITS
-        if not state.is_frozen and (everything or first >= len(state.files)) and state.most is None:
+        if not (state.is_frozen or self.finite) and (everything or first >= len(state.files)) and state.most is None:
             self._take()
         end = len(state.files) if everything else self._end_of_batch(first)
         end = end if state.most is None else max(first, min(end, state.most))
@@ -185,11 +203,12 @@ class FileSource(TimeReplayableSource):
         if end >= state.journalled:
             # Nothing is replayed from here on.
             state.present = None
-        new = range(max(first, state.journalled), end)
+        ends = {**start, PARTITION: end << ROW_BITS} if end > first else dict(start)
         return Reach(
-            ends={**start, PARTITION: end << ROW_BITS} if end > first else dict(start),
+            ends=ends,
             channels={PARTITION: False} if self.channel is None else None,
-            journal=tuple(_line_of_file(state.files[ordinal], ordinal) for ordinal in new),
+            journal=self._whole_journal(start, ends) if self.finite else self._lines(max(first, state.journalled), end),
+            is_last=end >= len(state.files) if self.finite else None,
         )
 
     def amount(self, start: Mapping[str, int], end: Mapping[str, int]) -> tuple[int, str]:
@@ -229,10 +248,27 @@ class FileSource(TimeReplayableSource):
         assert self._opened is not None, "open comes first"
         return self._opened
 
+    def _lines(self, first: int, end: int) -> tuple[str, ...]:
+        """Return the lines of the journal for the files from one ordinal up to another."""
+        return tuple(_line_of_file(self._state.files[ordinal], ordinal) for ordinal in range(first, end))
+
+    def _whole_journal(self, start: Mapping[str, int], ends: Mapping[str, int]) -> tuple[str, ...]:
+        """Return the lines for all files of a finite source, until a micro-batch has committed them."""
+        state = self._state
+        if state.last_reach is not None and state.last_reach == start:
+            # This start is where the last micro-batch ended, so that its lines were committed.
+            state.is_whole = True
+        state.last_reach = dict(ends) if ends != start else None
+        if state.is_whole or ends == start:
+            return ()
+        return (*self._lines(state.journalled, len(state.files)), _WHOLE)
+
     def _take(self) -> None:
-        """List the folder, and number the files that are new."""
+        """List the folder, and number the files that are new. A finite source that has its files takes no new one."""
         state = self._state
         new = self._in_order(self._listed(state.paths, state.present))
+        if state.is_whole:
+            return
         state.files += new
         state.paths.update(file.path for file in new)
 
@@ -384,6 +420,10 @@ class _Opened:
     is_frozen: bool = False
     most: int | None = None
     """The number of files to stay within."""
+    is_whole: bool = False
+    """True if the journal has all files of a finite source."""
+    last_reach: dict[str, int] | None = None
+    """The ends of the newest reach of a finite source, if that had anything to read."""
 
 
 def _originals(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -26,6 +26,9 @@ from persistent_state.event_time.positions import (
     rewind_position,
 )
 from persistent_state.store.named_files import Pages, Run, SideFile, Stored
+
+OUTSIDE = "outside the bounds of its input"
+"""The reason of a row that its input has, and that is none of its messages."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,12 @@ class SourceState:
 
     again: int = END
     """The clock from which this start, under at-least-once delivery, counts messages again that earlier starts counted."""
+
+    since: int = BEGINNING
+    """The lower bound of the input: its messages have this timestamp or a later one."""
+
+    below: int = END
+    """The upper bound of the input: its messages are below it."""
 
     @property
     def has_begun(self) -> bool:
@@ -159,6 +168,9 @@ class LateRows:
     settled_counts: Mapping[str, int] = field(default_factory=dict)
     """The number of rows in the settled files, by reason."""
 
+    outside: int = 0
+    """The number of rows outside the bounds of their input, of which nothing else is kept."""
+
     def counts(self) -> dict[str, int]:
         """Return how many late and bad rows there are, by reason."""
         return dict(self._counts)
@@ -167,13 +179,18 @@ class LateRows:
     def _counts(self) -> Counter[str]:
         # Each shard may write a file in each micro-batch, and every task of a flow counts the flow's files.
         total = Counter(self.settled_counts)
+        if self.outside:
+            total[OUTSIDE] += self.outside
         for side in self.sides:
             total.update(side.reasons)
         return total
 
-    def after_batch(self, sides: Iterable[SideFile]) -> LateRows:
-        """Return the record after a micro-batch whose shards wrote these files."""
-        return replace(self, sides=(*self.sides, *sides))
+    def after_batch(self, sides: Iterable[SideFile], outside: int = 0) -> LateRows:
+        """Return the record after a micro-batch whose shards wrote these files.
+
+        It had so many new rows `outside` the bounds of their input that are in no file.
+        """
+        return replace(self, sides=(*self.sides, *sides), outside=self.outside + outside)
 
     def plus(self, other: LateRows) -> LateRows:
         """Return a record of these rows and of those of another record, which has none of this one's files."""
@@ -182,6 +199,7 @@ class LateRows:
             (*self.sides, *other.sides),
             Pages((*mine.files, *others.files), (*mine.tail, *others.tail)),
             dict(Counter(self.settled_counts) + Counter(other.settled_counts)),
+            self.outside + other.outside,
         )
 
     def files(self) -> Iterator[Stored]:
@@ -261,7 +279,13 @@ class FlowState:
         return replace(
             self,
             inputs={
-                name: SourceState(channels[name], positions[name], known.journal, planned[name], source.again)
+                name: replace(
+                    known,
+                    channels=channels[name],
+                    positions=positions[name],
+                    planned=planned[name],
+                    again=source.again,
+                )
                 for name, known in self.inputs.items()
             },
         )
@@ -273,9 +297,13 @@ class FlowState:
         }
         return replace(self, inputs=inputs)
 
-    def with_inputs(self, names: Collection[str]) -> FlowState:
-        """Return the flow with inputs of these names. One that is new begins."""
-        return replace(self, inputs={name: self.inputs.get(name, SourceState()) for name in names})
+    def with_inputs(self, bounds: Mapping[str, tuple[int, int]]) -> FlowState:
+        """Return the flow with inputs of these names and bounds. One that is new begins."""
+        inputs = {
+            name: replace(self.inputs.get(name, SourceState()), since=since, below=below)
+            for name, (since, below) in bounds.items()
+        }
+        return replace(self, inputs=inputs)
 
     def with_steps(self, positions: Mapping[str, int]) -> dict[str, int]:
         """Return the positions from which a start reads again, with those of what other tasks give.

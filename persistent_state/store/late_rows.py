@@ -17,6 +17,7 @@ from persistent_state.event_time.positions import LAST_POSITION, NO_POSITION
 from persistent_state.store import lists, runs
 from persistent_state.store.codec import side_from_json
 from persistent_state.store.files.base import Files
+from persistent_state.store.flow_state import OUTSIDE as OUTSIDE
 from persistent_state.store.flow_state import LateRows
 from persistent_state.store.named_files import Cut, SideFile, Stored
 

@@ -22,8 +22,8 @@ ADDED: dict[str, dict[str, Json]] = {
     "channel": {"before": None},
     "run": {"half": None, "due": None, "last_due": None, "dropped": []},
     "stored file": {"index": 0},
-    "input": {"planned": {}, "again": END},
-    "flow": {"upstream": {}, "stepped": BEGINNING},
+    "input": {"planned": {}, "again": END, "since": BEGINNING, "below": END},
+    "flow": {"upstream": {}, "stepped": BEGINNING, "outside": 0},
     "kept clock": {"names": []},
     "log entry": {"next": BEGINNING, "kept": {}, "timeline": 0, "owes": {}},
     "task": {
@@ -40,6 +40,7 @@ ADDED: dict[str, dict[str, Json]] = {
         "sides": [],
         "settled": {"files": [], "tail": []},
         "settled_counts": {},
+        "outside": 0,
     },
 }
 """Fields that are younger than the first log, with what an entry has that lacks them."""
@@ -100,7 +101,11 @@ _COARSE = Record("coarse range of clocks", Coarse, _fields("low", "high", "step"
 
 _SHARD = Record("shard", ShardRuns, {"runs": Listed(RUN)})
 
-_LATE_ROWS = Record("late rows", LateRows, {"sides": Listed(SIDE), "settled": _PAGES, "settled_counts": _BY_NAME})
+_LATE_ROWS = Record(
+    "late rows",
+    LateRows,
+    {"sides": Listed(SIDE), "settled": _PAGES, "settled_counts": _BY_NAME, "outside": _AS_IT_IS},
+)
 
 _INPUT = Record(
     "flow's input",
@@ -110,7 +115,7 @@ _INPUT = Record(
         "positions": Named(_POSITION),
         "journal": _PAGES,
         "planned": _BY_NAME,
-        "again": _AS_IT_IS,
+        **_fields("again", "since", "below"),
     },
     ADDED["input"],
 )

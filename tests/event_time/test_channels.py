@@ -102,8 +102,9 @@ class TestChannels:
     def test_who_waits_is_live_and_too_far_ahead_and_the_slowest_never_waits(
         self, channels: dict[str, Channel], alignment: int, now: int, idle_after: int | None, exhausted: set[str]
     ) -> None:
-        held = held_back(live_channels(channels, now, idle_after), alignment, exhausted)
-        live = {name: c for name, c in live_channels(channels, now, idle_after).items() if name not in exhausted}
+        live = live_channels(channels, now, idle_after)
+        held = held_back({name: channel.reached for name, channel in live.items()}, alignment, exhausted)
+        live = {name: channel for name, channel in live.items() if name not in exhausted}
         came = {name: BEGINNING if c.newest is None else c.newest for name, c in live.items()}
         assert held == {name for name in live if came[name] - min(came.values()) > alignment}
         assert not live or held < live.keys()

@@ -205,6 +205,18 @@ def test_a_first_start_begins_where_it_is_told_and_later_ones_where_the_log_says
     assert sorted(numbers(timed.start(back={f"{topic}-1": 3}).all()))[:2] == [7, 9], "the log's, not the time's"
 
 
+def test_a_source_with_a_bound_begins_there_by_the_time_of_records(broker: Broker) -> None:
+    topic = new_topic(broker, 2)
+    produce(broker, topic, range(100), 2, millis=lambda n: 1_700_000_000_000 + n * 1000)
+    bound = 1_700_000_060_000_001
+    for starts in (bound, datetime.fromtimestamp(1_700_000_060, timezone.utc), "2023-11-14T22:14:20Z"):
+        reader = Reader(source(broker, topic).from_(starts)).start()
+        assert sorted(numbers(reader.all())) == list(range(60, 100)), starts
+    # By a column nobody knows where the bound is, and the user's own word counts.
+    assert len(numbers(Reader(source(broker, topic, timestamp="n").from_(bound)).start().all())) == 100
+    assert numbers(Reader(source(broker, topic, starting_offsets="latest").from_(bound)).start().all()) == []
+
+
 def test_deleted_offsets_stop_it_with_what_is_missing_or_are_counted(broker: Broker) -> None:
     topic = new_topic(broker, 2)
     produce(broker, topic, range(40), 2, millis=lambda n: 1_700_000_000_000 + n * 1000)

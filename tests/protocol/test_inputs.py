@@ -506,8 +506,8 @@ def test_an_input_that_has_ended_is_not_given_again() -> None:
         with pytest.raises(InvalidInputError) as refused:
             core.start(world.log, [both])
         assert str(refused.value) == (
-            "task=Story is given the input 'rates' again, which has ended by without=['rates'], and whose rows are in the "
-            "state; leave it out. An input of another name is a new one: rows of it below the global clock come late."
+            "task=Story is given the input 'rates' again, which has ended for ever, and whose rows are in the state; "
+            "leave it out. An input of another name is a new one: rows of it below the global clock come late."
         )
     # Of a state that starts from zero nothing has ended.
     core.start(world.log, [both], reset=["Story"])

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from persistent_state.application import Application
 from persistent_state.batch.plan import Plan
-from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.clocks import BEGINNING, END, Bounds, Settings
 from persistent_state.inputs import Input
 from persistent_state.sources.tasks import Changes, ClosedWindows
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.task import PersistentTask
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 NAMES = ("", "a", "b")
 """The names of inputs. Their order in a task is not this one."""
+
+HISTORY = "a"
+"""The name of an input that is history."""
 
 
 class Coming:
@@ -43,6 +47,12 @@ class Coming:
         """By task: the inputs that have left for ever."""
         self.stay: set[str] = set()
         """The tasks whose inputs never leave."""
+        self.bounds: dict[str, Bounds] = {}
+        """By input: its bounds, where inputs have some."""
+        self.over: dict[str, set[str]] = {}
+        """By task: the inputs that are left out since the clock has passed their bound."""
+        self.unbound: set[str] = set()
+        """The tasks whose inputs have lost their bounds since the clock has passed them."""
 
     def given(self, job: Job, comes: bool = True) -> Job:
         """The task with inputs, if it has several. They come and leave, or are all there from the first start on."""
@@ -61,6 +71,45 @@ class Coming:
         if rng.random() < 0.5:
             job = replace(job, kind=rng.choice(ORDERED), way="batch" if job.way == "value" else job.way)
         return replace(job, source=job.name, inputs=tuple(names), by_partition=by_partition)
+
+    def backfilled(self, job: Job) -> Job:
+        """The task with history and an input that goes on from a bound on."""
+        rng, names = self.rng, self.rng.sample(("", HISTORY), 2)
+        history, live = self.sources.values()
+        self.of[job.name] = Several({name: history if name == HISTORY else live for name in names})
+        self.since[job.name], self.left[job.name], self.over[job.name] = dict.fromkeys(names, 0), set(), set()
+        self.stay |= {job.name}
+        if rng.random() < 0.5:
+            job = replace(job, kind=rng.choice(ORDERED), way="batch" if job.way == "value" else job.way)
+        by_partition = not (history.by_column or live.by_column)
+        return replace(job, source=job.name, inputs=tuple(names), by_partition=by_partition)
+
+    def draw_bound(self, interval: int) -> None:
+        """Let the first source be history up to some time, and the other one go on from there."""
+        rng, (history, live) = self.rng, self.sources.values()
+        history.finite, history.share, history.forgets = True, 1.0, 0.0
+        history.visible = {partition: len(sent) for partition, sent in history.messages.items()}
+        for each in (history, live):
+            each.ends = each.vanishes = False
+        sent = [m for each in (history, live) for some in each.messages.values() for m in some]
+        bound = rng.choice([m.timestamp for m in sent if m.timestamp is not None and m.timestamp < 10**6])
+        bound = bound // interval * interval if rng.random() < 0.3 else bound + rng.choice([0, 0, 1])
+        keep = rng.random() < 0.5
+        self.bounds = {HISTORY: Bounds(below=bound, keep=keep), "": Bounds(since=bound, keep=keep)}
+
+    def bounds_of(self, task: str, input: str) -> Bounds:
+        """The bounds of an input in a start."""
+        return Bounds() if task in self.unbound else self.bounds.get(input, Bounds())
+
+    def pass_bound(self, newest: Entry | None) -> None:
+        """Leave out history that the clock has passed, in the starts that follow, and then the bound of what goes on."""
+        for task, over in self.over.items():
+            if newest is None or task not in newest.tasks:
+                continue
+            clock = min(newest.clock, newest.flow_of(task).progress.clock)
+            if clock >= self.bounds[""].since and self.rng.random() < 0.4:
+                self.unbound |= {task} if over and self.rng.random() < 0.5 else set()
+                over.add(HISTORY)
 
     def with_fed(self, jobs: Sequence[Job], unit: int, few_hashes: bool) -> list[Job]:
         """The tasks, of which the last may be fed by the first, too. Fixed times are multiples of a unit."""
@@ -121,7 +170,8 @@ class Coming:
             there = [name for name, start in since.items() if start <= number and name not in self.left[task]]
             if number and is_alone and task not in self.stay and len(there) > 1 and self.rng.random() < 0.3:
                 self.left[task].add(self.rng.choice(there))
-            found[task] = tuple(name for name in there if name not in self.left[task])
+            gone = self.left[task] | self.over.get(task, set())
+            found[task] = tuple(name for name in there if name not in gone)
         return found
 
 
@@ -168,6 +218,9 @@ def inputs_of(job: Job, coming: Coming, actor: Actor) -> dict[str, Input]:
     for name in actor.inputs.get(job.name, ("",)):
         partitions = coming.of[job.name].of(name) if job.inputs else coming.sources[job.source]
         source = WorldSource(partitions, coming.rng, 0, channel="c" if partitions.by_column else None)
+        bounds = coming.bounds_of(job.name, name)
+        source = source if bounds.since == BEGINNING else source.from_(bounds.since, keep=bounds.keep)
+        source = source if bounds.below == END else source.below(bounds.below, keep=bounds.keep)
         delay, idle_after = actor.terms.inputs[name] if job.inputs else (None, None)
         found[name] = Input(
             source,

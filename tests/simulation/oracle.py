@@ -16,7 +16,7 @@ from typing import Any
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.shard import read_values
 from persistent_state.event_time.channels import Channel, listed_channels
-from persistent_state.event_time.clocks import BEGINNING, END
+from persistent_state.event_time.clocks import BEGINNING, END, Bounds
 from persistent_state.event_time.positions import replay_from
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, one_chunk
@@ -29,7 +29,7 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import open_entry, side_from_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
-from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, REPLAYED_OR_LATE, UNFIT
+from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, OUTSIDE, REPLAYED_OR_LATE, UNFIT
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Stored
 from persistent_state.store.state_at import seen_below
@@ -47,9 +47,10 @@ from tests.simulation.sinks import Sinks, Values, WorldSink
 from tests.simulation.source import Partitions, Several
 
 STATE, COPY = "state", "copy"
+NOT_KEPT = "outside, not kept"
 MOVES = (STATE, COPY, UNFIT)
 """What moves its channel's time."""
-NOWHERE = (STATE, COPY, REPLAYED_OR_LATE, BEFORE)
+NOWHERE = (STATE, COPY, REPLAYED_OR_LATE, BEFORE, NOT_KEPT)
 """What is not aside."""
 
 AHEAD_OF_GLOBAL, IN_BATCH = 8, 2
@@ -150,6 +151,10 @@ class Judge:
     """What each of several inputs has written."""
     left: dict[str, int] = field(default_factory=dict)
     """By partition of an input that has left: from where on it would have been read again, the start after which it had."""
+    bounds: dict[str, Bounds] = field(default_factory=dict)
+    """By input: its bounds in the newest start."""
+    outside: set[Place] = field(default_factory=set)
+    """What was ever found outside its bounds and was not kept."""
     delays: dict[str, int] = field(default_factory=dict)
     """By one of several inputs: its least allowed delay so far."""
 
@@ -182,7 +187,25 @@ class Judge:
     def aside(self) -> dict[Place, str]:
         return {p: verdict for p, verdict in self.verdicts.items() if verdict not in NOWHERE}
 
+    def is_outside(self, sent: Sent) -> bool:
+        """Whether a message is none of its input."""
+        bounds = self.bounds.get(input_of(sent.partition), Bounds())
+        return sent.timestamp is not None and not bounds.since <= sent.timestamp < bounds.below
+
+    def since(self, channel: str) -> int:
+        """The bound below which a channel has nothing."""
+        return self.bounds.get(input_of(channel), Bounds()).since
+
+    def is_over(self, input: str) -> bool:
+        """Whether an input is a finite one that is read to its end."""
+        partitions = self.partitions.of(input)
+        return partitions.finite and partitions.is_read(
+            {p: self.read.get(named(input, p), 0) for p in partitions.messages}
+        )
+
     def is_ended(self, channel: str) -> bool:
+        if self.is_over(input_of(channel)):
+            return True
         if not self.lists(input_of(channel)) or not self.partitions.of(input_of(channel)).ends:
             return False
         return self.read.get(channel, 0) == len(self.partitions.messages[channel])
@@ -190,6 +213,9 @@ class Judge:
     def is_live(self, channel: str, terms: Terms, now: int) -> bool:
         if self.is_ended(channel) or channel in self.gone:
             return False
+        if self.partitions.of(input_of(channel)).finite:
+            # There is more of it.
+            return True
         idle_after = terms.idle_of(self.job, channel)
         return idle_after is None or now - self.active[channel] < idle_after
 
@@ -466,6 +492,9 @@ class Oracle:
         # One that had gone, and comes again after a start, is not known before it does.
         known = {channel: top for channel, top in judge.newest.items() if channel not in judge.gone}
         came = {channel: judge.reached.get(channel) if top is None else top for channel, top in known.items()}
+        for channel, at in came.items():
+            if (since := judge.since(channel)) != BEGINNING:
+                came[channel] = since if at is None else max(at, since)
         left = [
             BEGINNING if came[p] is None else came[p]
             for p, n in judge.partitions.visible.items()
@@ -568,6 +597,7 @@ class Oracle:
             known, judge.inputs = judge.inputs if name not in new else (), plans[name].source_inputs
             self.happened["an input came"] += bool(known) and not {*judge.inputs} <= {*known}
             self.happened["an input left"] += not {*known} <= {*judge.inputs}
+            judge.bounds = {input: plans[name].settings.of(input).bounds for input in judge.inputs}
             for input in judge.inputs if judge.job.inputs else ():
                 delay = terms.delay_of(judge.job, named(input, ""))
                 judge.delays[input] = min(judge.delays.get(input, delay), delay)
@@ -704,8 +734,9 @@ class Oracle:
         for sent in self._delivered(judge, new, (id, entry.epoch, new.progress.batch)):
             is_unknown = not sent.placed and sent.timestamp is not None and sent.timestamp < judge.restored
             again = is_unknown or sent.place in judge.verdicts
-            if again and sent.broken is None and judge.job.channel_of(sent) in channels:
-                # A channel that comes back to where it was is not silent.
+            is_ours = sent.broken is not None or not judge.is_outside(sent)
+            if (again or not is_ours) and sent.broken is None and judge.job.channel_of(sent) in channels:
+                # A channel that comes back to where it was is not silent, nor one that has come to nothing of ours.
                 judge.active[judge.job.channel_of(sent)] = now
             if is_unknown:
                 judge.verdicts.setdefault(sent.place, REPLAYED_OR_LATE)
@@ -779,6 +810,11 @@ class Oracle:
             judge.verdicts[sent.place] = sent.broken
         elif timestamp is None:
             judge.verdicts[sent.place] = NO_TIMESTAMP
+        elif judge.is_outside(sent):
+            is_kept = judge.bounds[input_of(sent.partition)].keep
+            judge.verdicts[sent.place] = OUTSIDE if is_kept else NOT_KEPT
+            judge.outside |= set() if is_kept else {sent.place}
+            self.happened["a message outside its bounds"] += 1
         elif timestamp < clock:
             self._learn(judge, channel, clock, now)
             judge.heard.add(channel)
@@ -838,7 +874,7 @@ class Oracle:
             of_now = {sent.place for sent in read if sent.partition == partition and judge.verdicts[sent.place] == LATE}
             for sent in judge.partitions.messages[partition][: judge.partitions.visible[partition]]:
                 channel, timestamp = judge.job.channel_of(sent), sent.timestamp
-                if timestamp is None or sent.broken is not None or timestamp > limit:
+                if timestamp is None or sent.broken is not None or timestamp > limit or judge.is_outside(sent):
                     continue
                 if sent.place in of_now and channel in judge.floor and timestamp >= judge.floor[channel]:
                     delay = judge.delays.get(input_of(channel), self.delays[name])
@@ -879,7 +915,9 @@ class Oracle:
         live = [c for c in judge.newest if judge.is_live(c, terms, now)]
         listed = judge.newest.keys() - judge.gone
         # Nobody knows yet what comes of these.
-        unknown = {input for input in judge.inputs if not judge.lists(input)} - {*map(input_of, listed)}
+        unknown = {input for input in judge.inputs if not judge.lists(input) and not judge.is_over(input)} - {
+            *map(input_of, listed)
+        }
         judge.holds = bool(live) or bool(unknown)
         self.happened["an input held the clock"] += bool(live and unknown)
         reached = {c: t - terms.delay_of(judge.job, c) for c, t in judge.newest.items() if t is not None}
@@ -896,10 +934,18 @@ class Oracle:
         step = max([interval, *(segment.step for segment in new.coarse)])
         self.coarsest = max(self.coarsest, step, needed)
         follows = self.graphs.common(self.newest) if not judge.holds else BEGINNING
-        if unknown:
-            highest = lowest = BEGINNING
-        elif live:
-            bound = min(reached.get(c, BEGINNING) for c in live)
+        holds = [max(reached.get(c, BEGINNING), judge.since(c)) for c in live]
+        holds += [judge.since(named(input, "")) for input in unknown]
+        for input in {*judge.inputs} - {*map(input_of, live)} - unknown:
+            # It has yet to come to its bound, idle or not.
+            since, own = judge.since(named(input, "")), [c for c in listed if input_of(c) == input]
+            has_ended = judge.is_over(input) or (own and all(map(judge.is_ended, own)))
+            holds += [since] if since > old.progress.clock and not has_ended else []
+        if holds:
+            bound = min(holds)
+            self.happened["history held the clock"] += (
+                BEGINNING < bound < max(judge.since(named(input, "")) for input in judge.inputs)
+            )
             highest = bound // interval * interval
             lowest = bound // step * step
         else:
@@ -1036,7 +1082,8 @@ class Oracle:
             must(dict(rows) == judge.aside(), "aside is what should be", **facts)
             must(len(rows) == len(judge.aside()), "aside is each row once", task=name, rows=rows)
             counts = entry.late_rows_of(name).counts()
-            must(counts == Counter(judge.aside().values()), "rows aside are counted", task=name, counts=counts)
+            expected = Counter(judge.aside().values()) + Counter({OUTSIDE: len(judge.outside)})
+            must(counts == expected, "rows aside are counted", task=name, counts=counts, expected=expected)
             of_flow = entry.flow_of(name).late_rows.counts()
             must(
                 UNFIT not in of_flow, "a row that does not fit a task is aside for that task", task=name, counts=of_flow

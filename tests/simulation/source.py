@@ -47,6 +47,8 @@ class Partitions:
     positions: bool = True
     leaves_out: bool = False
     journal: str = MOVES
+    finite: bool = False
+    """Whether all of it is there from the first on, and it ends when all is read."""
     forgets: float = 0.0
     """How often a partition is said to end before where it was read to, as by a listing that is late."""
 
@@ -61,6 +63,8 @@ class Partitions:
 
     def go_on(self, rng: Random, timestamp: int, times: int) -> None:
         """Let a message of this timestamp come from each channel, so many times."""
+        if self.finite:
+            return
         silent = {*self.said_to_come} - {m.channel for sent in self.messages.values() for m in sent}
         for partition, sent in self.messages.items():
             channels = {partition}
@@ -91,6 +95,10 @@ class Partitions:
 
     def has_ended(self, partition: str) -> bool:
         return self.ends and self.visible[partition] == len(self.messages[partition])
+
+    def is_read(self, positions: Mapping[str, int]) -> bool:
+        """Whether all is read by these positions."""
+        return all(positions.get(partition, 0) >= len(sent) for partition, sent in self.messages.items())
 
     def of(self, input: str) -> Partitions:
         """The partitions of an input."""
@@ -190,6 +198,7 @@ class WorldSource(TimeReplayableSource):
             channels if lists else None,
             tuple(lines[self.partitions.journal]),
             () if lists else self.partitions.said_to_come,
+            is_last=self.partitions.is_read(ends) if self.partitions.finite else None,
         )
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:

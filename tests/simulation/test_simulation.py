@@ -18,6 +18,7 @@ from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive
 from tests.simulation.graphs import clock_of, every_in, is_diamond
 from tests.simulation.sinks import GO_BACK
 from tests.simulation.world import (
+    BACKFILL,
     BRANCHED,
     EVERY,
     FLOWS,
@@ -43,6 +44,7 @@ FLOWS_WORLDS = soak_or(ci=20, soak=1000)
 READING_WORLDS = soak_or(ci=12, soak=1000)
 GRAPH_WORLDS = soak_or(ci=20, soak=2000)
 INPUTS_WORLDS = soak_or(ci=20, soak=1000)
+BACKFILL_WORLDS = soak_or(ci=20, soak=1000)
 REWOUND_WORLDS = soak_or(ci=20, soak=2000)
 REWOUND_GRAPH_WORLDS = soak_or(ci=6, soak=1000)
 KEPT_WORLDS = soak_or(ci=20, soak=2000)
@@ -95,6 +97,14 @@ def test_tasks_of_several_inputs_keep_the_contract() -> None:
     assert fed == {(Changes, True), (Changes, False), (ClosedWindows, False)}
     graph_events = sum((world.oracle.graphs.happened for world in worlds), Counter[str]()).keys()
     assert graph_events >= {"built of state that there was", "would lose what it has"}
+    assert any("the clock has moved" in line for world in worlds for line in world.trace)
+
+
+@pytest.mark.soak
+def test_tasks_with_history_and_a_live_input_keep_the_contract() -> None:
+    worlds = [play(seed, BACKFILL) for seed in range(BACKFILL_WORLDS)]
+    happened = sum((world.oracle.happened for world in worlds), Counter[str]())
+    assert {"a message outside its bounds", "history held the clock", "an input left"} <= happened.keys()
     assert any("the clock has moved" in line for world in worlds for line in world.trace)
 
 

@@ -92,6 +92,11 @@ GRAPH = "graph"
 INPUTS = "inputs"
 """The theme of worlds in which tasks have several inputs, which come and go, as in no others."""
 
+BACKFILL = "backfill"
+"""The theme of worlds in which tasks have history up to a time, and another input from there on, as in no others."""
+
+SEVERAL = (INPUTS, BACKFILL)
+
 EVERY = "every"
 """The theme of worlds in which tasks are fed what changes between fixed times, as in no others."""
 
@@ -215,7 +220,7 @@ class World:
         elif self.theme == FLOWS:
             self.lag, self.starts, self.idle_after = 0, rng.choice([4, 6, 8]), None
             self.keeping, self.delay = commits.Keeping(rng.choice([1, 6]), 0), rng.choice([0, 20, 100])
-        elif self.theme in (*GRAPHS, INPUTS):
+        elif self.theme in (*GRAPHS, *SEVERAL):
             self.starts, self.keeping, self.lag = rng.choice([2, 3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0), 0
             self.idle_after, self.tick, self.delay = rng.choice([100, None, None]), 20, rng.choice([0, 20, 100])
             self.interval = rng.choice([10, 20]) if self.theme in (EVERY, IN_ORDER, VERSIONS) else self.interval
@@ -226,7 +231,8 @@ class World:
         self.rewinds = self.people.randint(1, 3) if goes_back else 0
         self.look_rate = self.people.choice([0.5, 1.0] if self.theme == KEPT else [0.0, 0.0, 0.3])
         self.branches = Branches(self.oracle.kept, must) if self.theme == BRANCHED else None
-        count = 1 if self.theme == FLOWS else 3 if self.theme == INPUTS else rng.choice([1, 1, 2])
+        counts = {FLOWS: 1, INPUTS: 3, BACKFILL: 2}
+        count = counts[self.theme] if self.theme in counts else rng.choice([1, 1, 2])
         self.sources = {f"s{i}": self._partitions() for i in range(count)}
         # Worlds in which all tasks of a source are always fed together stay what they were.
         self.own = Random(f"flows {seed}")
@@ -237,12 +243,22 @@ class World:
             partitions.forgets = self.own.choice([0.0, 0.1]) if self.alignment is None else 0.0
             # Who goes back needs all that was read since.
             partitions.forgets = 0.0 if goes_back else partitions.forgets
-        counts = {"restless": [2, 3], REBUILT: [2, 3], FLOWS: [2, 3], INPUTS: [1, 2], IN_ORDER: [1, 2, 2]}
+        counts = {
+            "restless": [2, 3],
+            REBUILT: [2, 3],
+            FLOWS: [2, 3],
+            INPUTS: [1, 2],
+            BACKFILL: [1, 1, 2],
+            IN_ORDER: [1, 2, 2],
+        }
         self.jobs = [self._job(i) for i in range(rng.choice(counts.get(self.theme, [1, 1, 1, 2, 2, 3])))]
         self.inputs = inputs.Coming(self.own, self.sources)
         if self.theme == INPUTS:
             some = [self.inputs.given(job) for job in self.jobs]
             self.jobs = self.inputs.with_fed(some, self.interval, self.few_hashes)
+        if self.theme == BACKFILL:
+            self.inputs.draw_bound(self.interval)
+            self.jobs = [self.inputs.backfilled(job) for job in self.jobs]
         self.derived = graphs.drawn(self.own, self.jobs) if self.theme == GRAPH else []
         if self.theme == EVERY or (self.theme == INPUTS and self.own.random() < 0.3):
             self.derived = graphs.drawn_every(self.own, self.jobs, self.interval)
@@ -291,10 +307,10 @@ class World:
 
     def _partitions(self) -> Partitions:
         rng = self.rng
-        by_spark = self.theme not in ("ordered", INPUTS, IN_ORDER) and rng.random() < 0.3
+        by_spark = self.theme not in ("ordered", *SEVERAL, IN_ORDER) and rng.random() < 0.3
         by_column = rng.random() < 0.3
         # What Spark plans is one partition, unless a column tells its channels apart.
-        most = 2 if self.theme in (INPUTS, IN_ORDER) else 3
+        most = 2 if self.theme in (*SEVERAL, IN_ORDER) else 3
         names = [""] if by_spark and not by_column else [f"p{i}" for i in range(rng.randint(1, most))]
         messages = {name: self._messages(name) for name in names}
         positions = not by_spark or rng.random() < 0.4
@@ -331,7 +347,7 @@ class World:
             for i in range(rng.choice([1, 1, 2]))
         }
         sent = []
-        most = 9 if self.theme == INPUTS else 14
+        most = 9 if self.theme in SEVERAL else 14
         for position in range(rng.randint(3, most) + (8 if self.theme == "ordered" else 0)):
             channel = rng.choice(list(tops))
             top = tops[channel] + rng.randint(0, pace)
@@ -407,7 +423,7 @@ class World:
             kind, way, columns, windowing, horizon = "sum", "reads", ("k1",), None, None
         if self.theme == IN_ORDER:
             columns = rng.choice([(), ("k0",), ("k1",), ("k1",), ("k0", "k1")])
-        if self.theme in (INPUTS, IN_ORDER) and way == "reads":
+        if self.theme in (*SEVERAL, IN_ORDER) and way == "reads":
             # It may have one input only.
             way = "message"
         if self.theme == READING_WINDOWS:
@@ -451,7 +467,7 @@ class World:
             believe=3,
             keeping=self.keeping,
             alignment=self.alignment,
-            inputs=self.inputs.terms() if self.theme in (INPUTS, IN_ORDER) else {},
+            inputs=self.inputs.terms() if self.theme in (*SEVERAL, IN_ORDER) else {},
         )
 
     # What happens
@@ -564,7 +580,7 @@ class World:
             must(superseded, "what is needed is not collected", error=error)
         elif isinstance(error, InvalidInputError) and "has what it was before" in str(error):
             # Another driver has built the task again, since this one was told where its values go.
-            known = (REBUILT, FLOWS, *GRAPHS, INPUTS)
+            known = (REBUILT, FLOWS, *GRAPHS, *SEVERAL)
             must(self.theme in known, "only what was built again has new outputs", error=error)
         elif not isinstance(error, InvalidInputError) or actor is self.actors[-1]:
             raise error
@@ -582,10 +598,11 @@ class World:
         if self.theme == "restless" and number:
             # All take part at first, and one goes on without the others.
             stay = rng.choice([0.0, 0.0, 1.0])
-        elif self.theme in (FLOWS, *GRAPHS, INPUTS):
+        elif self.theme in (FLOWS, *GRAPHS, *SEVERAL):
             stay = rng.choice([0.4, 0.7, 1.0])
         jobs = [job for job in self.jobs if is_last or rng.random() < stay] or self.jobs[:1]
-        jobs = [job for job in self.jobs if job in jobs]
+        # History is for those that begin with it.
+        jobs = [job for job in self.jobs if job in jobs or self.theme == BACKFILL]
         # What feeds one of them is there, too.
         jobs = [job for job in jobs if not job.fed or any(inputs.is_of(job.fed.task, each) for each in jobs)]
         jobs = jobs or [job for job in self.jobs if not job.fed][:1]
@@ -612,6 +629,8 @@ class World:
         actor.fate_step = self.step + rng.choice([rng.randint(0, 80), rng.randint(40, 500)])
         self.actors.append(actor)
         is_alone = not self.delayed and all(thread.done or thread.is_worker for thread in self.threads)
+        if is_alone:
+            self.inputs.pass_bound(self.oracle.newest)
         actor.inputs = self.inputs.at_start(number, is_alone)
         names = [job.name for job in (*jobs, *actor.derived)]
         self.note(f"{number} starts: shards={actor.shards} {actor.terms} {names}")
@@ -789,7 +808,7 @@ class World:
         ]
         self._join(*threads)
         goes_on = all(partitions.goes_on for partitions in self.sources.values())
-        if (derived or self.theme == INPUTS) and actor.is_last and goes_on:
+        if (derived or self.theme in SEVERAL) and actor.is_last and goes_on:
             self._go_on(actor, log, fed, entry)
         if actor.closes:
             self.oracle.claim(commits.close(log, actor.epoch, now=self.now, keeping=terms.keeping))
@@ -815,9 +834,8 @@ class World:
 
     def _rebuilt(self, actor: Actor) -> dict[str, dict[str, WorldSink]]:
         """The tasks that a start builds again, and where the values of each go from then on."""
-        rate = {REBUILT: 0.6, FLOWS: 0.2, GRAPH: 0.2, EVERY: 0.2, INPUTS: 0.2, IN_ORDER: 0.2, VERSIONS: 0.1}.get(
-            self.theme
-        )
+        themes = (FLOWS, GRAPH, EVERY, *SEVERAL, IN_ORDER)
+        rate = {REBUILT: 0.6, VERSIONS: 0.1, **dict.fromkeys(themes, 0.2)}.get(self.theme)
         names = [job.name for job in actor.jobs]
         if rate is None or not names or not actor.number or self.rng.random() >= rate:
             return {}

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -1062,3 +1063,56 @@ def test_modification_times_are_microseconds_utc(tmp_path: Path) -> None:
     driver.next()
     expected = (datetime(2013, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     assert json.loads(driver.journal[0])["modified"] == expected + 250_000
+
+
+def test_a_finite_source_has_the_files_of_its_first_start_and_ends_with_the_last(tmp_path: Path) -> None:
+    for name in ("a.parquet", "b.parquet", "c.parquet"):
+        write(tmp_path, name, table(0, 3))
+    made = partial(source, tmp_path, finite=True, max_files_per_batch=2)
+    driver = Driver(made)
+    assert driver.source.reach({}, everything=False).is_last is False
+    assert driver.source.reach({}, everything=True).is_last is True
+    driver.next()
+    # All files stand in the journal with the first micro-batch, so that no later start takes another one.
+    write(tmp_path, "d.parquet", table(0, 3))
+    assert len(driver.journal) == 4
+    again = Driver(made, driver.journal, start=driver.position[""])
+    for each in (driver, again):
+        reach = each.source.reach(each.position, everything=True)
+        assert (reach.ends, reach.is_last, reach.journal) == ({"": 3 * FILE}, True, ())
+        assert len([*each.next()]) == 1
+        assert each.source.reach(each.position, everything=True).ends == {"": 3 * FILE}
+
+
+def test_a_finite_source_that_was_not_yet_read_looks_again_at_a_start(tmp_path: Path) -> None:
+    write(tmp_path, "a.parquet", table(0, 3))
+    made = partial(source, tmp_path, finite=True)
+    first = Driver(made)
+    assert first.source.reach({}, everything=True).ends == {"": FILE}
+    write(tmp_path, "b.parquet", table(0, 3))
+    # Within a start nothing is looked for.
+    assert first.source.reach({}, everything=True).ends == {"": FILE}
+    assert Driver(made).source.reach({}, everything=True).ends == {"": 2 * FILE}
+
+
+def test_a_source_that_becomes_finite_or_is_so_no_longer_goes_on_from_its_journal(tmp_path: Path) -> None:
+    write(tmp_path, "a.parquet", table(0, 3))
+    driver = Driver(partial(source, tmp_path))
+    driver.next()
+    write(tmp_path, "b.parquet", table(0, 3))
+    finite = Driver(partial(source, tmp_path, finite=True), driver.journal, start=FILE)
+    finite.next()
+    assert finite.position == {"": 2 * FILE}
+    write(tmp_path, "c.parquet", table(0, 3))
+    grows = Driver(partial(source, tmp_path), finite.journal, start=2 * FILE)
+    grows.next()
+    assert grows.position == {"": 3 * FILE}
+    files_of = [json.loads(line)["path"] for line in grows.journal if "path" in line]
+    assert files_of == ["a.parquet", "b.parquet", "c.parquet"]
+
+
+def test_a_finite_source_without_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidInputError, match="is finite and has no file, so that it would end before it begins; put"
+    ):
+        Driver(partial(source, tmp_path, finite=True))

@@ -32,7 +32,7 @@ from persistent_state.batch.plan import Plan
 from persistent_state.errors import ExistsError
 from persistent_state.event_time import positions
 from persistent_state.event_time.channels import Channel
-from persistent_state.event_time.clocks import BEGINNING, Coarse
+from persistent_state.event_time.clocks import BEGINNING, END, Coarse
 from persistent_state.event_time.positions import Position
 from persistent_state.protocol import commits
 from persistent_state.protocol.collect import LEFTOVER_AGE, Collector
@@ -178,19 +178,31 @@ EVERY_FIELD_4 = EVERY_FIELD_OF_ONE.with_task(
 ).with_task("shops", replace(FULL.tasks["gone"], flow="totals"))
 """Two tasks of one flow. No field of the first, and of the flow, is as it is by default."""
 
-EVERY_FIELD = replace(
-    EVERY_FIELD_4,
-    kept={60_000_000: Kept(3, ("before", "größe")), 120_000_000: Kept(7)},
-    timeline=2,
-    owes={"totals": {"function f": Owed(2, 60_000_000)}, "came later": {"größe": Owed(2, -5)}},
-).with_task(
-    "totals",
+_task, _flow = (some["totals"] for some in (EVERY_FIELD_4.tasks, EVERY_FIELD_4.flows))
+EVERY_FIELD = (
     replace(
-        EVERY_FIELD_4.tasks["totals"].end_inputs(["rates", "größe"]),
-        outputs=replace(EVERY_FIELD_4.tasks["totals"].outputs, begun={"function f": 60_000_000}),
-    ),
+        EVERY_FIELD_4,
+        kept={60_000_000: Kept(3, ("before", "größe")), 120_000_000: Kept(7)},
+        timeline=2,
+        owes={"totals": {"function f": Owed(2, 60_000_000)}, "came later": {"größe": Owed(2, -5)}},
+    )
+    .with_task(
+        "totals",
+        replace(
+            _task,
+            late_rows=replace(_task.late_rows, outside=3),
+            outputs=replace(_task.outputs, begun={"function f": 60_000_000}),
+        ).end_inputs(["rates", "größe"]),
+    )
+    .with_flow(
+        "totals",
+        replace(
+            _flow.with_source(replace(_flow.source, since=60_000_000, below=240_000_000)),
+            late_rows=replace(_flow.late_rows, outside=2),
+        ),
+    )
 )
-"""The same with kept clocks and what outputs owe, which came with format 5, and with inputs that have ended."""
+"""The same with kept clocks and what outputs owe, which came with format 5, with inputs that have ended, and with bounds."""
 
 _fed = replace(FULL.tasks["gone"], active=True)
 GRAPH = replace(
@@ -231,7 +243,7 @@ SIDES = st.builds(
 COUNTS = st.dictionaries(NAMES, INTS, max_size=2)
 TEXTS = st.lists(NAMES, max_size=2).map(tuple)
 RUNS = st.builds(Run, STORED, INTS, INTS, INTS, INTS, INTS, st.one_of(st.none(), INTS), st.one_of(st.none(), INTS))
-LATE_ROWS = st.builds(LateRows, st.lists(SIDES, max_size=2).map(tuple), PAGES, COUNTS)
+LATE_ROWS = st.builds(LateRows, st.lists(SIDES, max_size=2).map(tuple), PAGES, COUNTS, INTS)
 SOURCES = st.builds(
     SourceState,
     channels=st.dictionaries(
@@ -241,6 +253,8 @@ SOURCES = st.builds(
     journal=PAGES,
     planned=COUNTS,
     again=INTS,
+    since=INTS,
+    below=INTS,
 )
 FLOWS = st.builds(
     FlowState,
@@ -314,8 +328,9 @@ def as_of_format_3(entry: Entry) -> Entry:
     """The entry with what format 3 could say of it: each task has a flow of its own, with one input."""
     some = [*entry.flows.values(), FlowState(FlowProgress(0))]
     flows = {
-        name: replace(some[i % len(some)], inputs={"": source_of(some[i % len(some)])})
+        name: replace(flow, inputs={"": source_of(flow)}, late_rows=replace(flow.late_rows, outside=0))
         for i, name in enumerate(entry.tasks)
+        for flow in [some[i % len(some)]]
     }
     tasks = {
         name: replace(task, flow=name, late_rows=LateRows(), outputs=replace(task.outputs, begun={}))
@@ -325,7 +340,7 @@ def as_of_format_3(entry: Entry) -> Entry:
 
 
 def source_of(flow: FlowState) -> SourceState:
-    return next(iter(flow.inputs.values()), SourceState())
+    return replace(next(iter(flow.inputs.values()), SourceState()), since=BEGINNING, below=END)
 
 
 def in_format_3(data: bytes) -> bytes:
