@@ -199,7 +199,7 @@ class OutputState:
         )
 
     def at_reset(self, outputs: Collection[str], clock: int, born: int, own: int) -> OutputState:
-        """Return the record for a start at the global clock by which the task is `born` from zero, with its `own` clock before."""
+        """Return the record for a start at the global clock: the task is `born` from zero. `own` is the clock that it had."""
         known = {*outputs, *self.delivered, *self.left, *self.cut_at}
         return OutputState(
             delivered=dict.fromkeys(outputs, BEGINNING),
