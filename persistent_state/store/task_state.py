@@ -114,9 +114,9 @@ class OutputState:
     """The outputs that the task had before it was rebuilt: their names stay taken."""
 
     begun: Mapping[str, int] = field(default_factory=dict)
-    """By output that came, or came back, after the application had a clock: the global clock then.
+    """By output that came, or came back, after the application had a clock: the global clock then, which it was given first.
 
-    Its sink has values of that clock and below only if they came with a later one.
+    It may lack earlier clocks. If a rewind has made void what it began with, it is the microsecond after that rewind's clock.
     """
 
     def record_given(self, output: str, clock: int) -> OutputState:
@@ -158,7 +158,7 @@ class OutputState:
         """Return the record when the task goes back from its own clock to a kept one, and its outputs with it."""
         back = self.cut_back(clock, own)
         # What came later was given everything by a clock that is void.
-        later = [output for output in self.delivered if self.begun.get(output, BEGINNING) >= clock]
+        later = [output for output in self.delivered if self.begun.get(output, BEGINNING) > clock]
         return replace(
             back,
             delivered=_at_most(self.delivered, clock),
@@ -166,7 +166,8 @@ class OutputState:
             # A sink that has more owes it.
             furthest=clock,
             cut_at=_at_most(back.cut_at, clock),
-            begun=_at_most(self.begun, clock),
+            # Those begin again after the clock, also for a rewind that comes back to it.
+            begun=_at_most(self.begun, clock + 1),
         )
 
     def begin_again(self, before: OutputState, clock: int) -> OutputState:
@@ -181,7 +182,7 @@ class OutputState:
             furthest=clock,
             left=tuple(sorted({*before.left, *self.left, *self.retired} - {*before.retired, *names})),
             retired=before.retired,
-            begun=dict.fromkeys(sorted(names), clock),
+            begun=dict.fromkeys(sorted(names), clock + 1),
         )
 
     def at_restart(self, outputs: Collection[str], clock: int = BEGINNING) -> OutputState:

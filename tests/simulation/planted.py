@@ -1165,7 +1165,7 @@ BUGS = (
         "values of before the output was there",
         "An output that came after the clock is given only what changed since.",
         task_state.OutputState.rewind,
-        (">= clock]", ">= END]"),
+        ("> clock]", "> END]"),
         theme="rewound-outputs",
     ),
     bug(
