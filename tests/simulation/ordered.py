@@ -463,7 +463,7 @@ class Orders:
         if name in self.graphs.derived:
             return [*self.part(name).inputs]
         job = self.graphs.judges[name].job
-        return [*(job.inputs or [INPUT]), *([] if job.rows_of is None else [FED])]
+        return [*(job.inputs or [INPUT]), *([FED] if job.fed else [])]
 
     def _tasks_that_feed(self, name: str) -> list[tuple[int, str, TaskSource]]:
         """The inputs of a task in which messages wait that are other tasks, each with its place among all inputs."""

@@ -1162,38 +1162,10 @@ BUGS = (
         theme="rewound-outputs",
     ),
     bug(
-        "values of before the output was there",
-        "An output that came after the clock is given only what changed since.",
-        task_state.OutputState.rewind,
-        ("> clock]", "> END]"),
-        theme="rewound-outputs",
-    ),
-    bug(
         "sink that believes its old record",
         "A sink goes back and leaves its record at the clock that it had.",
         sinks.WorldSink.go_back,
         ("self.timeline, self.applied = timeline, min(self.applied, clock)", "self.timeline = timeline"),
-        theme="rewound-outputs",
-    ),
-    bug(
-        "write of a zombie after the retraction",
-        "A sink takes a clock of a timeline that has ended, after it has gone back.",
-        sinks.WorldSink.is_fenced,
-        ("timeline < self.timeline", "False"),
-        theme="rewound-outputs",
-    ),
-    bug(
-        "half a clock of another timeline",
-        "What was written of a clock before a rewind is completed with values of another timeline.",
-        sinks.WorldSink.half_of,
-        ("(timeline, clock)", "clock"),
-        theme="rewound-outputs",
-    ),
-    bug(
-        "sink that goes back again",
-        "A sink goes back a second time for a driver that comes late, and loses clocks of the new timeline.",
-        sinks.WorldSink.go_back,
-        ("self.timeline >= timeline", "self.timeline > timeline"),
         theme="rewound-outputs",
     ),
     # Delivery
