@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-LOCAL_TIMESTAMP = "_timestamp"
-"""The column in which `run_local` puts the timestamps of messages."""
+LOCAL_TIMESTAMP = "_persistent_state_timestamp"
+"""The column in which `run_local` puts the timestamps of messages. User code is not handed it as one of a message's."""
 
 
 class Message(Mapping[str, Any]):

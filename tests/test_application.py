@@ -260,7 +260,7 @@ class TestTasks:
         messages = [Message(1, {"n": 1})]
         refused(
             lambda: run_local(Task(), messages),
-            "task=totals: the key column 'word' is not in the source; it has _timestamp, n.",
+            "task=totals: the key column 'word' is not in the source; it has n.",
         )
         task = Task(key=None)
         refused(

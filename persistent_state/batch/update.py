@@ -25,7 +25,7 @@ from persistent_state.partials.layout import as_numpy, one_chunk
 from persistent_state.partials.so_far import SoFar
 from persistent_state.state import PersistentState
 from persistent_state.store.late_rows import UNFIT
-from persistent_state.task import Message
+from persistent_state.task import LOCAL_TIMESTAMP, Message
 
 
 @dataclass(frozen=True)
@@ -288,4 +288,6 @@ class ReadingRecorder(Recorder):
 
 
 def _messages(plan: Plan, rows: pa.RecordBatch, place: Place) -> Iterator[Message]:
-    return row_messages(dict(zip(rows.schema.names, rows.columns, strict=True)), place.timestamps.tolist(), plan.input)
+    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    columns.pop(LOCAL_TIMESTAMP, None)
+    return row_messages(columns, place.timestamps.tolist(), plan.input)
