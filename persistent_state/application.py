@@ -436,8 +436,10 @@ class Application:
         """Return names of tasks with those of the tasks of the graph that an ordered one is.
 
         Raises:
-            InvalidInputError: A name is of such a task of the graph.
+            InvalidInputError: It is no list of names, or a name is of such a task of the graph.
         """
+        if isinstance(names, str):
+            raise InvalidInputError(f"{argument}={names!r} is a text; give a list, {argument}=[{names!r}].")
         parts = {name: in_order.names(name) for name in self._ordered}
         whole = {part: name for name, some in parts.items() for part in some if part != name}
         if wrong := next((name for name in names if name in whole), None):

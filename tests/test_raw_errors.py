@@ -21,9 +21,11 @@ from persistent_state import (
     Json,
     Message,
     NonWindowState,
+    OrderedTask,
     PersistentTask,
     RateSource,
     RunningValues,
+    TaskFailedError,
     run_local,
 )
 from persistent_state.engine import start_checks
@@ -38,6 +40,13 @@ class Total(PersistentTask):
 
     def process_message(self, state: Any, message: Message) -> None:
         state.update(message.timestamp, 1)
+
+
+class Last(OrderedTask):
+    state = pa.int64()
+
+    def process(self, state: Any, message: Message, context: Any) -> int:
+        return 1
 
 
 class DataFrame:
@@ -63,6 +72,41 @@ DataFrame.__module__ = "pyspark.sql.classic.dataframe"
 def test_what_is_no_task_or_no_source_is_refused_at_once(task: Any, source: Any, words: str) -> None:
     said = problem(lambda: Application("a", store="s").add(task, source))
     assert all(part in said for part in words.split(".*")), said
+
+
+def test_a_text_in_place_of_a_list_or_a_sink_is_refused_as_what_it_is() -> None:
+    app = Application("a", store="s")
+    for task in (Total(), Last()):
+        assert "sink='out.db' is not an output; give a Sink" in problem(
+            lambda t=task: app.add(t, RateSource(1), "out.db")
+        )
+    app.add(Total(), RateSource(1))
+    for argument in ("reset", "rebuild"):
+        said = problem(lambda a=argument: app._with_parts(a, "Total"))
+        assert said == f"{argument}='Total' is a text; give a list, {argument}=['Total']."
+
+
+def test_a_column_that_a_message_lacks_is_told_with_those_that_it_has() -> None:
+    class Other(Total):
+        def process_message(self, state: Any, message: Message) -> None:
+            assert message.get("before", 5) == 5
+            state.update(message.timestamp, message["before"])
+
+    said = problem(lambda: run_local(Other(), [Message(1, {"n": 1, "m": 2})]), TaskFailedError)
+    assert "the message has no column 'before', but n, m" in said
+
+
+def test_a_call_that_lacks_an_argument_is_told_by_the_name_that_the_user_knows() -> None:
+    class Short(Total):
+        def process_message(self, state: Any, message: Message) -> None:
+            state.update(1)
+
+    class Reading(Short):
+        reads_state = True
+
+    for task in (Short(), Reading()):
+        said = problem(lambda t=task: run_local(t, [Message(1, {"n": 1})]), TaskFailedError)
+        assert "state.update() missing 1 required positional argument: 'value'" in said
 
 
 @pytest.mark.parametrize("function", [lambda: None, lambda values: None, lambda values, clock, more: None, 5])

@@ -258,6 +258,10 @@ class Recorder(PersistentState[Any]):
         return True
 
 
+# Python names them in its errors, as when an argument is missing.
+Recorder.update.__qualname__ = "state.update"
+
+
 class ReadingRecorder(Recorder):
     """The state that `process_message` is handed after the shuffle. It records updates, and reads what they come to."""
 
@@ -285,6 +289,9 @@ class ReadingRecorder(Recorder):
 
     def get(self) -> object:
         return self._so_far.get()
+
+
+ReadingRecorder.update.__qualname__ = "state.update"
 
 
 def _messages(plan: Plan, rows: pa.RecordBatch, place: Place) -> Iterator[Message]:
