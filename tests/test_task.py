@@ -46,8 +46,8 @@ def test_a_misspelt_attribute_is_refused_with_the_name_that_is_meant(name: str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("tll", "ttl"), ("emited", "emits"), ("emit", "emits"), ("stat", "state")]
-)  # codespell:ignore emited
+    ("name", "meant"), [("tll", "ttl"), ("emitted", "emits"), ("emit", "emits"), ("stat", "state")]
+)
 def test_a_misspelt_attribute_of_an_ordered_task_is_refused(name: str, meant: str) -> None:
     with pytest.raises(InvalidInputError, match=f"has {name}, which has no effect; write {meant}, or give"):
         type("Misspelt", (OrderedTask,), {name: "3 days"})
