@@ -19,7 +19,7 @@ from persistent_state.batch.changes import schema_of
 from persistent_state.batch.of_input import OfInput
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
 from persistent_state.batch.rows import MOST
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, check_whole
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.event_time.inputs import INPUT, UNNAMED
@@ -143,6 +143,8 @@ class Application:
     def __post_init__(self) -> None:
         check_name(self.name)
         self._settings()
+        for whole in ("retained_checkpoints", "max_restarts", *(() if self.shards is None else ("shards",))):
+            check_whole(whole, getattr(self, whole))
         if self.retained_checkpoints < 1:
             raise InvalidInputError(
                 f"retained_checkpoints={self.retained_checkpoints}; keep at least one, a restart needs it."
@@ -285,6 +287,11 @@ class Application:
 
         if on_progress is not None:
             check_takes("on_progress", on_progress, "progress")
+        session: object = spark
+        if session is None and self._added:
+            raise InvalidInputError(
+                "spark=None is not a session; give one, such as SparkSession.builder.getOrCreate()."
+            )
         settings = self._settings()
         if settings.interval > positive("checkpoint_interval", self.checkpoint_interval):
             _logger.info(
@@ -436,8 +443,10 @@ class Application:
         """Return names of tasks with those of the tasks of the graph that an ordered one is.
 
         Raises:
-            InvalidInputError: A name is of such a task of the graph.
+            InvalidInputError: It is no list of names, or a name is of such a task of the graph.
         """
+        if isinstance(names, str):
+            raise InvalidInputError(f"{argument}={names!r} is a text; give a list, {argument}=[{names!r}].")
         parts = {name: in_order.names(name) for name in self._ordered}
         whole = {part: name for name, some in parts.items() for part in some if part != name}
         if wrong := next((name for name in names if name in whole), None):
@@ -597,13 +606,22 @@ def _check_task(task: object) -> None:
     """Refuse what is not a task.
 
     Raises:
-        InvalidInputError: It is not a task, but its class, for example.
+        InvalidInputError: It is not a task, but its class, for example, or has a name, a key or a value that is none.
     """
     if not isinstance(task, (PersistentTask, InOrderTask)):
         hint = f"{task.__name__}()" if isinstance(task, type) else "MessageCount()"
         raise InvalidInputError(
             f"task={task!r} is not a task; give an instance of your PersistentTask or OrderedTask, such as {hint}."
         )
+    if not isinstance(task.name, str):
+        raise InvalidInputError(f"task={task!r} has name={task.name!r}, which is not a text; give one.")
+    name, key = task.task_name, task.key
+    if not isinstance(key, (str, type(None))) and not (
+        isinstance(key, Sequence) and all(isinstance(column, str) for column in key)
+    ):
+        raise InvalidInputError(f"task={name} has key={key!r}; name a column, or several, or say None.")
+    if isinstance(task, PersistentTask) and not isinstance(task.value, (str, type(None))):
+        raise InvalidInputError(f"task={name} has value={task.value!r}; name the one column of the updates.")
     if isinstance(task, OrderedTask):
         task.check()
 

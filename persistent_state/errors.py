@@ -83,6 +83,16 @@ class TaskFailedError(StateError):
     """User code raised, or a row was bad under `on_bad_row="fail"`. Channel, position and key are named. Fix the task."""
 
 
+def check_whole(name: str, given: object) -> None:
+    """Refuse what is not a whole number; `name` is the parameter that it was given as.
+
+    Raises:
+        InvalidInputError: It is none.
+    """
+    if isinstance(given, bool) or not hasattr(given, "__index__"):
+        raise InvalidInputError(f"{name}={given!r} is not a whole number; give one, such as {name}=2.")
+
+
 @contextmanager
 def translating(
     foreign: type[Exception] | tuple[type[Exception], ...], as_ours: Callable[[Any], Exception]

@@ -139,20 +139,23 @@ WIDEST = 60
 Row = Sequence[str]
 
 
+OPEN_WINDOW = "open window"
+
+
 def state(
-    found: pa.Table, rows: Sequence[Sequence[pa.Scalar]], keys: int, clock: int, of_windows: bool = False
+    found: pa.Table, rows: Sequence[Sequence[pa.Scalar]], keys: int, clock: int, of: str = "key"
 ) -> Iterator[str]:
     """Yield a table of these rows of a state, and a line with the number of all `keys` and the clock.
 
-    In a state `of_windows` there is a row for each key and open window.
+    `of` tells what a row stands for: a "key", an "open window" of one, or a "row" that waits or was emitted.
     """
     numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     right = {i for i, field in enumerate(found.schema) if any(is_one(field.type) for is_one in numbers)}
     shown = [[shortened(_printable(cell(value))) if value.is_valid else "null" for value in row] for row in rows]
     yield from table(found.column_names, shown, right)
     yield ""
-    count = f"{keys:,} {'open window' if of_windows else 'key'}{'' if keys == 1 else 's'}"
-    closed = "; closed ones are in the sinks" if of_windows else ""
+    count = f"{keys:,} {of}{'' if keys == 1 else 's'}"
+    closed = "; closed ones are in the sinks" if of == OPEN_WINDOW else ""
     yield f"{count if len(shown) == keys else f'{len(shown):,} of {count}'} at {full_clock(clock)}{closed}"
 
 

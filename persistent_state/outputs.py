@@ -139,7 +139,7 @@ def check_places(tasks: Mapping[str, Outputs]) -> None:
     known: dict[Hashable, str] = {}
     for task, outputs in tasks.items():
         for output in outputs.at_clock:
-            named = f"task={task}, sink={output.output_name!r}"
+            named = f"task={task}" if output.name is None else f"task={task}, sink={output.name!r}"
             for record in output.place.records(task):
                 if record in known:
                     raise InvalidInputError(
@@ -147,6 +147,12 @@ def check_places(tasks: Mapping[str, Outputs]) -> None:
                         "clocks were written: each would leave out rows of the other; give each a place of its own."
                     )
             known |= dict.fromkeys(output.place.records(task), named)
+
+
+def _listed(given: Output | Sequence[Output] | None) -> list[Output]:
+    # A text, which is not an output, is a sequence too.
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    return [] if given is None else list(given) if several else [given]  # type: ignore[arg-type, list-item]
 
 
 def outputs_of_ordered(task: str, given: Output | Sequence[Output] | None, emits: bool) -> tuple[Outputs, Outputs]:
@@ -161,7 +167,7 @@ def outputs_of_ordered(task: str, given: Output | Sequence[Output] | None, emits
             f"task={task}: {found.running[0]!r} asks for values so far, and an ordered task has none before the clock; give "
             "the function itself, or ValuesAtClock."
         )
-    listed = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+    listed = _listed(given)
     of_rows = [not isinstance(each, ValuesAtClock) and emits for each in listed]
     states, rows = (
         Outputs(
@@ -179,7 +185,7 @@ def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
     Raises:
         InvalidInputError: One is not an output, or two have the same name.
     """
-    listed = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+    listed = _listed(given)
     running, at_clock = [], []
     for output in listed:
         chosen = output if isinstance(output, (RunningValues, ValuesAtClock)) else ValuesAtClock(output)

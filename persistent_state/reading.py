@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state.batch.in_order import States
+from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import Clock, read_clock
 from persistent_state.joins import Join
 from persistent_state.ordered import OrderedTask
@@ -216,5 +217,7 @@ def _find(
     elif isinstance(task, Join):
         # The type of its state is that of its rows, and stands in the store.
         task = task.task_name
-    assert isinstance(task, (PersistentTask, str)), task
+    elif not isinstance(task, (PersistentTask, str)):
+        hint = f"{task.__name__}()" if isinstance(task, type) else "MessageCount()"
+        raise InvalidInputError(f"task={task!r} is not a task; give its name, or an instance of it, such as {hint}.")
     return find_state(files, application, task, at, monoids, presented)

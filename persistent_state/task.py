@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-LOCAL_TIMESTAMP = "_timestamp"
-"""The column in which `run_local` puts the timestamps of messages."""
+LOCAL_TIMESTAMP = "_persistent_state_timestamp"
+"""The column in which `run_local` puts the timestamps of messages. User code is not handed it as one of a message's."""
 
 
 class Message(Mapping[str, Any]):
@@ -70,11 +70,20 @@ def _check_attributes(task: type) -> None:
     library = [each for each in task.__mro__ if each.__module__.startswith("persistent_state.")]
     known = sorted({name for each in library for name in vars(each) if not name.startswith("_")})
     for name in vars(task):
-        meant = [] if name.startswith("_") or name in known else get_close_matches(name, known, 1, 0.8)
+        meant = [] if name.startswith("_") or name in known else _near(name, known)
         if meant:
             raise InvalidInputError(
                 f"task={task.__qualname__} has {name}, which has no effect; write {meant[0]}, or give it another name."
             )
+
+
+def _near(name: str, known: Sequence[str]) -> list[str]:
+    """Return the known name that is nearly this one, if there is one."""
+    if "emits" in known and get_close_matches(name, ["emitted"], 1, 0.9):
+        return ["emits"]
+    # In short names one letter is much.
+    same_letters = [other for other in known if (len(name), {*name}, name[0]) == (len(other), {*other}, other[0])]
+    return get_close_matches(name, known, 1, 0.8) or same_letters[:1]
 
 
 def messages_of(task: str) -> str:

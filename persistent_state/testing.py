@@ -285,7 +285,11 @@ def _sources(app: Application, messages: Any, batch_size: int) -> dict[int, _Mes
                 )
             bounds = source.bounds if isinstance(source, TimeReplayableSource) else _NO_BOUNDS
             is_finite = isinstance(source, FileSource) and source.finite
-            found[id(source)] = place, _Messages(rows, schema, batch_size, bounds=bounds, is_finite=is_finite)
+            local = _Messages(rows, schema, batch_size, bounds=bounds, is_finite=is_finite)
+            if pa.types.is_int64(local.schema.field(LOCAL_TIMESTAMP).type):
+                # They are microseconds, as a Message has them, and nobody could say so here.
+                local.timestamp_unit = "us"
+            found[id(source)] = place, local
     for task, sources in fed.items():
         for input, source in sources.items():
             if id(source) not in found:
@@ -543,7 +547,7 @@ class _Messages(TimeReplayableSource):
             ) from error
         if LOCAL_TIMESTAMP in rows.column_names:
             raise InvalidInputError(
-                f"column {LOCAL_TIMESTAMP!r} of the messages stands for their timestamp here; rename it."
+                f"the name of column {LOCAL_TIMESTAMP!r} of the messages is this package's own; rename it."
             )
         self._table = rows.add_column(0, LOCAL_TIMESTAMP, stamps).combine_chunks()
         self._batch_size = batch_size

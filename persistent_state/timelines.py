@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import Clock, read_clock
 from persistent_state.protocol import branch, naming
 from persistent_state.store.files import open_files
@@ -43,6 +44,8 @@ def keep_clock(
         ...
         persistent_state.errors.InvalidInputError: app keeps no clock yet; start it with this version.
     """
+    if not isinstance(name, str):
+        raise InvalidInputError(f"name={name!r} is not a text; give one by which to release the clock.")
     at = None if clock is None else read_clock(clock)
     return naming.keep(Log(open_files(store, storage_options), application), at, name, _now_us())
 

@@ -260,7 +260,7 @@ class TestTasks:
         messages = [Message(1, {"n": 1})]
         refused(
             lambda: run_local(Task(), messages),
-            "task=totals: the key column 'word' is not in the source; it has _timestamp, n.",
+            "task=totals: the key column 'word' is not in the source; it has n.",
         )
         task = Task(key=None)
         refused(
@@ -795,6 +795,19 @@ class TestStores:
             "and `persistent-state show STORE APP` list all.",
         )
         assert read_state(store, "app", Task(name="other"), clock=40).num_rows == 0
+
+    def test_a_clock_that_is_listed_and_is_from_before_a_task_began(self, store: str) -> None:
+        ran = Ran(store, Task())
+        ran.play(5)
+        ran.play(25)
+        ran.start(Task(), reset=("totals",))
+        before, began = clocks(store, "app")
+        refused(
+            lambda: read_state(store, "app", Task(), clock=before),
+            f"task=totals began, or was rebuilt or reset, after clock={full_clock(before)}, and has no state of then; read "
+            f"clock={full_clock(began)} or a later one.",
+        )
+        assert read_state(store, "app", Task(), clock=began).num_rows == 0
 
     def test_an_unknown_application_or_task(self, store: str) -> None:
         ran = Ran(store, Task(), Task(name="other"))

@@ -90,6 +90,14 @@ def test_outputs_of_one_place_are_refused(one: Sink, other: Sink) -> None:
                 add()
 
 
+def test_a_place_is_named_once_where_outputs_have_no_names_of_their_own() -> None:
+    sink = SqlSink("a.db", "t")
+    with pytest.raises(
+        InvalidInputError, match=f"^task=More writes to the place of task=Total, {sink.name}, where one record"
+    ):
+        Application("app", "store").add(Total(), SOURCE, sink).add(More(), SOURCE, sink)
+
+
 @pytest.mark.parametrize(("one", "other"), APART, ids=str)
 def test_outputs_of_two_places_are_taken(one: Sink, other: Sink) -> None:
     Application("app", "store").add(Total(), SOURCE, [ValuesAtClock(one, name="a"), ValuesAtClock(other, name="b")])

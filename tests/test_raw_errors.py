@@ -21,9 +21,14 @@ from persistent_state import (
     Json,
     Message,
     NonWindowState,
+    OrderedTask,
     PersistentTask,
     RateSource,
     RunningValues,
+    SqlSink,
+    TaskFailedError,
+    keep_clock,
+    read_state,
     run_local,
 )
 from persistent_state.engine import start_checks
@@ -38,6 +43,13 @@ class Total(PersistentTask):
 
     def process_message(self, state: Any, message: Message) -> None:
         state.update(message.timestamp, 1)
+
+
+class Last(OrderedTask):
+    state = pa.int64()
+
+    def process(self, state: Any, message: Message, context: Any) -> int:
+        return 1
 
 
 class DataFrame:
@@ -63,6 +75,82 @@ DataFrame.__module__ = "pyspark.sql.classic.dataframe"
 def test_what_is_no_task_or_no_source_is_refused_at_once(task: Any, source: Any, words: str) -> None:
     said = problem(lambda: Application("a", store="s").add(task, source))
     assert all(part in said for part in words.split(".*")), said
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"key": [1]}, "task=Odd has key=[1]; name a column, or several"),
+        ({"key": 5}, "task=Odd has key=5; name a column, or several"),
+        ({"name": 5}, "has name=5, which is not a text"),
+        ({"value": ["v"]}, "task=Odd has value=['v']; name the one column"),
+    ],
+    ids=str,
+)
+def test_attributes_of_a_task_of_the_wrong_kind_are_refused(attributes: dict[str, Any], words: str) -> None:
+    for base in (Total, Last):
+        if base is Total or "value" not in attributes:
+            odd = type("Odd", (base,), attributes)()
+            assert words in problem(lambda odd=odd: Application("a", store="s").add(odd, RateSource(1)))
+
+
+@pytest.mark.parametrize("name", ["shards", "retained_checkpoints", "max_restarts", "max_files_per_batch"])
+def test_a_text_in_place_of_a_number_is_refused(name: str) -> None:
+    def give() -> object:
+        wrong: Any = {name: "3"}
+        return FileSource("in", timestamp="ts", **wrong) if "files" in name else Application("a", store="s", **wrong)
+
+    assert problem(give) == f"{name}='3' is not a whole number; give one, such as {name}=2."
+
+
+def test_other_arguments_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
+    wrong: Any = 3
+    assert "application name=3 can't name a folder" in problem(lambda: Application(wrong, store="s"))
+    app = Application("a", store="s").add(Total(), RateSource(1))
+    wrong = None
+    for start in (app.start, app.run):
+        assert "spark=None is not a session" in problem(lambda start=start: start(wrong))
+    wrong = Total
+    assert "give its name, or an instance of it, such as Total()." in problem(lambda: read_state("s", "a", wrong))
+    wrong = 5
+    assert "name=5 is not a text" in problem(lambda: keep_clock("s", "a", wrong))
+    wrong = tmp_path / "a.db"
+    assert SqlSink(wrong, "t") == SqlSink(str(wrong), "t")
+
+
+def test_a_text_in_place_of_a_list_or_a_sink_is_refused_as_what_it_is() -> None:
+    app = Application("a", store="s")
+    for task in (Total(), Last()):
+        assert "sink='out.db' is not an output; give a Sink" in problem(
+            lambda t=task: app.add(t, RateSource(1), "out.db")
+        )
+    app.add(Total(), RateSource(1))
+    for argument in ("reset", "rebuild"):
+        said = problem(lambda a=argument: app._with_parts(a, "Total"))
+        assert said == f"{argument}='Total' is a text; give a list, {argument}=['Total']."
+
+
+def test_a_column_that_a_message_lacks_is_told_with_those_that_it_has() -> None:
+    class Other(Total):
+        def process_message(self, state: Any, message: Message) -> None:
+            assert message.get("before", 5) == 5
+            state.update(message.timestamp, message["before"])
+
+    said = problem(lambda: run_local(Other(), [Message(1, {"n": 1, "m": 2})]), TaskFailedError)
+    assert "the message has no column 'before', but n, m" in said
+
+
+def test_a_call_that_lacks_an_argument_is_told_by_the_name_that_the_user_knows() -> None:
+    class Short(Total):
+        def process_message(self, state: Any, message: Message) -> None:
+            state.update(1)
+
+    class Reading(Short):
+        reads_state = True
+
+    for task in (Short(), Reading()):
+        said = problem(lambda t=task: run_local(t, [Message(1, {"n": 1})]), TaskFailedError)
+        assert "state.update() missing 1 required positional argument: 'value'" in said
 
 
 @pytest.mark.parametrize("function", [lambda: None, lambda values: None, lambda values, clock, more: None, 5])

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from monoids import Count, Sum
-from persistent_state import Application, InvalidInputError, Message, NonWindowState, PersistentTask, run_local
+from persistent_state import (
+    Application,
+    InvalidInputError,
+    Message,
+    NonWindowState,
+    OrderedTask,
+    PersistentTask,
+    run_local,
+)
 
 
 def define(*bases: type, **attributes: Any) -> type:
@@ -35,6 +43,15 @@ def test_a_misspelt_attribute_is_refused_with_the_name_that_is_meant(name: str, 
     assert str(refused.value) == (
         f"task=Misspelt has {name}, which has no effect; write {meant}, or give it another name."
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("tll", "ttl"), ("emitted", "emits"), ("emit", "emits"), ("stat", "state")]
+)
+def test_a_misspelt_attribute_of_an_ordered_task_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"has {name}, which has no effect; write {meant}, or give"):
+        type("Misspelt", (OrderedTask,), {name: "3 days"})
+    type("Own", (OrderedTask,), {"total": 1, "permitted": 2, "limit": 3})
 
 
 def test_a_misspelt_attribute_of_a_tasks_subclass_is_refused() -> None:

@@ -18,12 +18,14 @@ from persistent_state import (
     Application,
     Changes,
     ClosedWindows,
+    Context,
     FileSource,
     Input,
     InvalidInputError,
     LocalRun,
     Message,
     NonWindowState,
+    OrderedTask,
     PersistentState,
     PersistentTask,
     RateSource,
@@ -498,6 +500,23 @@ class TestMessages:
         assert len(got) == 1
         assert repr(Message(7, {"word": "a"})) == "Message(7, {'word': 'a'})"
 
+    def test_a_message_has_no_column_but_its_own(self) -> None:
+        got: list[dict[str, Any]] = []
+
+        class Again(OrderedTask):
+            key, state = "word", pa.int64()
+            emits = pa.schema([("word", pa.string()), ("n", pa.int64())])
+
+            def process(self, state: int | None, message: Message, context: Context) -> int:
+                context.emit(**message)
+                return 1
+
+        run_local(Kept(Sum(), lambda state, message: got.append(dict(message))), [Message(7, {"word": "a", "n": 2})])
+        assert got == [{"word": "a", "n": 2}]
+        assert run_local(Again(), [Message(7, {"word": "a", "n": 2})]).emitted == [
+            {"word": "a", "n": 2, "timestamp": 7}
+        ]
+
     def test_columns_may_hold_anything_and_nothing_is_left_behind(self) -> None:
         import fsspec
 
@@ -613,6 +632,11 @@ def by_minute(values: Mapping[int, Mapping[Any, Any]]) -> dict[int, Mapping[Any,
 
 
 class TestApplications:
+    def test_messages_are_microseconds_even_shortly_after_1970(self) -> None:
+        app = shops().add(PerShop(), files())
+        messages = [Message(20 * MINUTE, {"shop": "a", "region": "north", "amount": 3})]
+        assert [*run_local(app, {"PerShop": messages})["PerShop"].outputs] == [20 * MINUTE, 21 * MINUTE]
+
     def test_a_chain_of_changes_agrees_at_every_clock(self) -> None:
         app = shops().add(PerShop(), files()).add(PerRegion(), Changes("PerShop")).add(OfAll(), Changes("PerRegion"))
         ran = run_local(app, {"PerShop": ORDERS}, batch_size=1)

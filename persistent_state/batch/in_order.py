@@ -115,7 +115,9 @@ class Messages(OrderedPart):
 
 
 def _columns(rows: pa.StructArray) -> dict[str, pa.Array]:
-    return dict(zip(rows.type.names, rows.flatten(), strict=True))
+    columns = dict(zip(rows.type.names, rows.flatten(), strict=True))
+    columns.pop(LOCAL_TIMESTAMP, None)
+    return columns
 
 
 def names(task: str) -> list[str]:

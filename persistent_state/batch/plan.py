@@ -20,7 +20,7 @@ from persistent_state.partials.layout import Layout, Once
 from persistent_state.sources.tasks import Changes, InOrder, TaskSource
 from persistent_state.state import KeptState
 from persistent_state.store.files import Files
-from persistent_state.task import PersistentTask
+from persistent_state.task import LOCAL_TIMESTAMP, PersistentTask
 from persistent_state.windows import length
 
 KEEP, FAIL = "keep", "fail"
@@ -215,9 +215,11 @@ class Plan:
         }
         for role, column in [*wanted.items(), *(("key", column) for column in task.key_columns)]:
             if column is not None and self.schema.get_field_index(column) < 0:
-                known = ", ".join(self.schema.names)
+                known = ", ".join(known for known in self.schema.names if known != LOCAL_TIMESTAMP) or "no columns"
+                feeder = self.upstream.get(self.input)
+                source = "the source" if feeder is None else f"{feeder!r}, which feeds it"
                 raise InvalidInputError(
-                    f"task={name}: the {role} column {column!r} is not in the source; it has {known}."
+                    f"task={name}: the {role} column {column!r} is not in {source}; it has {known}."
                 )
         if (task.message_id is None) != (task.horizon is None):
             raise InvalidInputError(
@@ -274,6 +276,8 @@ class Plan:
                 "DataFrame's rows in parts of any order; leave it out, or use another source."
             )
         for column in (taken for taken in self.schema.names if taken.startswith("_persistent_state_")):
+            if column == self.timestamp == LOCAL_TIMESTAMP:
+                continue
             raise InvalidInputError(f"task={name}: the name of column {column!r} is this package's own; rename it.")
         if self.on_bad_row not in (KEEP, FAIL):
             raise InvalidInputError(f"task={name}: on_bad_row={self.on_bad_row!r}; say 'keep' or 'fail'.")

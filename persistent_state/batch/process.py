@@ -157,10 +157,15 @@ class _Turn(Context):
 
     # What user code calls
 
-    def emit(self, **columns: Any) -> None:
+    def emit(self, *unnamed: Any, **columns: Any) -> None:
         emits = self._task.emits
         if emits is None:
             raise InvalidInputError(f"task={self._task.task_name} emits a row; name its columns in emits.")
+        if unnamed:
+            raise InvalidInputError(
+                f"context.emit() was given {unnamed[0]!r} without a name; give columns by name, {emits.names[0]}=..."
+                f"{', or **{...} for a dictionary' if isinstance(unnamed[0], dict) else ''}."
+            )
         if wrong := columns.keys() - emits.names:
             raise InvalidInputError(f"emits has no column {min(wrong)!r}, but {', '.join(emits.names)}; add it there.")
         try:
@@ -267,11 +272,11 @@ class _Turn(Context):
     def _failed(self, given: Message | Timer, error: Exception) -> TaskFailedError:
         """Return the error that says what user code raised, and where."""
         name, where = ("on_timer", repr(given)) if self._timer is not None else ("process", f"message={given!r}")
-        is_ours = isinstance(error, InvalidInputError)
-        said = f": {str(error).removesuffix('.')}{places(error)}" if is_ours else f" raised {raised(error)}"
-        return TaskFailedError(
-            f"{name} of task={self._task.task_name}{said}, at key={self.key!r} {where} timestamp={self.timestamp}."
-        )
+        of = f"{name} of task={self._task.task_name}"
+        moment = f"at key={self.key!r} {where} timestamp={self.timestamp}"
+        if isinstance(error, InvalidInputError):
+            return TaskFailedError(f"{of}{places(error)}, {moment}: {error}")
+        return TaskFailedError(f"{of} raised {raised(error)}, {moment}.")
 
 
 def _check_timer(timestamp: int, name: str) -> None:

@@ -28,8 +28,18 @@ class _Lists(dict[str, "list[Any] | _Values"]):
     def __init__(self, columns: Mapping[str, pa.Array]) -> None:
         self.columns = columns
 
+    def column(self, name: str) -> pa.Array:
+        """Return a column.
+
+        Raises:
+            KeyError: There is none of this name. The error lists those that there are.
+        """
+        if name not in self.columns:
+            raise KeyError(f"the message has no column {name!r}, but {', '.join(self.columns) or 'none'}")
+        return self.columns[name]
+
     def __missing__(self, name: str) -> list[Any] | _Values:
-        column = self.columns[name]
+        column = self.column(name)
         # NumPy is ten times as fast, and gives the same numbers.
         is_plain = (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) and not column.null_count
         values: list[Any] | _Values
@@ -46,7 +56,7 @@ class _OneByOne(_Lists):
     """The values of columns, of which few are asked for."""
 
     def __missing__(self, name: str) -> _Values:
-        self[name] = values = _Values(self.columns[name])
+        self[name] = values = _Values(self.column(name))
         return values
 
 

@@ -14,6 +14,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import input_of
 from persistent_state.formatting import show_clock
+from persistent_state.task import LOCAL_TIMESTAMP
 
 _USUAL = (946_684_800, 4_102_444_800)
 """The years 2000 to 2100 in seconds since 1970: when most messages are."""
@@ -44,8 +45,9 @@ def check_unit(plan: Plan, basis: Basis, believed: Collection[str], timestamps: 
             first = int(timestamps[is_usual.argmax()])
             shown = show_clock(first)
             as_read = "after the year 9999" if shown == str(first) else shown
+            begin = "the messages begin" if plan.timestamp == LOCAL_TIMESTAMP else f"column {plan.timestamp!r} begins"
             raise InvalidInputError(
-                f"task={plan.named}: column {plan.timestamp!r} begins with the timestamp {first}; an int64 is microseconds, "
-                f"which makes that {as_read}, and in {name} it would be {show_clock(first * 1_000_000 // per_second)}. Say "
-                f"timestamp_unit={unit!r}, or timestamp_unit='us' if microseconds are right."
+                f"task={plan.named}: {begin} with the timestamp {first}; an int64 is microseconds, which makes that {as_read}, "
+                f"and in {name} it would be {show_clock(first * 1_000_000 // per_second)}. Say timestamp_unit={unit!r}, or "
+                "timestamp_unit='us' if microseconds are right."
             )

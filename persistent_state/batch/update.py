@@ -25,7 +25,7 @@ from persistent_state.partials.layout import as_numpy, one_chunk
 from persistent_state.partials.so_far import SoFar
 from persistent_state.state import PersistentState
 from persistent_state.store.late_rows import UNFIT
-from persistent_state.task import Message
+from persistent_state.task import LOCAL_TIMESTAMP, Message
 
 
 @dataclass(frozen=True)
@@ -258,6 +258,10 @@ class Recorder(PersistentState[Any]):
         return True
 
 
+# Python names them in its errors, as when an argument is missing.
+Recorder.update.__qualname__ = "state.update"
+
+
 class ReadingRecorder(Recorder):
     """The state that `process_message` is handed after the shuffle. It records updates, and reads what they come to."""
 
@@ -287,5 +291,10 @@ class ReadingRecorder(Recorder):
         return self._so_far.get()
 
 
+ReadingRecorder.update.__qualname__ = "state.update"
+
+
 def _messages(plan: Plan, rows: pa.RecordBatch, place: Place) -> Iterator[Message]:
-    return row_messages(dict(zip(rows.schema.names, rows.columns, strict=True)), place.timestamps.tolist(), plan.input)
+    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    columns.pop(LOCAL_TIMESTAMP, None)
+    return row_messages(columns, place.timestamps.tolist(), plan.input)

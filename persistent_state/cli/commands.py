@@ -261,8 +261,10 @@ def _state(arguments: argparse.Namespace) -> int:
         writer.writerow(table.column_names)
         writer.writerows([formatting.cell(value) for value in row] for row in _rows(table))
     else:
-        of_windows = bool(state.layout.window_fields)
-        _print(formatting.state(table, list(_rows(table)), keys, state.clock, of_windows))
+        columns = state.layout.kind.window_columns
+        # Those of the parts of an ordered task have a moment, and no window.
+        of = formatting.OPEN_WINDOW if len(columns) > 1 else "row" if columns else "key"
+        _print(formatting.state(table, list(_rows(table)), keys, state.clock, of))
     return 0
 
 

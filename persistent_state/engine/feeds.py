@@ -58,8 +58,8 @@ def _way(plan: Plan) -> tuple[object, ...]:
 def equal_sources(parts: Sequence[Part]) -> list[list[Part]]:
     """Return the tasks, by what they have in common, whose sources are equal and yet are not all one object."""
     groups: list[list[Part]] = []
-    # Several inputs are read for one task only.
-    for part in (part for part in parts if not part.plan.inputs):
+    # Several inputs are read for one task only, and what a task gives is not read as a source is.
+    for part in (part for part in parts if not part.plan.inputs and not part.plan.upstream):
         group = next((group for group in groups if _are_fed_alike(group[0], part)), None)
         if group is None:
             groups.append([part])

@@ -85,6 +85,7 @@ class SqlSink(RecordingSink):
     _origin: Origin | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "url", os.fspath(self.url))
         if "://" not in self.url:
             object.__setattr__(self, "url", os.path.abspath(os.path.expanduser(self.url)))
         if self.table.lower() == CLOCKS:

@@ -26,6 +26,7 @@ from persistent_state.errors import (
     StateError,
     StoreUnavailableError,
     TaskFailedError,
+    check_whole,
     raised,
     translating,
 )
@@ -111,6 +112,8 @@ class FileSource(TimeReplayableSource):
             raise InvalidInputError(f"{format=}; say 'parquet', 'csv' or 'json', or leave it to the files' endings.")
         if order_by not in ("name", "modified"):
             raise InvalidInputError(f"{order_by=}; say 'name' or 'modified'.")
+        check_whole("max_files_per_batch", max_files_per_batch)
+        check_whole("bytes_per_batch", bytes_per_batch)
         if max_files_per_batch < 1 or bytes_per_batch < 1:
             raise InvalidInputError(f"{max_files_per_batch=}, {bytes_per_batch=}; give at least 1 of each.")
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", path) and not path.startswith("file:"):

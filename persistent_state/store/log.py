@@ -76,7 +76,7 @@ def check_name(application: str) -> None:
     Raises:
         InvalidInputError: It can't name a folder.
     """
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", application):
+    if not isinstance(application, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", application):
         raise InvalidInputError(
             f"application name={application!r} can't name a folder; use letters, digits, '_', '.', '-'."
         )

@@ -365,6 +365,11 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
             raise InvalidInputError(
                 f"task={name} {how} reached {reached}; read clock={full_clock(at)} once it has caught up."
             )
+        if at < task.born and at in (*entry.retained, *entry.kept):
+            raise InvalidInputError(
+                f"task={name} began, or was rebuilt or reset, after clock={full_clock(at)}, and has no state of then; read "
+                f"clock={full_clock(min((*readable, newest)))} or a later one."
+            )
         nearest = nearest_clocks({*readable, newest, *(c for c in entry.kept if c >= task.born)}, at)
         raise InvalidInputError(
             f"clock={full_clock(at)} of task={name} is not retained; read {nearest}. clocks(store, application) "

@@ -320,8 +320,8 @@ class Mute(OrderedTask):
 @pytest.mark.parametrize(
     ("emits", "said"),
     [
-        (True, r"process of task=Mute: task=Mute emits a row; name its columns in emits at .* in process, at key='a' message="),
-        (False, r"on_timer of task=Mute: task=Mute sets timers, and has no on_timer\(\); define it, at key='a' Timer\("),
+        (True, r"process of task=Mute at .*, at key='a' message=.*: task=Mute emits a row; name its columns in emits\.$"),
+        (False, r"on_timer of task=Mute, at key='a' Timer\(.*: task=Mute sets timers, and has no on_timer\(\); define it\.$"),
     ],
 )  # fmt: skip
 def test_what_a_task_lacks_is_told(emits: bool, said: str) -> None:
@@ -335,6 +335,8 @@ class Broken(Told):
             raise ValueError("no")
         if message["acts"] == "column":
             context.emit(sad="x")
+        if message["acts"] == "unnamed":
+            context.emit("yes")
         if message["acts"] == "beyond":
             context.set_timer(2**63)
         if message["acts"] == "no text":
@@ -359,14 +361,16 @@ class Broken(Told):
     [
         ("raise", r"process of task=Broken raised ValueError\('no'\) at .*test_process.py:\d+ in process, at key='a' "
                   r"message=.* timestamp=7\."),
-        ("column", r"process of task=Broken: emits has no column 'sad', but said, n; add it there at .*test_process.py"),
+        ("column", r"of task=Broken at .*test_process.py:\d+ in process, at key='a' message=.* timestamp=7: emits has no "
+                   r"column 'sad', but said, n; add it there\.$"),
+        ("unnamed", r": context.emit\(\) was given 'yes' without a name; give columns by name, said=...\.$"),
         ("for ever", r"task=Broken key='a': timers set more than 100 timers for one checkpoint interval, without a "
                      r"message, the last of them Timer\(timestamp=108, name='for ever'\); let on_timer"),
         ("at once", r"Timer\(timestamp=8, name='at once'\) sets a timer for 8, which is no later time; add to timer.timestamp"),
-        ("beyond", r"process of task=Broken: a timer has timestamp=9223372036854775808, which is beyond 64 bits; give "
-                   r"microseconds UTC at .*test_process.py:\d+ in process, at key='a' message="),
-        ("no text", r"process of task=Broken: a timer has name='\\ud800', which is not Unicode text; give a text at "),
-        ("no time", r"process of task=Broken: a timer has timestamp=1.5 and name=''; give whole microseconds and a text at "),
+        ("beyond", r"process of task=Broken at .*test_process.py:\d+ in process, at key='a' message=.*: a timer has "
+                   r"timestamp=9223372036854775808, which is beyond 64 bits; give microseconds UTC\."),
+        ("no text", r"process of task=Broken at .*: a timer has name='\\ud800', which is not Unicode text; give a text\."),
+        ("no time", r"process of task=Broken at .*: a timer has timestamp=1.5 and name=''; give whole microseconds and a te"),
         ("unfit", r"on_timer of task=Broken returned or emitted what does not fit, at key='a' Timer\(timestamp=8"),
     ],
 )  # fmt: skip

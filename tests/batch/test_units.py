@@ -91,7 +91,7 @@ def test_a_unit_that_is_said_gives_the_clocks_and_states_of_microseconds(unit: s
 def test_first_timestamps_that_look_like_another_unit_are_refused_with_what_they_would_mean(unit: str) -> None:
     first = stamps(unit, 0)[0]
     assert problem(lambda: run_local(Rows(), told(*stamps(unit, 0, 1)))) == (
-        f"task=Rows: column '_timestamp' begins with the timestamp {first}; an int64 is microseconds, which makes that "
+        f"task=Rows: the messages begin with the timestamp {first}; an int64 is microseconds, which makes that "
         f"{TAKEN_FOR[unit]}, and in {CALLED[unit]} it would be 2026-01-01T00:00:00Z. Say timestamp_unit={unit!r}, or "
         "timestamp_unit='us' if microseconds are right."
     )

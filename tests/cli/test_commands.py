@@ -27,9 +27,12 @@ from persistent_state.cli.commands import main
 from persistent_state.cli.text import size
 from persistent_state.event_time.durations import show_duration
 from persistent_state.formatting import read_clock, show_clock
+from persistent_state.partials.waiting import Rows
 from persistent_state.protocol.commits import Keeping
+from persistent_state.state import KeptState
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+from persistent_state.windows import UntilPassed
 from tests import core
 from tests.fixtures.write_store import Totals
 
@@ -353,6 +356,18 @@ def test_keys_of_every_type_are_shown_in_their_order(tmp_path: Path, capsys: pyt
         assert main(["state", str(store), "app", "Kept", "--format", "csv"]) == 0
         found = [row[0] for row in csv.reader(io.StringIO(capsys.readouterr().out, newline=""))][1:]
         assert found == [json.loads(text) if text.startswith('"') else text for text in [*shown, ""]]
+
+
+def test_rows_that_wait_are_no_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Waiting(Kept):
+        def persistent_state(self) -> Any:
+            return KeptState(Rows(pa.struct([("n", pa.int64())])), UntilPassed())
+
+    rows = pa.RecordBatch.from_pydict({"ts": [85, 95, 99], "k": ["a", "a", "b"], "row": [{"n": 1}, {"n": 2}, {"n": 3}]})
+    write(tmp_path / "store", Waiting("k", "row", Max()), rows)
+    assert main(["state", str(tmp_path / "store"), "app", "Waiting"]) == 0
+    end = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"\d rows? at 1970-01-01T00:00:00.000090Z \(90\)", end)
 
 
 def test_windows_are_shown_by_their_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from monoids import Sum
 from persistent_state import (
+    ClosedWindows,
     FileSource,
     KafkaConnectorSource,
     KafkaSource,
@@ -96,6 +97,12 @@ def test_equal_sources_that_are_not_one_object_are_found(tmp_path: Path) -> None
     assert [[each.plan.name for each in group] for group in equal_sources(parts)] == [["A", "C", "D"]]
     assert equal_sources([parts[0], parts[1], parts[3]]) == []
     assert equal_sources([part(Words("A"), one), part(Words("B"), files(tmp_path, max_files_per_batch=1))]) == []
+
+
+def test_equal_sources_that_are_tasks_are_no_source_that_is_read_twice() -> None:
+    parts = [part(Words(name), ClosedWindows("Hourly")) for name in ("A", "B")]
+    parts = [replace(each, plan=replace(each.plan, upstream={"": ClosedWindows("Hourly")})) for each in parts]
+    assert equal_sources(parts) == []
 
 
 def test_sources_that_can_not_be_compared_are_not_equal() -> None:
