@@ -389,15 +389,17 @@ class _Driver:
         if reach.ends == start and step is None and not is_first:
             return False
         spans = [] if step is None else graph.spans(entry, flow, step)
-        if step is not None and flow.is_in_order:
+        if step is not None and flow.is_derived:
             basis = commits.plan_step(entry, flow, step, 0)
+        else:
+            basis = commits.plan_batch(entry, flow, reach, 0, step)
+        if step is not None and flow.is_in_order:
             (given,) = graph.by_shard(spans, 1)
             report, descriptors = take_step(flow, basis.of_shard(0), 0, given.read(flow.first), self._new_id)
             self._commit(flow, report, descriptors)
             return True
         reads = [source.read(split) for split in source.splits(start, reach.ends, parts=1)]
         reads += [changes.read(flow.first, input, span) for input, span in spans]
-        basis = commits.plan_batch(entry, flow, reach, 0, step)
         blobs, report = combine(flow, basis, 0, 1, itertools.chain.from_iterable(reads))
         descriptors, self._cached[flow.id] = merge_shard(flow, 0, blobs, self._cached.get(flow.id, {}), self._new_id)
         self._commit(flow, report, descriptors)

@@ -886,5 +886,5 @@ def test_a_task_has_the_applications_delivery_unless_it_was_added_with_another(
         app.add(Task(value="value", key=None), RateSource(1), delivery="twice")
     app.add(Task(name="a", value="value", key=None), RateSource(1))
     app.add(Task(name="b", value="value", key=None), RateSource(1), delivery="at-most-once")
-    app.start(cast("SparkSession", None))
+    app.start(cast("SparkSession", object()))
     assert [part.plan.delivery for part in started[0].parts] == ["at-least-once", "at-most-once"]

@@ -124,7 +124,7 @@ class Basis:
     """The clock by which shards fold: up to it the flow has taken all that it is fed."""
 
     reach: Reach | None = None
-    """How far the sources are read; None if none of them is asked."""
+    """The end of what is read of the sources; None if none of them is asked."""
 
     step: Step | None = None
 

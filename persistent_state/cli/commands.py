@@ -337,7 +337,7 @@ def _branch(arguments: argparse.Namespace) -> int:
 def _rewind(arguments: argparse.Namespace) -> int:
     asks = not (arguments.yes or arguments.dry_run)
     if arguments.json and asks:
-        raise InvalidInputError("--json asks nobody; add --yes, or --dry-run to see the plan.")
+        raise InvalidInputError("no question is asked with --json; add --yes, or --dry-run to see the plan.")
     app = load_application(arguments.application)
     plan = app.plan_rewind(arguments.to, outputs=dict(arguments.outputs))
     if not arguments.json:
@@ -361,7 +361,7 @@ def _agrees() -> bool:
         InvalidInputError: There is none.
     """
     if not sys.stdin.isatty():
-        raise InvalidInputError("there is no terminal to ask at, and nothing was changed; add --yes.")
+        raise InvalidInputError("no terminal is there to ask at, and nothing was changed; add --yes.")
     print("\nGo back? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

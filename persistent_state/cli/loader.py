@@ -97,9 +97,9 @@ def _refuse(what: str, error: BaseException) -> NoReturn:
         InvalidInputError: It says where in the user's code.
     """
     if isinstance(error, SyntaxError):
-        why = f"{error.msg} at {error.filename}:{error.lineno}"
+        why = f"{error.msg} at {error.filename}:{error.lineno}."
     elif isinstance(error, StateError):
-        why = f"{str(error).rstrip('.')}{places(error)}"
+        why = f"{str(error).rstrip('.')}{places(error)}."
     else:
-        why = raised(error)
-    raise InvalidInputError(f"{what}: {why}.") from error
+        why = f"{raised(error)}."
+    raise InvalidInputError(f"{what}: {why}") from error

@@ -45,7 +45,7 @@ _FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json",
 _CODECS: dict[str, formats.Codec] = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
 _OPENING_BYTES = 1 << 16
-_WHOLE = json.dumps({"finite": True})
+_WHOLE = '{"finite": true}'
 """The line of the journal behind the last file of a finite source."""
 
 

@@ -136,9 +136,9 @@ def test_nobody_is_asked_without_a_terminal(
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     status, out, err = run("--to", "65")
     assert (status, lines(out)) == (2, lines(PLAN))
-    assert err == "persistent-state: there is no terminal to ask at, and nothing was changed; add --yes.\n"
+    assert err == "persistent-state: no terminal is there to ask at, and nothing was changed; add --yes.\n"
     assert run("--to", "65", "--json") == (
-        2, "", "persistent-state: --json asks nobody; add --yes, or --dry-run to see the plan.\n",
+        2, "", "persistent-state: no question is asked with --json; add --yes, or --dry-run to see the plan.\n",
     )  # fmt: skip
     assert world.newest == before
 
