@@ -180,22 +180,24 @@ class Giver:
         Raises:
             InvalidInputError: it holds what this application never said, or has to go back and can't.
         """
-        newest = self.log.newest()
+        timeline = 0
         while True:
-            timeline = newest.timeline if newest else 0
             try:
-                applied = self.open_sink(timeline)
+                applied, is_fenced = self.open_sink(timeline), False
             except FencedError:
-                before, newest = timeline, self.log.newest()
-                if newest is None or newest.timeline == before:
-                    raise InvalidInputError(
-                        f"it holds values of a timeline to which application={self.log.application} has never come; it is of "
-                        "another store: name a place of its own."
-                    ) from None
-                # Rewound meanwhile.
-                continue
-            break
-        newest = self.log.newest()
+                applied, is_fenced = None, True
+            newest = self.log.newest()
+            now = newest.timeline if newest else 0
+            if now != timeline:
+                # Rewound, now or before.
+                timeline = now
+            elif is_fenced:
+                raise InvalidInputError(
+                    f"it holds values of a timeline to which application={self.log.application} has never come; it is of "
+                    "another store: name a place of its own."
+                )
+            else:
+                break
         owed = newest.owed(self.task, self.output) if newest else None
         if owed is not None and self.go_back is None:
             raise InvalidInputError(
