@@ -510,7 +510,7 @@ def test_brokers_know_a_reader_by_its_application_and_topics_or_as_the_user_says
     app = Application("shops", str(tmp_path), shards=1)
     app.add(Total("a"), KafkaSource("orders", "nowhere:9", value=Json(SCHEMA)))
     app.add(Total("b"), KafkaSource(re.compile("o.*"), "nowhere:9", value=Json(SCHEMA), group="mine"))
-    app.start(cast("SparkSession", None))
+    app.start(cast("SparkSession", object()))
     (setup,) = started
     sources = [cloudpickle.loads(cloudpickle.dumps(part.source)) for part in setup.parts]
     assert [source._consumer_options()["group.id"] for source in sources] == ["shops orders", "mine"]
