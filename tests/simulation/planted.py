@@ -1800,20 +1800,6 @@ BUGS = (
         ("asks_sources and step.clock <= flow.stepped", "False"),
         theme="inputs",
     ),
-    bug(
-        "sink of before a reset",
-        "A sink that has a clock of before a reset is believed, though other tasks have given a new state at it.",
-        takeover._born,
-        ("at_reset(plan.outputs, begun, born, own)", "at_reset(plan.outputs, begun, clock, own)"),
-        theme="inputs",
-    ),
-    bug(
-        "first cut of two",
-        "Of two clocks to which starts have cut a task back, the first counts and not the lowest.",
-        task_state.OutputState.at_reset,
-        ("min(born, self.cut_at.get(output, born))", "self.cut_at.get(output, born)"),
-        theme="inputs",
-    ),
     # Inputs with bounds
     bug(
         "backfilled from both sides",
