@@ -17,7 +17,7 @@ from persistent_state.engine import arrow_source, queries
 from persistent_state.engine.feeds import Feed, Part
 from persistent_state.engine.places import Place
 from persistent_state.engine.queries import Setup
-from persistent_state.engine.start_checks import check_feed, opened_for
+from persistent_state.engine.start_checks import Continued, check_feed
 from persistent_state.errors import FencedError, InvalidInputError, StateError
 from persistent_state.formatting import full_clock
 from persistent_state.inputs import AnySource
@@ -26,7 +26,6 @@ from persistent_state.outputs import ValuesAtClock
 from persistent_state.protocol import flows
 from persistent_state.protocol import rewind as protocol
 from persistent_state.protocol.deliver import Due
-from persistent_state.protocol.restore import TaskGroup
 from persistent_state.protocol.rewind import AGAIN, NONE, RETRACT, Choose, OutputPlan, ReadAgain, RewindPlan
 from persistent_state.sinks.base import RecordingSink
 from persistent_state.sources.base import TimeReplayableSource
@@ -174,20 +173,18 @@ def _reads(setup: Setup, first: Entry) -> list[ReadAgain]:
                 f"{feed.plan.title}: {feed.source!r} has no positions, so nobody knows what is to be read again; name a column "
                 "of positions."
             )
-        check_feed(setup, feed, first, (), ())
-        known = [name for name in feed.plan.by_name if name in first.tasks]
-        for group in flows.divided(first, known) if known else ():
-            found.append(_read_again(setup, feed, group, first.clock))
+        found += [_read_again(feed, each) for each in check_feed(setup, feed, first, (), ())]
+        if isinstance(feed.source, DataFrameSource):
+            known = [name for name in feed.plan.by_name if name in first.tasks]
+            for group in flows.divided(first, known) if known else ():
+                found.append(ReadAgain(tuple(group.tasks), repr(feed.source), group.flow.source.next_positions))
     return found
 
 
-def _read_again(setup: Setup, feed: Feed, group: TaskGroup, clock: int) -> ReadAgain:
-    if isinstance(feed.source, (TimeReplayableSource, KafkaConnectorSource)):
-        opened, positions = opened_for(setup.files, feed, group, clock)
-        ends = opened.reach(positions, everything=True).ends
-        count, unit = opened.amount(positions, ends) or (None, "")
-        return ReadAgain(tuple(group.tasks), repr(feed.source), positions, count, unit)
-    return ReadAgain(tuple(group.tasks), repr(feed.source), group.flow.source.next_positions)
+def _read_again(feed: Feed, each: Continued) -> ReadAgain:
+    ends = each.source.reach(each.positions, everything=True).ends
+    count, unit = each.source.amount(each.positions, ends) or (None, "")
+    return ReadAgain(tuple(each.group.tasks), repr(feed.source), each.positions, count, unit)
 
 
 def _gone_back(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
 
+from persistent_state.batch.plan import Plan
 from persistent_state.engine import dataframe_source, micro_batch
 from persistent_state.engine.feeds import Feed
 from persistent_state.engine.queries import Setup
@@ -53,17 +54,29 @@ def check_start(setup: Setup, newest: Entry | None, reset: Collection[str], rebu
         check_feed(setup, feed, newest, reset, rebuild)
 
 
+@dataclass(frozen=True)
+class Continued:
+    """A flow that a start goes on with, its opened source, and the positions from which the source is read on."""
+
+    group: restore.TaskGroup
+    source: TimeReplayableSource
+    positions: Mapping[str, int]
+
+
 def check_feed(
     setup: Setup, feed: Feed, newest: Entry | None, reset: Collection[str], rebuild: Collection[str]
-) -> None:
+) -> list[Continued]:
     """Refuse a source that can't be sent to workers, or can't go on from the positions of a flow.
+
+    Returns:
+        The flows that go on; none if tasks feed them, or if Spark plans the source.
 
     Raises:
         InvalidInputError: The source is refused.
     """
     flow, source = feed.plan, feed.source
     if isinstance(source, TASK_SOURCES):
-        return
+        return []
     known, clock = (newest.tasks, newest.clock) if newest else ({}, BEGINNING)
     rebuilt = [name for name in flow.by_name if name in rebuild]
     new = [name for name in flow.by_name if name not in rebuild and (name not in known or name in reset)]
@@ -77,30 +90,30 @@ def check_feed(
         # It was opened from the beginning before. A function may make no DataFrame to replay from a clock.
         for begin in {*begins, *(min(clock, group.flow.progress.clock) for group in groups)} if newest else ():
             dataframe_source.opened(setup.spark, source, begin)
-        return
+        return []
     check_source(flow.title, source)
     if begins:
         _copy(source).open([], {})
-    for group in groups:
-        opened, positions = opened_for(setup.files, feed, group, clock)
-        # The source must still have the messages that it is to replay.
-        opened.reach(positions, everything=False)
+    return [_continued(setup.files, flow.first, _copy(source), group, clock) for group in groups]
 
 
-def opened_for(
-    files: Files, feed: Feed, group: restore.TaskGroup, clock: int
-) -> tuple[TimeReplayableSource, Mapping[str, int]]:
-    """Return the source of a flow, opened, and the positions from which a start at the global clock reads it on."""
-    source, first = feed.source, feed.plan.first
-    assert isinstance(source, (TimeReplayableSource, KafkaConnectorSource)), source
+def _continued(
+    files: Files, first: Plan, source: TimeReplayableSource, group: restore.TaskGroup, clock: int
+) -> Continued:
+    """Open the source of a flow that a start at the global clock goes on with.
+
+    Raises:
+        InvalidInputError: The source has no longer what it is to replay, or is another.
+    """
     # Inputs that have ended are not read.
     group = replace(group, flow=group.flow.with_inputs(first.bounds))
-    opened, record = _copy(source), group.flow.source
     with named_by_newest():
         journals = lists.read_journals(files, group.flow)
-    open_source(opened, journals, record.known_positions)
+    open_source(source, journals, group.flow.source.known_positions)
     # Only the positions count here, so any time does.
-    return opened, restore.restored_source(group, first, clock, now=0).next_positions
+    positions = restore.restored_source(group, first, clock, now=0).next_positions
+    source.reach(positions, everything=False)
+    return Continued(group, source, positions)
 
 
 def _copy(source: TimeReplayableSource | KafkaConnectorSource) -> TimeReplayableSource:
