@@ -22,10 +22,8 @@ from persistent_state.engine.places import Place
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
-from persistent_state.partials.since import Since
 from persistent_state.protocol.deliver import Due
 from persistent_state.store.entry import Entry
-from persistent_state.store.state_at import state_at
 
 POLL_SECONDS = 5.0
 """Time between two looks at the log while no commit of this process wakes the delivery."""
@@ -67,7 +65,6 @@ class Delivery:
     def __init__(self, spark: SparkSession, plan: Plan, output: ValuesAtClock, tries: int) -> None:
         self._spark = spark
         self._plan = plan
-        self._output = output
         self._place = Place(plan, output)
         self._tries = tries
         self._giver = self._place.giver(self._write)
@@ -256,10 +253,8 @@ class Delivery:
         return error
 
     def _write(self, entry: Entry, due: Due) -> None:
-        plan, output = self._plan, self._output
-        since = Since(due.since, output.all, output.early, due.recent)
-        state = state_at(plan.files, plan.application, entry, plan.name, plan.layout, due.clock, since)
-        self._place.sink.write(frames.of_values(self._spark, state, plan), due.clock)
+        values = frames.of_values(self._spark, self._place.state(entry, due), self._plan)
+        self._place.sink.write(values, due.clock)
 
     @property
     def _title(self) -> str:

@@ -18,7 +18,7 @@ from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.sinks.base import RecordingSink
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
-from persistent_state.store.state_at import state_at
+from persistent_state.store.state_at import StateAt, state_at
 
 
 class Place:
@@ -44,6 +44,12 @@ class Place:
             self._go_back if self.sink.can_rewind else None,
         )
 
+    def state(self, entry: Entry, due: Due) -> StateAt:
+        """Return the state of the task as this output is to show it, read by an entry."""
+        plan, output = self._plan, self._output
+        since = Since(due.since, output.all, output.early, due.recent)
+        return state_at(plan.files, plan.application, entry, plan.name, plan.layout, due.clock, since)
+
     def _open(self, timeline: int) -> int | None:
         """Open the sink, and return the last clock that it has by its own record; None if it keeps none."""
         last = self.sink.open(frames.origin(self._plan, self._output, timeline))
@@ -58,13 +64,10 @@ class Place:
 
     def _go_back(self, then: Entry | None, clock: int) -> None:
         """Take back what the sink was given above a clock, at which the state is read by the entry `then`, if there is one."""
-        plan, output = self._plan, self._output
 
         def values() -> Iterator[pa.RecordBatch]:
-            if then is None:
-                return
-            since = Since(BEGINNING, output.all, output.early, BEGINNING)
-            state = state_at(plan.files, plan.application, then, plan.name, plan.layout, clock, since)
-            yield from frames.batches_of_values(state, plan)
+            if then is not None:
+                all_keys = Due(clock, BEGINNING, BEGINNING)
+                yield from frames.batches_of_values(self.state(then, all_keys), self._plan)
 
         self.sink.rewind(clock, values)
