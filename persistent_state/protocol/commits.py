@@ -157,10 +157,11 @@ def own(log: Log, epoch: int) -> Entry:
     return newest
 
 
-def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach, now: int, step: Step | None = None) -> Basis:
+def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach | None, now: int, step: Step | None = None) -> Basis:
     """Return the basis of a flow's next micro-batch by the newest entry, as the first part is told it.
 
-    `now` is the batch time; 0 if the planner does not know it. With `step` it takes what other tasks give, too.
+    `reach` is None if no source is asked. `now` is the batch time; 0 if the planner does not know it. With `step` it takes what
+    other tasks give, too.
     """
     basis, grounds, visited = plan_part(entry, flow, reach, now), {}, flow_by(entry, flow).visited
     for plan in flow.tasks:
@@ -181,7 +182,7 @@ def plan_step(entry: Entry, flow: FlowPlan, step: Step, now: int) -> Basis:
     The shards of a query know from its last micro-batch which runs they hold. Those of a step know nothing, so the first part
     takes that along, too, to each shard its own: else each of them would read the log. No source is asked.
     """
-    basis = plan_batch(entry, flow, Reach({}), now, step)
+    basis = plan_batch(entry, flow, None, now, step)
     grounds = {
         name: tuple(
             replace(ground, held=shard.runs)
@@ -189,10 +190,10 @@ def plan_step(entry: Entry, flow: FlowPlan, step: Step, now: int) -> Basis:
         )
         for name, of_shards in basis.grounds.items()
     }
-    return replace(basis, grounds=grounds, reach=None)
+    return replace(basis, grounds=grounds)
 
 
-def plan_part(entry: Entry, flow: FlowPlan, reach: Reach, now: int) -> Basis:
+def plan_part(entry: Entry, flow: FlowPlan, reach: Reach | None, now: int) -> Basis:
     """Return what `plan_batch` does for a part that is not the first."""
     known, tasks = flow_by(entry, flow), entry.tasks_of(flow.id)
     progress, source = known.progress, known.source
@@ -207,7 +208,7 @@ def plan_part(entry: Entry, flow: FlowPlan, reach: Reach, now: int) -> Basis:
         begun=tuple(name for name, each in known.inputs.items() if each.has_begun),
         is_behind=is_behind,
         positions=source.positions,
-        ends=reach.ends,
+        ends={} if reach is None else reach.ends,
         channels=source.channels if flow.first.settings.jump is not None else {},
         apart=_apart(entry, tasks.values()) if is_behind else (),
         again=source.again,
