@@ -36,7 +36,7 @@ from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import check_name
-from persistent_state.task import PersistentTask, messages_of
+from persistent_state.task import PersistentTask, instance_of, messages_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -609,9 +609,8 @@ def _check_task(task: object) -> None:
         InvalidInputError: It is not a task, but its class, for example, or has a name, a key or a value that is none.
     """
     if not isinstance(task, (PersistentTask, InOrderTask)):
-        hint = f"{task.__name__}()" if isinstance(task, type) else "MessageCount()"
         raise InvalidInputError(
-            f"task={task!r} is not a task; give an instance of your PersistentTask or OrderedTask, such as {hint}."
+            f"task={task!r} is not a task; give an instance of your PersistentTask or OrderedTask, such as {instance_of(task)}."
         )
     if not isinstance(task.name, str):
         raise InvalidInputError(f"task={task!r} has name={task.name!r}, which is not a text; give one.")

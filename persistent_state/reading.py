@@ -15,7 +15,7 @@ from persistent_state.joins import Join
 from persistent_state.ordered import OrderedTask
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.state_at import StateAt, find_sides, find_state, newest_entry, read_side
-from persistent_state.task import BaseTask, PersistentTask
+from persistent_state.task import BaseTask, PersistentTask, instance_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -218,6 +218,7 @@ def _find(
         # The type of its state is that of its rows, and stands in the store.
         task = task.task_name
     elif not isinstance(task, (PersistentTask, str)):
-        hint = f"{task.__name__}()" if isinstance(task, type) else "MessageCount()"
-        raise InvalidInputError(f"task={task!r} is not a task; give its name, or an instance of it, such as {hint}.")
+        raise InvalidInputError(
+            f"task={task!r} is not a task; give its name, or an instance of it, such as {instance_of(task)}."
+        )
     return find_state(files, application, task, at, monoids, presented)

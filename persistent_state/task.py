@@ -86,6 +86,11 @@ def _near(name: str, known: Sequence[str]) -> list[str]:
     return get_close_matches(name, known, 1, 0.8) or same_letters[:1]
 
 
+def instance_of(task: object) -> str:
+    """Return what to write where an instance of a task is wanted, and this was given."""
+    return f"{task.__name__}()" if isinstance(task, type) else "MessageCount()"
+
+
 def messages_of(task: str) -> str:
     """Return the name of the task of the graph in which the messages of an ordered task wait."""
     return f"{task}.messages"

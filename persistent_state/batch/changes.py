@@ -43,9 +43,8 @@ from persistent_state.windows import TIME, WINDOW
 Times = NDArray[np.int64]
 
 NUMBER_BITS = 24
-"""The bits of a row's number among those that a key emitted at a moment. Above them stands the key's hash, above that the input
-of the message that made it emit the row.
-"""
+"""The bits of a row's number among those that a key emitted at a moment. Above them stands the key's hash, and above that the
+rank of the row."""
 
 BEFORE, AFTER = "before", "after"
 """The columns of a change that is one message: structs of what outputs show of the value; null where the key is not there."""

@@ -133,11 +133,11 @@ def pay(log: Log, epoch: int, task: str, output: str, owed: Owed, clock: int | N
 
 def _with_believed(entry: Entry, task: str, output: str, clock: int) -> Entry:
     """Return the entry in which a sink has come to this clock by its own record."""
-    outputs, own = entry.tasks[task].outputs, entry.flow_of(task).progress.clock
-    # One that is not part of the newest start says so when it comes back.
-    return (
-        _with_outputs(entry, task, outputs.believe_sink(output, clock, own)) if output in outputs.delivered else entry
-    )
+    outputs = entry.tasks[task].outputs
+    if output not in outputs.delivered:
+        # It is not part of the newest start, and says so when it comes back.
+        return entry
+    return _with_outputs(entry, task, outputs.believe_sink(output, clock, entry.flow_of(task).progress.clock))
 
 
 def _with_outputs(entry: Entry, task: str, outputs: OutputState) -> Entry:

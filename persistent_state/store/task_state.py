@@ -200,7 +200,10 @@ class OutputState:
         )
 
     def at_reset(self, outputs: Collection[str], clock: int, born: int, own: int) -> OutputState:
-        """Return the record for a start at the global clock: the task is `born` from zero. `own` is the clock that it had."""
+        """Return the record for a start at the global clock, in which the task begins from zero at the clock `born`.
+
+        `own` is the clock that it had.
+        """
         known = {*outputs, *self.delivered, *self.left, *self.cut_at}
         return OutputState(
             delivered=dict.fromkeys(outputs, BEGINNING),

@@ -490,9 +490,8 @@ def _side_problems(side: SideFile, data: pa.Buffer) -> Iterator[str]:
     found = [(field.name, str(field.type)) for field in table.schema]
     # Older versions kept records as text.
     older = [*wanted[:-1], ("record", "string")]
-    if [each for each in found[:-1] if each[0] not in ("origin", PARTITION)] not in (wanted, older) or found[-1][
-        0
-    ] != "row":
+    *others, (last, _) = found
+    if [each for each in others if each[0] not in ("origin", PARTITION)] not in (wanted, older) or last != "row":
         yield f"its columns are {_columns(found)}, not {_columns([*wanted, ('row', 'struct')])}"
         return
     reasons = Counter(late_rows.left(table, side)["reason"].to_pylist())
