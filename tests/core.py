@@ -57,6 +57,13 @@ def whole_times(table: pa.Table) -> pa.Table:
     return table
 
 
+def newest(log: Log) -> Entry:
+    """The newest entry of an application that there is."""
+    entry = log.newest()
+    assert entry is not None
+    return entry
+
+
 def new_id() -> str:
     return next(ids)
 

@@ -172,7 +172,19 @@ def test_a_sink_that_does_not_answer_goes_back_later_to_the_lowest_clock_in_the_
     table.is_away = False
     given: list[int] = []
     core.start(world.log, [world.plan])
-    giver = deliver.Giver(
+    giver = giver_of(world, table, given)
+    assert giver.give_next(world.newest.epoch)
+    assert (table.record, given) == ([third.timeline, 50], [60])
+    assert world.newest.owes == {}
+
+
+def opened(table: Table, timeline: int) -> int | None:
+    return table.open(Origin("app", "total", (), pa.schema([]), timeline=timeline))
+
+
+def giver_of(world: World, table: Table, given: list[int]) -> deliver.Giver:
+    """What a driver gives the table its clocks by; they are added to `given`."""
+    return deliver.Giver(
         world.log,
         "total",
         "table",
@@ -181,13 +193,6 @@ def test_a_sink_that_does_not_answer_goes_back_later_to_the_lowest_clock_in_the_
         lambda: 0,
         go_back=lambda then, clock: table.rewind(clock, lambda: iter(())),
     )
-    assert giver.give_next(world.newest.epoch)
-    assert (table.record, given) == ([third.timeline, 50], [60])
-    assert world.newest.owes == {}
-
-
-def opened(table: Table, timeline: int) -> int | None:
-    return table.open(Origin("app", "total", (), pa.schema([]), timeline=timeline))
 
 
 def test_outputs_that_can_t_go_back_are_refused_before_anything_changes() -> None:
@@ -282,15 +287,7 @@ def test_the_state_at_the_clock_stays_readable_until_a_sink_that_is_down_for_lon
 
 def test_a_driver_that_opened_a_sink_before_the_application_was_rewound_opens_it_again() -> None:
     world, table, given = played("table"), Table([0, 110]), list[int]()
-    giver = deliver.Giver(
-        world.log,
-        "total",
-        "table",
-        lambda timeline: opened(table, timeline),
-        lambda entry, due: given.append(due.clock),
-        lambda: 0,
-        go_back=lambda then, clock: table.rewind(clock, lambda: iter(())),
-    )
+    giver = giver_of(world, table, given)
     giver.open()
     plan = application(world, Table([0, 110], is_away=True)).rewind(60)
     entry = core.start(world.log, [world.plan])

@@ -45,9 +45,7 @@ class Script:
         self.setup = replace(setup_of(Part(self.plan, source, source)), max_restarts=2)
 
     def newest(self) -> Entry:
-        entry = self.log.newest()
-        assert entry is not None
-        return entry
+        return core.newest(self.log)
 
     def commit(self, *times: int) -> None:
         """Commit a micro-batch, as a query does."""

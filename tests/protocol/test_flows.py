@@ -116,9 +116,7 @@ class World:
 
     @property
     def newest(self) -> Entry:
-        entry = self.log.newest()
-        assert entry is not None
-        return entry
+        return core.newest(self.log)
 
     def ids(self, name: str, clock: int | None = None) -> list[int]:
         """The ids in a task's state below a clock (None: in all of it)."""

@@ -45,9 +45,7 @@ class World:
 
     @property
     def newest(self) -> Entry:
-        entry = self.log.newest()
-        assert entry is not None
-        return entry
+        return core.newest(self.log)
 
     @property
     def held(self) -> Holder | None:

@@ -152,9 +152,7 @@ class World:
 
     @property
     def newest(self) -> Entry:
-        entry = self.log.newest()
-        assert entry is not None
-        return entry
+        return core.newest(self.log)
 
     def start(self, away: Collection[str] = ()) -> None:
         """Start all tasks but those that are away. Those that were for too long are refused, and left out then."""

@@ -75,9 +75,7 @@ class World:
 
     @property
     def newest(self) -> Entry:
-        entry = self.log.newest()
-        assert entry is not None
-        return entry
+        return core.newest(self.log)
 
     def start(self, shards: int | None = None) -> None:
         self.shards = shards or self.shards

@@ -71,9 +71,7 @@ class World:
 
     @property
     def newest(self) -> Entry:
-        entry = self.log.newest()
-        assert entry is not None
-        return entry
+        return core.newest(self.log)
 
     def start(self, shards: int, rebuild: Sequence[str] = ()) -> None:
         self.messages = core.plan_of(Messages(self.task, {"": SCHEMA}), SCHEMA, files=self.files, shards=shards)
@@ -547,9 +545,7 @@ class Ran:
 
     @property
     def newest(self) -> Entry:
-        entry = self.log.newest()
-        assert entry is not None
-        return entry
+        return core.newest(self.log)
 
     def step(self) -> None:
         while due := graph.due(self.newest):

@@ -55,9 +55,7 @@ class Ran:
 
     @property
     def newest(self) -> Entry:
-        entry = self.log.newest()
-        assert entry is not None
-        return entry
+        return core.newest(self.log)
 
 
 def states(entry: Entry, plan: Plan) -> dict[int, Any]:
