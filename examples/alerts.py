@@ -24,7 +24,6 @@ were sent twice with the same ids, and the inbox has each once and just those th
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -41,7 +40,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from examples.driven import driver, folder_for, last_words, local_spark, write_stream
+from examples.driven import driver, folder_for, last_words, local_spark, tell, write_stream
 from monoids import Count
 from persistent_state import (
     Application,
@@ -206,13 +205,10 @@ def main() -> int:
         figures: dict[str, int] = {}
         if not problems:
             figures, problems = check(folder, logins, died_at)
-    for problem in problems:
-        print(f"FAILED: {problem}.", file=sys.stderr)
-    if arguments.json:
-        print(json.dumps({**figures, "died_at": died_at, "right": not problems}))
-    if not problems:
+    is_right = tell(problems, {**figures, "died_at": died_at}, as_json=arguments.json)
+    if is_right:
         print("{sent} alerts sent, {twice} of them again, {inbox} in the inbox, {expected} expected".format(**figures))
-    return 1 if problems else 0
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":

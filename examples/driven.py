@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -83,6 +84,15 @@ def last_words(folder: Path) -> str:
     """What the last driver said in the end."""
     lines = (folder / "driver.log").read_text(errors="replace").splitlines()
     return lines[-1].rstrip(".") if lines else "nothing"
+
+
+def tell(problems: Sequence[str], figures: Mapping[str, Any], *, as_json: bool) -> bool:
+    """Print what was wrong, a sentence each, and the figures as a line of JSON if wanted. Return whether all is right."""
+    for problem in problems:
+        print(f"FAILED: {problem}.", file=sys.stderr)
+    if as_json:
+        print(json.dumps({**figures, "right": not problems}))
+    return not problems
 
 
 def windows_in(table: ParquetSink) -> dict[Key, list[Any]]:

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from examples.driven import driver, folder_for, last_words, let_in, local_spark, write_stream
+from examples.driven import driver, folder_for, last_words, let_in, local_spark, tell, write_stream
 from monoids import Count
 from persistent_state import (
     Application,
@@ -407,13 +407,10 @@ def main() -> int:
             print(f"in the order of arrival {other} alerts would be missing, wrong or too many")
             if len(rules) < 3 or not other:
                 problems.append("the events broke not all rules, or came in order: nothing was shown")
-    for problem in problems:
-        print(f"FAILED: {problem}.", file=sys.stderr)
-    if arguments.json:
-        print(json.dumps({"drivers": [asdict(seen) for seen in looks], "other": other, "right": not problems}))
-    if not problems:
+    is_right = tell(problems, {"drivers": [asdict(seen) for seen in looks], "other": other}, as_json=arguments.json)
+    if is_right:
         print(f"all {looks[-1].alerts} alerts are there once, after {arguments.kills} kills")
-    return 1 if problems else 0
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ there.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sqlite3
 import subprocess
@@ -33,7 +32,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from examples.driven import driver, folder_for, last_words, local_spark, write_stream
+from examples.driven import driver, folder_for, last_words, local_spark, tell, write_stream
 from monoids import Sum
 from persistent_state import Application, FileSource, NonWindowState, PersistentTask, SqlSink
 from persistent_state.formatting import read_clock, show_clock
@@ -236,13 +235,10 @@ def main() -> int:
         messages = pa.Table.from_pylist([transfer._asdict() for transfer in transfers], SCHEMA)
         write_stream(folder / "stream", messages, files=minutes)
         looks, problems = watch(folder, transfers, kills)
-    for problem in problems:
-        print(f"FAILED: {problem}.", file=sys.stderr)
-    if arguments.json:
-        print(json.dumps({"drivers": [asdict(look) for look in looks], "right": not problems}))
-    if not problems:
+    is_right = tell(problems, {"drivers": [asdict(look) for look in looks]}, as_json=arguments.json)
+    if is_right:
         print(f"the books balance to the cent, after {kills} kills")
-    return 1 if problems else 0
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":

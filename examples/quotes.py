@@ -15,7 +15,6 @@ quote if they had been joined as they came. With --folder, all stays there.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from examples.driven import driver, folder_for, last_words, local_spark, write_stream
+from examples.driven import driver, folder_for, last_words, local_spark, tell, write_stream
 from persistent_state import Application, AsOfJoin, FileSource, ParquetSink
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import show_clock
@@ -196,16 +195,13 @@ def main() -> int:
                 "otherwise": int((~same(as_they_come(trades, quotes)[["bid"]], right[["bid"]])).sum().sum()),
             }
             print(found[["symbol", "price", "bid", "ask"]].head(PRINTED).to_string())
-    for problem in problems:
-        print(f"FAILED: {problem}.", file=sys.stderr)
-    if arguments.json:
-        print(json.dumps({**figures, "killed_at": killed_at, "right": not problems}))
-    if not problems:
+    is_right = tell(problems, {**figures, "killed_at": killed_at}, as_json=arguments.json)
+    if is_right:
         print(
             "{trades:,} trades in the table, each once and with the quote that pandas gives it; {without:,} have none that is "
             "young enough; {otherwise:,} had got another as they came".format(**figures)
         )
-    return 1 if problems else 0
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":

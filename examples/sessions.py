@@ -15,7 +15,6 @@ are what plain Python makes of the clicks, and the clicks set aside are those th
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -33,6 +32,7 @@ from examples.driven import (
     in_microseconds,
     last_words,
     local_spark,
+    tell,
     windows_in,
     write_stream,
 )
@@ -242,16 +242,13 @@ def main() -> int:
             if not open_then:
                 problems.append("no session was open when the driver was killed")
             show(sessions, open_then[:PRINTED])
-    for problem in problems:
-        print(f"FAILED: {problem}.", file=sys.stderr)
-    if arguments.json:
-        print(json.dumps({**figures, "killed_at": killed_at, "right": not problems}))
-    if not problems:
+    is_right = tell(problems, {**figures, "killed_at": killed_at}, as_json=arguments.json)
+    if is_right:
         print(
             "{ended:,} sessions in the table, each once, {open_when_killed:,} of them open when the driver was killed; "
             "{open:,} still open; {late:,} late clicks set aside".format(**figures)
         )
-    return 1 if problems else 0
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":
