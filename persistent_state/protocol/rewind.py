@@ -270,7 +270,7 @@ def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
         for output, last in outputs.delivered.items():
             given = next((clock for clock in clocks if max(last, task.born) < clock <= visited), last)
             # After a start, until the sink answers, it may have all that the task had before.
-            yield name, output, max(given, outputs.furthest) if output in outputs.cut_at else given
+            yield name, output, max(given, outputs.bound(output))
         # Those of a life before this one are outputs again if the task goes back to that life.
         goes_on = name in before.tasks and not _is_same_life(task, before.tasks[name])
         for output in (*outputs.left, *(outputs.retired if goes_on else ())):

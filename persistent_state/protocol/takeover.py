@@ -183,12 +183,12 @@ def _in_order(group: TaskGroup, plans: Mapping[str, Plan]) -> TaskGroup:
 
 def _as_planned(group: TaskGroup, plans: Mapping[str, Plan], newest: Entry) -> TaskGroup:
     """Return the group with the outputs, and the types of values, that its tasks have in this start."""
-    tasks = {
-        name: replace(task, outputs=task.outputs.at_restart(plans[name].outputs, newest.clock)).end_inputs(
-            input for input in newest.flow_of(name).inputs if input not in plans[name].source_inputs
-        )
-        for name, task in group.tasks.items()
-    }
+    tasks = {}
+    for name, task in group.tasks.items():
+        flow = newest.flow_of(name)
+        outputs = task.outputs.at_restart(plans[name].outputs, newest.clock, max(flow.progress.clock, flow.visited))
+        gone = (input for input in flow.inputs if input not in plans[name].source_inputs)
+        tasks[name] = replace(task, outputs=outputs).end_inputs(gone)
     return replace(group, tasks={name: evolution.evolved(plans[name], task, newest) for name, task in tasks.items()})
 
 

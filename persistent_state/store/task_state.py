@@ -104,7 +104,7 @@ class OutputState:
     cut_at: Mapping[str, int] = field(default_factory=dict)
     """By output: the lowest clock to which starts have cut the task back since its sink last answered.
 
-    What the sink has above that clock may be void.
+    What the sink has above that clock may be void. A sink that keeps no record answers when it is given all that it may have.
     """
 
     left: tuple[str, ...] = ()
@@ -120,13 +120,20 @@ class OutputState:
     """
 
     def record_given(self, output: str, clock: int) -> OutputState:
-        """Return the record when the output's sink has every checkpoint up to this clock, and none above."""
+        """Return the record when the output's sink was given every checkpoint up to this clock.
+
+        It has none above, unless starts have cut the task back.
+        """
         return replace(
             self,
             delivered={**self.delivered, output: clock},
             voided=_without(self.voided, output),
-            cut_at=_without(self.cut_at, output),
+            cut_at=_without(self.cut_at, output) if clock >= self.bound(output) else self.cut_at,
         )
+
+    def bound(self, output: str) -> int:
+        """Return a bound of what the output's sink may have above the clocks that it is known to have; `BEGINNING` if none."""
+        return max(self.furthest, self.cut_at[output]) if output in self.cut_at else BEGINNING
 
     def void(self, output: str) -> OutputState:
         """Return the record when the output's sink lacks values of clocks that it has, and is to be given everything."""
@@ -181,12 +188,13 @@ class OutputState:
             voided=dict.fromkeys(sorted(names), BEGINNING),
             furthest=clock,
             left=tuple(sorted({*before.left, *self.left, *self.retired} - {*before.retired, *names})),
+            cut_at=dict.fromkeys(sorted(names), clock),
             retired=before.retired,
             begun=dict.fromkeys(sorted(names), clock + 1),
         )
 
-    def at_restart(self, outputs: Collection[str], clock: int = BEGINNING) -> OutputState:
-        """Return the record for a start in which the task has these outputs. `clock` is the global one."""
+    def at_restart(self, outputs: Collection[str], clock: int = BEGINNING, own: int = BEGINNING) -> OutputState:
+        """Return the record for a start in which the task has these outputs. `clock` is the global one, `own` the task's."""
         delivered = {output: self.delivered.get(output, BEGINNING) for output in outputs}
         # An output that is left out is not given what it lacks, and is new when it comes back: its sink then says what it has.
         cut_at = {output: last for output, last in self.voided.items() if output not in delivered}
@@ -194,7 +202,7 @@ class OutputState:
             self,
             delivered=delivered,
             voided={output: last for output, last in self.voided.items() if output in delivered},
-            cut_at={**self.cut_at, **cut_at},
+            cut_at={**dict.fromkeys(self.left, own), **self.cut_at, **cut_at},
             left=self._left_by(outputs),
             begun=self._begun_by(outputs, clock),
         )

@@ -176,6 +176,34 @@ def test_an_output_that_was_left_out_is_refused_too() -> None:
         rewind.plan(world.log, 60)
 
 
+def test_an_output_that_has_come_back_is_refused_until_it_was_given_again_what_it_may_have() -> None:
+    """Its sink keeps no record, so that nobody knows what it has."""
+    world = World()
+    given = replace(world.plan, outputs=("sink",))
+    core.start(world.log, [given])
+    world.play(12)
+    deliver.record(world.log, world.newest.epoch, "total", "sink", world.newest.clock, 0)
+    core.start(world.log, [world.plan])
+    core.start(world.log, [given])
+    for clock in (20, 40, 60):
+        with pytest.raises(InvalidInputError, match="sink='sink' may have values"):
+            rewind.plan(world.log, 60)
+        deliver.record(world.log, world.newest.epoch, "total", "sink", clock, 0)
+
+
+def test_an_output_of_a_life_before_is_refused_below_what_it_had_then() -> None:
+    world = World()
+    world.plan = replace(world.plan, outputs=("sink",))
+    core.start(world.log, [world.plan])
+    world.play(12)
+    deliver.record(world.log, world.newest.epoch, "total", "sink", 60, 0)
+    core.start(world.log, [world.plan], reset=("total",))
+    planned = rewind.plan(world.log, 100, lambda *_: rewind.AGAIN)
+    rewind.rewind(world.log, planned, writer="somebody", now=0)
+    with pytest.raises(InvalidInputError, match="sink='sink' may have values"):
+        rewind.plan(world.log, 40)
+
+
 def test_a_task_that_came_later_is_as_at_its_first_start() -> None:
     world = World()
     world.play(8)

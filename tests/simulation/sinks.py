@@ -164,12 +164,14 @@ class Sinks:
             if task is not None:
                 self.lives[name] = self._life_of(name)
 
-    def write_late(self, sink: WorldSink, timeline: int, due: Due, values: Values) -> None:
+    def write_late(self, newest: Entry, sink: WorldSink, timeline: int, due: Due, floor: int, values: Values) -> None:
         """A driver of a timeline that has ended writes values. A sink with a record may have gone back before or after that."""
         if sink.kind not in RECORD or due.clock <= sink.applied:
             return
         if sink.is_fenced(timeline):
             raise FencedError("the sink is in a later timeline.")
+        if due.since == BEGINNING and sink.task in newest.tasks and due.clock > newest.tasks[sink.task].born:
+            sink.life, sink.begun = self._life_of(sink.task), floor
         sink.seen.add(due.clock)
         sink.put(timeline, due.clock, due.since == BEGINNING, self.keyed(sink, values))
 
@@ -216,7 +218,7 @@ class Sinks:
         """A driver, perhaps one that is fenced, writes values at a clock; what expired by `floor` may be gone."""
         clock, since = due.clock, due.since
         if sink.kind and timeline < newest.timeline:
-            self.write_late(sink, timeline, due, values)
+            self.write_late(newest, sink, timeline, due, floor, values)
             return
         life, task, must = self._life_of(sink.task), newest.tasks[sink.task], self.must
         if sink.kind and epoch == newest.epoch:
