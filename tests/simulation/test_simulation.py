@@ -170,7 +170,7 @@ def test_applications_that_are_branched_keep_the_contract() -> None:
 @pytest.mark.parametrize("theme", [REWOUND, *REWOUND_GRAPHS])
 def test_applications_that_go_back_keep_the_contract(theme: str) -> None:
     worlds = [play(seed, theme) for seed in range(REWOUND_WORLDS if theme == REWOUND else REWOUND_GRAPH_WORLDS)]
-    assert sum(world.oracle.happened["rewind"] for world in worlds) > 2
+    assert sum(world.oracle.happened["rewind"] for world in worlds) > 1
 
 
 @pytest.mark.soak

@@ -228,7 +228,7 @@ class World:
         rules = [(3 * self.interval, 12 * self.interval), (7, 400), (100, 100)]
         rules = self.people.sample(rules, self.people.choice([1, 2] if goes_back or self.theme == KEPT else [0, 0, 1]))
         self.keeping = replace(self.keeping, retain=tuple(rules))
-        self.rewinds = self.people.randint(1, 3) if goes_back else 0
+        self.rewinds = self.people.randint(1, 3) + (2 if self.places else 0) if goes_back else 0
         self.look_rate = self.people.choice([0.5, 1.0] if self.theme == KEPT else [0.0, 0.0, 0.3])
         self.branches = Branches(self.oracle.kept, must) if self.theme == BRANCHED else None
         counts = {FLOWS: 1, INPUTS: 3, BACKFILL: 2}
@@ -301,7 +301,7 @@ class World:
 
     def _place(self, rng: Random, job: Job, number: int) -> WorldSink:
         """A sink of an application that goes back."""
-        kind = rng.choice([*places.GO_BACK, *places.GO_BACK, places.AGAIN, places.STUBBORN])
+        kind = rng.choice([*(4 * places.GO_BACK), places.AGAIN, places.STUBBORN])
         early = isinstance(job.windowing, SlidingWindow) and rng.random() < 0.4
         return WorldSink(job.name, f"o{number}", kind in places.RECORD, early, kind=kind)
 
@@ -863,7 +863,7 @@ class World:
         timelines: list[int] = []
         if self.places is not None:
             # Some sinks are down for long.
-            self._nap(self.places.choice([0, 0, 300, 1000]))
+            self._nap(self.places.choice([0, 0, 0, 300, 1000]))
 
         def opened(timeline: int) -> int | None:
             timelines.append(timeline)
@@ -1112,8 +1112,7 @@ class World:
         files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
 
         def go() -> None:
-            newest = self.oracle.newest
-            to = self.people.choice([*(newest.kept if newest else ())] or [0]) + self.people.choice([0, 0, 3, -3])
+            to = self.people.choice(self._kept_below_sinks() or [0]) + self.people.choice([0, 0, 3, -3])
             log = Log(files, APPLICATION)
             planned = rewind.plan(log, to, self._action)
             self._nap(self.people.choice([0, 0, 0, 50]))
@@ -1143,6 +1142,18 @@ class World:
             self._look_at(files, newest, newest.clock, self.people.choice([*newest.tasks]), meanwhile)
 
         return lambda: self._as_people_do(look)
+
+    def _kept_below_sinks(self) -> list[int]:
+        """The kept clocks; where outputs are to go back, those below what some sink has, once there are any."""
+        for _ in range(20 if self.places is not None else 0):
+            furthest = max(sink.applied for sinks in self.oracle.sinks.of.values() for sink in sinks.values())
+            if below := [clock for clock in self._kept() if clock < furthest]:
+                return below
+            self._nap(20)
+        return self._kept()
+
+    def _kept(self) -> list[int]:
+        return [*self.oracle.newest.kept] if self.oracle.newest else []
 
     def _action(self, task: str, output: str, furthest: int) -> str:
         """What an output is to do at a rewind."""
