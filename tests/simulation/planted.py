@@ -1169,13 +1169,6 @@ BUGS = (
         theme="rewound-outputs",
     ),
     bug(
-        "an old clock says all",
-        "A sink that comes back, and is given an old clock, is taken for one that has nothing newer.",
-        task_state.OutputState.record_given,
-        ("clock >= self.bound(output)", "True"),
-        theme="rewound-outputs",
-    ),
-    bug(
         "sink that believes its old record",
         "A sink goes back and leaves its record at the clock that it had.",
         sinks.WorldSink.go_back,
