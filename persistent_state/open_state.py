@@ -19,8 +19,8 @@ from persistent_state.formatting import Clock, full_clock, read_clock
 from persistent_state.joins import Join
 from persistent_state.ordered import OrderedTask
 from persistent_state.partials.changed import Changed, are_equal
-from persistent_state.partials.keys import hash_keys, normalise, same_as_previous
-from persistent_state.partials.layout import one_chunk
+from persistent_state.partials.keys import normalise
+from persistent_state.partials.lookup import each_once
 from persistent_state.store import kept_entries
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
@@ -366,7 +366,7 @@ class OpenState(_Rows):
             ['n1', None, 'n2']
         """
         columns, count = self._columns([*keys])
-        asked, places = _each_once(columns, count)
+        asked, places = each_once(columns, count)
         table, spans = self._answer(lambda state: state.of_keys(asked))
         values = table["value"].to_pylist()
         windows = self.state.layout.kind.window_columns
@@ -477,17 +477,6 @@ def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
     return iter(table.to_batches(rows))
 
 
-def _each_once(columns: Sequence[pa.Array], count: int) -> tuple[pa.Table, list[int]]:
-    """Return so many keys each once, with their hashes, sorted, and the place of each that was given among them."""
-    names = [f"key{i}" for i in range(len(columns))]
-    table = pa.table([hash_keys(columns, count), *columns, np.arange(count)], names=["hash", *names, "number"])
-    table = table.sort_by([(name, "ascending") for name in table.column_names]).combine_chunks()
-    begins = ~same_as_previous([one_chunk(table[name]) for name in ["hash", *names]])
-    places = np.empty(count, np.intp)
-    places[table["number"].to_numpy()] = np.cumsum(begins) - 1
-    return table.filter(pa.array(begins)).drop_columns(["number"]).combine_chunks(), places.tolist()
-
-
 def _check_timeline(state: StateAt, timeline: int) -> None:
     """Refuse a state that is another than that at its clock in this timeline.
 
@@ -523,8 +512,8 @@ def _checked(since: StateAt, until: StateAt) -> tuple[StateAt, StateAt]:
     types = [(state.schema, state.layout.monoid.type, state.presents is None) for state in (since, until)]
     if types[0] != types[1]:
         raise InvalidInputError(
-            f"the state of task={until.task} at clock={first} has other types than at clock={last}; give the task itself, not its "
-            "name, or read both states."
+            f"the state of task={until.task} at clock={first} has other types than at clock={last}; give the task itself, not "
+            "its name, or read both states."
         )
     if since.timeline != until.timeline:
         newest = newest_entry(until.files, until.application)

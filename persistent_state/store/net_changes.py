@@ -98,7 +98,7 @@ def _changed_rows(table: pa.Table, layout: Layout, since: int, clock: int) -> pa
 
 @dataclass(frozen=True)
 class NetChanges:
-    """What changed between two states of a task, of the keys with low <= hash < high.
+    """The changes between two states of a task, of the keys with low <= hash < high.
 
     `apart` says that the runs of `until` hold both states.
     """
