@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import random
 import re
@@ -10,8 +11,8 @@ import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -27,7 +28,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monoids import Aggregator, Average, List, Sum
+from monoids import Aggregator, Average, Count, List, Struct, Sum
 from persistent_state import (
     DamagedError,
     InvalidInputError,
@@ -40,11 +41,14 @@ from persistent_state import (
     SessionWindow,
     SlidingWindow,
     TaskFailedError,
+    TumblingWindow,
     WindowState,
     open_store,
     read_state,
 )
 from persistent_state import open_state as opened
+from persistent_state.batch.plan import FlowPlan
+from persistent_state.event_time.clocks import Settings
 from persistent_state.partials import keys
 from persistent_state.partials.since import Since
 from persistent_state.protocol import rewind
@@ -55,7 +59,7 @@ from persistent_state.state import KeptState
 from persistent_state.store import blocks, state_at
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
-from persistent_state.store.files import Files, MemoryFiles, cache
+from persistent_state.store.files import Files, MemoryFiles, cache, open_files
 from persistent_state.store.log import Log
 from persistent_state.windows import TimeToLive
 from tests import core, windows
@@ -69,6 +73,7 @@ from tests.store.test_upgrades import STORES, unpacked
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("key", pa.int64()), ("n", pa.int64())])
 STORE = str(Path(__file__).parent / "fixtures" / "store-v1")
+PAGE = Path(__file__).parents[1] / "docs" / "open-state.md"
 KEYS, ABSENT = 8, 99
 HOUR = 3_600_000_000
 
@@ -261,6 +266,7 @@ def check_changes(changes: OpenChanges, before: Mapping[Any, Any], after: Mappin
 ACTIONS = ("play", "play", "play", "collect", "restart", "rewind", "keep")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
     max_examples=soak_or(ci=7, soak=300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -773,9 +779,79 @@ class Listed(PersistentTask):
         state.update(message.timestamp, [message["n"]])
 
 
-class TestRecipes:
-    """What docs/open-state.md shows."""
+SALES = [
+    ("12:30", "Bergen", "tea", 100),
+    ("13:10", "Oslo", "tea", 400),
+    ("13:40", "Oslo", "tea", 500),
+    ("14:10", "Oslo", "coffee", 1350),
+    ("14:35", "Oslo", "coffee", 1),
+]
 
+
+class Totals(PersistentTask):
+    key = ("shop", "item")
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Struct(sales=Count(), cents=Sum()))
+
+    def process_message(self, state: Any, message: Any) -> None:
+        state.update(message.timestamp, {"sales": 1, "cents": message["cents"]})
+
+
+class Hourly(PersistentTask):
+    key, value = "shop", "cents"
+
+    def persistent_state(self) -> WindowState[Any]:
+        return WindowState(Sum(), TumblingWindow("1 hour"))
+
+
+def write_shop(folder: Path) -> None:
+    """Write the store of docs/open-state.md, with clocks at 13:00, 14:00 and 14:30."""
+    schema = pa.schema(
+        [("ts", pa.timestamp("us", "UTC")), ("shop", pa.string()), ("item", pa.string()), ("cents", pa.int64())]
+    )
+    files, minutes = open_files(folder), 60_000_000
+    plans = [
+        replace(
+            core.plan_of(task, schema, files=files, settings=Settings(30 * minutes, ahead=2**62)), application="shop"
+        )
+        for task in (Totals(), Hourly())
+    ]
+    flow, log = FlowPlan(tuple(plans)), Log(files, "shop")
+    core.start(log, [flow])
+    for some in (SALES[:1], SALES[1:2], SALES[2:4], SALES[4:]):
+        rows = [
+            {"ts": datetime.fromisoformat(f"2026-11-20T{time}+00:00"), "shop": shop, "item": item, "cents": cents}
+            for time, shop, item, cents in some
+        ]
+        core.play(log, flow, pa.RecordBatch.from_pylist(rows, schema))
+
+
+def test_the_code_of_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_shop(tmp_path / "apps")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    checked = 0
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        for statement in ast.parse(block).body:
+            source = ast.get_source_segment(block, statement)
+            assert source is not None
+            said = block.splitlines()[(statement.end_lineno or 0) - 1].partition("  # ")[2]
+            if not isinstance(statement, ast.Expr):
+                exec(source, names)
+                continue
+            found = eval(source, names)
+            with suppress(SyntaxError):
+                assert found == ast.literal_eval(said), source
+                checked += 1
+    assert checked > 10
+    assert {(key, kind) for key, _, kind in rows_of(names["changes"].to_arrow(), ["_change_type"])} == {
+        (("Oslo", "tea"), "insert"),
+        (("Oslo", "coffee"), "insert"),
+    }
+
+
+class TestRecipes:
     def test_duckdb_reads_a_state_and_changes_as_tables(self) -> None:
         totals = open_store(STORE).application("app").task("Totals")
         state, changes = totals.at(200), totals.changes(160, 200)
@@ -788,9 +864,7 @@ class TestRecipes:
     def test_polars_reads_a_state_and_changes(self) -> None:
         totals = open_store(STORE).application("app").task("Totals")
         frame = pl.DataFrame(totals.at(200))
-        assert frame.sort("shop", "item").to_dicts() == sorted(
-            totals.at(200).to_arrow().to_pylist(), key=lambda row: (row["shop"] or "", row["item"] or 0)
-        )
+        assert sorted(map(repr, frame.to_dicts())) == sorted(map(repr, totals.at(200).to_arrow().to_pylist()))
         changes = pl.DataFrame(totals.changes(160, 200))
         assert {*changes["_change_type"]} <= {*opened.CHANGE_TYPES}
 
