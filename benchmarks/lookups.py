@@ -8,10 +8,10 @@ read, "blocks" only the blocks of the keys. "first" is the first micro-batch of 
 is the median of those after it, each of other keys. Seconds are those of one processor. "fetched" is what the first micro-batch
 gets from a store behind a network of which there are no copies.
 
-A second table has the milliseconds for which a reader waits who opens the store by `open_store`. All keys of its task are in old
-runs, a tenth of them in newer ones too, and a hundredth in the newest. "open" is `at()`, "get" asks for one key and "get_many"
-for a thousand, random ones each time. "first" is the first of a process, "next" the median of those after it. "a run" is the most
-requests that one key makes to a run of a far store of which there are no copies.
+A second table has the milliseconds for which a reader waits who opens the store by `open_store`. All keys of its task are in
+old runs, a tenth of them in newer ones too, and a hundredth in the newest. "open" is `at()`, "get" asks for one key and
+"get_many" for a thousand, random ones each time. "first" is the first of a process, "next" the median of those after it.
+"a run" is the most requests that one key makes to a run of a far store of which there are no copies.
 """
 
 from __future__ import annotations

@@ -292,45 +292,74 @@ def test_handles_answer_exactly_or_refuse_while_the_application_commits_collects
             for _ in range(2 if held else 0):
                 # Copies of what was collected may be there.
                 start_process()
-                with may_be_gone():
-                    check_state(*world.random.choice(held), [*range(KEYS)])
+                state, expected = world.random.choice(held)
+                with may_be_gone(world, state):
+                    check_state(state, expected, [*range(KEYS)])
                 (since, before), (until, after) = sorted(
                     (world.random.choice(held), world.random.choice(held + fresh)), key=lambda each: each[0].clock
                 )
-                with may_be_gone():
+                with may_be_gone(world, since, until):
                     check_changes(world.opened.changes(since, until), before, after)
             held += fresh
 
 
 @contextmanager
-def may_be_gone() -> Iterator[None]:
+def may_be_gone(world: World, *states: OpenState) -> Iterator[None]:
+    """Let states be refused with a sentence that the newest entry does not have any more."""
+    entry = world.newest
+    is_there = all(state.clock in entry.readable and state.state.is_of_timeline(entry) for state in states)
     try:
         yield
     except InvalidInputError as error:
-        if not re.search(r"is no longer retained|is gone: the application was taken back", str(error)):
+        if is_there or not re.search(r"is no longer retained|is gone: the application was taken back", str(error)):
             raise
 
 
 def test_a_handle_goes_on_with_the_runs_that_hold_its_clock_now() -> None:
     with small():
         world = World(Kept())
-        world.keeping = Keeping(20)
-        for _ in range(4):
+        world.keeping = Keeping(20, 0)
+        while world.newest.clock < 150:
             world.play()
-        state = world.opened.at(20)
-        expected = world.expected(20)
-        old = {run.file.path for run in state.state.runs}
-        for _ in range(6):
+        state, expected = world.opened.at(40), world.expected(40)
+        keep(world.log, 40, "for the test", 0)
+        world.keeping = Keeping(1, 0)
+        while world.newest.clock < 300:
             world.play()
-        world.restart()
-        world.collect()
-        gone = old - set(world.files.list("app/runs/Kept"))
-        assert gone
+            world.collect()
+        left = {f"app/runs/Kept/{name}" for name in world.files.list("app/runs/Kept")}
+        assert {run.file.path for run in state.state.runs if run.first < 40} - left
         start_process()
         check_state(state, expected, [*range(KEYS)])
         # It looks into the log once.
         with mock.patch.object(state_at, "entry_at", side_effect=AssertionError):
             check_state(state, expected, [*range(KEYS)])
+
+
+def test_changes_go_on_with_the_runs_that_keep_both_clocks_apart_now() -> None:
+    with small():
+        world = World(Kept())
+        world.keeping = Keeping(20, 0)
+        while world.newest.clock < 100:
+            world.play()
+
+        def trickle(count: int) -> None:
+            """Commit messages that do not move the clock."""
+            for _ in range(count):
+                world.sent += [(key, 105, 1) for key in range(KEYS)]
+                world.play()
+                world.collect()
+
+        trickle(3)
+        changes = world.opened.changes(80, 100)
+        assert changes.changes.apart
+        trickle(9)
+        assert world.newest.clock == 100
+        left = {f"app/runs/Kept/{name}" for name in world.files.list("app/runs/Kept")}
+        assert {run.file.path for run in changes.until.state.runs} - left
+        start_process()
+        with mock.patch.object(state_at.StateAt, "answer", side_effect=AssertionError):
+            check_changes(changes, world.expected(80), world.expected(100))
 
 
 class TestTimelines:
@@ -387,6 +416,26 @@ class TestTimelines:
                     assert "is gone" in problem(
                         lambda clock=clock, timeline=timeline: world.opened.at(clock, timeline=timeline)
                     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_changes_lead_from_every_clock_to_every_later_one_also_where_runs_do_not_keep_it_apart(kind: str) -> None:
+    with small():
+        world = World(Kept(KINDS[kind]))
+        for _ in range(20):
+            world.play()
+            world.collect()
+        clocks = OpenStore(world.files).application("app").clocks()
+        apart = {
+            (since, until): world.opened.changes(since, until).changes.apart
+            for until in clocks
+            for since in clocks
+            if since <= until
+        }
+        assert {*apart.values()} == {True, False}
+        for since, until in apart:
+            changes = world.opened.changes(since, until)
+            check_changes(changes, world.expected(since), world.expected(until))
 
 
 class TestChanges:
