@@ -242,13 +242,7 @@ class _Rows(ABC):
 
     @abstractmethod
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in batches, within bounded memory: a range of the keys' hash is read at a time.
-
-        Raises:
-            InvalidInputError: A clock is no longer retained.
-            DamagedError: A file is not what was written.
-            TaskFailedError: What presents the values raised.
-        """
+        """Yield the rows in batches, within bounded memory."""
 
     def to_arrow(self) -> pa.Table:
         """Return the rows as a table, in no particular order.
@@ -310,15 +304,30 @@ class OpenState(_Rows):
 
     @property
     def schema(self) -> pa.Schema:
+        """The columns and their types: the key columns, those of the window if there are windows, and `value`."""
         return self.state.schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the state in batches, within bounded memory: a range of the keys' hash is read at a time.
+
+        Raises:
+            InvalidInputError: The clock is no longer retained.
+            DamagedError: A file is not what was written.
+            TaskFailedError: What presents the values raised.
+        """
         count = _parts(self.state)
         for number in range(count):
             for table in self._answer(partial(_tables_of_part, number=number, parts=count)):
                 yield from _batches(table)
 
     def to_arrow(self) -> pa.Table:
+        """Return the state as a table, a row per key or per window of a key, in no particular order.
+
+        Raises:
+            InvalidInputError: The clock is no longer retained.
+            DamagedError: A file is not what was written.
+            TaskFailedError: What presents the values raised.
+        """
         return self._answer(StateAt.table)
 
     def get(self, key: Any = ()) -> Any:
@@ -452,9 +461,17 @@ class OpenChanges(_Rows):
 
     @property
     def schema(self) -> pa.Schema:
+        """The columns of the state and their types, and `_change_type`."""
         return self.changes.until.schema.append(pa.field(CHANGE_TYPE, pa.string()))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the changes in batches, within bounded memory: a range of the keys' hash is read at a time.
+
+        Raises:
+            InvalidInputError: A clock is no longer retained.
+            DamagedError: A file is not what was written.
+            TaskFailedError: What presents the values raised.
+        """
         count = 1 + self.changes.rows // PART
         for number in range(count):
             for some in self.changes.part(number, count).read():

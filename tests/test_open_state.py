@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import pickle
 import random
 import re
 import shutil
@@ -47,7 +48,7 @@ from persistent_state import (
     read_state,
 )
 from persistent_state import open_state as opened
-from persistent_state.batch.plan import FlowPlan
+from persistent_state.batch.plan import AT_LEAST_ONCE, EXACTLY_ONCE, FlowPlan
 from persistent_state.event_time.clocks import Settings
 from persistent_state.partials import keys
 from persistent_state.partials.since import Since
@@ -159,8 +160,11 @@ class Kept(PersistentTask):
 class World:
     """An application of one task. Its clock moves by ten with each micro-batch, of some messages of random keys."""
 
-    def __init__(self, task: PersistentTask, seed: int = 0, files: Files | None = None) -> None:
+    def __init__(
+        self, task: PersistentTask, seed: int = 0, files: Files | None = None, delivery: str = EXACTLY_ONCE
+    ) -> None:
         self.task, self.random, self.files = task, random.Random(seed), files or core.memory()
+        self.delivery = delivery
         self.keeping = Keeping(2, 0, ((30, 10**9),))
         self.log, self.batch, self.shards = Log(self.files, "app"), 0, 2
         self.sent: list[windows.Sent] = []
@@ -176,7 +180,7 @@ class World:
 
     def restart(self) -> None:
         self.shards = 5 - self.shards
-        self.plan = core.plan_of(self.task, SCHEMA, files=self.files, shards=self.shards)
+        self.plan = core.plan_of(self.task, SCHEMA, files=self.files, shards=self.shards, delivery=self.delivery)
         core.start(self.log, [self.plan])
         self.collector = Collector(self.log)
 
@@ -436,6 +440,31 @@ def test_changes_lead_from_every_clock_to_every_later_one_also_where_runs_do_not
         for since, until in apart:
             changes = world.opened.changes(since, until)
             check_changes(changes, world.expected(since), world.expected(until))
+
+
+@pytest.mark.parametrize("delivery", [EXACTLY_ONCE, AT_LEAST_ONCE])
+def test_a_task_that_began_anew_is_what_it_was_at_a_clock_of_its_life_before(delivery: str) -> None:
+    with small():
+        world = World(Kept(), delivery=delivery)
+        for reset in ((), ("Kept",)):
+            core.start(world.log, [world.plan], reset=reset)
+            for _ in range(8):
+                world.play()
+                world.collect()
+        app = OpenStore(world.files).application("app")
+        before, after = app.clocks()[0], app.clocks()[-1]
+        assert world.opened.at(before).to_arrow().num_rows == len(world.expected(before))
+        assert world.opened.at(before).state.born < world.opened.at(after).state.born
+        check_by_keys(world.opened, app.clocks())
+
+
+def test_an_open_state_is_sent_to_another_process() -> None:
+    world = World(Kept())
+    for _ in range(4):
+        world.play()
+    # Of the memory's files only this process has any.
+    sent = pickle.loads(pickle.dumps(world.opened.at(30)))
+    check_state(sent, world.expected(30), [*range(KEYS), ABSENT])
 
 
 class TestChanges:
