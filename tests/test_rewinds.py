@@ -83,7 +83,7 @@ class Table(RecordingSink):
             self.backs.append((self.origin.timeline, clock, rows))
             self.record[:] = [self.origin.timeline, min(self.record[1], clock)]
 
-    def rows_above(self, clock: int) -> int:
+    def rows_above(self, clock: int, origin: Origin) -> int:
         return 7
 
 
