@@ -22,8 +22,8 @@ from tests.spark.courier import EMITTED, SECRET, TOPIC, is_marked
 from tests.spark.sessions import Jvm
 from tests.spark.teller import SPAN, START, rows_of, write
 from tests.spark.test_parquet import frame
+from tests.spark.test_rewinds import FILES, SECOND, Revenue, World, expected
 from tests.spark.test_rewinds import SCHEMA as ORDERS
-from tests.spark.test_rewinds import SECOND, Revenue, World, expected
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,7 +92,7 @@ def test_after_a_rewind_the_newest_record_of_each_key_is_its_state(
     check()
     before = newest(broker, "revenue")
     plan = application(3).plan_rewind(to)
-    assert [(each.action, each.rows) for each in plan.outputs] == [("retract", 7)]
+    assert [(each.action, each.rows) for each in plan.outputs] == [("retract", 4 + FILES - 2)]
     assert newest(broker, "revenue") == before
     done = application(3).rewind(plan)
     assert [each.is_done for each in done.outputs] == [True]
