@@ -135,7 +135,7 @@ def _choose(parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]], actions
             return AGAIN
         if not sink.can_rewind(Place(plan, given).origin()):
             way = (
-                ""
+                ", or give it a place of its own"
                 if isinstance(sink, RecordingSink)
                 else f', or say outputs={{"{output}": "{AGAIN}"}} to have them again'
             )
