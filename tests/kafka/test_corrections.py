@@ -112,6 +112,7 @@ def start(function: Callable[..., None], *arguments: Any) -> Any:
     return process
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(soak_or(ci=2, soak=20)))
 def test_whoever_keeps_the_newest_value_of_each_key_has_those_at_the_clock(
     story: Story, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -149,6 +150,7 @@ def test_headers_tell_task_timeline_and_clock_and_a_key_that_was_not_there_gets_
         assert json.loads(corrected[key].value()) == were_there[key]
 
 
+@pytest.mark.soak
 def test_a_correction_is_there_once_and_whole_whatever_step_its_driver_is_killed_at(story: Story) -> None:
     for clock in (10, 20, 30):
         story.deliver(clock)
@@ -204,6 +206,7 @@ class Pause:
             assert self.goes_on.wait(60)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("step", range(1, 30, soak_or(ci=5, soak=1)))
 def test_a_driver_of_a_timeline_that_has_ended_changes_nothing(
     story: Story, monkeypatch: pytest.MonkeyPatch, step: int
