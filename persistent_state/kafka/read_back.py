@@ -26,7 +26,7 @@ from persistent_state.kafka.client import is_refusal, library
 
 TASK, TIMELINE, CLOCK, HIGHEST = "task", "timeline", "clock", "highest"
 
-Headers: TypeAlias = "list[tuple[str, str]]"
+Headers: TypeAlias = "list[tuple[str, bytes]]"
 
 FIRST_SPAN = 10_000
 """Offsets of a partition that are read first. Each time after, twice as many before them are read."""

@@ -449,8 +449,9 @@ class ClockWriter:
 
     def _headers(self, clock: int, highest: int) -> Headers:
         """Return the headers of rows at a clock."""
-        headers = [(TASK, self.mark_of_rows), (TIMELINE, str(self.timeline)), (CLOCK, str(clock))]
-        return headers + ([(HIGHEST, str(highest))] if highest > clock else [])
+        headers = {TASK: self.mark_of_rows, TIMELINE: str(self.timeline), CLOCK: str(clock)}
+        headers |= {HIGHEST: str(highest)} if highest > clock else {}
+        return [(name, value.encode()) for name, value in headers.items()]
 
     def _task_record(self, bookkeeping: Bookkeeping) -> TaskRecord:
         """Return the task's record: which clock was begun last.

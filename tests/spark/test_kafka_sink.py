@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from examples.broker import Broker
-from persistent_state import Application, FileSource, KafkaSink, Origin
+from monoids import Sum
+from persistent_state import Application, FileSource, KafkaSink, Origin, TumblingWindow, ValuesAtClock, WindowState
 from persistent_state.errors import InvalidInputError
 from tests.kafka.deliverer import consume, newest
 from tests.soak import soak_or
@@ -77,30 +78,54 @@ def test_one_global_state_has_an_empty_key_and_encode_says_others(spark: SparkSe
 def test_after_a_rewind_the_newest_record_of_each_key_is_its_state(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
-    world, to = World(tmp_path), 20 * SECOND
-    broker.make("revenue", 2)
+    world, to = World(tmp_path), 30 * SECOND
+    for topic in ("revenue", "windows"):
+        broker.make(topic, 2)
 
     def application(factor: int) -> Application:
         app = Application("shop", str(tmp_path / "store"), checkpoint_interval="10 seconds", retained_checkpoints=50)
         source = FileSource(tmp_path / "orders", timestamp="at", schema=ORDERS, max_files_per_batch=1)
-        return app.add(Revenue(factor), source, KafkaSink("revenue", broker.address, partitions=2))
+        early = ValuesAtClock(KafkaSink("windows", broker.address), early=True)
+        app.add(Revenue(factor), source, KafkaSink("revenue", broker.address, partitions=2))
+        return app.add(RevenueOfWindows(factor), source, early)
 
     def check() -> None:
         assert {shop: row["value"] for shop, row in newest(broker, "revenue").items()} == world.state()
 
     application(2).run(spark, drain=True)
     check()
-    before = newest(broker, "revenue")
+    before, windows = newest(broker, "revenue"), consume(broker, "windows")
     plan = application(3).plan_rewind(to)
-    assert [(each.action, each.rows) for each in plan.outputs] == [("retract", 4 + FILES - 2)]
-    assert newest(broker, "revenue") == before
+    assert [each.action for each in plan.outputs] == ["retract", "retract"]
+    assert plan.outputs[0].rows == 4 + FILES - 3
+    assert (newest(broker, "revenue"), len(consume(broker, "windows"))) == (before, len(windows))
     done = application(3).rewind(plan)
-    assert [each.is_done for each in done.outputs] == [True]
+    assert [each.is_done for each in done.outputs] == [True, True]
+    # Windows that were open then have their early values of then.
+    as_then = kept(message for message in windows if int(dict(message.headers())["clock"]) <= to)
+    assert {row["final"] for row in as_then.values()} == {True, False}
+    assert kept(consume(broker, "windows")) == as_then != kept(windows)
     assert world.state() == world.state(to) != {}
     check()
     application(3).run(spark, drain=True)
     check()
     assert world.state() == expected(lambda at: 2 if at < to else 3)
+
+
+class RevenueOfWindows(Revenue):
+    def persistent_state(self) -> WindowState[int]:  # type: ignore[override]
+        return WindowState(Sum(), window=TumblingWindow("20 seconds"))
+
+
+def kept(messages: Iterable[Any]) -> dict[bytes, dict[str, Any]]:
+    """The newest value of each key, without the clock."""
+    found: dict[bytes, dict[str, Any]] = {}
+    for message in messages:
+        found.pop(message.key(), None)
+        if message.value() is not None:
+            row = json.loads(message.value())
+            found[message.key()] = {name: row[name] for name in row if name != "clock"}
+    return found
 
 
 @pytest.mark.soak
