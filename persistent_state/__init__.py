@@ -29,6 +29,7 @@ from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.kafka.decoders import Avro, Decoded, Decoder, Json, Raw
 from persistent_state.kafka.sink import KafkaSink
 from persistent_state.kafka.source import KafkaSource
+from persistent_state.open_state import OpenApplication, OpenChanges, OpenState, OpenStore, OpenTask, open_store
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.outputs import RunningValues, ValuesAtClock
 from persistent_state.protocol.rewind import OutputPlan, ReadAgain, RewindPlan
@@ -85,6 +86,11 @@ __all__ = [
     "LocalRun",
     "Message",
     "NonWindowState",
+    "OpenApplication",
+    "OpenChanges",
+    "OpenState",
+    "OpenStore",
+    "OpenTask",
     "OrderedTask",
     "Origin",
     "OutputPlan",
@@ -117,6 +123,7 @@ __all__ = [
     "clocks",
     "keep_clock",
     "late_rows_frame",
+    "open_store",
     "read_late_rows",
     "read_state",
     "release_clock",

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from monoids import Aggregator, Monoid
-from persistent_state.batch.in_order import States
-from persistent_state.errors import InvalidInputError
-from persistent_state.formatting import Clock, read_clock
-from persistent_state.joins import Join
-from persistent_state.ordered import OrderedTask
-from persistent_state.store.files import Files, open_files
-from persistent_state.store.state_at import StateAt, find_sides, find_state, newest_entry, read_side
-from persistent_state.task import BaseTask, PersistentTask, instance_of
+from persistent_state.formatting import Clock
+from persistent_state.open_state import Monoids, open_store
+from persistent_state.store.files import open_files
+from persistent_state.store.state_at import find_sides, read_side
+from persistent_state.task import BaseTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-Monoids = Sequence[Monoid[Any] | Aggregator[Any, Any, Any]]
 
 
 def clocks(store: str, application: str, *, storage_options: Mapping[str, Any] | None = None) -> list[int]:
@@ -42,7 +36,7 @@ def clocks(store: str, application: str, *, storage_options: Mapping[str, Any] |
         >>> clocks("tests/fixtures/store-v1", "app")
         [160, 200, 220]
     """
-    return newest_entry(open_files(store, storage_options), application).readable
+    return open_store(store, storage_options=storage_options).application(application).clocks()
 
 
 def read_state(
@@ -88,8 +82,8 @@ def read_state(
         >>> [row["value"] for row in totals.to_pylist() if (row["shop"], row["item"]) == ("Bergen", 1)]
         [{'sales': 4, 'total': 488}]
     """
-    files = open_files(store, storage_options)
-    return _find(files, application, task, clock, monoids, presented).read()
+    found = open_store(store, storage_options=storage_options).application(application)
+    return found.task(task, monoids=monoids, presented=presented).at(clock).to_arrow()
 
 
 def read_late_rows(
@@ -162,8 +156,8 @@ def state_frame(
     """
     from persistent_state.engine import frames
 
-    files = open_files(store, storage_options)
-    return frames.of_state(spark, _find(files, application, task, clock, monoids, presented))
+    found = open_store(store, storage_options=storage_options).application(application)
+    return frames.of_state(spark, found.task(task, monoids=monoids, presented=presented).at(clock).state)
 
 
 def late_rows_frame(
@@ -201,24 +195,3 @@ def late_rows_frame(
 
     files = open_files(store, storage_options)
     return frames.of_late_rows(spark, files, find_sides(files, application, task))
-
-
-def _find(
-    files: Files,
-    application: str,
-    task: BaseTask | str,
-    clock: Clock | None,
-    monoids: Monoids,
-    presented: bool,
-) -> StateAt:
-    at = None if clock is None else read_clock(clock)
-    if isinstance(task, OrderedTask):
-        task = States(task)
-    elif isinstance(task, Join):
-        # The type of its state is that of its rows, and stands in the store.
-        task = task.task_name
-    elif not isinstance(task, (PersistentTask, str)):
-        raise InvalidInputError(
-            f"task={task!r} is not a task; give its name, or an instance of it, such as {instance_of(task)}."
-        )
-    return find_state(files, application, task, at, monoids, presented)

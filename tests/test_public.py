@@ -45,6 +45,11 @@ PUBLIC_NAMES = [
     "LocalRun",
     "Message",
     "NonWindowState",
+    "OpenApplication",
+    "OpenChanges",
+    "OpenState",
+    "OpenStore",
+    "OpenTask",
     "OrderedTask",
     "Origin",
     "OutputPlan",
@@ -77,6 +82,7 @@ PUBLIC_NAMES = [
     "clocks",
     "keep_clock",
     "late_rows_frame",
+    "open_store",
     "read_late_rows",
     "read_state",
     "release_clock",
@@ -141,8 +147,8 @@ PUBLIC_MONOIDS = [
 ]
 
 HOUSE = (
-    "__main__ > cli > __init__ > testing > application reading timelines > engine > protocol > batch > inputs > kafka outputs"
-    " > sources sinks > store > partials joins > ordered > task > state > formatting windows > event_time"
+    "__main__ > cli > __init__ > testing > application reading timelines > open_state > engine > protocol > batch > inputs"
+    " > kafka outputs > sources sinks > store > partials joins > ordered > task > state > formatting windows > event_time"
     " > errors redact > monoids"
 )
 """Folders and modules of the root: each imports only what is to its right, beyond a `>`."""

@@ -83,7 +83,7 @@ class Table(RecordingSink):
             self.backs.append((self.origin.timeline, clock, rows))
             self.record[:] = [self.origin.timeline, min(self.record[1], clock)]
 
-    def rows_above(self, clock: int) -> int:
+    def rows_above(self, clock: int, origin: Origin) -> int:
         return 7
 
 
@@ -197,7 +197,7 @@ def giver_of(world: World, table: Table, given: list[int]) -> deliver.Giver:
 
 def test_outputs_that_can_t_go_back_are_refused_before_anything_changes() -> None:
     for sink, output, way in (
-        (Stubborn(), "stubborn", "go back to a later clock."),
+        (Stubborn(), "stubborn", "go back to a later clock, or give it a place of its own."),
         (nothing, "function nothing", 'say outputs={"function nothing": "again"} to have them again'),
     ):
         world = played(output)

@@ -25,8 +25,8 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import INPUT, named
 from persistent_state.joins import Join
 from persistent_state.partials import fold
-from persistent_state.partials.changed import Changed, are_equal, changed
-from persistent_state.partials.layout import Layout, as_numpy, below, between, one_chunk, where
+from persistent_state.partials.changed import Changed, are_equal
+from persistent_state.partials.layout import Layout, as_numpy, between, one_chunk
 from persistent_state.partials.since import Since
 from persistent_state.partials.sort import same_keys
 from persistent_state.partials.waiting import passed
@@ -36,6 +36,7 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run, ShardRuns
+from persistent_state.store.net_changes import changed_between
 from persistent_state.store.state_at import seen_below
 from persistent_state.task import PersistentTask
 from persistent_state.windows import TIME, WINDOW
@@ -223,7 +224,9 @@ def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
         else:
             yield from in_order.read(plan, fed, span, name)
     else:
-        for some in _changes(plan, span):
+        for some in changed_between(
+            plan.files, plan.layout, span.runs, span.since, span.clock, every=span.every, ended=span.ended
+        ):
             yield from _messages(plan, span, some, name)
 
 
@@ -253,35 +256,6 @@ def _places(table: pa.Table, layout: Layout, ranks: int) -> Times:
     places: Times = in_order.ranks_of(table) << (63 - bits)
     places |= _at(table) >> (NUMBER_BITS + bits) << NUMBER_BITS | numbers
     return places
-
-
-def _changes(plan: Plan, span: Span) -> Iterator[Changed]:
-    """Yield the keys, or windows, of a shard that changed."""
-    layout, changed_runs = plan.layout, {*span.changed_runs, *span.ending_runs(plan)}
-    first = [run for run in span.runs if run in changed_runs]
-    opened = dict(zip(first, open_runs(plan, first), strict=True))
-    fresh = [_changed_rows(table, layout, span) for table in opened.values()]
-    if not any(map(len, fresh)):
-        return
-    # Of the other runs only the blocks are read that may have the same keys.
-    asked = [as_numpy(table, "hash") for table in fresh]
-    others = iter(open_runs(plan, [run for run in span.runs if run not in opened], asked))
-    levels = [opened[run] if run in opened else next(others) for run in span.runs]
-    for low, high in fold.slices(fresh, asked=fresh, levels=levels):
-        # Blocks hold many other keys. What is done to all their rows would take longer, the more keys there are.
-        hashes = [as_numpy(between(table, low, high), "hash") for table in fresh]
-        changed_keys = pa.table({"hash": np.sort(np.concatenate(hashes))})
-        some = [fold.touched(between(table, low, high), changed_keys) for table in levels]
-        some = [below(table, span.clock) for table in some]
-        yield from changed(some, layout, span.since, span.clock, span.every)
-
-
-def _changed_rows(table: pa.Table, layout: Layout, span: Span) -> pa.Table:
-    """Return the rows of a table that start between the clocks, and those that may end between them."""
-    table = below(table, span.clock)
-    changes = as_numpy(table, "start") >= span.since
-    changes[layout.kind.ends(table, span.since, span.clock)[0]] = True
-    return where(table, changes)
 
 
 def _messages(plan: Plan, span: Span, some: Changed, name: str) -> Iterator[Chunk]:

@@ -11,8 +11,9 @@ from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.waiting import Waiting
 from persistent_state.sources.tasks import ClosedWindows, Emitted, InOrder, TaskSource
-from persistent_state.store import runs as runs_io
+from persistent_state.store import net_changes
 from persistent_state.store.named_files import Run
+from persistent_state.store.runs import Asked
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,7 @@ class Span:
 
     def runs_from(self, since: int) -> list[Run]:
         """Return the runs that may hold rows that start from `since` on, below the clock."""
-        return [
-            run
-            for run in self.runs
-            if run.first < self.clock and run.last >= since and (run.below is None or run.below > since)
-        ]
+        return net_changes.runs_from(self.runs, since, self.clock)
 
     def reaches_back(self, plan: Plan) -> int:
         """Return the time of the first messages that the task in which they wait, of this plan, still has for the step."""
@@ -68,12 +65,7 @@ class Span:
 
     def ending_runs(self, plan: Plan) -> list[Run]:
         """Return the runs that may hold rows of windows, sessions or keys that end between the clocks, without a message."""
-        kind, found = plan.layout.kind, []
-        for run in self.runs:
-            last = min(run.last, (self.clock if run.below is None else min(run.below, self.clock)) - 1)
-            if run.first <= last and last >= self.ended and kind.may_end(run.first, last, self.since, self.clock):
-                found.append(run)
-        return found
+        return net_changes.ending_runs(self.runs, plan.layout.kind, self.since, self.clock, self.ended)
 
     def closed_runs(self, plan: Plan) -> list[Run]:
         """Return the runs that hold all of the windows or sessions that close between the clocks; none if none may close."""
@@ -92,6 +84,6 @@ class Span:
         return bool(self.changed_runs or self.ending_runs(plan))
 
 
-def open_runs(plan: Plan, runs: Sequence[Run], asked: runs_io.Asked = None) -> list[pa.Table]:
+def open_runs(plan: Plan, runs: Sequence[Run], asked: Asked = None) -> list[pa.Table]:
     """Return the rows of runs of a task. With `asked`, rows of other hashes than these may be missing."""
-    return plan.files.for_each(lambda run: runs_io.read_run(plan.files, run, asked, plan.layout), runs)
+    return net_changes.open_runs(plan.files, plan.layout, runs, asked)

@@ -15,7 +15,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.partials.since import Since
 from persistent_state.protocol.deliver import Due, Giver
-from persistent_state.sinks.base import RecordingSink
+from persistent_state.sinks.base import Origin, RecordingSink
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import StateAt, state_at
@@ -30,6 +30,14 @@ class Place:
         self._plan = plan
         self._output = output
 
+    def origin(self, timeline: int = 0) -> Origin:
+        """Return what the sink learns about its values when it is opened for those of a timeline.
+
+        Raises:
+            InvalidInputError: The output can't be shown.
+        """
+        return frames.origin(self._plan, self._output, timeline)
+
     def giver(self, write: Callable[[Entry, Due], None]) -> Giver:
         """Return what gives the sink its clocks by this function, and lets it go back."""
         plan = self._plan
@@ -41,7 +49,7 @@ class Place:
             write,
             now_us,
             plan.delivery,
-            self._go_back if self.sink.can_rewind else None,
+            self._go_back if self.sink.can_rewind(self.origin()) else None,
         )
 
     def state(self, entry: Entry, due: Due) -> StateAt:
@@ -52,7 +60,7 @@ class Place:
 
     def _open(self, timeline: int) -> int | None:
         """Open the sink, and return the last clock that it has by its own record; None if it keeps none."""
-        last = self.sink.open(frames.origin(self._plan, self._output, timeline))
+        last = self.sink.open(self.origin(timeline))
         if isinstance(self.sink, RecordingSink):
             return BEGINNING if last is None else last
         if last is not None:

@@ -133,9 +133,9 @@ def _choose(parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]], actions
                     "place of its own."
                 )
             return AGAIN
-        if not sink.can_rewind:
+        if not sink.can_rewind(Place(plan, given).origin()):
             way = (
-                ""
+                ", or give it a place of its own"
                 if isinstance(sink, RecordingSink)
                 else f', or say outputs={{"{output}": "{AGAIN}"}} to have them again'
             )
@@ -148,11 +148,18 @@ def _choose(parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]], actions
 def _with_rows(
     output: OutputPlan, clock: int, parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]]
 ) -> OutputPlan:
-    """Return the plan of an output with the number of rows that go or change, if its sink tells."""
+    """Return the plan of an output with the number of rows that go or change, if its sink tells.
+
+    Raises:
+        InvalidInputError: The sink can't go back to the clock.
+    """
     if output.action != RETRACT or (output.task, output.output) not in parts:
         return output
+    place = Place(*parts[output.task, output.output])
     try:
-        return replace(output, rows=parts[output.task, output.output][1].place.rows_above(clock))
+        return replace(output, rows=place.sink.rows_above(clock, place.origin()))
+    except InvalidInputError as error:
+        raise InvalidInputError(f"task={output.task}: sink={output.output!r}: {error}") from error
     except (StateError, OSError) as error:
         _logger.warning("task=%s, sink=%r: it does not tell its rows: %s", output.task, output.output, error)
         return output

@@ -18,7 +18,7 @@ from persistent_state.formatting import plain, to_json
 from persistent_state.kafka.transactions import NOTHING_READ, TIMEOUT, ClockWriter, Encode
 from persistent_state.partials.keys import Hashes, hash_keys, normalise, shard_range
 from persistent_state.partials.shuffle import numbers_of_partitions
-from persistent_state.sinks.base import Origin, RecordingSink, known_clock
+from persistent_state.sinks.base import Origin, RecordingSink, ValuesThen, known_clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,6 +35,11 @@ class KafkaSink(RecordingSink):
 
     A record's key is a JSON object of the key columns. Its value is a JSON object of all columns, with `clock` (microseconds
     UTC) and `value`. Its timestamp is the time of writing, and its partition is the one that Java's clients choose for its key.
+    Its headers are `task`, `timeline` and `clock`.
+
+    A rewind is one transaction. It gives each key that has a record above the clock another one: the key's value at the clock,
+    or none (a tombstone) if the key was not there. The driver holds these keys in memory. Rows that an `OrderedTask` emits have
+    no unique key, so they can't be taken back.
 
     Args:
         topic: The topic of the values.
@@ -46,7 +51,7 @@ class KafkaSink(RecordingSink):
             topic's name and ".clocks".
         rows_per_transaction: How many rows a transaction has at most.
         encode: A function of an Arrow batch that returns a list of keys and a list of values, each text, bytes or None. Spark's
-            workers run it. The default makes JSON.
+            workers run it, and at a rewind the driver. The default makes JSON. A rewind needs a key of its own for each row.
 
     Raises:
         InvalidInputError: An argument or an option is wrong.
@@ -115,7 +120,7 @@ class KafkaSink(RecordingSink):
         if open_clock is None:
             return
         self._known = open_clock.bookkeeping
-        encode = self._encode or partial(as_json, len(origin.key_columns))
+        encode = self._encoder
         session = values.sparkSession
         labels = numbers_of_partitions(open_clock.parts)
 
@@ -149,6 +154,34 @@ class KafkaSink(RecordingSink):
                 f"{self.name}: Spark wrote parts={[row['part'] for row in results]} of {open_clock.parts}; try again."
             )
 
+    def can_rewind(self, origin: Origin) -> bool:
+        return origin.is_unique
+
+    def rewind(self, clock: int, values: ValuesThen) -> None:
+        origin, writer = self._origin, self._writer()
+        assert origin is not None, "open comes first"
+        if not origin.is_unique:
+            raise InvalidInputError(
+                f"{self.name} has rows that a task emits, which have no unique key and can't be taken back; name another topic."
+            )
+
+        def at_clock() -> Iterator[pa.RecordBatch]:
+            for batch in values():
+                yield batch.cast(origin.schema)
+
+        self._known = NOTHING_READ
+        writer.rewind(clock, self.partitions, at_clock, self._encoder)
+
+    def rows_above(self, clock: int, origin: Origin) -> int | None:
+        sink = copy.copy(self)
+        sink._origin = origin
+        return sink._writer().count_above(clock)
+
+    @property
+    def _encoder(self) -> Encode:
+        assert self._origin is not None, "open comes first"
+        return self._encode or partial(as_json, len(self._origin.key_columns))
+
     def _writer(self) -> ClockWriter:
         origin = self._origin
         assert origin is not None, "open comes first"
@@ -160,6 +193,7 @@ class KafkaSink(RecordingSink):
             self.bootstrap_servers,
             self._options,
             self.rows_per_transaction,
+            origin.timeline,
         )
 
 

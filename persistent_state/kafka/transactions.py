@@ -7,6 +7,8 @@ JSON by key:
     <application>/<task>/<topic>/<bookkeeping>          {"format": 1, "begun": ..., "clock": ..., "previous": ..., "parts": ...}
     <application>/<task>/<topic>/<bookkeeping>/<part>   {"begun": ..., "clock": ..., "through": ..., "rows": ..., "done": ...}
 
+`TaskRecord` has all fields of the first. The second also says `deleted` if tombstones are among its rows.
+
 The first is the task's record. It names the clock that was begun last, the clock before it that is whole (`previous`), and the
 number of parts. `begun` is a number that no other beginning has. The second is a part's record. It says up to which key
 hash (`through`, 16 hexadecimal digits) the rows of that beginning are written, and whether these are all (`done`). A part's
@@ -44,15 +46,36 @@ what it did. All this needs brokers that lose no acknowledged record: no unclean
 
 The mark is aborted so that it is never among the records: nobody reads it, and compaction removes it. It is written and
 aborted before the reading. If it stayed pending, nobody could read what others commit behind it.
+
+A rewind of the application to a clock begins a timeline. A topic loses no record, so the sink writes a correction. Each key
+that has a record above the clock gets another one: its value at the clock, or a tombstone if it was not there. These rules
+keep that to one time, too:
+
+8. The task's record names the timeline. A writer that finds a later timeline than its own stops.
+9. A correction begins with a task's record of the new timeline, which says that the sink has yet to go `back`. A writer of a
+   part that takes over its id from now on finds this record, and stops. Then the correction takes over the id of each part,
+   and so fences the writers that have looked before. From now on nobody adds a row of the timelines that have ended.
+10. Only then the correction reads the topic back, up to a mark in each partition (`read_back`).
+11. The correction and the task's record that says that the sink has gone back are one transaction. Who is killed before has
+   changed nothing that a reader sees, and the next one does all of it again, from rule 9 on.
+
+Why the keys come from the topic and not from the store: the topic tells what readers have really seen, also of a writer that
+was paused for long. The store would have to keep the files of each timeline that has ended for as long as a sink is down, to
+tell the keys that came after the clock. The topic keeps them anyway: compaction leaves the newest record of a key, and it is
+above the clock if the key has changed since. Two things may be gone. A tombstone is removed after `delete.retention.ms`, and
+so is the last trace of a key: `deleted` is the last clock with tombstones, and below it a correction gives all keys. Retention
+by time removes any record: a correction that meets where the log begins now gives all keys, too. It can't delete a key that
+it finds nowhere.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -60,11 +83,16 @@ import pyarrow as pa
 
 from persistent_state.errors import DamagedError, InvalidInputError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.kafka.client import asking, client_options, is_refusal, library, needing
-from persistent_state.kafka.sink_topics import prepare
+from persistent_state.formatting import full_clock
+from persistent_state.kafka.client import asking, client_options, library, needing
+from persistent_state.kafka.read_back import CLOCK, HIGHEST, TASK, TIMELINE, Above, Headers, keys_above, read_range
+from persistent_state.kafka.sink_topics import exists, prepare
+from persistent_state.kafka.topics import offsets
 from persistent_state.partials.keys import Hashes
+from persistent_state.sinks.base import ValuesThen, check_timeline
 
-FORMAT = 1
+FORMATS = (1, 2)
+"""The formats of a task's record: that of timeline 0, and that of later ones, which older versions would not heed."""
 
 PATIENCE = 20.0
 """Seconds to wait for an answer of the brokers."""
@@ -102,10 +130,72 @@ class OpenClock(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TaskRecord:
+    """The record of a task in the bookkeeping. A new one says that nothing was begun."""
+
+    begun: int = -1
+    """The number of this beginning."""
+
+    clock: int = BEGINNING
+    """The clock that was begun last."""
+
+    previous: int = BEGINNING
+    """The last clock before it that is whole."""
+
+    parts: int = 0
+    """The number of parts of the clock; 0 after a rewind, and the clock is whole then."""
+
+    timeline: int = 0
+
+    back: int | None = None
+    """The clock to which the sink has yet to go back; None if it has."""
+
+    highest: int = BEGINNING
+    """The highest clock of rows in the topic, if it is above `clock`, as of one that was written by half; else `BEGINNING`."""
+
+    deleted: int = BEGINNING
+    """The last clock with tombstones. Those of `clock` itself are told by the parts' records."""
+
+    bare: int = BEGINNING
+    """The last clock whose rows may have no headers, as an older version has written them."""
+
+    @staticmethod
+    def of(record: Mapping[str, Any]) -> TaskRecord:
+        """Return the record that these JSON fields are."""
+        return TaskRecord(
+            record["begun"],
+            record["clock"],
+            record["previous"],
+            record["parts"],
+            record.get("timeline", 0),
+            record.get("back"),
+            record.get("highest", BEGINNING),
+            record.get("deleted", BEGINNING),
+            record.get("bare", record["clock"]),
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the record in JSON."""
+        return {
+            "format": FORMATS[self.timeline > 0],
+            "begun": self.begun,
+            "clock": self.clock,
+            "previous": self.previous,
+            "parts": self.parts,
+            "timeline": self.timeline,
+            "back": self.back,
+            "highest": self.highest,
+            "deleted": self.deleted,
+            "bare": self.bare,
+        }
+
+
+@dataclass(frozen=True)
 class ClockWriter:
     """Writes the values of one task to `topic`, clock by clock, and keeps its records in the topic `bookkeeping`.
 
-    `options` are librdkafka's, for all clients. A transaction has up to `rows`, and fewer when half of its time is over.
+    `options` are librdkafka's, for all clients. A transaction has up to `rows`, and fewer when half of its time is over. All
+    values are of one timeline.
     """
 
     application: str
@@ -115,6 +205,7 @@ class ClockWriter:
     bootstrap_servers: str
     options: Mapping[str, Any] = field(repr=False)
     rows: int
+    timeline: int = 0
 
     @property
     def name(self) -> str:
@@ -124,6 +215,12 @@ class ClockWriter:
     def owner(self) -> str:
         """Return the key of the task's record, which is also its transactional id."""
         return f"{self.application}/{self.task}/{self.topic}/{self.bookkeeping}"
+
+    @property
+    def mark_of_rows(self) -> str:
+        """Return the text by which the headers of rows tell whose they are."""
+        other = "" if self.bookkeeping == f"{self.topic}.clocks" else f"/{self.bookkeeping}"
+        return f"{self.application}/{self.task}{other}"
 
     def prepare(self) -> None:
         """Check the topics, and create the topic of the bookkeeping if it is missing.
@@ -139,9 +236,7 @@ class ClockWriter:
         """Return the last clock that is written whole, to a driver that would write the next one in so many `parts`."""
         with self._asking(), self._producer(self.owner) as producer:
             bookkeeping = self._read(producer, NOTHING_READ, parts)
-        last = self._task_record(bookkeeping)
-        clock: int = last["clock" if self._is_whole(bookkeeping) else "previous"]
-        return clock
+        return self._last_whole(bookkeeping)
 
     def begin(self, clock: int, parts: int, known: Bookkeeping) -> OpenClock | None:
         """Record that a clock is being written from now on.
@@ -156,27 +251,34 @@ class ClockWriter:
 
         Raises:
             StoreUnavailableError: The brokers do not answer now, or another driver has taken over.
+            FencedError: A rewind has ended this timeline.
         """
         with self._asking(), self._producer(self.owner) as producer:
             bookkeeping = self._read(producer, known, parts)
-            last = self._task_record(bookkeeping)
-            is_whole = self._is_whole(bookkeeping)
-            previous = last["clock"] if is_whole else last["previous"]
+            last, is_whole = self._task_record(bookkeeping), self._is_whole(bookkeeping)
+            previous = self._last_whole(bookkeeping)
+            if last.back is not None:
+                raise StoreUnavailableError(
+                    f"{self.name} has yet to go back to clock={full_clock(last.back)}; start again, which lets it."
+                )
             if clock <= previous:
                 return None
-            if clock == last["clock"]:
-                return OpenClock(last["begun"], clock, last["parts"], bookkeeping)
-            open_clock = OpenClock(bookkeeping.offset, clock, parts if is_whole else last["parts"], bookkeeping)
+            if clock == last.clock:
+                return OpenClock(last.begun, clock, last.parts, bookkeeping)
+            highest = last.highest if is_whole else max(last.highest, last.clock)
+            record = TaskRecord(
+                bookkeeping.offset,
+                clock,
+                previous,
+                parts if is_whole else last.parts,
+                self.timeline,
+                highest=highest if highest > clock else BEGINNING,
+                deleted=self._last_deleted(bookkeeping),
+                bare=last.bare,
+            )
             with self._transaction(producer):
-                record = {
-                    "format": FORMAT,
-                    "begun": open_clock.begun,
-                    "clock": clock,
-                    "previous": previous,
-                    "parts": open_clock.parts,
-                }
-                self._produce_record(producer, self.owner, record)
-            return open_clock
+                self._produce_record(producer, self.owner, record.fields())
+            return OpenClock(record.begun, clock, record.parts, bookkeeping)
 
     def write_part(self, open_clock: OpenClock, part: int, rows: pa.Table, hashes: Hashes, encode: Encode) -> None:
         """Write the rows of a part that are not written yet.
@@ -191,6 +293,7 @@ class ClockWriter:
         Raises:
             InvalidInputError: The rows can't be written, and never will.
             StoreUnavailableError: The rows were not written now; Kafka drops the pending transaction.
+            FencedError: A rewind has ended this timeline.
         """
         owner = f"{self.owner}/{part}"
         order = np.argsort(hashes, kind="stable")
@@ -198,23 +301,24 @@ class ClockWriter:
         with self._asking(), self._producer(owner) as producer:
             bookkeeping = self._read(producer, open_clock.bookkeeping)
             last = self._task_record(bookkeeping)
-            if (last["begun"], last["clock"]) != (open_clock.begun, open_clock.clock):
+            if (last.begun, last.clock) != (open_clock.begun, open_clock.clock):
                 raise StoreUnavailableError(
-                    f"{self.name}: another driver has gone on to begun={last['begun']}, clock={last['clock']} from"
+                    f"{self.name}: another driver has gone on to begun={last.begun}, clock={last.clock} from"
                     f" begun={open_clock.begun}, clock={open_clock.clock}; ask for that clock again."
                 )
-            start, count, is_done = 0, 0, False
+            headers = self._headers(open_clock.clock, last.highest)
+            start, count, is_done, has_deleted = 0, 0, False, False
             if part_record := self._part_record(bookkeeping, part):
                 if part_record["done"]:
                     return
                 start = int(np.searchsorted(hashes, np.uint64(int(part_record["through"], 16)), "right"))
-                count = part_record["rows"]
+                count, has_deleted = part_record["rows"], part_record.get("deleted", False)
             while not is_done:
                 with self._transaction(producer) as is_half_over:
                     end, limit = start, _end_of(hashes, start, self.rows)
                     while end < limit and (end == start or not is_half_over()):
                         begin, end = end, min(limit, _end_of(hashes, end, ROWS_PER_LOOK))
-                        self._produce_rows(producer, rows[begin:end], encode)
+                        has_deleted |= self._produce_rows(producer, rows[begin:end], encode, headers)
                     count, is_done = count + end - start, end == len(hashes)
                     through = f"{int(hashes[end - 1]) if end else 0:016x}"
                     # Produce the record last: while it is pending, nobody can read the records behind it.
@@ -224,29 +328,168 @@ class ClockWriter:
                         "through": through,
                         "rows": count,
                         "done": is_done,
+                        **({"deleted": True} if has_deleted else {}),
                     }
                     self._produce_record(producer, owner, record)
                     start = end
 
-    def _task_record(self, bookkeeping: Bookkeeping) -> Mapping[str, Any]:
-        """Return the task's record: which clock was begun last."""
-        nothing = {"format": FORMAT, "begun": -1, "clock": BEGINNING, "previous": BEGINNING, "parts": 0}
-        record = bookkeeping.records.get(self.owner, nothing)
-        if record.get("format") != FORMAT:
-            raise InvalidInputError(
-                f"topic={self.bookkeeping!r} has format={record.get('format')}, not {FORMAT}; upgrade."
+    def rewind(self, clock: int, parts: int, values: ValuesThen, encode: Encode) -> None:
+        """Take back what is above a clock, by one transaction that also records the timeline; once for each timeline.
+
+        Args:
+            clock: The clock to which the application was taken back.
+            parts: The number of parts in which this driver would write a clock.
+            values: Returns all values at the clock, in the columns that `encode` takes.
+            encode: Makes the keys and values of the Kafka records.
+
+        Raises:
+            InvalidInputError: Rows above the clock have no keys, or don't tell their clock.
+            StoreUnavailableError: Nothing was taken back now.
+            FencedError: Another rewind has ended this timeline.
+        """
+        with self._asking(), self._producer(self.owner) as producer:
+            bookkeeping = self._read(producer, NOTHING_READ, parts)
+            last, whole = self._task_record(bookkeeping), self._last_whole(bookkeeping)
+            if last.timeline == self.timeline and last.back is None:
+                return
+            if last.back is None and max(last.clock, last.highest) <= clock:
+                # A clock that is written by half is below, and is finished as it was begun.
+                with self._transaction(producer):
+                    self._produce_record(producer, self.owner, replace(last, timeline=self.timeline).fields())
+                return
+            self._check_headers(last, clock)
+            begun = TaskRecord(
+                bookkeeping.offset,
+                whole,
+                whole,
+                last.parts,
+                self.timeline,
+                back=clock,
+                highest=max(last.highest, last.clock),
+                deleted=self._last_deleted(bookkeeping),
+                bare=last.bare,
             )
+            with self._transaction(producer):
+                self._produce_record(producer, self.owner, begun.fields())
+            for part in range(last.parts):
+                with self._producer(f"{self.owner}/{part}"):
+                    pass
+            partitions = producer.list_topics(self.topic, PATIENCE).topics[self.topic].partitions
+            above = self._keys_above(self._write_marks(producer, self.topic, partitions), clock)
+            self._check_keys(above)
+            gives_all = clock < begun.deleted or not above.is_all
+            given = {
+                key: value
+                for batch in values()
+                for key, value in self._encoded(batch, encode)
+                if key in above.keys or (gives_all and key is not None)
+            }
+            given |= dict.fromkeys(above.keys - given.keys())
+            done = replace(
+                begun,
+                clock=min(whole, clock),
+                previous=min(whole, clock),
+                parts=0,
+                back=None,
+                # Keys that are given their values at the clock have them before the clock itself comes.
+                highest=clock if whole < clock else BEGINNING,
+                deleted=clock if None in given.values() else min(begun.deleted, clock),
+            )
+            with self._transaction(producer, less="go back to a later clock"):
+                self._produce_all(producer, given.items(), self._headers(clock, BEGINNING))
+                self._produce_record(producer, self.owner, done.fields())
+
+    def count_above(self, clock: int) -> int | None:
+        """Return how many keys `rewind` would give another value; None if nobody can tell. Nothing is changed by that.
+
+        Raises:
+            InvalidInputError: Rows above the clock have no keys, or don't tell their clock.
+            StoreUnavailableError: The brokers do not answer now.
+        """
+        kafka = library()
+        with self._asking():
+            admin = kafka.admin.AdminClient(client_options(self.bootstrap_servers, self.options))
+            if not all(exists(self.name, admin, topic, PATIENCE) for topic in (self.topic, self.bookkeeping)):
+                return 0
+            with closing(self._consumer()) as consumer:
+                partitions = consumer.list_topics(self.topic, PATIENCE).topics[self.topic].partitions
+            places = [(self.bookkeeping, 0), *((self.topic, partition) for partition in partitions)]
+            found = offsets(admin, dict.fromkeys(places, kafka.admin.OffsetSpec.latest()), is_committed=True)
+            end = found.pop((self.bookkeeping, 0))
+            with closing(self._consumer()) as consumer:
+                bookkeeping = self._read_below(consumer, NOTHING_READ, end, PATIENCE)
+            last = self._parsed(bookkeeping)
+            if max(last.clock, last.highest) <= clock:
+                return 0
+            self._check_headers(last, clock)
+            above = self._keys_above({partition: end for (_, partition), end in found.items()}, clock)
+            self._check_keys(above)
+            gives_all = clock < self._last_deleted(bookkeeping) or not above.is_all
+            return None if gives_all else len(above.keys)
+
+    def _keys_above(self, ends: Mapping[int, int], clock: int) -> Above:
+        with self._needing("READ", self.topic):
+            return keys_above(self._consumer, self.name, self.topic, ends, self.mark_of_rows, clock, PATIENCE)
+
+    def _check_headers(self, last: TaskRecord, clock: int) -> None:
+        """Refuse to go back to a clock above which an older version has written rows."""
+        if clock < last.bare:
+            raise InvalidInputError(
+                f"{self.name} has rows of an older version up to clock={full_clock(last.bare)}, without headers that tell the "
+                "clock; go back to that clock or a later one, or name another topic."
+            )
+
+    def _check_keys(self, above: Above) -> None:
+        """Refuse to take back rows without keys."""
+        if None in above.keys:
+            raise InvalidInputError(
+                f"{self.name} has rows above the clock without keys, which can't be taken back; go back to a later clock, or "
+                "name another topic, and let encode give keys."
+            )
+
+    def _headers(self, clock: int, highest: int) -> Headers:
+        """Return the headers of rows at a clock."""
+        headers = [(TASK, self.mark_of_rows), (TIMELINE, str(self.timeline)), (CLOCK, str(clock))]
+        return headers + ([(HIGHEST, str(highest))] if highest > clock else [])
+
+    def _task_record(self, bookkeeping: Bookkeeping) -> TaskRecord:
+        """Return the task's record: which clock was begun last.
+
+        Raises:
+            FencedError: It is of a later timeline.
+        """
+        record = self._parsed(bookkeeping)
+        check_timeline(self.name, record.timeline, self)
         return record
+
+    def _parsed(self, bookkeeping: Bookkeeping) -> TaskRecord:
+        record = bookkeeping.records.get(self.owner, TaskRecord().fields())
+        if record.get("format") not in FORMATS:
+            raise InvalidInputError(
+                f"topic={self.bookkeeping!r} has format={record.get('format')}, not one of {FORMATS}; upgrade."
+            )
+        return TaskRecord.of(record)
+
+    def _last_whole(self, bookkeeping: Bookkeeping) -> int:
+        """Return the last clock that is written whole."""
+        last = self._task_record(bookkeeping)
+        return last.clock if self._is_whole(bookkeeping) else last.previous
+
+    def _last_deleted(self, bookkeeping: Bookkeeping) -> int:
+        """Return the last clock with tombstones."""
+        last = self._parsed(bookkeeping)
+        records = (self._part_record(bookkeeping, part) for part in range(last.parts))
+        return last.clock if any(record and record.get("deleted") for record in records) else last.deleted
 
     def _part_record(self, bookkeeping: Bookkeeping, part: int) -> Mapping[str, Any] | None:
         """Return a part's record, if it is of the clock that was begun last."""
-        last, record = self._task_record(bookkeeping), bookkeeping.records.get(f"{self.owner}/{part}")
-        is_of_last = record and (record["begun"], record.get("clock", last["clock"])) == (last["begun"], last["clock"])
+        last, record = self._parsed(bookkeeping), bookkeeping.records.get(f"{self.owner}/{part}")
+        is_of_last = record and (record["begun"], record.get("clock", last.clock)) == (last.begun, last.clock)
         return record if is_of_last else None
 
     def _is_whole(self, bookkeeping: Bookkeeping) -> bool:
         """Return whether all parts of the clock that was begun last are done."""
-        parts = range(self._task_record(bookkeeping)["parts"])
+        parts = range(self._parsed(bookkeeping).parts)
         return all((record := self._part_record(bookkeeping, part)) and record["done"] for part in parts)
 
     def _read(self, producer: Any, known: Bookkeeping, parts: int | None = None) -> Bookkeeping:
@@ -260,7 +503,8 @@ class ClockWriter:
         Raises:
             StoreUnavailableError: Not all records can be read now.
         """
-        end, deadline = self._write_mark(producer), time.monotonic() + PATIENCE
+        (end,) = self._write_marks(producer, self.bookkeeping, [0]).values()
+        deadline = time.monotonic() + PATIENCE
         if end < known.offset:
             raise StoreUnavailableError(
                 f"{self.name}: topic={self.bookkeeping!r} ends at offset={end}, and did so at {known.offset} before. If it"
@@ -280,7 +524,7 @@ class ClockWriter:
             if bookkeeping.offset < end and parts is not None:
                 # A writer was killed before its commit, and nobody can read behind its transaction. A later clock may have
                 # been begun there. But the writer wrote a part of a clock whose record can be read: it is one of these.
-                most = max(parts, self._task_record(bookkeeping)["parts"])
+                most = max(parts, self._task_record(bookkeeping).parts)
                 for part in range(settled, most):
                     with self._producer(f"{self.owner}/{part}"):
                         settled = part + 1
@@ -288,51 +532,37 @@ class ClockWriter:
 
     def _read_below(self, consumer: Any, known: Bookkeeping, end: int, seconds: float) -> Bookkeeping:
         """Return the records below `end`, or fewer if no record comes for so many seconds."""
-        kafka = library()
         offset, records = known.offset, dict(known.records)
-        consumer.assign([kafka.TopicPartition(self.bookkeeping, 0, offset)])
-        deadline = time.monotonic() + seconds
-        while offset < end and time.monotonic() < deadline:
-            message = consumer.poll(0.1)
-            if message is None:
-                continue
-            now, error = message.offset(), message.error()
-            if error is None:
-                if now < end and f"{(key := message.key().decode())}/".startswith(f"{self.owner}/"):
+        with self._needing("READ", self.bookkeeping):
+            for offset, message in read_range(consumer, self.bookkeeping, 0, known.offset, end, seconds):  # noqa: B007
+                if message and f"{(key := message.key().decode())}/".startswith(f"{self.owner}/"):
                     records[key] = self._parse(key, message.value())
-                now += 1
-            elif is_refusal(error) and error.code() != kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
-                with self._needing("READ", self.bookkeeping):
-                    raise kafka.KafkaException(error)
-            elif error.code() != kafka.KafkaError._PARTITION_EOF:
-                # Ask again: the partition's leader may have moved. The group is only a name, and needs no permission.
-                continue
-            if now > offset:
-                offset, deadline = min(now, end), time.monotonic() + seconds
         return Bookkeeping(offset, records)
 
-    def _write_mark(self, producer: Any) -> int:
-        """Write a mark that nobody reads, and return its offset. All that others wrote before lies below it.
+    def _write_marks(self, producer: Any, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """Write a mark that nobody reads to each partition, and return the offsets. All that others wrote before lies below.
 
         Raises:
-            StoreUnavailableError: The brokers do not take the mark, or do not tell its offset.
+            StoreUnavailableError: The brokers do not take a mark, or do not tell its offset.
         """
-        answers: list[Any] = []
+        answers: dict[int, Any] = dict.fromkeys(partitions, (None, None))
+
+        def note(partition: int, error: Any, message: Any) -> None:
+            answers[partition] = error, message
+
         with self._transaction(producer, is_kept=False):
-            producer.produce(
-                self.bookkeeping, None, "mark", partition=0, on_delivery=lambda *answer: answers.append(answer)
-            )
+            for partition in answers:
+                producer.produce(topic, None, "mark", partition=partition, on_delivery=partial(note, partition))
             producer.flush(PATIENCE)
-            error, message = answers[0] if answers else (None, None)
-            if error is not None:
-                self._raise_failure(producer, self.bookkeeping, error)
-            if message is None or message.offset() < 0:
-                raise StoreUnavailableError(
-                    f"{self.name}: topic={self.bookkeeping!r} did not take a record within {PATIENCE:g} s. Check the brokers,"
-                    " then try again."
-                )
-        offset: int = message.offset()
-        return offset
+            for error, message in answers.values():
+                if error is not None:
+                    self._raise_failure(producer, topic, error)
+                if message is None or message.offset() < 0:
+                    raise StoreUnavailableError(
+                        f"{self.name}: topic={topic!r} did not take a record within {PATIENCE:g} s. Check the brokers, then try"
+                        " again."
+                    )
+        return {partition: message.offset() for partition, (_, message) in answers.items()}
 
     def _parse(self, key: str, value: bytes) -> Mapping[str, Any]:
         try:
@@ -343,45 +573,63 @@ class ClockWriter:
             pass
         raise DamagedError(f"record={key!r} of topic={self.bookkeeping!r} is not what was written; restore it.")
 
-    def _produce_rows(self, producer: Any, rows: pa.Table, encode: Encode) -> None:
+    def _produce_rows(self, producer: Any, rows: pa.Table, encode: Encode, headers: Headers) -> bool:
+        """Produce a record for each row, and return whether tombstones are among them."""
         (batch,) = rows.combine_chunks().to_batches()
+        encoded = self._encoded(batch, encode)
+        self._produce_all(producer, encoded, headers)
+        return any(value is None for _, value in encoded)
+
+    def _encoded(self, batch: pa.RecordBatch, encode: Encode) -> list[tuple[bytes | None, KeyOrValue]]:
+        """Return the key and the value of the Kafka record for each row.
+
+        Raises:
+            InvalidInputError: `encode` does not return what it should.
+        """
         try:
             keys, values = encode(batch)
         except Exception as error:
             raise InvalidInputError(
                 f"{self.name}: encode raised {raised(error)}; correct it and start again, nothing is lost."
             ) from None
-        if len(keys) != len(rows) or len(values) != len(rows):
+        if len(keys) != len(batch) or len(values) != len(batch):
             raise InvalidInputError(
-                f"{self.name}: encode gave {len(keys)} keys and {len(values)} values for rows={len(rows)}; give one each."
+                f"{self.name}: encode gave {len(keys)} keys and {len(values)} values for rows={len(batch)}; give one each."
             )
+        encoded: list[tuple[bytes | None, KeyOrValue]] = []
+        for key, value in zip(keys, values, strict=True):
+            if not isinstance(key, (str, bytes, type(None))) or not isinstance(value, (str, bytes, type(None))):
+                raise InvalidInputError(
+                    f"{self.name}: encode gave key={type(key).__name__} and value={type(value).__name__}; give text, bytes or "
+                    "None."
+                )
+            encoded.append((key.encode() if isinstance(key, str) else key, value))
+        return encoded
+
+    def _produce_all(self, producer: Any, records: Iterable[tuple[bytes | None, KeyOrValue]], headers: Headers) -> None:
+        """Produce these records, and wait until the brokers have them."""
         failed: list[tuple[Any, KeyOrValue, KeyOrValue]] = []
 
         def note(error: Any, message: Any) -> None:
             if error is not None:
                 failed.append((error, message.key(), message.value()))
 
-        for key, value in zip(keys, values, strict=True):
+        for key, value in records:
             while not failed:
                 try:
-                    producer.produce(self.topic, value, key, on_delivery=note)
+                    producer.produce(self.topic, value, key, on_delivery=note, headers=headers)
                     break
                 except BufferError:
                     producer.poll(0.1)
                 except library().KafkaException as error:
                     failed.append((error.args[0], key, value))
-                except TypeError:
-                    raise InvalidInputError(
-                        f"{self.name}: encode gave key={type(key).__name__} and value={type(value).__name__}; give text, bytes "
-                        "or None."
-                    ) from None
         producer.flush(self._seconds)
         if failed:
             too_large = [(key, value) for error, key, value in failed if error.code() == error.MSG_SIZE_TOO_LARGE]
             if too_large:
-                key, value = max(too_large, key=_size)
+                record = max(too_large, key=_size)
                 raise InvalidInputError(
-                    f"{self.name}: the record of key={key!r:.200} has size={_size((key, value))} bytes, and it or the batch"
+                    f"{self.name}: the record of key={record[0]!r:.200} has size={_size(record)} bytes, and it or the batch"
                     f" that it was in is too large. Give topic={self.topic!r} a greater max.message.bytes, and the sink"
                     " options={'message.max.bytes': ...} that are not greater (1000000 by default); or make less of it by"
                     " encode."
@@ -423,10 +671,11 @@ class ClockWriter:
             raise
 
     @contextmanager
-    def _transaction(self, producer: Any, is_kept: bool = True) -> Iterator[Callable[[], bool]]:
+    def _transaction(self, producer: Any, is_kept: bool = True, less: str = "") -> Iterator[Callable[[], bool]]:
         """Run a transaction around this block: commit it if `is_kept`, else abort it.
 
-        The block gets a function that returns whether half of the transaction's time is over.
+        The block gets a function that returns whether half of the transaction's time is over. `less` is what makes the
+        transaction shorter, by default fewer rows.
         """
         exception = library().KafkaException
         began = time.monotonic()
@@ -439,9 +688,10 @@ class ClockWriter:
             with suppress(exception):
                 producer.abort_transaction(PATIENCE / 4)
             if isinstance(error, exception) and time.monotonic() - began > self._seconds:
+                less = less or f"give it less to do by rows_per_transaction={self.rows}"
                 raise StoreUnavailableError(
                     f"{self.name}: a transaction took longer than {TIMEOUT}={self._seconds * 1000:g}. Give it more time by that"
-                    f" option, or less to do by rows_per_transaction={self.rows}."
+                    f" option, or {less}."
                 ) from None
             raise
 

@@ -117,7 +117,7 @@ def _of_windows(levels: Levels, layout: Layout, since: int, clock: int, every: i
         before = since if every is None else max(since, now - every)
         some = [fold.touched(level, pa.table({"hash": asked[low:high]})) for level in levels]
         was, is_now = (layout.kind.state([below(level, at) for level in some], layout, at) for at in (before, now))
-        yield _paired(was, is_now, now)
+        yield paired(was, is_now, now)
 
 
 def _seen_at(times: Times, clock: int, every: int | None) -> Times:
@@ -125,8 +125,8 @@ def _seen_at(times: Times, clock: int, every: int | None) -> Times:
     return np.full(len(times), clock) if every is None else (times // every + 1) * every
 
 
-def _paired(before: pa.Table, after: pa.Table, clock: int) -> Changed:
-    """Return what stands in two tables of values, side by side by key and window."""
+def paired(before: pa.Table, after: pa.Table, clock: int) -> Changed:
+    """Return what stands in two tables of values, as a `Kind` returns them, side by side by key and window."""
     names = before.column_names[:-1]
     counts = len(before), len(after)
     both = pa.concat_tables([before.select(names), after.select(names)]).combine_chunks()

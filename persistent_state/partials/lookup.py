@@ -81,6 +81,20 @@ def folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Ar
     return one_chunk(stored["value"]).take(pa.array(lows, mask=lows == highs))
 
 
+def each_once(columns: Sequence[pa.Array], count: int) -> tuple[pa.Table, list[int]]:
+    """Return so many keys as a sorted table with their hashes, each key once, and the row of each that was given in it.
+
+    `columns` are normalised.
+    """
+    names = [f"key{i}" for i in range(len(columns))]
+    table = pa.table([keys.hash_keys(columns, count), *columns, np.arange(count)], names=["hash", *names, "number"])
+    table = table.sort_by([(name, "ascending") for name in table.column_names]).combine_chunks()
+    begins = ~keys.same_as_previous([one_chunk(table[name]) for name in ["hash", *names]])
+    places = np.empty(count, np.intp)
+    places[as_numpy(table, "number")] = np.cumsum(begins) - 1
+    return table.filter(pa.array(begins)).drop_columns(["number"]).combine_chunks(), places.tolist()
+
+
 def rows_of(asked: pa.Table, stored: pa.Table, layout: Layout) -> list[tuple[int, int]]:
     """Return the numbers [low, high) of the rows of each key of a sorted table in another one, whose keys stand together."""
     lows, highs = _spans(asked, stored, layout)

@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -144,9 +144,12 @@ class Sink(ABC):
             clock: The checkpoint clock in microseconds UTC.
         """
 
-    @property
-    def can_rewind(self) -> bool:
-        """True if the sink can take back what it was given above a clock: if its class defines `rewind`."""
+    def can_rewind(self, origin: Origin) -> bool:
+        """Return whether the sink can take back what it was given above a clock: by default, whether it defines `rewind`.
+
+        Args:
+            origin: Whose values are written here, and their columns.
+        """
         return type(self).rewind is not Sink.rewind
 
     def rewind(self, clock: int, values: ValuesThen) -> None:
@@ -162,11 +165,17 @@ class Sink(ABC):
         """
         raise NotImplementedError
 
-    def rows_above(self, clock: int) -> int | None:
+    def rows_above(self, clock: int, origin: Origin) -> int | None:
         """Return how many rows `rewind` would take back or change; None, by default, if the sink can't tell.
+
+        The plan of a rewind calls it, without `open`. It changes nothing.
 
         Args:
             clock: The clock in microseconds UTC.
+            origin: Whose values are written here, and their columns.
+
+        Raises:
+            InvalidInputError: The sink can't go back to this clock. The rewind is refused.
         """
         return None
 
@@ -219,7 +228,17 @@ class RecordingSink(Sink):
         """
 
 
-def check_timeline(name: str, recorded: int, origin: Origin) -> None:
+class OfTimeline(Protocol):
+    """A writer of one timeline, or the origin of what it writes."""
+
+    @property
+    def application(self) -> str: ...
+
+    @property
+    def timeline(self) -> int: ...
+
+
+def check_timeline(name: str, recorded: int, origin: OfTimeline) -> None:
     """Refuse to write values of a timeline that a rewind has ended.
 
     Raises:

@@ -167,7 +167,7 @@ class DeltaSink(RecordingSink):
                 # Nothing is above the clock, and nothing was committed. This fails if a writer has come meanwhile.
                 write_deltalake(before, origin.schema.empty_table(), mode="append", commit_properties=commit)
 
-    def rows_above(self, clock: int) -> int | None:
+    def rows_above(self, clock: int, origin: Origin) -> int | None:
         from deltalake import DeltaTable
 
         with self._asking():

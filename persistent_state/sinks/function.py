@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from persistent_state.sinks.base import Sink, ValuesThen
+from persistent_state.sinks.base import Origin, Sink, ValuesThen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,8 +32,7 @@ class Function(Sink):
     def write(self, values: DataFrame, clock: int) -> None:
         self.function(values, clock)
 
-    @property
-    def can_rewind(self) -> bool:
+    def can_rewind(self, origin: Origin) -> bool:
         return self.on_rewind is not None
 
     def rewind(self, clock: int, values: ValuesThen) -> None:

@@ -188,7 +188,7 @@ class ParquetSink(RecordingSink):
         check_timeline(self.name, max(rewinds), origin)
         self._last = max(_valid(markers, rewinds), default=BEGINNING)
 
-    def rows_above(self, clock: int) -> int | None:
+    def rows_above(self, clock: int, origin: Origin) -> int | None:
         markers = self._markers()
         above = {each: timeline for each, timeline in markers.items() if each > clock}
         return int(self._dataset(self._data_files(above, None)).count_rows()) if above else 0

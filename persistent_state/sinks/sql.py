@@ -151,7 +151,7 @@ class SqlSink(RecordingSink):
                             self._put_back(connection, self._with_whole(batch), clock)
                 self._delete_above(connection, clock)
 
-    def rows_above(self, clock: int) -> int | None:
+    def rows_above(self, clock: int, origin: Origin) -> int | None:
         engine = self._engine()
         with self._asking(), engine.begin() as connection:
             return self._count_above(connection, clock)

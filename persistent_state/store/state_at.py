@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import starmap
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,10 +18,10 @@ from persistent_state import windows
 from persistent_state.errors import InvalidInputError, StoreUnavailableError, TaskFailedError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, show_identity
-from persistent_state.partials import fold, keys
+from persistent_state.partials import fold, keys, lookup
 from persistent_state.partials.evolve import Evolving, misfits
 from persistent_state.partials.kinds import kind_of, monoid_of
-from persistent_state.partials.layout import Layout, below, between, one_chunk
+from persistent_state.partials.layout import Layout, as_numpy, below, between, one_chunk
 from persistent_state.partials.since import Since
 from persistent_state.partials.type_names import named
 from persistent_state.state import KeptState, NonWindowState
@@ -32,6 +34,8 @@ from persistent_state.store.named_files import Run, SideFile
 from persistent_state.store.task_state import TaskState
 from persistent_state.task import BaseTask, PersistentTask, messages_of
 from persistent_state.windows import FINAL
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -93,28 +97,98 @@ class StateAt:
             InvalidInputError: the clock is no longer retained, or the type of what is presented is not known.
             DamagedError: a file is not what was written.
         """
-        schema = self.schema
-        try:
-            table = self._folded()
-        except FileNotFoundError as error:
-            # Runs are rewritten and the old ones deleted, but the state at a clock that is retained or kept is in others.
-            entry = entry_at(self.files, self.application, self.clock)
-            task = entry.tasks.get(self.task)
-            if task is None or self.of(task.stored.runs) == self or not self._is_in(entry, task):
-                raise InvalidInputError(
-                    f"clock={full_clock(self.clock)} of {self.application} is no longer retained; open a newer one."
-                ) from error
-            return self.of(task.stored.runs).read()
+        return self.answer(StateAt.table)[0]
+
+    def table(self) -> pa.Table:
+        """Return what `read` returns.
+
+        Raises:
+            FileNotFoundError: A run was collected.
+            DamagedError: A file is not what was written.
+        """
+        return pa.concat_tables([self.schema.empty_table(), *self.tables()])
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Open the runs, and return an iterator of what `read` returns, piece by piece.
+
+        Raises:
+            FileNotFoundError: A run was collected. The iterator does not raise this.
+            DamagedError: A file is not what was written.
+        """
+        return map(self._shown, opened_below(self.files, self.runs, self.layout, self.clock, self.since, self.floor))
+
+    def of_keys(self, asked: pa.Table) -> tuple[pa.Table, list[tuple[int, int]]]:
+        """Read the runs' blocks that may have some keys.
+
+        Args:
+            asked: The columns `hash`, `key0`…: each key once, sorted by all of them.
+
+        Returns:
+            Rows of `read`, and of each key that is asked for the numbers [low, high) of its rows.
+
+        Raises:
+            FileNotFoundError: A run was collected.
+            DamagedError: A file is not what was written.
+        """
+        hashes = as_numpy(asked, "hash")
+        known = hashes.tolist()
+        some = self.of(run for run in self.runs if bisect_left(known, run.low) < bisect_left(known, run.high))
+        read = partial(runs_io.read_run_with_sums, self.files, asked=[hashes], layout=self.layout)
+        levels = [fold.touched(table, asked) for table in self.files.for_each(read, some.runs)]
+        found = self.layout.kind.state([below(level, self.clock) for level in levels], self.layout, self.clock)
+        return self._shown(found), lookup.rows_of(asked, found, self.layout)
+
+    def answer(self, ask: Callable[[StateAt], Answer]) -> tuple[Answer, StateAt]:
+        """Return the answer to a question that reads the runs, and the state with the runs that hold it now.
+
+        Raises:
+            InvalidInputError: The clock is no longer retained.
+            DamagedError: A file is not what was written.
+        """
+        state = self
+        while True:
+            try:
+                return ask(state), state
+            except FileNotFoundError as error:
+                # Runs are rewritten and the old ones deleted, but the state at a clock that is retained or kept is in others.
+                entry = entry_at(self.files, self.application, self.clock)
+                found = state.within(entry)
+                if found is None or found == state:
+                    raise self._gone(entry) from error
+                state = found
+
+    def within(self, entry: Entry) -> StateAt | None:
+        """Return the same state, held by the runs of an entry; None if these do not hold it."""
+        task = entry.tasks.get(self.task)
+        return self.of(task.stored.runs) if task is not None and self._is_in(entry, task) else None
+
+    def _gone(self, entry: Entry) -> InvalidInputError:
+        """Return the error for a state that is not in the store any more."""
+        clock = f"clock={full_clock(self.clock)} of {self.application} is no longer retained"
+        if not self.is_of_timeline(entry):
+            return InvalidInputError(f"{clock}: the application was taken back to a clock before it; open a newer one.")
+        return InvalidInputError(f"{clock}; open a newer one.")
+
+    def _shown(self, table: pa.Table) -> pa.Table:
+        """Return the rows as users see them."""
         if self.presents is not None:
-            table = with_presented(table, self._presented)
+            table = with_presented(table, self.present)
         # Within the library a window is whole numbers; users read timestamps.
-        return table.drop_columns(["hash"]).rename_columns(schema.names).cast(schema)
+        return table.drop_columns(["hash"]).rename_columns(self.schema.names).cast(self.schema)
 
     def _is_in(self, entry: Entry, task: TaskState) -> bool:
         """Return True if the same can be read of an entry."""
         is_same = (task.born, task.life, _written(task)) == (self.born, self.life, self.written)
-        is_same &= entry.timeline == self.timeline or (_kept_by(entry, self.clock) == self.kept is not None)
-        return is_same and self.clock in _apart(entry, task) and self._is_known_since(entry, task)
+        return (
+            is_same
+            and self.is_of_timeline(entry)
+            and self.clock in _apart(entry, task)
+            and self._is_known_since(entry, task)
+        )
+
+    def is_of_timeline(self, entry: Entry) -> bool:
+        """Return True if the clock was before the timeline of an entry began, or is in it."""
+        return entry.timeline == self.timeline or (_kept_by(entry, self.clock) == self.kept is not None)
 
     def _is_known_since(self, entry: Entry, task: TaskState) -> bool:
         """Return True if the changes since the clock before are still stored apart."""
@@ -125,17 +199,20 @@ class StateAt:
         is_kept = task.stored.floor <= max(self.since.clock, self.floor)
         return is_kept and self.since.recent in _apart(entry, task)
 
-    def _presented(self, column: pa.Array) -> pa.Array:
-        assert self.presents is not None
+    def present(self, column: pa.Array) -> pa.Array:
+        """Return what is shown of a column of values.
+
+        Raises:
+            TaskFailedError: What presents the values raised.
+        """
+        if self.presents is None:
+            return column
         try:
             return self.presents.present(column)
         except Exception as error:
             raise TaskFailedError(
                 f"task={self.task}: what presents its values raised {raised(error)}; correct it, or its type."
             ) from error
-
-    def _folded(self) -> pa.Table:
-        return seen_below(self.files, self.runs, self.layout, self.clock, self.since, self.floor)
 
 
 def with_presented(table: pa.Table, present: Callable[[pa.Array], pa.Array]) -> pa.Table:
@@ -154,19 +231,31 @@ def seen_below(
     files: Files, runs: Sequence[Run], layout: Layout, clock: int, since: Since | None = None, floor: int = BEGINNING
 ) -> pa.Table:
     """Return what the rows of these runs below the clock add up to: the state, or the values since another clock."""
+    return pa.concat_tables(opened_below(files, runs, layout, clock, since, floor))
+
+
+def opened_below(
+    files: Files, runs: Sequence[Run], layout: Layout, clock: int, since: Since | None = None, floor: int = BEGINNING
+) -> Iterator[pa.Table]:
+    """Open the runs, and return an iterator of what `seen_below` returns, piece by piece: at least one.
+
+    Raises:
+        FileNotFoundError: A run was collected. The iterator does not raise this.
+        DamagedError: A file is not what was written.
+    """
     if since is not None and not layout.kind.expires and all(run.last < since.clock for run in runs):
         runs = ()
     read = files.for_each(partial(runs_io.read_run_with_sums, files, layout=layout), runs)
     tables = [layout.schema.empty_table(), *(below(table, clock) for table in read)]
-    parts = []
-    # A row that is in many windows makes many rows.
-    for low, high in fold.slices(tables, share=layout.kind.windows_per_row(clock, since, floor)):
+
+    def fold_slice(low: int, high: int) -> pa.Table:
         levels = [between(table, low, high) for table in tables]
         if since is None:
-            parts.append(layout.kind.state(levels, layout, clock))
-        else:
-            parts.append(layout.kind.values(levels, layout, since, clock, floor))
-    return pa.concat_tables(parts)
+            return layout.kind.state(levels, layout, clock)
+        return layout.kind.values(levels, layout, since, clock, floor)
+
+    # A row that is in many windows makes many rows.
+    return starmap(fold_slice, fold.slices(tables, share=layout.kind.windows_per_row(clock, since, floor)))
 
 
 def find_state(

@@ -477,11 +477,13 @@ def _run_columns(types: Sequence[str], identity: Mapping[str, Any]) -> list[list
     rows += [(name, "int64") for name in kind_of(windows.from_identity(identity)).columns]
     rows.append(("value", kind))
     ordered = list(zip(layout.ORDER, map(str, layout.ORDER_TYPES), strict=True))
+    edges = [(layout.HEAD, kind), (layout.TAIL, kind)]
     if "message_id" in identity:
-        id = (layout.ID, identity["message_id"])
-        return [[*rows, id, ordered[0]], [*rows, id, *ordered]]
-    with_edges = [*rows, (layout.HEAD, kind), (layout.TAIL, kind)]
-    return [rows, [*rows, *ordered], [*rows, (layout.CURRENT, kind)], *([with_edges] if "size" in window else [])]
+        with_id = [*rows, (layout.ID, identity["message_id"])]
+        found = [[*with_id, ordered[0]], [*with_id, *ordered]]
+    else:
+        found = [rows, [*rows, *ordered], [*rows, (layout.CURRENT, kind)]]
+    return [*found, [*found[0], *edges]] if "size" in window else found
 
 
 def _side_problems(side: SideFile, data: pa.Buffer) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Deliveries of values at clocks to Kafka, free of Spark, by processes that can be killed at any step of a producer.
+"""Deliveries of values at clocks to Kafka, and rewinds, free of Spark, by processes that can be killed at any step.
 
 What is delivered is known beforehand: `rows_of` a clock. What was is what `seen` says a consumer with read_committed sees.
 """
@@ -31,8 +31,15 @@ KEYS = 12
 Value = dict[str, Any]
 
 
-def writer_of(address: str, topic: str, rows: int = 2, options: dict[str, Any] | None = None) -> ClockWriter:
-    return ClockWriter("shop", "Totals", topic, f"{topic}.clocks", address, options or {}, rows)
+def writer_of(
+    address: str,
+    topic: str,
+    rows: int = 2,
+    options: dict[str, Any] | None = None,
+    timeline: int = 0,
+    task: str = "Totals",
+) -> ClockWriter:
+    return ClockWriter("shop", task, topic, f"{topic}.clocks", address, options or {}, rows, timeline)
 
 
 def rows_of(clock: int, keys: Iterable[int] | None = None) -> pa.Table:
@@ -66,6 +73,11 @@ def deliver(writer: ClockWriter, parts: int, wanted: Iterable[int], writers: int
                     list(pool.map(write, parts_of_clock))
 
 
+def go_back(writer: ClockWriter, clock: int, values: pa.Table, encode: Encode | None = None) -> None:
+    """Let what one driver has given go back to a clock, at which these are the values."""
+    writer.rewind(clock, 1, lambda: iter(values.to_batches(5)), encode or partial(as_json, 1))
+
+
 def watch(come_to: Callable[[str], None]) -> type:
     """A producer of which each thing that is asked is a step."""
 
@@ -82,14 +94,25 @@ def watch(come_to: Callable[[str], None]) -> type:
 
 def run_until(address: str, topic: str, parts: int, wanted: Sequence[int], die: int) -> None:
     """In a process of its own: deliver, and die before this step, if it has so many."""
+    die_at(die)
+    deliver(writer_of(address, topic, rows=3), parts, wanted)
+
+
+def go_back_until(address: str, topic: str, timeline: int, clock: int, values: pa.Table, die: int) -> None:
+    """In a process of its own: go back to a clock in a new timeline, and die before this step, if it has so many."""
+    die_at(die)
+    go_back(writer_of(address, topic, timeline=timeline), clock, values)
+
+
+def die_at(step: int) -> None:
+    """Kill this process before this step of its producers."""
     steps = iter(range(1, 1_000_000))
 
     def come_to(name: str) -> None:
-        if next(steps) == die:
+        if next(steps) == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(confluent_kafka, "Producer", watch(come_to))  # noqa: B010
-    deliver(writer_of(address, topic, rows=3), parts, wanted)
 
 
 def run_on(address: str, topic: str, parts: int, wanted: Sequence[int]) -> None:
@@ -141,6 +164,17 @@ def seen(broker: Topics, topic: str) -> list[Value]:
     for message in consume(broker, topic):
         found.append(json.loads(message.value()))
         assert json.loads(message.key()) == {"key": found[-1]["key"]}
+    return found
+
+
+def newest(broker: Topics, topic: str) -> dict[str, Any]:
+    """What a consumer that keeps the newest value of each key has, by the key's only column: a tombstone takes the key away."""
+    found: dict[str, Any] = {}
+    for message in consume(broker, topic):
+        (key,) = json.loads(message.key()).values()
+        found.pop(key, None)
+        if message.value() is not None:
+            found[key] = json.loads(message.value())
     return found
 
 

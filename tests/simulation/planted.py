@@ -70,6 +70,7 @@ from persistent_state.store import (
     late_rows,
     log,
     named_files,
+    net_changes,
     runs,
     state_at,
     task_state,
@@ -1128,7 +1129,7 @@ BUGS = (
     bug(
         "reader of two timelines",
         "Who reads a clock goes on with what another timeline has at it.",
-        state_at.StateAt._is_in,
+        state_at.StateAt.is_of_timeline,
         ("entry.timeline == self.timeline or", "True or"),
         theme="rewound",
     ),
@@ -1159,6 +1160,13 @@ BUGS = (
         "A sink that was given a clock before its driver was killed is taken for one that has nothing above the clock.",
         rewind._furthest,
         ("if max(last, task.born) < clock <= visited", "if False"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "what a sink had before it came back",
+        "A sink that comes back, and keeps no record, is taken for one that has nothing.",
+        rewind._furthest,
+        ("max(given, outputs.bound(output))", "given"),
         theme="rewound-outputs",
     ),
     bug(
@@ -1615,7 +1623,7 @@ BUGS = (
     bug(
         "change at the clock unseen",
         "A run that begins right at the last clock is not looked at for changes.",
-        spans.Span.runs_from,
+        net_changes.runs_from,
         ("run.last >= since", "run.last > since"),
         theme="graph",
     ),
@@ -1903,8 +1911,8 @@ BUGS = (
     bug(
         "end of a window unread",
         "Of the keys of which nothing came those are not read that have windows that end, or that expire.",
-        fed._changed_rows,
-        ("layout.kind.ends(table, span.since, span.clock)[0]", "np.array([], np.intp)"),
+        net_changes._changed_rows,
+        ("layout.kind.ends(table, since, clock)[0]", "np.array([], np.intp)"),
         theme="every",
     ),
     bug(

@@ -185,8 +185,11 @@ class Sinks:
         if sink.kind not in RECORD and epoch != newest.epoch:
             # Nobody can tell a function that.
             return
+        if sink.kind in RECORD and all(at > clock for at, _, _ in sink.given):
+            # It has begun above the clock, and says now that it has come to it.
+            sink.seen.add(clock)
         sink.go_back(timeline, clock, self.keyed(sink, then))
-        sink.seen = {each for each in sink.seen if each <= clock or each not in sink.seen}
+        sink.seen = {each for each in sink.seen if each <= clock}
 
     def _life_of(self, name: str) -> object:
         """What a task is until it begins anew."""
@@ -248,7 +251,8 @@ class Sinks:
         must(clock <= newest.clock, "nothing above the global clock is given out", **facts)
         must(values == given, "values are the checkpoint's own, of what changed", expected=given, **facts)
         sink.seen.add(clock)
-        if clock > sink.applied:
+        # What went back below all that it was given has nothing of the clock to which it went.
+        if clock > sink.applied or (clock == sink.applied and since == BEGINNING):
             missed = {owed for owed in sink.owed if owed < clock} - sink.seen
             must(not missed, "clocks are delivered in their order", missed=missed, **facts)
             if since == BEGINNING or (job.windowing is not None and since < floor):

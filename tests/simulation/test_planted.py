@@ -45,7 +45,9 @@ def globals_of(code: CodeType) -> set[str]:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     known = [] if IS_SOAK else [json.loads(FOUND.read_text()).get(bug.name, 0)]
-    assert found_in(bug, [*known, *range(WORLDS)]) is not None, f"{bug.says} {WORLDS} worlds did not show it."
+    found = found_in(bug, [*known, *range(WORLDS)])
+    assert found is not None, f"{bug.says} {WORLDS} worlds did not show it."
+    assert not IS_SOAK or not is_broken(World(found, bug.theme)), f"World {found} of {bug.theme} is broken without it."
 
 
 def found_in(bug: Bug, seeds: Iterable[int]) -> int | None:

@@ -172,7 +172,7 @@ def test_applications_that_are_branched_keep_the_contract() -> None:
 def test_applications_that_go_back_keep_the_contract(theme: str) -> None:
     worlds = [play(seed, theme) for seed in range(REWOUND_WORLDS if theme == REWOUND else REWOUND_GRAPH_WORLDS)]
     happened = sum((world.oracle.happened for world in worlds), Counter[str]())
-    assert happened["rewind"] > 2
+    assert happened["rewind"] > 1
     assert theme != REWOUND_BACKFILL or {"back in history", "back behind it"} <= happened.keys()
 
 

@@ -234,7 +234,8 @@ class World:
             # Clocks of history stay while the live input is read.
             rules = [(3 * self.interval, 10_000)]
         self.keeping = replace(self.keeping, retain=tuple(rules))
-        self.rewinds = self.people.randint(1, 3) + (self.theme == BACKFILL) if goes_back else 0
+        more = 2 if self.places else 1 if self.theme == BACKFILL else 0
+        self.rewinds = self.people.randint(1, 3) + more if goes_back else 0
         self.look_rate = self.people.choice([0.5, 1.0] if self.theme == KEPT else [0.0, 0.0, 0.3])
         self.branches = Branches(self.oracle.kept, must) if self.theme == BRANCHED else None
         counts = {FLOWS: 1, INPUTS: 3, BACKFILL: 2}
@@ -307,7 +308,7 @@ class World:
 
     def _place(self, rng: Random, job: Job, number: int) -> WorldSink:
         """A sink of an application that goes back."""
-        kind = rng.choice([*places.GO_BACK, *places.GO_BACK, places.AGAIN, places.STUBBORN])
+        kind = rng.choice([*(4 * places.GO_BACK), places.AGAIN, places.STUBBORN])
         early = isinstance(job.windowing, SlidingWindow) and rng.random() < 0.4
         return WorldSink(job.name, f"o{number}", kind in places.RECORD, early, kind=kind)
 
@@ -875,7 +876,7 @@ class World:
         timelines: list[int] = []
         if self.places is not None:
             # Some sinks are down for long.
-            self._nap(self.places.choice([0, 0, 300, 1000]))
+            self._nap(self.places.choice([0, 0, 0, 300, 1000]))
 
         def opened(timeline: int) -> int | None:
             timelines.append(timeline)
@@ -1124,9 +1125,8 @@ class World:
         files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
 
         def go() -> None:
-            newest = self.oracle.newest
-            kept = [*(newest.kept if newest else ())] or [0]
-            # Below the bound of history, if it is kept.
+            kept = self._kept_below_sinks() or [0]
+            # Where there is history, to the first clock half of the time.
             kept = kept[:1] if self.theme == BACKFILL and self.people.random() < 0.5 else kept
             to = self.people.choice(kept) + self.people.choice([0, 0, 3, -3])
             log = Log(files, APPLICATION)
@@ -1162,6 +1162,18 @@ class World:
             self._look_at(files, newest, newest.clock, self.people.choice([*newest.tasks]), meanwhile)
 
         return lambda: self._as_people_do(look)
+
+    def _kept_below_sinks(self) -> list[int]:
+        """The kept clocks; where outputs are to go back, those below what some sink has, once there are any."""
+        for _ in range(20 if self.places is not None else 0):
+            furthest = max(sink.applied for sinks in self.oracle.sinks.of.values() for sink in sinks.values())
+            if below := [clock for clock in self._kept() if clock < furthest]:
+                return below
+            self._nap(20)
+        return self._kept()
+
+    def _kept(self) -> list[int]:
+        return [*self.oracle.newest.kept] if self.oracle.newest else []
 
     def _action(self, task: str, output: str, furthest: int) -> str:
         """What an output is to do at a rewind."""

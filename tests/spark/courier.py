@@ -65,14 +65,14 @@ class WatchedWriter(ClockWriter):
         self.deadly.come_to("begun")
         return begun
 
-    def _produce_rows(self, *arguments: Any) -> None:
+    def _produce_rows(self, *arguments: Any) -> bool:
         self.deadly.come_to("put")
-        super()._produce_rows(*arguments)
+        return super()._produce_rows(*arguments)
 
     @contextmanager
-    def _transaction(self, producer: Any, is_kept: bool = True) -> Iterator[Any]:
+    def _transaction(self, producer: Any, is_kept: bool = True, less: str = "") -> Iterator[Any]:
         is_watched = is_kept and os.getpid() != self.deadly.driver
-        with super()._transaction(producer, is_kept) as is_half_over:
+        with super()._transaction(producer, is_kept, less) as is_half_over:
             yield is_half_over
             if is_watched:
                 self.deadly.come_to("commit")

@@ -48,9 +48,12 @@ OF_DATABASES = [
 ] + ["written newest"]
 OF_FILES = ["open parquet", "write parquet", "file", "filed", "mark", "marked", "written parquet"]
 OF_LOG = ["record", "recorded", "close"]
-CHANGING = ["file", "mark", "marked", "insert sqlite", "commit sqlite", "written sqlite", "insert postgresql"]
-CHANGING += ["commit postgresql", "written postgresql", "written newest", "recorded", "close"]
-"""The steps between which what a sink or the log holds has changed: a kill at any other step leaves what one of these does."""
+CHANGING = ["file", "mark", "marked", "commit sqlite", "insert postgresql", "commit postgresql", "written postgresql"]
+CHANGING += ["written newest", "recorded", "close"]
+"""The steps between which what a sink or the log holds has changed: a kill at any other step leaves what one of these does.
+
+Of the sink of two databases each is killed at some.
+"""
 
 STEPS = soak_or(ci=CHANGING, soak=[*OF_FILES, *OF_DATABASES, *OF_LOG] * 2)
 

@@ -396,10 +396,10 @@ def test_a_rewind_deletes_what_is_above_its_clock_in_one_version(local: Local, t
     for clock, table in written.items():
         old.write(local(table), clock)
     new = opened(url, replace(what, timeline=4))
-    assert (new.rows_above(10), new.open(replace(what, timeline=4))) == (6, 30)
+    assert (new.rows_above(10, what), new.open(replace(what, timeline=4))) == (6, 30)
     version = deltalake.DeltaTable(url).version()
     new.rewind(10, nothing)
-    assert (deltalake.DeltaTable(url).version(), new.rows_above(10)) == (version + 1, 0)
+    assert (deltalake.DeltaTable(url).version(), new.rows_above(10, what)) == (version + 1, 0)
     assert in_order(read(url).cast(USERS.schema)) == in_order(written[10])
     for clock in (10, 20, 40):
         with pytest.raises(FencedError, match="was rewound"):

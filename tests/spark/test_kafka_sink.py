@@ -13,15 +13,17 @@ import pyarrow as pa
 import pytest
 
 from examples.broker import Broker
-from persistent_state import KafkaSink, Origin
+from persistent_state import Application, FileSource, KafkaSink, Origin
 from persistent_state.errors import InvalidInputError
-from tests.kafka.deliverer import consume
+from tests.kafka.deliverer import consume, newest
 from tests.soak import soak_or
 from tests.spark.conftest import Launch
 from tests.spark.courier import EMITTED, SECRET, TOPIC, is_marked
 from tests.spark.sessions import Jvm
 from tests.spark.teller import SPAN, START, rows_of, write
 from tests.spark.test_parquet import frame
+from tests.spark.test_rewinds import FILES, SECOND, Revenue, World, expected
+from tests.spark.test_rewinds import SCHEMA as ORDERS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,6 +72,35 @@ def test_one_global_state_has_an_empty_key_and_encode_says_others(spark: SparkSe
                 sink.write(values, clock)
     found = [(message.key(), message.value()) for message in consume(broker, "global")]
     assert found == [(b"{}", b'{"clock":10,"value":0.5}'), (None, b"\x00")]
+
+
+def test_after_a_rewind_the_newest_record_of_each_key_is_its_state(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    world, to = World(tmp_path), 20 * SECOND
+    broker.make("revenue", 2)
+
+    def application(factor: int) -> Application:
+        app = Application("shop", str(tmp_path / "store"), checkpoint_interval="10 seconds", retained_checkpoints=50)
+        source = FileSource(tmp_path / "orders", timestamp="at", schema=ORDERS, max_files_per_batch=1)
+        return app.add(Revenue(factor), source, KafkaSink("revenue", broker.address, partitions=2))
+
+    def check() -> None:
+        assert {shop: row["value"] for shop, row in newest(broker, "revenue").items()} == world.state()
+
+    application(2).run(spark, drain=True)
+    check()
+    before = newest(broker, "revenue")
+    plan = application(3).plan_rewind(to)
+    assert [(each.action, each.rows) for each in plan.outputs] == [("retract", 4 + FILES - 2)]
+    assert newest(broker, "revenue") == before
+    done = application(3).rewind(plan)
+    assert [each.is_done for each in done.outputs] == [True]
+    assert world.state() == world.state(to) != {}
+    check()
+    application(3).run(spark, drain=True)
+    check()
+    assert world.state() == expected(lambda at: 2 if at < to else 3)
 
 
 @pytest.mark.soak

@@ -510,11 +510,11 @@ def test_a_rewind_takes_back_what_is_above_its_clock_and_what_late_writers_write
     old = in_timeline(url, 0)
     for clock in (10, 20, 30):
         old.write(frame(spark, rows(clock, 3)), clock)
-    assert old.rows_above(10) == 6
+    assert old.rows_above(10, USERS) == 6
     late = in_timeline(url, 0)
     new = in_timeline(url, 4)
     new.rewind(10, no_values)
-    assert (new.clocks(), new.open(replace(USERS, timeline=4)), new.rows_above(10)) == ([10], 10, 0)
+    assert (new.clocks(), new.open(replace(USERS, timeline=4)), new.rows_above(10, USERS)) == ([10], 10, 0)
     assert old.latest() == old.dataset([10]).to_table()
     with pytest.raises(InvalidInputError, match="is not in table"):
         old.paths([20])

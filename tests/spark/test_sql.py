@@ -538,11 +538,11 @@ def test_a_rewind_takes_back_what_is_above_its_clock_once(database: Database, lo
     old = in_timeline(database, 0, history)
     old.write(local([("ann", 10, 1), (None, 10, 2), ("bob", 10, 3)]), 10)
     old.write(local([("ann", 20, 4), (None, 20, None), ("eve", 20, 5)]), 20)
-    assert old.rows_above(10) == 3
+    assert old.rows_above(10, ORIGIN) == 3
     new = in_timeline(database, 7, history)
     new.rewind(10, then(("ann", 10, 1), (None, 10, 2), ("bob", 10, 3)))
     as_then = [("ann", 10, 1), ("bob", 10, 3), (None, 10, 2)]
-    assert (database.rows(), record(database), new.rows_above(10)) == (as_then, (7, 10), 0)
+    assert (database.rows(), record(database), new.rows_above(10, ORIGIN)) == (as_then, (7, 10), 0)
     # A writer of the timeline that has ended changes nothing, at whatever clock, nor does one that is asked again.
     for clock in (10, 20, 30):
         with pytest.raises(FencedError, match="was rewound"):

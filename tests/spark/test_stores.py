@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from persistent_state.store.verify import verify
+from tests.soak import soak_or
 from tests.spark.conftest import Launch
 from tests.spark.sessions import FOR_OTHERS, Jvm
 from tests.spark.test_demo import show
@@ -17,7 +18,8 @@ from tests.store.servers import Servers, needed
 FLIGHTS = 40_000
 
 
-@pytest.mark.parametrize("kind", ["s3", "azure", "gcs", "hdfs"])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", soak_or(ci=["s3"], soak=["s3", "azure", "gcs", "hdfs"]))
 def test_the_demo_counts_every_flight_once(
     launch: Launch, jvms: Sequence[Jvm], servers: Servers, tmp_path: Path, kind: str
 ) -> None:

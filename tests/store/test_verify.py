@@ -110,11 +110,25 @@ def kept(state: KeptState[Any], **more: Any) -> PersistentTask:
         kept(NonWindowState(monoids.Sum(), ttl="15 microseconds")),
         kept(NonWindowState(monoids.Sum()), message_id="item", horizon="1 hour"),
         kept(
+            WindowState(monoids.Sum(), SlidingWindow("400 microseconds", "10 microseconds")),
+            message_id="item",
+            horizon="1 hour",
+        ),
+        kept(
             WindowState(monoids.Last(pa.int64()), SessionWindow("15 microseconds")), message_id="item", horizon="1 hour"
         ),
         kept(WindowState(monoids.Last(pa.int64()), TumblingWindow("20 microseconds"))),
     ],
-    ids=["windows", "wide windows", "sessions", "ttl", "ids", "ids of sessions in order", "windows in order"],
+    ids=[
+        "windows",
+        "wide windows",
+        "sessions",
+        "ttl",
+        "ids",
+        "ids of wide windows",
+        "ids of sessions in order",
+        "windows in order",
+    ],
 )
 def test_a_sound_store_of_each_kind_of_state_has_no_problem(tmp_path: Path, task: PersistentTask) -> None:
     plan = core.plan_of(task, write_store.SCHEMA, files=open_files(str(tmp_path)), shards=2)

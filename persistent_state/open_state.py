@@ -1,0 +1,558 @@
+"""Open a store without Spark: its applications, their tasks, and a task's state at a clock, of all keys or of some."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from monoids import Aggregator, Monoid
+from persistent_state.batch.in_order import States
+from persistent_state.errors import InvalidInputError
+from persistent_state.formatting import Clock, full_clock, read_clock
+from persistent_state.joins import Join
+from persistent_state.ordered import OrderedTask
+from persistent_state.partials.changed import Changed, are_equal
+from persistent_state.partials.keys import normalise
+from persistent_state.partials.lookup import each_once
+from persistent_state.store import kept_entries
+from persistent_state.store.files import Files, open_files
+from persistent_state.store.log import Log
+from persistent_state.store.net_changes import NetChanges, net_changes
+from persistent_state.store.state_at import Answer, StateAt, find_applications, find_state, newest_entry
+from persistent_state.task import BaseTask, PersistentTask, instance_of
+
+if TYPE_CHECKING:
+    import pandas
+
+Monoids: TypeAlias = "Sequence[Monoid[Any] | Aggregator[Any, Any, Any]]"
+
+CHANGE_TYPE = "_change_type"
+"""The column of changes that says what a row is, in Delta's words."""
+
+CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
+
+PART = 1 << 18
+"""About how many stored rows are opened at a time where rows are given batch by batch."""
+
+BYTES = 64 << 20
+"""About how many bytes of them are opened at the most, and are in a batch."""
+
+ROWS = 1 << 16
+"""The most rows of a batch."""
+
+
+def open_store(url: str, *, storage_options: Mapping[str, Any] | None = None) -> OpenStore:
+    """Open a store, to read what its applications keep. Nothing is read before something is asked for.
+
+    Args:
+        url: The store's folder or URL.
+        storage_options: What fsspec needs to open the store.
+
+    Returns:
+        The store.
+
+    Raises:
+        InvalidInputError: The URL is not one of a store, or the package for it is missing.
+
+    Example:
+        >>> totals = open_store("tests/fixtures/store-v1").application("app").task("Totals")
+        >>> totals.at(160).get(("Bergen", 1))
+        {'sales': 4, 'total': 488}
+    """
+    return OpenStore(open_files(url, storage_options))
+
+
+@dataclass(frozen=True)
+class OpenStore:
+    """A store that was opened by `open_store`.
+
+    Args:
+        files: Its files.
+
+    Example:
+        >>> open_store("tests/fixtures/store-v1").applications()
+        ['app']
+    """
+
+    files: Files
+
+    def applications(self) -> list[str]:
+        """Return the names of the store's applications.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        return find_applications(self.files)
+
+    def application(self, name: str) -> OpenApplication:
+        """Return an application. Whether there is one is known when something is asked of it.
+
+        Args:
+            name: The application's name.
+        """
+        return OpenApplication(self.files, name)
+
+
+@dataclass(frozen=True)
+class OpenApplication:
+    """An application of an open store. It may run, and what it commits is seen by whatever is asked next.
+
+    Args:
+        files: The store's files.
+        name: The application's name.
+
+    Example:
+        >>> app = open_store("tests/fixtures/store-v1").application("app")
+        >>> app.tasks(), app.clocks()
+        (['Notes', 'Totals'], [160, 200, 220])
+    """
+
+    files: Files
+    name: str
+
+    def tasks(self) -> list[str]:
+        """Return the names of the application's tasks.
+
+        Raises:
+            InvalidInputError: There is no such application.
+        """
+        return sorted(newest_entry(self.files, self.name).tasks)
+
+    def clocks(self) -> list[int]:
+        """Return the clocks at which the state can be read, in microseconds UTC, ascending. The last is the global clock.
+
+        Raises:
+            InvalidInputError: There is no such application.
+        """
+        return newest_entry(self.files, self.name).readable
+
+    def task(self, task: BaseTask | str, *, monoids: Monoids = (), presented: bool = False) -> OpenTask:
+        """Return a task. Whether there is one is known when its state is asked for.
+
+        Args:
+            task: The task, or its name.
+            monoids: Your own monoids and aggregators, where the task is only named.
+            presented: True for values as outputs show them: as a Summary or an Aggregator presents them. If the task is only
+                named, give its Aggregator in `monoids`.
+
+        Raises:
+            InvalidInputError: `task` is neither.
+        """
+        if isinstance(task, OrderedTask):
+            task = States(task)
+        elif isinstance(task, Join):
+            # The type of its state is that of its rows, and stands in the store.
+            task = task.task_name
+        elif not isinstance(task, (PersistentTask, str)):
+            raise InvalidInputError(
+                f"task={task!r} is not a task; give its name, or an instance of it, such as {instance_of(task)}."
+            )
+        return OpenTask(self.files, self.name, task, tuple(monoids), presented)
+
+
+@dataclass(frozen=True)
+class OpenTask:
+    """A task of an open store: whoever asks for its state says at which clock.
+
+    Args:
+        files: The store's files.
+        application: The application's name.
+        task: The task, or its name.
+        monoids: The user's own monoids and aggregators.
+        presented: Whether values are shown as outputs show them.
+
+    Example:
+        >>> notes = open_store("tests/fixtures/store-v1").application("app").task("Notes")
+        >>> notes.at("1970-01-01T00:00:00.000160Z").get("Bergen")[:3]
+        ['n1', 'n4', 'n7']
+    """
+
+    files: Files = field(repr=False)
+    application: str
+    task: PersistentTask | str
+    monoids: tuple[Monoid[Any] | Aggregator[Any, Any, Any], ...] = ()
+    presented: bool = False
+
+    def at(self, clock: Clock | None = None, *, timeline: int | None = None) -> OpenState:
+        """Return the task's state at a clock. Nothing of the store is executed.
+
+        The state is settled now: whatever the application does meanwhile, it is given as it is at this clock, or refused.
+
+        Args:
+            clock: A clock of `OpenApplication.clocks`: microseconds, ISO text or a `datetime` with a zone. By default the
+                newest, which is the global clock.
+            timeline: The `timeline` of a state that was read at this clock before. If the application was taken back since, to
+                a clock before this one, the state at the clock is another, and is refused. By default it is given.
+
+        Raises:
+            InvalidInputError: There is no such application or task, the clock is not retained, its timeline has ended before
+                it, the monoid is not known, or the type of what is presented is not.
+            DamagedError: The log is not what was written.
+        """
+        at = None if clock is None else read_clock(clock)
+        state = find_state(self.files, self.application, self.task, at, self.monoids, self.presented)
+        if timeline is not None and timeline != state.timeline:
+            _check_timeline(state, timeline)
+        # Whether its type is known is said now, and not when it is read.
+        _ = state.schema
+        return OpenState(state)
+
+    def changes(self, since: Clock | OpenState, until: Clock | OpenState | None = None) -> OpenChanges:
+        """Return what changed in the state between two clocks: the net changes of each key, or of each window of a key.
+
+        A key that comes and goes between the clocks is no change, and neither is a value that is the same at both. Values are
+        compared as they are shown; 0.0 and -0.0 are the same, and NaN is the same as NaN.
+
+        Args:
+            since: The clock before, or the state then. A state names its timeline, and is refused if that has ended before it.
+            until: The clock after, or the state then; by default the newest clock.
+
+        Raises:
+            InvalidInputError: As `at`; or `since` is after `until`, or a state is another task's, or of another timeline, or
+                the values at the two clocks have two types.
+            DamagedError: The log is not what was written.
+
+        Example:
+            >>> totals = open_store("tests/fixtures/store-v1").application("app").task("Totals")
+            >>> for row in totals.changes(200, 220).to_arrow().to_pylist():
+            ...     if row["shop"] == "Bergen":
+            ...         print(row["item"], row["value"], row["_change_type"])
+            None {'sales': 7, 'total': 872} update_preimage
+            None {'sales': 8, 'total': 1024} update_postimage
+        """
+        last = until if isinstance(until, OpenState) else self.at(until)
+        first = since if isinstance(since, OpenState) else self.at(since)
+        return OpenChanges(net_changes(*_checked(first.state, last.state)))
+
+
+class _Rows(ABC):
+    """Rows of an open store, which Arrow's stream interface gives to DuckDB, polars and others, batch by batch."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns and their types."""
+
+    @abstractmethod
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in batches, within bounded memory."""
+
+    def to_arrow(self) -> pa.Table:
+        """Return the rows as a table, in no particular order.
+
+        Raises:
+            InvalidInputError: A clock is no longer retained.
+            DamagedError: A file is not what was written.
+            TaskFailedError: What presents the values raised.
+        """
+        return pa.Table.from_batches(self.batches(), self.schema)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the rows as a pandas DataFrame, as `to_arrow().to_pandas()`.
+
+        Raises:
+            InvalidInputError: A clock is no longer retained.
+            DamagedError: A file is not what was written.
+            TaskFailedError: What presents the values raised.
+        """
+        return self.to_arrow().to_pandas()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Give the batches to whoever reads Arrow's streams."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches()).__arrow_c_stream__(requested_schema)
+
+
+@dataclass
+class OpenState(_Rows):
+    """A task's state at a clock. DuckDB, polars and all that reads Arrow's streams can read it as a table.
+
+    As long as the clock is retained or kept, it is answered exactly, also while the application commits, collects what it has
+    rewritten, or is taken back to a clock at or above this one. After that a question is answered exactly, or refused.
+
+    The columns are the key columns and `value`. Of a `WindowState` there is a row for each key and window that is open at the
+    clock and holds a message; `window_start` and `window_end`, timestamps in UTC, stand before `value`.
+
+    Args:
+        state: Where it is stored.
+
+    Example:
+        >>> state = open_store("tests/fixtures/store-v1").application("app").task("Totals").at(160)
+        >>> state.clock, state.timeline, state.schema.names
+        (160, 0, ['shop', 'item', 'value'])
+        >>> sum(batch.num_rows for batch in state.batches()) == state.to_arrow().num_rows
+        True
+    """
+
+    state: StateAt = field(repr=False)
+
+    @property
+    def clock(self) -> int:
+        """The clock, in microseconds UTC."""
+        return self.state.clock
+
+    @property
+    def timeline(self) -> int:
+        """The application's timeline. Together with the clock it names the state for ever."""
+        return self.state.timeline
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns and their types: the key columns, those of the window if there are windows, and `value`."""
+        return self.state.schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the state in batches, within bounded memory: a range of the keys' hash is read at a time.
+
+        Raises:
+            InvalidInputError: The clock is no longer retained.
+            DamagedError: A file is not what was written.
+            TaskFailedError: What presents the values raised.
+        """
+        count = _parts(self.state)
+        for number in range(count):
+            for table in self._answer(partial(_tables_of_part, number=number, parts=count)):
+                yield from _batches(table)
+
+    def to_arrow(self) -> pa.Table:
+        """Return the state as a table, a row per key or per window of a key, in no particular order.
+
+        Raises:
+            InvalidInputError: The clock is no longer retained.
+            DamagedError: A file is not what was written.
+            TaskFailedError: What presents the values raised.
+        """
+        return self._answer(StateAt.table)
+
+    def get(self, key: Any = ()) -> Any:
+        """Return the value of a key, as `to_arrow().to_pylist()` has it. Only the blocks of the runs that may hold it are read.
+
+        Args:
+            key: The value of the key column; of several columns a tuple in their order, or a mapping by their names. Without
+                key columns leave it out.
+
+        Returns:
+            The value; None if the key is not there, or has expired. Of a `WindowState` a dictionary of the windows that are
+            open and hold a message, the earliest first. The key of a window is its start and end in microseconds UTC.
+
+        Raises:
+            InvalidInputError: The key is not of the types of the key columns, or the clock is no longer retained.
+            DamagedError: A file is not what was written.
+            TaskFailedError: What presents the values raised.
+
+        Example:
+            >>> state = open_store("tests/fixtures/store-v1").application("app").task("Totals").at(160)
+            >>> state.get(("Bergen", 1)) == state.get({"item": 1, "shop": "Bergen"})
+            True
+            >>> state.get(("Oslo", 1)) is None
+            True
+        """
+        return self.get_many([key])[0]
+
+    def get_many(self, keys: Iterable[Any]) -> list[Any]:
+        """Return the values of keys. A block that several of them need is read once.
+
+        Args:
+            keys: The keys, each as `get` takes it.
+
+        Returns:
+            What `get` returns of each key, in their order.
+
+        Raises:
+            InvalidInputError: As `get`.
+            DamagedError: A file is not what was written.
+            TaskFailedError: What presents the values raised.
+
+        Example:
+            >>> state = open_store("tests/fixtures/store-v1").application("app").task("Notes").at(160)
+            >>> [notes and notes[0] for notes in state.get_many(["Bergen", "Oslo", None])]
+            ['n1', None, 'n2']
+        """
+        columns, count = self._columns([*keys])
+        asked, places = each_once(columns, count)
+        table, spans = self._answer(lambda state: state.of_keys(asked))
+        values = table["value"].to_pylist()
+        windows = self.state.layout.kind.window_columns
+        if not windows:
+            return [values[spans[place][0]] if spans[place][0] < spans[place][1] else None for place in places]
+        edges = [*zip(*(table[name].cast(pa.int64()).to_pylist() for name in windows), strict=True)]
+        return [dict(zip(edges[slice(*spans[place])], values[slice(*spans[place])], strict=True)) for place in places]
+
+    def _answer(self, ask: Callable[[StateAt], Answer]) -> Answer:
+        """Return the answer of the state, whose runs may have been rewritten since, and remember those that hold it now."""
+        answer, self.state = self.state.answer(ask)
+        return answer
+
+    def _columns(self, keys: Sequence[Any]) -> tuple[list[pa.Array], int]:
+        """Return the key columns of keys, in their stored form, and the number of the keys."""
+        names, types = self.state.key_columns, self.state.layout.key_types
+        rows = [self._parts_of(key) for key in keys]
+        columns = []
+        for place, (name, type) in enumerate(zip(names, types, strict=True)):
+            given = [row[place] for row in rows]
+            try:
+                column = pa.array(given, type)
+            except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
+                raise self._misfit(f"a value of column {name!r} is not {type}: {error}") from None
+            # Arrow would cut a fraction, or a time of the day, off.
+            for value, kept in zip(given, column.to_pylist(), strict=True):
+                if value is not None and value != kept and value == value:
+                    raise self._misfit(f"{value!r} of column {name!r} is not {type}")
+            columns.append(normalise(column))
+        return columns, len(rows)
+
+    def _parts_of(self, key: Any) -> tuple[Any, ...]:
+        """Return the values of the key columns."""
+        names = self.state.key_columns
+        if isinstance(key, Mapping):
+            if key.keys() == {*names}:
+                return tuple(key[name] for name in names)
+        elif len(names) == 1:
+            return (key,)
+        elif isinstance(key, tuple) and len(key) == len(names):
+            return key
+        raise self._misfit(f"{key!r} has other columns")
+
+    def _misfit(self, what: str) -> InvalidInputError:
+        pairs = zip(self.state.key_columns, self.state.layout.key_types, strict=True)
+        known = ", ".join(f"{name} ({type})" for name, type in pairs)
+        form = {0: "leave the key out", 1: f"give a value of {known}"}
+        way = form.get(len(self.state.key_columns), f"give a tuple of {known}")
+        return InvalidInputError(f"key of task={self.state.task}: {what}; {way}.")
+
+
+@dataclass
+class OpenChanges(_Rows):
+    """The net changes of a task's state between two clocks, in the words of Delta's change data feed.
+
+    The columns are those of the state, and `_change_type`, a text. A key, or a window of a key, that is there at the later
+    clock only has one row, `insert`; one that is there at the earlier clock only has one row, `delete`, with the value that it
+    had. One whose value is another has two rows, one behind the other: `update_preimage` with the value at the earlier clock,
+    and `update_postimage` with that at the later one. A window that closed between the clocks, and a key that expired, is
+    deleted.
+
+    Args:
+        changes: Where they are stored.
+
+    Example:
+        >>> totals = open_store("tests/fixtures/store-v1").application("app").task("Totals")
+        >>> changes = totals.changes(160)
+        >>> changes.since.clock, changes.until.clock, changes.schema.names
+        (160, 220, ['shop', 'item', 'value', '_change_type'])
+    """
+
+    changes: NetChanges = field(repr=False)
+
+    @property
+    def since(self) -> OpenState:
+        """The state at the earlier clock."""
+        return OpenState(self.changes.since)
+
+    @property
+    def until(self) -> OpenState:
+        """The state at the later clock."""
+        return OpenState(self.changes.until)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the state and their types, and `_change_type`."""
+        return self.changes.until.schema.append(pa.field(CHANGE_TYPE, pa.string()))
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the changes in batches, within bounded memory: a range of the keys' hash is read at a time.
+
+        Raises:
+            InvalidInputError: A clock is no longer retained.
+            DamagedError: A file is not what was written.
+            TaskFailedError: What presents the values raised.
+        """
+        count = 1 + self.changes.rows // PART
+        for number in range(count):
+            for some in self.changes.part(number, count).read():
+                yield from _batches(_as_rows(some, self.changes.until, self.schema))
+
+
+def _parts(state: StateAt) -> int:
+    """Return the number of parts in which a state is read within bounded memory."""
+    # Starts cut a file into many runs, of which each tells the rows of the whole file.
+    of_files = {run.file.path: run for run in state.runs}.values()
+    return 1 + max(sum(run.rows for run in of_files) // PART, sum(run.file.length for run in of_files) // BYTES)
+
+
+def _tables_of_part(state: StateAt, number: int, parts: int) -> Iterator[pa.Table]:
+    return state.part(number, parts).tables()
+
+
+def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    rows = max(1, min(ROWS, BYTES * len(table) // max(1, table.nbytes)))
+    return iter(table.to_batches(rows))
+
+
+def _check_timeline(state: StateAt, timeline: int) -> None:
+    """Refuse a state that is another than that at its clock in this timeline.
+
+    Raises:
+        InvalidInputError: It is another.
+    """
+    log = Log(state.files, state.application)
+    newest = newest_entry(state.files, state.application)
+    origin = newest.timeline
+    if state.kept is not None:
+        # The clock may have gone, and its entry with it: then nobody can tell.
+        with suppress(FileNotFoundError):
+            origin = kept_entries.read(log, state.kept).timeline
+    if not origin <= timeline <= newest.timeline:
+        raise InvalidInputError(
+            f"clock={full_clock(state.clock)} of timeline={timeline} of {state.application} is gone: the application was taken "
+            "back to a clock before it; open the clock without a timeline, and read its state anew."
+        )
+
+
+def _checked(since: StateAt, until: StateAt) -> tuple[StateAt, StateAt]:
+    """Return two states, if one can be held against the other.
+
+    Raises:
+        InvalidInputError: They are of two tasks or timelines, in the wrong order, or of two types.
+    """
+    named = [f"task={state.task} of {state.application} in store={state.files.url}" for state in (since, until)]
+    if named[0] != named[1]:
+        raise InvalidInputError(f"since is of {named[0]}, and until of {named[1]}; give two states of one task.")
+    first, last = full_clock(since.clock), full_clock(until.clock)
+    if since.clock > until.clock:
+        raise InvalidInputError(f"since={first} is after until={last}; give the earlier clock first.")
+    types = [(state.schema, state.layout.monoid.type, state.presents is None) for state in (since, until)]
+    if types[0] != types[1]:
+        raise InvalidInputError(
+            f"the state of task={until.task} at clock={first} has other types than at clock={last}; give the task itself, not "
+            "its name, or read both states."
+        )
+    if since.timeline != until.timeline:
+        newest = newest_entry(until.files, until.application)
+        if gone := next((state for state in (since, until) if not state.is_of_timeline(newest)), None):
+            raise InvalidInputError(
+                f"clock={full_clock(gone.clock)} of timeline={gone.timeline} of {gone.application} is gone: the application "
+                "was taken back to a clock before it; read its state anew."
+            )
+    return since, until
+
+
+def _as_rows(some: Changed, state: StateAt, schema: pa.Schema) -> pa.Table:
+    """Return changes as rows of this schema. Where nothing differs there is none, though messages may have come."""
+    was, is_there = (np.asarray(values.is_valid()) for values in (some.before, some.after))
+    before, after = state.present(some.before), state.present(some.after)
+    differs = was & is_there & ~are_equal(before, after)
+    counts = np.where(was & is_there, 2 * differs, was | is_there)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    is_second = np.arange(len(rows)) > np.repeat(np.cumsum(counts) - counts, counts)
+    is_after = is_second | ~was[rows]
+    kinds = np.where(differs[rows], np.where(is_second, 2, 1), np.where(is_after, 0, 3))
+    table = some.rows.drop_columns(["hash"]).take(pa.array(rows))
+    values = pa.concat_arrays([before, after]).take(pa.array(rows + len(counts) * is_after))
+    columns = [*table.columns, values, pa.array(CHANGE_TYPES).take(pa.array(kinds))]
+    return pa.table(columns, names=schema.names).cast(schema)

@@ -1,0 +1,164 @@
+"""Read what changed in a task's state between two clocks.
+
+If the runs keep both clocks apart, only the runs that came between them are read, and of the others the blocks of the keys that
+changed. The state at a kept clock may be in runs of its own; then both states are read, and held against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.partials import fold
+from persistent_state.partials.changed import Changed, changed, paired
+from persistent_state.partials.layout import Kind, Layout, as_numpy, below, between, where
+from persistent_state.store import runs as runs_io
+from persistent_state.store.files.base import Files
+from persistent_state.store.named_files import Run
+from persistent_state.store.state_at import StateAt, newest_entry, seen_below
+
+
+def runs_from(runs: Sequence[Run], since: int, clock: int) -> list[Run]:
+    """Return the runs that may hold rows that start from `since` on, below the clock."""
+    return [run for run in runs if run.first < clock and run.last >= since and (run.below is None or run.below > since)]
+
+
+def ending_runs(runs: Sequence[Run], kind: Kind, since: int, clock: int, ended: int = BEGINNING) -> list[Run]:
+    """Return the runs that may hold rows of windows, sessions or keys that end between the clocks, without a message.
+
+    What is of messages below `ended`, which the runs keep apart, had ended by `since`.
+    """
+    found = []
+    for run in runs:
+        last = min(run.last, (clock if run.below is None else min(run.below, clock)) - 1)
+        if run.first <= last and last >= ended and kind.may_end(run.first, last, since, clock):
+            found.append(run)
+    return found
+
+
+def changed_between(
+    files: Files,
+    layout: Layout,
+    runs: Sequence[Run],
+    since: int,
+    clock: int,
+    *,
+    every: int | None = None,
+    ended: int = BEGINNING,
+) -> Iterator[Changed]:
+    """Yield the keys, or windows, that changed between two clocks, which the runs keep apart. All files are opened first.
+
+    Args:
+        files: The store.
+        layout: The layout of the runs.
+        runs: All runs of some hashes, the oldest first.
+        since: The clock before.
+        clock: The clock after.
+        every: Microseconds; each multiple between the clocks is looked at, too. None: none is.
+        ended: A clock that the runs keep apart: what is of messages below it had ended by `since`.
+
+    Raises:
+        FileNotFoundError: A run was collected.
+        DamagedError: A file is not what was written.
+    """
+    some = {*runs_from(runs, since, clock), *ending_runs(runs, layout.kind, since, clock, ended)}
+    first = [run for run in runs if run in some]
+    opened = dict(zip(first, open_runs(files, layout, first), strict=True))
+    fresh = [_changed_rows(table, layout, since, clock) for table in opened.values()]
+    if not any(map(len, fresh)):
+        return
+    # Of the other runs only the blocks are read that may have the same keys.
+    asked = [as_numpy(table, "hash") for table in fresh]
+    others = iter(open_runs(files, layout, [run for run in runs if run not in opened], asked))
+    levels = [opened[run] if run in opened else next(others) for run in runs]
+    for low, high in fold.slices(fresh, asked=fresh, levels=levels):
+        # Blocks hold many other keys. What is done to all their rows would take longer, the more keys there are.
+        hashes = [as_numpy(between(table, low, high), "hash") for table in fresh]
+        changed_keys = pa.table({"hash": np.sort(np.concatenate(hashes))})
+        rows = [below(fold.touched(between(table, low, high), changed_keys), clock) for table in levels]
+        yield from changed(rows, layout, since, clock, every)
+
+
+def open_runs(files: Files, layout: Layout, runs: Sequence[Run], asked: runs_io.Asked = None) -> list[pa.Table]:
+    """Return the rows of runs of one layout. With `asked`, rows of other hashes than these may be missing."""
+    return files.for_each(lambda run: runs_io.read_run(files, run, asked, layout), runs)
+
+
+def _changed_rows(table: pa.Table, layout: Layout, since: int, clock: int) -> pa.Table:
+    """Return the rows of a table that start between the clocks, and those that may end between them."""
+    table = below(table, clock)
+    changes = as_numpy(table, "start") >= since
+    changes[layout.kind.ends(table, since, clock)[0]] = True
+    return where(table, changes)
+
+
+@dataclass(frozen=True)
+class NetChanges:
+    """The changes between two states of a task, of the keys with low <= hash < high.
+
+    `apart` says that the runs of `until` hold both states.
+    """
+
+    since: StateAt
+    until: StateAt
+    apart: bool
+
+    @property
+    def rows(self) -> int:
+        """Return about how many rows are read."""
+        layout, until = self.until.layout, self.until
+        if not self.apart:
+            share = layout.kind.windows_per_row(until.clock, None, BEGINNING)
+            return share * _rows([*self.since.runs, *until.runs])
+        clocks = self.since.clock, until.clock
+        return _rows([*runs_from(until.runs, *clocks), *ending_runs(until.runs, layout.kind, *clocks)])
+
+    def part(self, number: int, parts: int) -> NetChanges:
+        """One of so many parts of the changes, by the hash of the key."""
+        return replace(self, since=self.since.part(number, parts), until=self.until.part(number, parts))
+
+    def read(self) -> list[Changed]:
+        """Return the keys, or windows, that may have changed, with their values before and after.
+
+        Raises:
+            InvalidInputError: A clock is no longer retained.
+            DamagedError: A file is not what was written.
+        """
+        since, until = self.since, self.until
+        if self.apart:
+            try:
+                return [*changed_between(until.files, until.layout, until.runs, since.clock, until.clock)]
+            except FileNotFoundError:
+                again = net_changes(since, until)
+                if again != self:
+                    # The runs were rewritten, and new ones hold both states, or each is in others.
+                    return again.read()
+        before, after = (state.answer(_folded)[0] for state in (since, until))
+        return [paired(before, after, until.clock)] if len(before) or len(after) else []
+
+
+def _rows(runs: Iterable[Run]) -> int:
+    # Starts cut a file into many runs, of which each tells the rows of the whole file.
+    return sum({run.file.path: run.rows for run in runs}.values())
+
+
+def _folded(state: StateAt) -> pa.Table:
+    return seen_below(state.files, state.runs, state.layout, state.clock)
+
+
+def net_changes(since: StateAt, until: StateAt) -> NetChanges:
+    """Return what changed between two states of a task, held by the runs of the newest entry if these hold both.
+
+    Raises:
+        InvalidInputError: There is no such application any more.
+        DamagedError: The newest entry is not what was written.
+    """
+    entry = newest_entry(until.files, until.application)
+    before, after = since.within(entry), until.within(entry)
+    if before is None or after is None:
+        return NetChanges(since, until, False)
+    return NetChanges(before, after, True)
