@@ -236,12 +236,16 @@ def _before(log: Log, newest: Entry, clock: int) -> Entry:
         InvalidInputError: The clock is not kept.
         DamagedError: The entry is not what was written, or is missing.
     """
+    gone = InvalidInputError(f"clock={full_clock(clock)} is kept no more; plan again.")
     if clock not in newest.kept:
-        raise InvalidInputError(f"clock={full_clock(clock)} is kept no more; plan again.")
+        raise gone
     number = newest.kept[clock].entry
     try:
         return kept_entries.read(log, number)
     except FileNotFoundError:
+        # The clock may have gone since the newest entry was read, and its entry with it.
+        if not kept_entries.is_kept(_newest(log).kept, clock, number):
+            raise gone from None
         raise kept_entries.missing(log, clock, number) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -140,6 +141,21 @@ def test_a_clock_that_is_not_kept_is_refused() -> None:
         rewind.rewind(world.log, planned, writer="somebody", now=0)
     with pytest.raises(InvalidInputError, match="there is no application nobody"):
         rewind.plan(Log(world.files, "nobody"), 5)
+
+
+def test_a_clock_whose_entry_goes_while_a_rewind_is_planned_is_not_called_missing() -> None:
+    world = World(Keeping(2))
+    world.play(12)
+    oldest, before = next(iter(world.newest.kept)), world.newest
+    collector = Collector(world.log)
+    for end in (16, 20):
+        world.play(end)
+        collector.collect(world.newest.epoch, now=10**12, keeping=world.keeping)
+    with (
+        mock.patch.object(Log, "newest", side_effect=[before, world.newest]),
+        pytest.raises(InvalidInputError, match=r"is kept no more; plan again"),
+    ):
+        rewind.plan(world.log, oldest)
 
 
 @pytest.mark.parametrize(("delivered", "refused"), [(None, True), (50, False), (60, True), (70, True)])

@@ -102,14 +102,42 @@ class Coming:
         return Bounds() if task in self.unbound else self.bounds.get(input, Bounds())
 
     def pass_bound(self, newest: Entry | None) -> None:
-        """Leave out history that the clock has passed, in the starts that follow, and then the bound of what goes on."""
+        """Leave out history that the clock has passed, in the starts that follow, and then the bound of what goes on.
+
+        Below its bound history is given again: the application went back.
+        """
         for task, over in self.over.items():
             if newest is None or task not in newest.tasks:
                 continue
             clock = min(newest.clock, newest.flow_of(task).progress.clock)
-            if clock >= self.bounds[""].since and self.rng.random() < 0.4:
+            if self._is_below(task, newest):
+                over.clear()
+                self.unbound.discard(task)
+            elif clock >= self.bounds[""].since and self.rng.random() < 0.4:
                 self.unbound |= {task} if over and self.rng.random() < 0.5 else set()
                 over.add(HISTORY)
+
+    def lacks_history(self, newest: Entry | None) -> bool:
+        """Whether history is left out of which something is to be read: the application went back below its bound."""
+        return newest is not None and any(over and self._is_below(task, newest) for task, over in self.over.items())
+
+    def _is_below(self, task: str, newest: Entry) -> bool:
+        """Whether the log says that a task has history, and is below its bound."""
+        flow = newest.flow_of(task) if task in newest.tasks else None
+        return (
+            flow is not None
+            and HISTORY in flow.inputs
+            and min(newest.clock, flow.progress.clock) < self.bounds[""].since
+        )
+
+    def is_in_history(self, newest: Entry) -> bool:
+        """Whether the global clock has yet to come to the bound of history."""
+        return newest.clock < self.bounds[""].since
+
+    @property
+    def is_over(self) -> bool:
+        """Whether history is left out of some task."""
+        return any(self.over.values())
 
     def with_fed(self, jobs: Sequence[Job], unit: int, few_hashes: bool) -> list[Job]:
         """The tasks, of which the last may be fed by the first, too. Fixed times are multiples of a unit."""

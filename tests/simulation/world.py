@@ -120,8 +120,11 @@ GRAPHS = (GRAPH, EVERY, IN_ORDER, VERSIONS)
 REWOUND_OUTPUTS = "rewound-outputs"
 """The theme of worlds in which applications with sinks of all kinds go back to kept clocks."""
 
-REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS, VERSIONS)}
+REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS, BACKFILL, VERSIONS)}
 """The themes of worlds in which applications of such tasks go back to kept clocks."""
+
+REWOUND_BACKFILL = f"rewound-{BACKFILL}"
+"""Of these the one in which they go back to clocks at which history was being read, too."""
 
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
 """What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter,
@@ -227,8 +230,12 @@ class World:
             self.starts = min(self.starts, 4) if self.theme == IN_ORDER else self.starts
         rules = [(3 * self.interval, 12 * self.interval), (7, 400), (100, 100)]
         rules = self.people.sample(rules, self.people.choice([1, 2] if goes_back or self.theme == KEPT else [0, 0, 1]))
+        if goes_back and self.theme == BACKFILL:
+            # Clocks of history stay while the live input is read.
+            rules = [(3 * self.interval, 10_000)]
         self.keeping = replace(self.keeping, retain=tuple(rules))
-        self.rewinds = self.people.randint(1, 3) + (2 if self.places else 0) if goes_back else 0
+        more = 2 if self.places else 1 if self.theme == BACKFILL else 0
+        self.rewinds = self.people.randint(1, 3) + more if goes_back else 0
         self.look_rate = self.people.choice([0.5, 1.0] if self.theme == KEPT else [0.0, 0.0, 0.3])
         self.branches = Branches(self.oracle.kept, must) if self.theme == BRANCHED else None
         counts = {FLOWS: 1, INPUTS: 3, BACKFILL: 2}
@@ -582,6 +589,12 @@ class World:
             # Another driver has built the task again, since this one was told where its values go.
             known = (REBUILT, FLOWS, *GRAPHS, *SEVERAL)
             must(self.theme in known, "only what was built again has new outputs", error=error)
+        elif self.theme == BACKFILL and isinstance(error, InvalidInputError) and self.inputs.lacks_history(newest):
+            is_told = any(
+                words in str(error) for words in (f"had the input {inputs.HISTORY!r}", "was read with from_(")
+            )
+            must(is_told, "who leaves out what is to be read again is told", error=error)
+            self.oracle.happened["history was missed"] += 1
         elif not isinstance(error, InvalidInputError) or actor is self.actors[-1]:
             raise error
 
@@ -1024,7 +1037,7 @@ class World:
                 for path in collector.collect(actor.epoch, now=self.now, keeping=actor.terms.keeping):
                     self.note(f"{actor.number} collected {path}")
                 getcurrent().thread.lists = 9
-            if self.rewinds and self.people.random() < 0.3:
+            if self.rewinds and self.people.random() < (0.9 if self.inputs.is_over else 0.3):
                 self.rewinds -= 1
                 self._spawn(actor, self._go_back(actor), True)
             if self.branches is not None and self.people.random() < 0.5:
@@ -1112,7 +1125,10 @@ class World:
         files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
 
         def go() -> None:
-            to = self.people.choice(self._kept_below_sinks() or [0]) + self.people.choice([0, 0, 3, -3])
+            kept = self._kept_below_sinks() or [0]
+            # Where there is history, to the first clock half of the time.
+            kept = kept[:1] if self.theme == BACKFILL and self.people.random() < 0.5 else kept
+            to = self.people.choice(kept) + self.people.choice([0, 0, 3, -3])
             log = Log(files, APPLICATION)
             planned = rewind.plan(log, to, self._action)
             self._nap(self.people.choice([0, 0, 0, 50]))
@@ -1120,6 +1136,10 @@ class World:
                 entry = rewind.rewind(log, planned, writer=f"r{self.rewinds} {i}", now=self.now)
                 self.oracle.claim(entry)
                 self.note(f"back at {entry.clock}")
+                if self.inputs.bounds:
+                    self.oracle.happened[
+                        "back in history" if self.inputs.is_in_history(entry) else "back behind it"
+                    ] += 1
                 must(
                     not i and entry.epoch == planned.epoch + 1,
                     "a rewind is made once, of what was planned",

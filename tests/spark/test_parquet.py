@@ -11,6 +11,7 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import duckdb
 import pyarrow as pa
@@ -537,6 +538,33 @@ def test_a_rewind_takes_back_what_is_above_its_clock_and_what_late_writers_write
     newest = in_timeline(url, 9)
     newest.write(frame(spark, rows(20, 2)), 20)
     assert read(url) == in_order(rows(10, 3), rows(20, 2))
+
+
+def test_a_clock_that_a_killed_writer_left_half_written_is_not_ended_in_a_later_timeline(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url, create = tmp_path / "table", LocalFiles.create
+
+    def die_at_marker(files: LocalFiles, path: str, data: BytesLike) -> None:
+        if path.startswith("_clocks"):
+            raise StoreUnavailableError("killed")
+        create(files, path, data)
+
+    old = opened(url, files=2)
+    old.write(frame(spark, rows(10, 3)), 10)
+    with mock.patch.object(LocalFiles, "create", die_at_marker), pytest.raises(StoreUnavailableError):
+        old.write(frame(spark, rows(20, 3)), 20)
+    left = {*url.glob("*.parquet")}
+    assert len(left) > len(old.paths([10]))
+    new = in_timeline(url, 4)
+    new.rewind(10, no_values)
+    new.write(frame(spark, rows(20, 2, add=7)), 20)
+    assert left < {*url.glob("*.parquet")}
+    as_mended = in_order(rows(10, 3), rows(20, 2, add=7))
+    assert read(url) == as_mended
+    # The writer was only slow, and ends what it began.
+    old.write(frame(spark, rows(20, 3)), 20)
+    assert read(url) == as_mended
 
 
 def test_a_table_of_the_first_format_goes_back(tmp_path: Path) -> None:
