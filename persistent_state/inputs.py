@@ -92,6 +92,7 @@ class Inputs(TimeReplayableSource):
         return Reach(
             ends,
             unread=None if None in unread else sum(more for more in unread if more is not None),
+            lag=together({name: reach.lag for name, reach in reached.items()}),
             inputs=reached,
         )
 

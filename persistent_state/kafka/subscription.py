@@ -228,8 +228,8 @@ class Subscription:
         records = map(_line, state.topics.values())
         lines = tuple(line for line in (*records, *state.losses) if line not in state.journal)
         state.last_reach = lines, dict(start), ends
-        unread = sum(max(0, partition.end - ends.get(name, 0)) for name, partition in state.partitions.items())
-        return Reach(ends, dict.fromkeys(state.partitions, False), lines, unread=unread)
+        lag = {name: max(0, partition.end - ends.get(name, 0)) for name, partition in state.partitions.items()}
+        return Reach(ends, dict.fromkeys(state.partitions, False), lines, unread=sum(lag.values()), lag=lag)
 
     @property
     def partitions(self) -> Mapping[str, Partition]:

@@ -58,7 +58,7 @@ def _measure(name: str, help: str, *labels: str, kind: str = GAUGE) -> Measure:
     return Measure(PREFIX + name, kind, help, ("application", *labels), unit)
 
 
-READABLE = _measure("readable", "1 if the newest log entry and its lists of files can be read, 0 if one is damaged.")
+READABLE = _measure("readable", "1 if the newest log entry and its lists of files can be read, else 0.")
 WRITTEN = _measure("written_timestamp_seconds", "When the newest log entry was written, by the wall clock.")
 ENTRIES = _measure("log_entries", "Log entries so far: each is a commit.", kind=COUNTER)
 STARTS = _measure(
@@ -169,3 +169,44 @@ OF_STORE: Sequence[Measure] = (
     SLOW_SILENCE,
 )
 """The metrics that are known of an application by its store alone."""
+
+MICRO_BATCH_SECONDS = _measure(
+    "micro_batch_seconds", "The time of a micro-batch, from when it is planned to its commit.", "flow", kind=HISTOGRAM
+)
+STEP_SECONDS = _measure(
+    "step_seconds", "The time of a step, from when it is planned to its commit.", "flow", kind=HISTOGRAM
+)
+COMMIT_SECONDS = _measure(
+    "commit_seconds",
+    "The time of a commit: how much of a micro-batch or step the driver takes for the log entry.",
+    "flow",
+    kind=HISTOGRAM,
+)
+RECOVERY_SECONDS = _measure(
+    "recovery_seconds",
+    "The time from the beginning of the run, or from a failure, to the next commit.",
+    kind=HISTOGRAM,
+)
+RESTARTS = _measure("restarts", "The starts after failures.", kind=COUNTER)
+MESSAGES = _measure("messages", "The messages that micro-batches and steps have read.", "flow", kind=COUNTER)
+REPLAYED = _measure("replayed_messages", "How many of these messages an earlier start had read.", "flow", kind=COUNTER)
+UNREAD = _measure(
+    "source_unread",
+    "How many positions there were beyond the newest micro-batch when it was planned: of Kafka the lag in records. Missing "
+    "if the source does not know.",
+    "flow",
+    "input",
+    "partition",
+)
+
+OF_RUN: Sequence[Measure] = (
+    MICRO_BATCH_SECONDS,
+    STEP_SECONDS,
+    COMMIT_SECONDS,
+    RECOVERY_SECONDS,
+    RESTARTS,
+    MESSAGES,
+    REPLAYED,
+    UNREAD,
+)
+"""The metrics that only the run itself knows, all since it began."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from persistent_state.errors import DamagedError
+from persistent_state.errors import DamagedError, StateError, StoreUnavailableError
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.metrics import measures
@@ -38,9 +38,9 @@ OTHERS = "others"
 """The reason under which all others are counted."""
 
 
-def of_store(files: Files) -> tuple[list[Sample], list[DamagedError]]:
-    """Return the samples of all applications of a store, and the errors of those that are damaged."""
-    samples, errors = list[Sample](), list[DamagedError]()
+def of_store(files: Files) -> tuple[list[Sample], list[StateError]]:
+    """Return the samples of all applications of a store, and the errors of those that can't be read."""
+    samples, errors = list[Sample](), list[StateError]()
     for name in find_applications(files):
         some, error = of_application(Log(files, name))
         samples += some
@@ -48,23 +48,23 @@ def of_store(files: Files) -> tuple[list[Sample], list[DamagedError]]:
     return samples, errors
 
 
-def of_application(
-    log: Log, settings: Mapping[str, Settings] | None = None
-) -> tuple[list[Sample], DamagedError | None]:
-    """Return the samples of an application, and an error if it is damaged: then those that can be told.
+def of_application(log: Log, settings: Mapping[str, Settings] | None = None) -> tuple[list[Sample], StateError | None]:
+    """Return the samples of an application, and an error if it is damaged or the store does not answer.
+
+    Then they are those that can be told.
 
     `settings`, by task, tell after which time a silent channel of an input is idle; None if that is not known.
     """
     try:
         entry = log.newest()
-    except DamagedError as error:
+    except (DamagedError, StoreUnavailableError) as error:
         return [measures.READABLE.at(0, log.application)], error
     if entry is None:
         return [], None
     told = [*of_entry(log.application, entry, settings)]
     try:
         told += _of_files(log, entry)
-    except DamagedError as error:
+    except (DamagedError, StoreUnavailableError) as error:
         return [measures.READABLE.at(0, log.application), *told], error
     return [measures.READABLE.at(1, log.application), *told], None
 

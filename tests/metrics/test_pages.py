@@ -30,13 +30,16 @@ def names_in(text: str) -> set[str]:
     return {re.sub(r"_(bucket|count|sum)$", "", name) for name in found}
 
 
-@pytest.mark.parametrize("of", [measures.OF_STORE], ids=["store"])
+EVERY = [*measures.OF_STORE, *measures.OF_RUN]
+
+
+@pytest.mark.parametrize("of", [measures.OF_STORE, measures.OF_RUN], ids=["store", "run"])
 def test_the_page_has_a_row_for_each_metric(of: Sequence[Measure]) -> None:
     assert "\n".join(rows(of)) in PAGE
 
 
 def test_the_page_names_no_metric_that_there_is_not() -> None:
-    assert names_in(PAGE) == {each.in_queries for each in measures.OF_STORE}
+    assert names_in(PAGE) == {each.in_queries for each in EVERY}
 
 
 def test_the_page_says_how_many_are_named() -> None:
