@@ -111,6 +111,10 @@ class Inputs(TimeReplayableSource):
         counts = ", ".join(sorted({what for _, what in known}))
         return (sum(count for count, _ in known), counts) if len(known) == len(of_each) else None
 
+    def committed(self, positions: Mapping[str, int]) -> None:
+        for name, some in self._by_input(positions).items():
+            self.sources[name].committed(some)
+
     def freeze(self) -> None:
         for source in self.sources.values():
             source.freeze()

@@ -16,6 +16,7 @@ from persistent_state.engine.failures import FINAL, as_own_error, is_lost_jvm, n
 from persistent_state.engine.garbage import GarbageCollection
 from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.monitor import Monitor
+from persistent_state.engine.passed import PassedPositions
 from persistent_state.engine.queries import Queries, Setup
 from persistent_state.engine.reports import Reports
 from persistent_state.engine.session import Scratch
@@ -67,6 +68,7 @@ class Supervisor:
         self._log = log
         self._deliveries = deliveries
         self._scratch = Scratch(setup.spark, setup.scratch, now_us())
+        self._passed = PassedPositions(setup)
         self._garbage = GarbageCollection(setup.files, setup.application, setup.keeping)
         self._had_committed = False
         self._backoff, self._clock_before = Backoff(), entry.clock
@@ -81,6 +83,7 @@ class Supervisor:
         if monitor is not None:
             monitor.watch(self)
         self._deliveries.start(lambda: self.entry.epoch)
+        self._passed.start(lambda: self.entry.epoch)
         self._garbage.start(lambda: self.entry.epoch)
         self._thread = threading.Thread(target=self._run, name=f"persistent-state {setup.application}", daemon=True)
         self._thread.start()
@@ -129,6 +132,7 @@ class Supervisor:
             _logger.warning("application %s goes on to drain in %g s: %s", self._setup.application, seconds, failure)
             time.sleep(seconds)
         self._deliveries.drain(threading.Event())
+        self._passed.tell()
 
     def _step_to_the_end(self) -> StateError | None:
         """Commit a clock above all messages and take all steps to it. Return what prevented it, or None.
@@ -153,6 +157,7 @@ class Supervisor:
     def _hear(self, progress: Progress) -> None:
         self._steps.wake()
         self._deliveries.hear(progress)
+        self._passed.wake()
 
     def _stop_working(self) -> None:
         self.queries.stop()
@@ -327,6 +332,7 @@ class Supervisor:
         ends: list[Callable[[], object]] = [
             self._stop_working,
             partial(self._deliveries.stop, patience),
+            self._passed.stop,
             self._garbage.stop,
             self._scratch.remove,
             self.reports.close,

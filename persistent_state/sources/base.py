@@ -253,6 +253,19 @@ class TimeReplayableSource(ABC):
     def freeze(self) -> None:  # noqa: B027
         """Reach no further from now on than what is there now. A source that never grows has nothing to do."""
 
+    def committed(self, positions: Mapping[str, int]) -> None:  # noqa: B027
+        """Hear that the global clock has passed these positions. By default nothing is done.
+
+        All rows before them are in a checkpoint or aside, and no restart reads one of them again. So the source may acknowledge
+        them to a server. Only a rewind, a branch or a rebuild reads from before.
+
+        The driver calls this while the application runs and at the end of the run, on a copy of the source that was not opened.
+        A start tells again what was told. If this raises, a warning is logged and the run goes on.
+
+        Args:
+            positions: By partition: the position that was passed.
+        """
+
     @abstractmethod
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
         """Cut what lies between two positions into pieces that are read in parallel.
