@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from persistent_state.metrics import measures, of_store
 from persistent_state.metrics.measures import Measure
 
 ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy/prometheus"
 PAGE = (ROOT / "docs/metrics.md").read_text("utf-8")
 
 
@@ -40,6 +44,27 @@ def test_the_page_has_a_row_for_each_metric(of: Sequence[Measure]) -> None:
 
 def test_the_page_names_no_metric_that_there_is_not() -> None:
     assert names_in(PAGE) == {each.in_queries for each in EVERY}
+
+
+@pytest.mark.parametrize("name", ["alerts.yml", "dashboard.json"])
+def test_alerts_and_dashboard_ask_for_metrics_that_there_are(name: str) -> None:
+    names = names_in((DEPLOY / name).read_text("utf-8"))
+    assert len(names) > 5
+    assert names <= {each.in_queries for each in EVERY}
+
+
+def test_the_dashboard_asks_for_labels_that_there_are() -> None:
+    dashboard = json.loads((DEPLOY / "dashboard.json").read_text("utf-8"))
+    by_name = {each.in_queries: each for each in EVERY}
+    for target in (target for panel in dashboard["panels"] for target in panel["targets"]):
+        labels = set.intersection(*(set(by_name[name].labels) for name in names_in(target["expr"])))
+        assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= labels, target
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; .ci/run installs it")
+def test_prometheus_takes_the_alerts() -> None:
+    checked = subprocess.run(["promtool", "check", "rules", DEPLOY / "alerts.yml"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_the_page_says_how_many_are_named() -> None:
