@@ -21,7 +21,7 @@ LONG_SECONDS = 600.0
 
 
 class Watched(Protocol):
-    """What a monitor looks at: the supervisor of a run."""
+    """The supervisor of a run, as a monitor looks at it."""
 
     @property
     def failure(self) -> StateError | None:
