@@ -36,7 +36,7 @@ class _Listener:
 
 
 class PassedPositions:
-    """The teller of the sources of a run. Call `start` first, `wake` after each commit, then `stop`, and `tell` if once more."""
+    """The teller of the sources of a run. Call `start` first, `wake` after each commit, and `stop` at the end."""
 
     def __init__(self, setup: Setup) -> None:
         self._log = Log(setup.files, setup.application)

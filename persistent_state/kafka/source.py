@@ -199,8 +199,13 @@ class KafkaSource(Subscription, TimeReplayableSource):
             for topic, generation in [topic_of(name)]
             if generation == newest[topic]
         }
-        with self._asking(), needing(repr(self), "READ", f"group={self._group!r}"):
-            commit_offsets(self._admin, self._group, places)
+
+        def commit() -> None:
+            with self._asking(), needing(repr(self), "READ", f"group={self._group!r}"):
+                commit_offsets(self._admin, self._group, places)
+
+        # A broker that has just become the group's coordinator does not know the group yet.
+        self._ask_again(commit)
 
     @property
     def _starts(self) -> str | int:

@@ -494,7 +494,9 @@ def committed(broker: Broker, group: str) -> dict[tuple[str, int], int]:
     return {(one.topic, one.partition): one.offset for one in future.result(30).topic_partitions}
 
 
-def test_offsets_are_committed_to_its_group(broker: Broker) -> None:
+def test_offsets_are_committed_to_its_group(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The broker may have yet to make its topic of offsets.
+    monkeypatch.setattr(topics, "PATIENCE", 30.0)
     topic = new_topic(broker, 2)
     produce(broker, topic, range(10), 2)
     reader = source(broker, topic).read_by("shops")
