@@ -27,6 +27,7 @@ from persistent_state.formatting import Clock, read_clock
 from persistent_state.inputs import AnySource, Input, Inputs
 from persistent_state.joins import Join, by_side
 from persistent_state.kafka.connector import KafkaConnectorSource
+from persistent_state.metrics.server import address
 from persistent_state.ordered import InOrderTask, OrderedTask, named
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
 from persistent_state.protocol.commits import Keeping
@@ -211,6 +212,7 @@ class Application:
         rebuild: Sequence[str] = (),
         trigger: Duration | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        metrics: int | str | None = None,
     ) -> Running:
         """Start on Spark, and go on as messages arrive. Wait with `await_termination()`, end with `stop()`.
 
@@ -228,6 +230,9 @@ class Application:
             trigger: The least time between the beginnings of two micro-batches: a text such as "10 seconds", or a `timedelta`.
             on_progress: Called after each commit of a micro-batch. The logger `persistent_state.progress` writes the same as a
                 line of JSON, at level INFO.
+            metrics: A port at which this machine is told metrics, until the run ends: at `/metrics` those that docs/metrics.md
+                lists, at `/health` that the run is alive, at `/ready` whether it commits. 0 takes a free port;
+                `Running.metrics_url` names it. A text such as "0.0.0.0:9108" lets other machines ask, too.
 
         Returns:
             A handle of the running application. It raises what failed the application after `max_restarts` restarts without a
@@ -237,7 +242,7 @@ class Application:
             InvalidInputError: The set-up can't work. Nothing was changed.
         """
         seconds = f"{positive('trigger', trigger) / 1e6:f} seconds" if trigger is not None else None
-        return self._start(spark, reset, rebuild, on_progress, trigger=seconds, to_the_end=False)
+        return self._start(spark, reset, rebuild, on_progress, metrics, trigger=seconds, to_the_end=False)
 
     def run(
         self,
@@ -247,6 +252,7 @@ class Application:
         rebuild: Sequence[str] = (),
         drain: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
+        metrics: int | str | None = None,
     ) -> Running:
         """Run to the end of what the sources hold now.
 
@@ -260,6 +266,7 @@ class Application:
             rebuild: As for `start`.
             drain: Give every task one clock above all of its messages at the end, so that every message is in a checkpoint.
             on_progress: As for `start`.
+            metrics: As for `start`.
 
         Returns:
             The handle of the application, which has ended.
@@ -268,7 +275,7 @@ class Application:
             InvalidInputError: The set-up can't work. Nothing was changed.
             StateError: The run failed. The next start goes on from the global clock.
         """
-        running = self._start(spark, reset, rebuild, on_progress, trigger=None, to_the_end=True, drains=drain)
+        running = self._start(spark, reset, rebuild, on_progress, metrics, trigger=None, to_the_end=True, drains=drain)
         running.await_termination()
         return running
 
@@ -278,6 +285,7 @@ class Application:
         reset: Sequence[str],
         rebuild: Sequence[str],
         on_progress: Callable[[Progress], None] | None,
+        metrics: int | str | None,
         trigger: str | None,
         to_the_end: bool,
         drains: bool = False,
@@ -287,6 +295,7 @@ class Application:
 
         if on_progress is not None:
             check_takes("on_progress", on_progress, "progress")
+        endpoint = None if metrics is None else address(metrics)
         session: object = spark
         if session is None and self._added:
             raise InvalidInputError(
@@ -306,6 +315,7 @@ class Application:
             drains=drains,
             trigger=trigger,
             on_progress=on_progress,
+            metrics=endpoint,
         )
         return start(setup, self._with_parts("reset", reset), self._with_parts("rebuild", rebuild))
 
@@ -380,6 +390,7 @@ class Application:
         drains: bool = False,
         trigger: str | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        metrics: tuple[str, int] | None = None,
     ) -> Setup:
         """Return the set-up of the application.
 
@@ -417,6 +428,7 @@ class Application:
             drains=drains,
             trigger=trigger,
             on_progress=on_progress,
+            metrics=metrics,
         )
 
     def _keeping(self) -> Keeping:

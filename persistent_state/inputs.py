@@ -92,6 +92,7 @@ class Inputs(TimeReplayableSource):
         return Reach(
             ends,
             unread=None if None in unread else sum(more for more in unread if more is not None),
+            lag=together({name: reach.lag for name, reach in reached.items()}),
             inputs=reached,
         )
 
@@ -109,6 +110,10 @@ class Inputs(TimeReplayableSource):
         known = [each for each in of_each if each is not None]
         counts = ", ".join(sorted({what for _, what in known}))
         return (sum(count for count, _ in known), counts) if len(known) == len(of_each) else None
+
+    def committed(self, positions: Mapping[str, int]) -> None:
+        for name, some in self._by_input(positions).items():
+            self.sources[name].committed(some)
 
     def freeze(self) -> None:
         for source in self.sources.values():

@@ -147,9 +147,9 @@ PUBLIC_MONOIDS = [
 ]
 
 HOUSE = (
-    "__main__ > cli > __init__ > testing > application reading timelines > open_state > engine > protocol > batch > inputs"
-    " > kafka outputs > sources sinks > store > partials joins > ordered > task > state > formatting windows > event_time"
-    " > errors redact > monoids"
+    "__main__ > cli > __init__ > testing > application reading timelines > open_state > engine > metrics"
+    " > protocol > batch > inputs > kafka outputs > sources sinks > store > partials joins > ordered > task > state"
+    " > formatting windows > event_time > errors redact > monoids"
 )
 """Folders and modules of the root: each imports only what is to its right, beyond a `>`."""
 

@@ -99,6 +99,7 @@ def advance(flow: FlowState, first: int | None, reports: Sequence[Report], setti
         counts=dict(counts),
         journals=journals_of(reach, inputs),
         unread=reach.unread,
+        lag=reach.lag,
         slowest=slowest,
     )
 

@@ -209,6 +209,7 @@ class Advance:
     counts: Mapping[str, int]
     journals: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unread: int | None = None
+    lag: Mapping[str, int] = field(default_factory=dict)
     slowest: str | None = None
     stepped: int | None = None
 

@@ -23,6 +23,8 @@ from persistent_state.cli.loader import load_application
 from persistent_state.cli.text import application, applications, size, verified, width
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.formatting import full_clock, plain, read_clock, to_json
+from persistent_state.metrics.exposition import as_text
+from persistent_state.metrics.of_store import of_store
 from persistent_state.protocol.rewind import AGAIN, RETRACT
 from persistent_state.store.files import open_files
 from persistent_state.store.state_at import find_applications, find_state
@@ -78,6 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     tell = commands.add_parser("show", parents=[common], help="show the applications of a store, or the tasks of one")
     tell.add_argument("application", metavar="APP", nargs="?", help="an application (default: list them all)")
     tell.set_defaults(run=_show)
+
+    measure = commands.add_parser(
+        "metrics", parents=[common], help="print metrics of all applications of a store, as OpenMetrics text"
+    )
+    measure.set_defaults(run=_metrics)
 
     draw = commands.add_parser(
         "graph", parents=[common], help="show what feeds each task of an application, and draw it as a picture"
@@ -211,6 +218,18 @@ def _show(arguments: argparse.Namespace) -> int:
     if not every and not arguments.json:
         raise InvalidInputError(f"there is no application in store={files.url}; look at its address.")
     _print([to_json(every)] if arguments.json else applications(every))
+    return 0
+
+
+def _metrics(arguments: argparse.Namespace) -> int:
+    files = open_files(arguments.store, _storage_options(arguments.storage_options))
+    samples, errors = of_store(files)
+    if not samples and not arguments.json:
+        raise InvalidInputError(f"there is no application in store={files.url}; look at its address.")
+    for error in errors:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+    told = [{"name": each.of.in_queries, "labels": each.by_name, "value": each.value} for each in samples]
+    print(to_json(told) if arguments.json else as_text(samples), end="\n" if arguments.json else "")
     return 0
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver, holding
-from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
+from persistent_state.store.lengths import lengths_of_flow, lengths_of_task
 from persistent_state.store.state_at import newest_entry
 
 
@@ -21,7 +21,8 @@ def summary(files: Files, name: str) -> dict[str, Any]:
         InvalidInputError: There is no such application.
     """
     entry = newest_entry(files, name)
-    stored = {name: _stored(files, entry, name) for name in sorted(entry.tasks)}
+    shared = {id: lengths_of_flow(files, flow) for id, flow in entry.flows.items()}
+    stored = {name: {**lengths_of_task(files, task), **shared[task.flow]} for name, task in sorted(entry.tasks.items())}
     # The tasks of a flow share some files.
     every = {path: length for of_task in stored.values() for path, length in of_task.items()}
     holder = holding.holder(entry)
@@ -41,12 +42,6 @@ def summary(files: Files, name: str) -> dict[str, Any]:
         "bytes": sum(every.values()),
         "tasks": [_task(entry, name, of_task) for name, of_task in stored.items()],
     }
-
-
-def _stored(files: Files, entry: Entry, name: str) -> dict[str, int]:
-    """Return the length of each file of a task and of its flow, by its path."""
-    settled = (side.file for side in late_rows.settled(files, entry.late_rows_of(name)))
-    return {file.path: file.length for file in (*entry.tasks[name].files(), *entry.flow_of(name).files(), *settled)}
 
 
 def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:

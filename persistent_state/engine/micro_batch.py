@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,7 @@ from persistent_state.engine.frames import NO_SINK, shown, types_of, values_sche
 from persistent_state.engine.session import settings
 from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.metrics.of_run import Work
 from persistent_state.outputs import RunningValues
 from persistent_state.protocol import commits, deliver, graph, holding
 from persistent_state.protocol.commits import Keeping
@@ -208,12 +210,17 @@ class Watch:
     def __init__(self) -> None:
         self.failed: tuple[str, Exception] | None = None
         self.finished: set[str] = set()
+        self.under_way: dict[str, float] = {}
         self.is_stopping = False
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
+
+    def begin(self, flow: str) -> None:
+        """Report that a micro-batch of a flow begins."""
+        self.under_way[flow] = time.monotonic()
 
     def fail(self, flow: str, error: Exception) -> None:
         """Report that the commit of a flow failed, and wait until its query can begin no other micro-batch."""
@@ -225,6 +232,7 @@ class Watch:
     def finish(self, flow: str) -> None:
         """Report that a micro-batch of a flow was committed and handed to its outputs."""
         self.finished.add(flow)
+        self.under_way.pop(flow, None)
 
     def stop(self) -> None:
         """Ignore commits that fail from now on: their queries are being stopped."""
@@ -240,7 +248,7 @@ class Commit:
     """The function of foreachBatch: collect the control rows once, commit them, then call the outputs.
 
     A commit can be pickled, and reaches the rest of the application only through the store. Others in this process that write
-    to the same `log` take it in `turn`.
+    to the same `log` take it in `turn`. `on_work` is told what each commit took.
     """
 
     def __init__(
@@ -255,6 +263,7 @@ class Commit:
         watch: Watch | None = None,
         log: Log | None = None,
         turn: AbstractContextManager[object] | None = None,
+        on_work: Callable[[Work], None] | None = None,
     ) -> None:
         self._flow = flow
         # Of all tasks: the global clock may wait for any of them.
@@ -268,9 +277,12 @@ class Commit:
         self._watch = watch
         self._log = log or Log(flow.first.files, flow.first.application)
         self._turn = turn or nullcontext()
+        self._on_work = on_work
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         # Spark's plan must not leave this method: if it ran twice, or in part, the state would fork.
+        if self._watch is not None:
+            self._watch.begin(self._flow.id)
         try:
             with committing():
                 self._run(rows, batch)
@@ -291,6 +303,7 @@ class Commit:
             # Spark found nothing to read, and ran no part.
             return
         with self._turn:
+            began = time.monotonic()
             entry, after = commits.commit(
                 self._log,
                 self._epoch,
@@ -300,6 +313,8 @@ class Commit:
                 new_id=new_id,
                 keeping=self._keeping,
             )
+        if self._on_work is not None:
+            self._on_work(_work(self._flow, answers, after, now_us(), time.monotonic() - began))
         by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in self._flow.tasks}
         for descriptor in answers.descriptors:
             by_task[descriptor.task].append(descriptor)
@@ -317,6 +332,21 @@ class Commit:
             for output in outputs:
                 with naming(f"task={plan.name}: a function of RunningValues", StateError):
                     output.function(values, batch)
+
+
+def _work(flow: FlowPlan, answers: Answers, after: Advance, now: int, commit_seconds: float) -> Work:
+    """Return what a micro-batch or a step has taken that was committed now."""
+    planned = max(report.now for report in answers.reports)
+    return Work(
+        flow=flow.id,
+        is_step=all(report.reach is None for report in answers.reports),
+        messages=after.counts.get("messages", 0),
+        replayed=after.counts.get("replayed", 0),
+        seconds=max(0, now - planned) / 1e6,
+        commit_seconds=commit_seconds,
+        inputs=tuple(flow.first.source_inputs),
+        lag=after.lag,
+    )
 
 
 def hand_on(committed: Progress, on_progress: Callable[[Progress], None] | None) -> None:

@@ -42,6 +42,9 @@ from persistent_state.task import PersistentTask
 POLL_SECONDS = 0.05
 """Time between two looks at whether a query has stopped."""
 
+WAITING = "Waiting for"
+"""The beginning of a query's message when it has nothing to read, or waits for its trigger."""
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -49,7 +52,8 @@ class Setup:
 
     `trigger` is Spark's processing time; None begins each micro-batch when the one before it ends. With `to_the_end` the run
     ends at the present end of the sources, and with `drains` it then checkpoints and delivers all messages. After
-    `max_restarts` failures in a row without a new global clock the run raises the last failure.
+    `max_restarts` failures in a row without a new global clock the run raises the last failure. `metrics` is the host and the
+    port at which the run tells its metrics; None if it tells none.
     """
 
     spark: SparkSession
@@ -65,6 +69,7 @@ class Setup:
     drains: bool
     trigger: str | None
     on_progress: Callable[[Progress], None] | None
+    metrics: tuple[str, int] | None = None
     writer: str = field(default_factory=arrow_source.new_id)
 
     @property
@@ -163,15 +168,17 @@ class Queries:
         setup, flow = self._setup, feed.plan.of(entry.tasks_of(id))
         labels, attempts = numbers_of_partitions(setup.shards), failures.attempts(setup.spark)
         blobs = _blobs(setup, session, flow, feed.source, entry, labels, attempts, until)
+        listener = Listener(setup.writer, setup.on_progress)
         commit = micro_batch.Commit(
             flow,
             entry.epoch,
             setup.keeping,
             {part.plan.name: part.outputs.running for part in setup.parts if part.plan.name in flow.by_name},
-            Listener(setup.writer, setup.on_progress),
+            listener,
             for_sinks(blobs.sparkSession),
             setup.settings,
             self._commits,
+            on_work=listener.measure,
         )
         rows = micro_batch.control_rows(blobs, flow, labels, attempts)
         writer = (
@@ -199,6 +206,17 @@ class Queries:
     def are_waited_for(self) -> bool:
         """Return whether a query has neither ended nor committed a micro-batch."""
         return any(not self.has_committed(flow) for flow in self.active_flows)
+
+    @property
+    def under_way(self) -> Mapping[str, float]:
+        """By flow: since when its micro-batch is under way, if one is."""
+        return {**self._commits.under_way}
+
+    @property
+    def unheard(self) -> list[str]:
+        """The flows whose queries have neither committed since the start nor found that there is nothing to read."""
+        queries = [(flow, query) for flow, query in self.by_flow.items() if not self.has_committed(flow)]
+        return [flow for flow, query in queries if not query.status["message"].startswith(WAITING)]
 
     @property
     def failed_commit(self) -> tuple[str, Exception] | None:

@@ -17,6 +17,7 @@ from persistent_state.errors import TaskFailedError
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import show_clock
+from persistent_state.metrics.of_run import Work
 from persistent_state.ordered import OrderedPart
 from persistent_state.protocol import holding
 from persistent_state.sources.formats import NO_FORMAT
@@ -46,11 +47,13 @@ class Reports:
         entry: Entry,
         is_to_the_end: bool,
         on_commit: Callable[[Progress], None],
+        on_work: Callable[[Work], None] | None = None,
     ) -> None:
         # A run that ends by itself reports at its end, so a short one logs no warning before.
         first = time.monotonic() + (EVERY if is_to_the_end else 0.0)
         self._run = run
         self._on_commit = on_commit
+        self._on_work = on_work
         self._settings = {plan.name: plan.settings for plan in plans}
         parts: dict[str, list[Plan]] = {}
         for plan in plans:
@@ -67,6 +70,11 @@ class Reports:
         if warning := report.note(progress.task, messages, progress.reasons, time.monotonic()):
             _logger.warning("%s", warning)
         self._on_commit(progress)
+
+    def measure(self, work: Work) -> None:
+        """Take in what a commit took."""
+        if self._on_work is not None:
+            self._on_work(work)
 
     def end(self, entry: Entry | None, is_whole: bool) -> None:
         """Log a summary of each task by the newest entry, if the store returned one, and what the clock waits for."""
@@ -98,6 +106,11 @@ class Listener:
         if self.on_progress is not None:
             with naming("on_progress", TaskFailedError):
                 self.on_progress(progress)
+
+    def measure(self, work: Work) -> None:
+        """Tell the run of this id, if that is in this process, what a commit took."""
+        if (run := _runs.get(self.run)) is not None:
+            run.measure(work)
 
 
 class TaskReport:

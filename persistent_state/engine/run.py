@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from persistent_state.engine import deliveries, micro_batch, start_checks
@@ -16,6 +16,7 @@ from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.failures import naming_a_lost_jvm
 from persistent_state.engine.feeds import equal_sources
 from persistent_state.engine.micro_batch import Progress
+from persistent_state.engine.monitor import Monitor
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import InvalidInputError, StateError
@@ -58,6 +59,12 @@ class Running:
     def restarts(self) -> int:
         """The number of starts after failures in this run."""
         return self._supervisor.restarts
+
+    @property
+    def metrics_url(self) -> str | None:
+        """The address at which the run answers `/metrics`, `/health` and `/ready` until it ends; None if it does not."""
+        monitor = self._supervisor.monitor
+        return None if monitor is None else monitor.url
 
     @property
     def progress(self) -> Mapping[str, Progress]:
@@ -142,9 +149,14 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         InvalidInputError: The set-up can't work. Nothing was changed.
         StateError: The store, a source or a sink failed, or a signal came before the takeover.
     """
-    with asked_to_stop() as asked, naming_a_lost_jvm():
+    with asked_to_stop() as asked, naming_a_lost_jvm(), ExitStack() as undo:
         start_checks.check_machines(setup)
         log = Log(setup.files, setup.application)
+        monitor = None
+        if setup.metrics is not None:
+            monitor = Monitor(log, setup.settings, *setup.metrics)
+            undo.callback(monitor.close)
+            monitor.serve()
         newest = log.newest()
         to_reset, to_rebuild = graph.reset_and_rebuilt(newest, [feed.plan for feed in setup.feeds], reset, rebuild)
         start_checks.check_start(setup, newest, to_reset, to_rebuild)
@@ -169,7 +181,9 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
                 "read once for all.",
                 ", ".join(part.plan.name for part in parts),
             )
-        running = Running(Supervisor(setup, log, entry, all_deliveries, asked))
+        running = Running(Supervisor(setup, log, entry, all_deliveries, asked, monitor))
+        # From now on the run closes it.
+        undo.pop_all()
         if asked.is_set():
             running.was_asked_to_stop = True
             running.stop()

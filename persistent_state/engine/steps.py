@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,6 +22,7 @@ from persistent_state.engine.arrow_source import SCHEMA, blob_batches, freeze_im
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import for_sinks, own_session
+from persistent_state.metrics.of_run import Work
 from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import commits, graph, holding
 from persistent_state.store.entry import Entry
@@ -43,7 +45,7 @@ class Stepper:
     """A thread that takes the steps of a run's derived tasks as soon as they are due, several at a time.
 
     `failed` is the flow whose step failed and the error; None if none failed. The flow is None if it was a look at the log that
-    failed. After a failure no further step is begun.
+    failed. After a failure no further step is begun. `under_way` tells, by flow, since when its step is under way.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -57,7 +59,7 @@ class Stepper:
         self._listener = Listener(setup.writer, setup.on_progress)
         self._epoch = 0
         self._committed: set[str] = set()
-        self._under_way: set[str] = set()
+        self.under_way: dict[str, float] = {}
         self._changed = threading.Event()
         self._numbers = itertools.count(1)
         self._woken = self._settled = 0
@@ -68,7 +70,7 @@ class Stepper:
     def start(self, epoch: int, queried: Collection[str]) -> None:
         """Take the steps of this driver's start from now on. Those that change `queried` flows are left to their queries."""
         self.failed, self._epoch, self._is_stopping, self._queried = None, epoch, False, queried
-        self._committed, self._under_way = set(), set()
+        self._committed, self.under_way = set(), {}
         if self._feeds:
             self.wake()
             self._thread = threading.Thread(target=self._run, name="persistent-state steps", daemon=True)
@@ -122,7 +124,7 @@ class Stepper:
     def _begin_due(self, pool: ThreadPoolExecutor) -> bool:
         """Begin the steps that are due. Return whether there is none, and none is under way."""
         # Before the look at the log: a step that ends in between is committed in the log, and not due there.
-        under_way = {*self._under_way}
+        under_way = {*self.under_way}
         with self._turn:
             entry = commits.own(self._log, self._epoch)
         queried = self._queried
@@ -134,15 +136,19 @@ class Stepper:
         if unchanged:
             self._commit_unchanged(unchanged)
         for step, spans in changed:
-            self._under_way.add(step.flow)
+            self.under_way[step.flow] = time.monotonic()
             pool.submit(self._take, entry, step, spans)
         return not unchanged and not changed and not under_way
 
     def _commit_unchanged(self, steps: Sequence[Step]) -> None:
         with self._turn:
+            began = time.monotonic()
             entry, taken = commits.commit_unchanged(
                 self._log, self._epoch, steps, now=now_us(), keeping=self._setup.keeping
             )
+        seconds = time.monotonic() - began
+        for step, _ in taken:
+            self._listener.measure(Work(step.flow, True, 0, 0, seconds, seconds))
         self._committed.update(step.flow for step, _ in taken)
         self.wake()
         with micro_batch.committing():
@@ -168,6 +174,7 @@ class Stepper:
                 setup.settings,
                 log=self._log,
                 turn=self._turn,
+                on_work=self._listener.measure,
             )
             basis = commits.plan_step(entry, flow, step, now_us())
             if flow.is_in_order:
@@ -180,7 +187,7 @@ class Stepper:
         except Exception as error:
             self._fail(step.flow, error)
         finally:
-            self._under_way.discard(step.flow)
+            self.under_way.pop(step.flow, None)
             self.wake()
 
     def _fail(self, flow: str | None, error: Exception) -> None:

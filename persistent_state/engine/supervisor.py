@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -14,6 +15,8 @@ from persistent_state.engine.deliveries import STOP_SECONDS, Deliveries
 from persistent_state.engine.failures import FINAL, as_own_error, is_lost_jvm, naming_a_lost_jvm
 from persistent_state.engine.garbage import GarbageCollection
 from persistent_state.engine.micro_batch import Progress
+from persistent_state.engine.monitor import Monitor
+from persistent_state.engine.passed import PassedPositions
 from persistent_state.engine.queries import Queries, Setup
 from persistent_state.engine.reports import Reports
 from persistent_state.engine.session import Scratch
@@ -40,21 +43,32 @@ class Supervisor:
 
     Before the thread begins, `asked_before` asks for a stop. `entry` is the entry of the newest start, or that of the drain.
     `restarts` counts the starts after failures, `reports` knows the progress, and `error` is what ended the run if it failed.
+    `failure` is what the run has yet to start again after; None if it has. The `monitor` is closed when the run ends.
     """
 
     def __init__(
-        self, setup: Setup, log: Log, entry: Entry, deliveries: Deliveries, asked_before: threading.Event
+        self,
+        setup: Setup,
+        log: Log,
+        entry: Entry,
+        deliveries: Deliveries,
+        asked_before: threading.Event,
+        monitor: Monitor | None = None,
     ) -> None:
         self.entry = entry
         self.restarts = 0
         self.error: StateError | None = None
-        self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._hear)
+        self.failure: StateError | None = None
+        self.monitor = monitor
+        on_work = None if monitor is None else monitor.hear
+        self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._hear, on_work)
         self._steps = Stepper(setup)
         self.queries = Queries(setup)
         self._setup = setup
         self._log = log
         self._deliveries = deliveries
         self._scratch = Scratch(setup.spark, setup.scratch, now_us())
+        self._passed = PassedPositions(setup)
         self._garbage = GarbageCollection(setup.files, setup.application, setup.keeping)
         self._had_committed = False
         self._backoff, self._clock_before = Backoff(), entry.clock
@@ -66,7 +80,10 @@ class Supervisor:
         except BaseException:
             self._end()
             raise
+        if monitor is not None:
+            monitor.watch(self)
         self._deliveries.start(lambda: self.entry.epoch)
+        self._passed.start(lambda: self.entry.epoch)
         self._garbage.start(lambda: self.entry.epoch)
         self._thread = threading.Thread(target=self._run, name=f"persistent-state {setup.application}", daemon=True)
         self._thread.start()
@@ -75,6 +92,23 @@ class Supervisor:
     def is_alive(self) -> bool:
         """Return whether the run has not ended."""
         return self._thread.is_alive()
+
+    @property
+    def under_way(self) -> Mapping[str, float]:
+        """By the name of a micro-batch or a step that is under way: since when."""
+        batches, steps = self.queries.under_way, {**self._steps.under_way}
+        return {
+            **{f"the micro-batch of {self._title(flow)}": since for flow, since in batches.items()},
+            **{f"the step of {self._title(flow)}": since for flow, since in steps.items()},
+        }
+
+    @property
+    def unheard(self) -> list[str]:
+        """The flows whose queries have neither committed since the start nor found that there is nothing to read."""
+        return [self._title(flow) for flow in self.queries.unheard]
+
+    def _title(self, flow: str) -> str:
+        return self._setup.title_of(self.entry, flow)
 
     def stop(self) -> None:
         """Ask the run to end. `join` waits for that."""
@@ -98,6 +132,7 @@ class Supervisor:
             _logger.warning("application %s goes on to drain in %g s: %s", self._setup.application, seconds, failure)
             time.sleep(seconds)
         self._deliveries.drain(threading.Event())
+        self._passed.tell()
 
     def _step_to_the_end(self) -> StateError | None:
         """Commit a clock above all messages and take all steps to it. Return what prevented it, or None.
@@ -122,6 +157,7 @@ class Supervisor:
     def _hear(self, progress: Progress) -> None:
         self._steps.wake()
         self._deliveries.hear(progress)
+        self._passed.wake()
 
     def _stop_working(self) -> None:
         self.queries.stop()
@@ -155,10 +191,16 @@ class Supervisor:
         failure = self._await_failure()
         while failure is not None:
             seconds = self._seconds_after(failure)
+            self.failure = failure
+            if self.monitor is not None:
+                self.monitor.fail()
             _logger.warning("application %s starts again in %g s: %s", self._setup.application, seconds, failure)
             if self._asked.wait(seconds):
                 return
-            failure = self._start_again() or self._await_failure()
+            failure = self._start_again()
+            if failure is None:
+                self.failure = None
+                failure = self._await_failure()
 
     def _seconds_after(self, failure: StateError) -> float:
         """Return the seconds to wait after a failure. If nothing is to be tried again after it, raise it."""
@@ -214,6 +256,8 @@ class Supervisor:
         """Start all queries again from the global clock, and return what prevented it, or None."""
         self._stop_working()
         self.restarts += 1
+        if self.monitor is not None:
+            self.monitor.restart()
         try:
             self.entry = self._together(self._setup.take_over(self._log, after=self.entry.epoch), self._asked)
             self.queries = Queries(self._setup)
@@ -266,9 +310,7 @@ class Supervisor:
         """
         is_of_query = flow is not None and self.queries.has_committed(flow)
         self._had_committed = is_of_query or self._steps.has_committed(flow)
-        title = f"application={self._setup.application}"
-        if flow is not None:
-            title = self._setup.title_of(self.entry, flow)
+        title = f"application={self._setup.application}" if flow is None else self._title(flow)
         own = error if isinstance(error, StateError) else as_own_error(error, title)
         if type(own) is StateError and own is not error:
             # If the error has a class of its own, Spark's error would only add the way that it took through Spark.
@@ -287,13 +329,15 @@ class Supervisor:
     def _end(self) -> None:
         # A fenced driver does not wait for its sinks: the newer driver delivers to them now.
         patience = 0.0 if isinstance(self.error, FencedError) else STOP_SECONDS
-        for end in (
+        ends: list[Callable[[], object]] = [
             self._stop_working,
             partial(self._deliveries.stop, patience),
+            self._passed.stop,
             self._garbage.stop,
             self._scratch.remove,
             self.reports.close,
-        ):
+        ]
+        for end in ends if self.monitor is None else [*ends, self.monitor.close]:
             # If one of these fails, as without a JVM, do the others all the same.
             with suppress(Exception):
                 end()

@@ -16,9 +16,11 @@ import pyarrow as pa
 from persistent_state.errors import InvalidInputError, TaskFailedError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka import consumer, decoders
+from persistent_state.kafka.client import needing
 from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.kafka.decoders import Decoder, Raw
 from persistent_state.kafka.subscription import EARLIEST, OFFSET, PARTITION, TIME, TOPIC, Subscription
+from persistent_state.kafka.topics import commit_offsets, number_of, topic_of
 from persistent_state.sources.base import BadRecord, Chunk, TimeReplayableSource
 from persistent_state.sources.formats import Transform, one_batch, transformed
 
@@ -60,8 +62,9 @@ class KafkaSource(Subscription, TimeReplayableSource):
         fail_on_data_loss: Whether offsets that were deleted before they were read stop the application.
         transform: A stateless, row-wise function of a record batch: select, filter, explode, join to a static table. It keeps
             the column `kafka_offset`, which tells which record a row was made of.
-        group: The consumer group that brokers see. The default is the names of the application and of the topics. No
-            offsets are committed to it.
+        group: The consumer group that brokers see. The default is the names of the application and of the topics.
+        commit_offsets: Whether the offsets that the global clock has passed are committed to the group, so that tools show its
+            lag. Nothing is read by them. If a broker refuses, a warning is logged.
         options: librdkafka's options, such as those of TLS and SASL. No message shows them. `isolation.level` is
             "read_committed" unless they set it.
 
@@ -90,6 +93,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
         fail_on_data_loss: bool = True,
         transform: Transform | None = None,
         group: str | None = None,
+        commit_offsets: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
@@ -111,6 +115,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
                 )
         self._decoders: list[Decoder] = [*([] if key is None else [key]), Raw() if value is None else value]
         self._has_key = key is not None
+        self.commit_offsets = commit_offsets
         self._transform = transform
 
     @cached_property
@@ -171,6 +176,36 @@ class KafkaSource(Subscription, TimeReplayableSource):
                 )
                 before, low = before + high - low, high
         return [tuple(piece) for piece in pieces if piece]
+
+    def committed(self, positions: Mapping[str, int]) -> None:
+        """Commit offsets to the consumer group.
+
+        Args:
+            positions: By partition: the offset to commit.
+
+        Raises:
+            InvalidInputError: A broker refuses: the user lacks a permission, or others are members of the group.
+            StoreUnavailableError: No broker answers.
+        """
+        if not self.commit_offsets:
+            return
+        # Of a topic that was made again only the newest has offsets.
+        newest: dict[str, int] = {}
+        for topic, generation in map(topic_of, positions):
+            newest[topic] = max(generation, newest.get(topic, 0))
+        places = {
+            (topic, number_of(name)): offset
+            for name, offset in positions.items()
+            for topic, generation in [topic_of(name)]
+            if generation == newest[topic]
+        }
+
+        def commit() -> None:
+            with self._asking(), needing(repr(self), "READ", f"group={self._group!r}"):
+                commit_offsets(self._admin, self._group, places)
+
+        # A broker that has just become the group's coordinator does not know the group yet.
+        self._ask_again(commit)
 
     @property
     def _starts(self) -> str | int:

@@ -228,8 +228,8 @@ class Subscription:
         records = map(_line, state.topics.values())
         lines = tuple(line for line in (*records, *state.losses) if line not in state.journal)
         state.last_reach = lines, dict(start), ends
-        unread = sum(max(0, partition.end - ends.get(name, 0)) for name, partition in state.partitions.items())
-        return Reach(ends, dict.fromkeys(state.partitions, False), lines, unread=unread)
+        lag = {name: max(0, partition.end - ends.get(name, 0)) for name, partition in state.partitions.items()}
+        return Reach(ends, dict.fromkeys(state.partitions, False), lines, unread=sum(lag.values()), lag=lag)
 
     @property
     def partitions(self) -> Mapping[str, Partition]:
@@ -372,13 +372,17 @@ class Subscription:
         with self._asking():
             return library().admin.AdminClient(client_options(self.bootstrap_servers, self.options))
 
+    @property
+    def _group(self) -> str:
+        return self.group or self._topic_names
+
     def _asking(self) -> Any:
         return asking(repr(self), self.options)
 
     def _consumer_options(self) -> dict[str, Any]:
         return {
-            # No offsets are committed to the group: the log says what was read.
-            "group.id": self.group or self._topic_names,
+            # The log says what was read, and nothing is read by the group's offsets.
+            "group.id": self._group,
             "fetch.wait.max.ms": 20,
             "fetch.message.max.bytes": 4 << 20,
             # By default librdkafka stops fetching for a second whenever many records wait.

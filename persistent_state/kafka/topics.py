@@ -79,6 +79,11 @@ def topic_of(partition: str) -> tuple[str, int]:
     return topic, int(number.partition("#")[2] or 0)
 
 
+def number_of(partition: str) -> int:
+    """Return the number that a partition of this name has in its topic."""
+    return int(partition.rpartition("-")[2].partition("#")[0])
+
+
 @dataclass(frozen=True)
 class Partition:
     """A partition as it is now: where reading begins if the log has no position, the first offset, and the end.
@@ -186,6 +191,26 @@ def offsets(admin: Any, specs: Mapping[tuple[str, int], Any], is_committed: bool
             raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError.LEADER_NOT_AVAILABLE))
         offset_by_place[place.topic, place.partition] = offset
     return offset_by_place
+
+
+def commit_offsets(admin: Any, group: str, places: Mapping[tuple[str, int], int]) -> None:
+    """Commit offsets, by topic and partition, to a consumer group that has no members.
+
+    Raises:
+        InvalidInputError: The group has members.
+        KafkaException: The broker does not answer, or refuses.
+    """
+    kafka = library()
+    if not places:
+        return
+    wanted = [kafka.TopicPartition(*place, offset) for place, offset in places.items()]
+    request = [kafka.ConsumerGroupTopicPartitions(group, wanted)]
+    (future,) = admin.alter_consumer_group_offsets(request, request_timeout=TIMEOUT).values()
+    for one in answer(future, 2 * TIMEOUT).topic_partitions:
+        if one.error is not None and one.error.code() == kafka.KafkaError.UNKNOWN_MEMBER_ID:
+            raise InvalidInputError(f"group={group!r} has members, and only they may commit; name another group.")
+        if one.error is not None:
+            raise kafka.KafkaException(one.error)
 
 
 def time_at(consumer: Any, topic: str, partition: int, offset: int) -> int | None:

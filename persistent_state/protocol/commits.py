@@ -279,7 +279,8 @@ def commit(
         else:
             tasks = newest.tasks_of(first.flow)
             begun = min((task.stored.first for task in tasks.values() if task.stored.first is not None), default=None)
-            after = advance(flow, begun, answers.reports, settings)
+            # Before the batch adds to them: another flow may have moved the global clock since this one's last commit.
+            after = advance(_without_old_spans(newest, flow), begun, answers.reports, settings)
             if step is not None:
                 after = replace(after, stepped=step.clock, cuts=(*after.cuts, step.clock))
         entry = _with_batch(log, newest, answers.descriptors, after, now, new_id, keeping)
@@ -447,12 +448,19 @@ def _with_batch(
     return _tidied(log, entry, id, new_id)
 
 
+def _without_old_spans(entry: Entry, flow: FlowState) -> FlowState:
+    """Return a flow of an entry without the spans that no start has to read again.
+
+    What a start may have to read again must never grow, as it would where spans on both sides of its clock are joined.
+    """
+    return flow.with_source(flow.source.without_old_spans(min(entry.clock, flow.progress.clock)))
+
+
 def _tidied(log: Log, entry: Entry, id: str, new_id: Callable[[], str]) -> Entry:
     """Return the entry when a flow and its tasks name no more than a start needs."""
     flow = entry.flows[id]
     restart = min(entry.clock, flow.progress.clock)
-    # What a start may have to read again must never grow, as it would where spans on both sides of its clock are joined.
-    source = flow.source.without_old_spans(restart)
+    source = _without_old_spans(entry, flow).source
 
     def tidied(rows: LateRows, name: str) -> LateRows:
         if len(rows.sides) <= late_rows.MANY:

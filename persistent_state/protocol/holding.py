@@ -6,8 +6,9 @@ after which time a channel is idle, so that a caller who knows may say so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from persistent_state.event_time.channels import Channel, live_channels
 from persistent_state.event_time.clocks import BEGINNING, Settings
@@ -122,13 +123,24 @@ def sentence(holder: Holder | None) -> str:
 
 def slowest(entry: Entry, task: str, settings: Mapping[str, Settings] | None = None) -> Holder | None:
     """Return the channel that holds the clock of a task's flow; None if no source feeds it, or no channel is live."""
+    return next(iter(slow_channels(entry, task, 1, settings)), None)
+
+
+def slow_channels(
+    entry: Entry, task: str, most: int, settings: Mapping[str, Settings] | None = None
+) -> Sequence[Holder]:
+    """Return the channels that hold the clock of a task's flow, or will, and why: the slowest first, so many at the most.
+
+    It is one holder without a channel if no channel is known, or if nothing was committed since the last start. There is none
+    if no source feeds the flow, or no channel is live.
+    """
     flow = entry.flow_of(task)
     inputs = {name: source.channels for name, source in flow.inputs.items()}
     if not inputs:
-        return None
+        return ()
     named, first = _named(entry, task), next(iter(inputs))
     if flow.progress.batch == 0 and flow.progress.holds:
-        return Holder(task, first, None, UNREAD, None, named)
+        return (Holder(task, first, None, UNREAD, None, named),)
     own = settings.get(task) if settings else None
     idle_after = {name: None if own is None else own.of(name).idle_after for name in inputs}
     live = {
@@ -142,22 +154,33 @@ def slowest(entry: Entry, task: str, settings: Mapping[str, Settings] | None = N
     live = {place: state for place, state in live.items() if place not in ahead} or live
     if not live:
         is_known = any(inputs.values()) or not flow.progress.holds
-        return None if is_known else Holder(task, first, None, UNHEARD, None, named)
-    (name, channel), why = _slowest(live, flow, entry.interval)
-    return Holder(task, name, channel, why, live[name, channel].newest, named)
+        return () if is_known else (Holder(task, first, None, UNHEARD, None, named),)
+    return [
+        Holder(task, name, channel, why, live[name, channel].newest, named)
+        for (name, channel), why in _slowest(live, flow, entry.interval, most)
+    ]
 
 
-def _slowest(live: Mapping[tuple[str, str], Channel], flow: FlowState, interval: int) -> tuple[tuple[str, str], str]:
-    """Return the slowest of a flow's live channels, by the names of input and channel, and why the clock waits for it."""
-    clock = flow.progress.clock
-    heard = {name: channel.newest for name, channel in live.items() if channel.newest is not None}
-    silent = [name for name in live if name not in heard]
+def _slowest(
+    live: Mapping[tuple[str, str], Channel], flow: FlowState, interval: int, most: int
+) -> list[tuple[tuple[str, str], str]]:
+    """Return so many of a flow's live channels, by the names of input and channel, and why the clock waits for each.
+
+    The clock waits for the first; it waits for the next once that has come further.
+    """
+    ranks = {name: _rank(channel, flow.progress.clock, interval) for name, channel in live.items()}
+    if not {BEHIND, UNHEARD} & {why for _, why in ranks.values()}:
+        return [(name, READ) for name in nsmallest(most, live, key=lambda name: live[name].reached)]
     # A channel whose newest message is below the clock does not hold it: it is idle.
-    ahead = {name: newest for name, newest in heard.items() if newest >= clock}
-    unheard = [name for name in silent if live[name].reached == BEGINNING]
-    if silent and (unheard or ahead) and not any(newest < clock + interval for newest in ahead.values()):
-        found = min(unheard or silent, key=lambda name: live[name].reached)
-        return found, UNHEARD if unheard else SILENT
-    if not ahead:
-        return min(live, key=lambda name: live[name].reached), READ
-    return min(ahead, key=lambda name: ahead[name]), BEHIND
+    waited_for = (name for name, (_, why) in ranks.items() if why != READ)
+    slow = nsmallest(most, waited_for, key=lambda name: (ranks[name][0], live[name].reached))
+    return [(name, ranks[name][1]) for name in slow]
+
+
+def _rank(channel: Channel, clock: int, interval: int) -> tuple[int, str]:
+    """Return when the clock waits for a live channel, as a number by which channels are compared, and why."""
+    if channel.newest is None:
+        return (1, UNHEARD) if channel.reached == BEGINNING else (2, SILENT)
+    if channel.newest < clock:
+        return 4, READ
+    return (0 if channel.newest < clock + interval else 3), BEHIND

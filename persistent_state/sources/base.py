@@ -93,6 +93,7 @@ class Reach:
         journal: Lines that the log keeps with the commit, and that `open` is given at the next start, in order.
         known: If `channels` is None: channels that will come and hold the clock until they do.
         unread: How many positions there are beyond the ends; None if the source does not know.
+        lag: The same by partition. A source that does not know, or has one partition, leaves it out.
         is_last: Of a source that ends: True if this micro-batch reads all that is left, so that all channels end with it. Until
             then none of its channels is idle. None: the source does not end, or its channels tell it.
         held: The partitions that `hold` has named: they wait, and are not silent.
@@ -108,6 +109,7 @@ class Reach:
     journal: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     unread: int | None = None
+    lag: Mapping[str, int] = field(default_factory=dict)
     is_last: bool | None = None
     held: frozenset[str] = frozenset()
     inputs: Mapping[str, Reach] = field(default_factory=dict)
@@ -250,6 +252,19 @@ class TimeReplayableSource(ABC):
 
     def freeze(self) -> None:  # noqa: B027
         """Reach no further from now on than what is there now. A source that never grows has nothing to do."""
+
+    def committed(self, positions: Mapping[str, int]) -> None:  # noqa: B027
+        """Hear that the global clock has passed these positions. By default nothing is done.
+
+        All rows before them are in a checkpoint or aside, and no restart reads one of them again. So the source may acknowledge
+        them to a server. Only a rewind, a branch or a rebuild reads from before.
+
+        The driver calls this while the application runs and at the end of the run, on a copy of the source that was not opened.
+        A start tells again what was told. If this raises, a warning is logged and the run goes on.
+
+        Args:
+            positions: By partition: the position that was passed.
+        """
 
     @abstractmethod
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:

@@ -70,8 +70,8 @@ Bergen,,8,1024
 
 
 def test_the_docs_have_an_example_of_each_command() -> None:
-    assert {command[0] for command, _ in EXAMPLES} == {"show", "graph", "state", "verify"}
-    assert len(EXAMPLES) == 6
+    assert {command[0] for command, _ in EXAMPLES} == {"show", "metrics", "graph", "state", "verify"}
+    assert len(EXAMPLES) == 7
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_is_printed_of_the_kept_store(
     command, _, head = " ".join(arguments).partition(" | ")
     assert main(command.split()) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines()[: 1 if head == "head -1" else None] == text.splitlines()
+    assert out.splitlines()[: int(head.removeprefix("head -")) if head else None] == text.splitlines()
     assert err == ""
 
 

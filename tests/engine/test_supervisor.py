@@ -393,3 +393,35 @@ def test_steps_are_left_to_the_queries_that_still_run(monkeypatch: pytest.Monkey
     run.join()
     assert fake.left == [{"Words", "Others"}, {"Words"}, set()]
     assert run.error is None
+
+
+def test_a_monitor_hears_of_failures_and_is_closed_at_the_end() -> None:
+    told: list[str] = []
+
+    class Told:
+        """A monitor that asks the run at each of its starts whether it is ready."""
+
+        def watch(self, run: Supervisor) -> None:
+            self.run = run
+
+        def hear(self, work: Any) -> None: ...
+
+        def fail(self) -> None:
+            told.append(f"fails: {self.run.failure}")
+
+        def restart(self) -> None:
+            told.append("starts again")
+
+        def close(self) -> None:
+            told.append(f"ends: {self.run.failure}")
+
+    def recovers(script: Script) -> None:
+        script.commit(25)
+        script.queries.stop()
+
+    script, monitor = play(fails(DOWN), raises(DOWN), recovers), Told()
+    watch: Any = monitor
+    entry = core.start(script.log, [script.plan])
+    run = Supervisor(script.setup, script.log, entry, Deliveries([]), threading.Event(), watch)
+    run._thread.join(60)
+    assert told == [*["fails: the store is down.", "starts again"] * 2, "ends: None"]

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer
 
 from examples.broker import Broker
 from persistent_state import (
@@ -485,3 +485,44 @@ def test_a_broker_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(topics, "TIMEOUT", 0.5)
     with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:9"):
         Reader(KafkaSource("a", "127.0.0.1:9", options={"socket.timeout.ms": 300})).start()
+
+
+def committed(broker: Broker, group: str) -> dict[tuple[str, int], int]:
+    """The offsets of a consumer group, as tools see them."""
+    admin = broker.admin()
+    (future,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
+    return {(one.topic, one.partition): one.offset for one in future.result(30).topic_partitions}
+
+
+def test_offsets_are_committed_to_its_group(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The broker may have yet to make its topic of offsets.
+    monkeypatch.setattr(topics, "PATIENCE", 30.0)
+    topic = new_topic(broker, 2)
+    produce(broker, topic, range(10), 2)
+    reader = source(broker, topic).read_by("shops")
+    reader.committed({f"{topic}-0": 3, f"{topic}-1": 5})
+    group = f"shops {topic}"
+    assert committed(broker, group) == {(topic, 0): 3, (topic, 1): 5}
+    # It goes where the source is read, though it has asked a broker.
+    copied(reader).committed({f"{topic}-0": 4})
+    assert committed(broker, group) == {(topic, 0): 4, (topic, 1): 5}
+    # Of a topic that was made again the old partitions are gone.
+    reader.committed({f"{topic}-0": 9, f"{topic}-1": 9, f"{topic}-0#1": 1})
+    assert committed(broker, group) == {(topic, 0): 1, (topic, 1): 5}
+    reader.committed({})
+    source(broker, topic, commit_offsets=False, group="none").committed({f"{topic}-0": 3})
+    assert committed(broker, "none") == {}
+
+
+def test_a_group_that_has_members_refuses_offsets(broker: Broker) -> None:
+    topic = new_topic(broker, 1)
+    produce(broker, topic, range(2), 1)
+    group = f"of others {topic}"
+    member = Consumer({"bootstrap.servers": broker.address, "group.id": group, "auto.offset.reset": "earliest"})
+    member.subscribe([topic])
+    try:
+        assert member.poll(30) is not None
+        with pytest.raises(InvalidInputError, match=f"group='{group}' has members, and only they may commit"):
+            source(broker, topic, group=group).committed({f"{topic}-0": 1})
+    finally:
+        member.close()

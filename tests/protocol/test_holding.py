@@ -150,6 +150,38 @@ def test_a_task_that_is_built_again_holds_the_clock() -> None:
     assert world.held == Holder("B", "", "x", BEHIND, 40)
 
 
+def test_slow_channels_come_in_the_order_in_which_the_clock_waits_for_them() -> None:
+    world = World("A")
+    entry = world.play("A", {"x": 100}, None)
+    clock = entry.flows["A"].progress.clock
+    channels = {
+        "far": Channel(clock + 500, 0),
+        "ended": Channel(clock + 1, 0, ended=True),
+        "idle": Channel(clock - 1, 0),
+        "silent": Channel(None, 0, before=clock - 30),
+        "unheard": Channel(None, 0),
+        "second": Channel(clock + 7, 0),
+        "first": Channel(clock + 2, 0),
+    }
+
+    def slow(most: int = 9, **state: Channel | None) -> list[tuple[str | None, str]]:
+        left = {name: channel for name, channel in {**channels, **state}.items() if channel is not None}
+        known = entry.with_flow("A", replace(entry.flows["A"], inputs={"": SourceState(left)}))
+        found = holding.slow_channels(known, "A", most)
+        assert holding.slowest(known, "A") == found[0]
+        return [(each.channel, each.why) for each in found]
+
+    order = [("first", BEHIND), ("second", BEHIND), ("unheard", UNHEARD), ("silent", SILENT), ("far", BEHIND)]
+    assert slow() == order
+    assert slow(most=2) == order[:2]
+    # As the clock goes on, it comes to wait for those that say nothing.
+    assert slow(first=None, second=None) == order[2:]
+    assert slow(first=None, second=None, unheard=None) == order[3:]
+    # Nothing is above the clock.
+    left = slow(first=None, second=None, unheard=None, far=None)
+    assert left == [("silent", READ), ("idle", READ)]
+
+
 def test_the_input_is_named_if_there_are_several() -> None:
     world = World("A")
     entry = world.play("A", {"x": 200}, None)

@@ -1,0 +1,102 @@
+"""Let a monitoring system ask a run how it fares: its metrics, whether it is alive, and whether it commits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from persistent_state.errors import StateError
+from persistent_state.event_time.clocks import Settings
+from persistent_state.metrics.exposition import Samples
+from persistent_state.metrics.measures import Sample
+from persistent_state.metrics.of_run import RunMetrics, Work
+from persistent_state.metrics.of_store import of_application
+from persistent_state.metrics.server import Server
+from persistent_state.store.log import Log
+
+LONG_SECONDS = 600.0
+"""The time after which a micro-batch or a step that is still under way is no sign of a run that commits."""
+
+
+class Watched(Protocol):
+    """The supervisor of a run, as a monitor looks at it."""
+
+    @property
+    def failure(self) -> StateError | None:
+        """The failure after which the run has yet to start again."""
+
+    @property
+    def under_way(self) -> Mapping[str, float]:
+        """By the name of a micro-batch or a step that is under way: since when."""
+
+    @property
+    def unheard(self) -> Iterable[str]:
+        """The flows whose queries have neither committed since the start nor found that there is nothing to read."""
+
+
+class Monitor:
+    """The endpoint of one run, which answers from `serve` to `close`.
+
+    Raises:
+        InvalidInputError: The port is in use, or the package prometheus-client is not installed.
+    """
+
+    def __init__(self, log: Log, settings: Mapping[str, Settings], host: str, port: int) -> None:
+        # Of its own: a log is used by one thread at a time.
+        self._log, self._settings, self._turn = Log(log.files, log.application), settings, threading.Lock()
+        self._run: Watched | None = None
+        self._metrics = RunMetrics(log.application)
+        self._metrics.begin(time.monotonic())
+        collectors = [Samples(self._of_store), self._metrics]
+        self._server = Server(log.application, host, port, collectors, self._not_ready)
+
+    @property
+    def url(self) -> str:
+        """The address of the endpoint."""
+        return self._server.url
+
+    def serve(self) -> None:
+        """Answer from now on. Until there is a run to `watch`, it is not ready."""
+        self._server.serve()
+
+    def watch(self, run: Watched) -> None:
+        """Look at this run from now on."""
+        self._run = run
+
+    def hear(self, work: Work) -> None:
+        """Take in a commit."""
+        self._metrics.hear(work, time.monotonic())
+
+    def fail(self) -> None:
+        """Take in a failure after which the run starts again."""
+        self._metrics.begin(time.monotonic())
+
+    def restart(self) -> None:
+        """Take in a start after a failure."""
+        self._metrics.restart()
+
+    def close(self) -> None:
+        """Answer no more, and free the port."""
+        self._server.close()
+
+    def _of_store(self) -> Iterable[Sample]:
+        with self._turn:
+            samples, _ = of_application(self._log, self._settings)
+        return samples
+
+    def _not_ready(self) -> str:
+        """Return why the run neither commits nor waits for rows, as a sentence; "" if it does."""
+        of = f"application={self._log.application}"
+        if self._run is None:
+            return f"{of} is starting."
+        if (failure := self._run.failure) is not None:
+            return f"{of} starts again after a failure: {failure}"
+        now = time.monotonic()
+        for work, since in self._run.under_way.items():
+            if now - since > LONG_SECONDS:
+                return f"{of}: {work} has been under way for {now - since:.0f} s; look at Spark's jobs."
+        for flow in self._run.unheard:
+            return f"{of}: {flow} has yet to commit its first micro-batch since the start."
+        return ""

@@ -1,0 +1,1 @@
+"""Metrics of an application: from its store alone, and from the run itself."""

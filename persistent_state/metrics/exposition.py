@@ -1,0 +1,73 @@
+"""Write samples in the formats that Prometheus and others read, by the library prometheus-client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from persistent_state.errors import InvalidInputError
+from persistent_state.metrics.measures import COUNTER, Measure, Sample
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Metric
+
+
+def library() -> Any:
+    """Return the module prometheus_client.
+
+    Raises:
+        InvalidInputError: The package is not installed.
+    """
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise InvalidInputError(
+            "package='prometheus_client' is missing for metrics; pip install 'persistent-state[metrics]'."
+        ) from error
+    return prometheus_client
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A collector of the library, which asks a function for samples whenever somebody wants them."""
+
+    samples: Callable[[], Iterable[Sample]]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the samples as the library has them: those of a metric together."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        by_measure: dict[Measure, list[Sample]] = {}
+        for sample in self.samples():
+            by_measure.setdefault(sample.of, []).append(sample)
+        for measure, some in by_measure.items():
+            made = CounterMetricFamily if measure.kind == COUNTER else GaugeMetricFamily
+            family = made(measure.name, measure.help, labels=measure.labels, unit=measure.unit)
+            for sample in some:
+                family.add_metric(sample.labels, sample.value)
+            yield family
+
+
+def registry_of(samples: Callable[[], Iterable[Sample]]) -> CollectorRegistry:
+    """Return a registry of the library with these samples.
+
+    Raises:
+        InvalidInputError: The package prometheus-client is not installed.
+    """
+    registry: CollectorRegistry = library().CollectorRegistry()
+    registry.register(Samples(samples))
+    return registry
+
+
+def as_text(samples: Iterable[Sample]) -> str:
+    """Return the samples as OpenMetrics text.
+
+    Raises:
+        InvalidInputError: The package prometheus-client is not installed.
+    """
+    registry = registry_of(lambda: samples)
+    from prometheus_client.openmetrics.exposition import generate_latest
+
+    text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]
+    return text.decode()

@@ -1,0 +1,212 @@
+"""Name every metric, with its meaning, its unit and its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+PREFIX = "persistent_state_"
+
+GAUGE = "gauge"
+COUNTER = "counter"
+HISTOGRAM = "histogram"
+
+SECONDS = "seconds"
+BYTES = "bytes"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One metric: its name in OpenMetrics, and what it tells.
+
+    A counter's samples have the name with `_total`, and a histogram's with `_bucket`, `_count` and `_sum`.
+    """
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ("application",)
+    unit: str = ""
+
+    def at(self, value: float, *labels: str) -> Sample:
+        """Return a sample with these values of the labels, in their order."""
+        assert len(labels) == len(self.labels), self
+        return Sample(self, labels, value)
+
+    @property
+    def in_queries(self) -> str:
+        """The name that a query uses."""
+        return f"{self.name}_total" if self.kind == COUNTER else self.name
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value of a metric."""
+
+    of: Measure
+    labels: tuple[str, ...]
+    value: float
+
+    @property
+    def by_name(self) -> Mapping[str, str]:
+        """The values of the labels, by the names of these."""
+        return dict(zip(self.of.labels, self.labels, strict=True))
+
+
+def _measure(name: str, help: str, *labels: str, kind: str = GAUGE) -> Measure:
+    unit = next((unit for unit in (SECONDS, BYTES) if name.endswith(f"_{unit}")), "")
+    return Measure(PREFIX + name, kind, help, ("application", *labels), unit)
+
+
+READABLE = _measure("readable", "1 if the newest log entry and its lists of files can be read, else 0.")
+WRITTEN = _measure("written_timestamp_seconds", "When the newest log entry was written, by the wall clock.")
+ENTRIES = _measure("log_entries", "Log entries so far: each is a commit.", kind=COUNTER)
+STARTS = _measure(
+    "starts", "Starts so far; restarts after failures and rewinds count. A branch counts on.", kind=COUNTER
+)
+GLOBAL_CLOCK = _measure("global_clock_seconds", "The global clock, in event time; missing until there is a checkpoint.")
+NEXT_CLOCK = _measure(
+    "next_clock_seconds", "The clock to which derived tasks have yet to step, in event time; missing if there is none."
+)
+INTERVAL = _measure("checkpoint_interval_seconds", "The time between two checkpoints, in event time.")
+WAITS_FOR = _measure(
+    "waits_for",
+    "1 for the task, the input and the channel that the global clock waits for, and why; missing if it waits for nothing.",
+    "task",
+    "input",
+    "channel",
+    "why",
+)
+STORE_BYTES = _measure("store_bytes", "The bytes of all files that the newest log entry names.")
+STORE_FILES = _measure("store_files", "The number of these files.")
+
+ACTIVE = _measure("task_active", "1 if the task is part of the newest start, 0 if it is left out.", "task", "flow")
+CLOCK = _measure(
+    "task_clock_seconds", "The task's own clock, in event time; missing until there is a checkpoint.", "task"
+)
+TASK_BYTES = _measure("task_bytes", "The bytes of a task's files. Tasks of a flow share some.", "task")
+TASK_FILES = _measure("task_files", "The number of these files.", "task")
+LATE_AND_BAD = _measure(
+    "late_and_bad_rows",
+    "Rows that did not count. It falls when a start takes some back, to judge them again.",
+    "task",
+    "reason",
+)
+
+OUTPUT_CLOCK = _measure(
+    "output_clock_seconds", "The last clock that the sink has, in event time; missing if it has none.", "task", "output"
+)
+OUTPUT_LAG = _measure(
+    "output_lag_seconds",
+    "How far the sink's clock is behind the newest one that it may have, in event time; missing if it has none.",
+    "task",
+    "output",
+)
+OUTPUT_BEHIND = _measure("output_behind_clocks", "The clocks that the sink has yet to be given.", "task", "output")
+
+POSITION = _measure(
+    "source_position",
+    "The position that is read next, such as Kafka's offset. It falls when a start reads again.",
+    "flow",
+    "input",
+    "partition",
+)
+CHANNELS = _measure(
+    "channels",
+    "The channels of an input: delivering, silent since the last start, never heard, or ended.",
+    "flow",
+    "input",
+    "state",
+)
+NEWEST = _measure(
+    "newest_message_timestamp_seconds",
+    "The newest timestamp that the input has delivered since the last start, in event time.",
+    "flow",
+    "input",
+)
+SLOW_LAG = _measure(
+    "slow_channel_lag_seconds",
+    "How far a slow channel's newest message is behind that of the flow, in event time, and why the clock waits for it; "
+    "missing if no message of it is known.",
+    "flow",
+    "input",
+    "channel",
+    "why",
+)
+SLOW_SILENCE = _measure(
+    "slow_channel_silence_seconds",
+    "How long a slow channel had delivered nothing when the newest log entry was written: since its last message, or since "
+    "the last start.",
+    "flow",
+    "input",
+    "channel",
+    "why",
+)
+
+OF_STORE: Sequence[Measure] = (
+    READABLE,
+    WRITTEN,
+    ENTRIES,
+    STARTS,
+    GLOBAL_CLOCK,
+    NEXT_CLOCK,
+    INTERVAL,
+    WAITS_FOR,
+    STORE_BYTES,
+    STORE_FILES,
+    ACTIVE,
+    CLOCK,
+    TASK_BYTES,
+    TASK_FILES,
+    LATE_AND_BAD,
+    OUTPUT_CLOCK,
+    OUTPUT_LAG,
+    OUTPUT_BEHIND,
+    POSITION,
+    CHANNELS,
+    NEWEST,
+    SLOW_LAG,
+    SLOW_SILENCE,
+)
+"""The metrics that are known of an application by its store alone."""
+
+MICRO_BATCH_SECONDS = _measure(
+    "micro_batch_seconds", "The time of a micro-batch, from when it is planned to its commit.", "flow", kind=HISTOGRAM
+)
+STEP_SECONDS = _measure(
+    "step_seconds", "The time of a step, from when it is planned to its commit.", "flow", kind=HISTOGRAM
+)
+COMMIT_SECONDS = _measure(
+    "commit_seconds",
+    "The time of a commit: how much of a micro-batch or step the driver takes for the log entry.",
+    "flow",
+    kind=HISTOGRAM,
+)
+RECOVERY_SECONDS = _measure(
+    "recovery_seconds",
+    "The time from the beginning of the run, or from a failure, to the next commit.",
+    kind=HISTOGRAM,
+)
+RESTARTS = _measure("restarts", "The starts after failures.", kind=COUNTER)
+MESSAGES = _measure("messages", "The messages that micro-batches and steps have read.", "flow", kind=COUNTER)
+REPLAYED = _measure("replayed_messages", "How many of these messages an earlier start had read.", "flow", kind=COUNTER)
+UNREAD = _measure(
+    "source_unread",
+    "How many positions there were beyond the newest micro-batch when it was planned: of Kafka the lag in records. Missing "
+    "if the source does not know.",
+    "flow",
+    "input",
+    "partition",
+)
+
+OF_RUN: Sequence[Measure] = (
+    MICRO_BATCH_SECONDS,
+    STEP_SECONDS,
+    COMMIT_SECONDS,
+    RECOVERY_SECONDS,
+    RESTARTS,
+    MESSAGES,
+    REPLAYED,
+    UNREAD,
+)
+"""The metrics that only the run itself knows, all since it began."""

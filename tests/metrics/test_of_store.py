@@ -1,0 +1,255 @@
+"""Metrics of a store: parsers read them, they are right and bounded, and one damaged application does not hide the others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+import pyarrow as pa
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from persistent_state.cli.commands import main
+from persistent_state.event_time.channels import Channel
+from persistent_state.event_time.clocks import Settings
+from persistent_state.metrics import measures, of_store
+from persistent_state.metrics.exposition import as_text, registry_of
+from persistent_state.metrics.measures import Measure, Sample
+from persistent_state.protocol import deliver
+from persistent_state.store.files import open_files
+from persistent_state.store.flow_state import LateRows, SourceState
+from persistent_state.store.log import Log
+from persistent_state.store.named_files import Pages, Stored
+from tests import core
+from tests.words import SCHEMA, Words
+
+ROOT = Path(__file__).parents[2]
+STORE = str(ROOT / "tests/fixtures/store-v1")
+
+
+def values(samples: Iterable[Sample], of: Measure) -> dict[tuple[str, ...], float]:
+    """The values of a metric by its labels, without the application."""
+    return {sample.labels[1:]: sample.value for sample in samples if sample.of == of}
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The families of OpenMetrics text by name."""
+    assert text.endswith("# EOF\n")
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+class World:
+    """An application with the tasks A and B, a column of channels, an output of A, and an interval of 10 seconds."""
+
+    def __init__(self) -> None:
+        files = core.memory()
+        settings = Settings(10_000_000, ahead=2**62)
+        self.plans = {
+            name: core.plan_of(Words(name), SCHEMA, files=files, channel="word", settings=settings) for name in "AB"
+        }
+        self.plans["A"] = replace(self.plans["A"], outputs=("sink",))
+        self.log = Log(files, "app")
+        self.start()
+
+    def start(self, *names: str) -> None:
+        core.start(self.log, [self.plans[name] for name in names or self.plans])
+
+    def play(self, task: str, words: Mapping[str, float], channels: Iterable[str], now: int = 0) -> None:
+        rows = [{"ts": int(at * 1_000_000), "word": word} for word, at in words.items()]
+        listed = dict.fromkeys(channels, False)
+        core.play(self.log, self.plans[task], pa.RecordBatch.from_pylist(rows, SCHEMA), channels=listed, now=now)
+
+    @property
+    def samples(self) -> list[Sample]:
+        samples, error = of_store.of_application(self.log)
+        assert error is None
+        return samples
+
+
+def test_the_kept_store_is_measured_as_show_describes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metrics", STORE]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    families = parsed(out)
+    assert main(["show", STORE, "app", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+
+    def one(name: str) -> float:
+        (sample,) = families[f"persistent_state_{name}"].samples
+        return float(sample.value)
+
+    assert (one("global_clock_seconds"), one("log_entries"), one("starts")) == (220e-6, 16, 2)
+    assert (one("store_bytes"), one("readable")) == (shown["bytes"], 1)
+    for task in shown["tasks"]:
+        of_task = {
+            family.name: sample.value
+            for family in families.values()
+            for sample in family.samples
+            if sample.labels.get("task") == task["task"]
+        }
+        assert of_task["persistent_state_task_bytes"] == task["bytes"]
+        assert of_task["persistent_state_task_files"] == task["files"]
+        assert of_task["persistent_state_task_clock_seconds"] == task["clock"] / 1e6
+
+
+def test_json_has_the_same_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metrics", STORE]) == 0
+    families = parsed(capsys.readouterr().out)
+    assert main(["metrics", STORE, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    in_text = {(s.name, *sorted(s.labels.items()), s.value) for family in families.values() for s in family.samples}
+    assert {(s["name"], *sorted(s["labels"].items()), s["value"]) for s in told} == in_text
+
+
+def test_every_sample_is_of_a_metric_that_is_listed() -> None:
+    samples, _ = of_store.of_store(open_files(STORE))
+    assert {sample.of for sample in samples} <= set(measures.OF_STORE)
+    assert len({measure.name for measure in measures.OF_STORE}) == len(measures.OF_STORE)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; .ci/run installs it")
+def test_promtool_has_nothing_against_it() -> None:
+    samples, _ = of_store.of_store(open_files(STORE))
+    text = prometheus_client.generate_latest(registry_of(lambda: samples))
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_clocks_and_lags_are_in_seconds() -> None:
+    world = World()
+    assert values(world.samples, measures.GLOBAL_CLOCK) == {}
+    assert values(world.samples, measures.CLOCK) == {}
+    assert values(world.samples, measures.INTERVAL) == {(): 10}
+    for task in world.plans:
+        world.play(task, {"x": 25}, "x")
+    assert values(world.samples, measures.GLOBAL_CLOCK) == {(): 20}
+    assert values(world.samples, measures.OUTPUT_BEHIND) == {("A", "sink"): 1}
+    assert values(world.samples, measures.OUTPUT_LAG) == {}
+    deliver.record(world.log, core.newest(world.log).epoch, "A", "sink", 20_000_000, now=0)
+    for task in world.plans:
+        world.play(task, {"x": 45.5}, "x", now=3_000_000)
+    assert values(world.samples, measures.OUTPUT_CLOCK) == {("A", "sink"): 20}
+    assert values(world.samples, measures.OUTPUT_LAG) == {("A", "sink"): 20}
+    assert values(world.samples, measures.OUTPUT_BEHIND) == {("A", "sink"): 1}
+    assert values(world.samples, measures.CLOCK) == {("A",): 40, ("B",): 40}
+    assert values(world.samples, measures.NEWEST) == {("A", ""): 45.5, ("B", ""): 45.5}
+    assert values(world.samples, measures.POSITION) == {("A", "", ""): 2, ("B", "", ""): 2}
+    assert values(world.samples, measures.WRITTEN) == {(): 3}
+
+
+def test_a_task_that_is_left_out_has_no_lag() -> None:
+    world = World()
+    for task in world.plans:
+        world.play(task, {"x": 25}, "x")
+    world.start("B")
+    assert values(world.samples, measures.ACTIVE) == {("A", "A"): 0, ("B", "B"): 1}
+    assert values(world.samples, measures.OUTPUT_BEHIND) == {}
+    assert values(world.samples, measures.POSITION).keys() == {("B", "", "")}
+
+
+def test_slow_channels_are_named_with_the_reason() -> None:
+    world = World()
+    world.play("A", {"x": 90, "y": 57}, "xy")
+    world.play("B", {"x": 200}, "x")
+    assert values(world.samples, measures.WAITS_FOR) == {("A", "", "y", "behind"): 1}
+    world.start()
+    everyone = "xyz"
+    world.play("A", {"x": 95}, everyone, now=0)
+    world.play("A", {"x": 100}, everyone, now=7_000_000)
+    slow = values(world.samples, measures.SLOW_LAG)
+    # The start cut it back to the global clock.
+    assert slow == {("A", "", "y", "silent"): 100 - 50, ("A", "", "x", "behind"): 0}
+    assert values(world.samples, measures.SLOW_SILENCE) == {
+        ("A", "", "z", "never heard"): 7,
+        ("A", "", "y", "silent"): 7,
+        ("A", "", "x", "behind"): 0,
+    }
+    assert values(world.samples, measures.WAITS_FOR) == {("A", "", "z", "never heard"): 1}
+    states = {
+        state: count for (flow, _, state), count in values(world.samples, measures.CHANNELS).items() if flow == "A"
+    }
+    assert states == {"delivering": 1, "silent": 1, "never heard": 1, "ended": 0}
+
+
+def test_of_many_channels_and_reasons_only_some_are_named() -> None:
+    world = World()
+    world.play("A", {"x": 25}, "x")
+    entry = core.newest(world.log)
+    channels = {f"c{number}": Channel(100_000_000 + number, 0) for number in range(1000)}
+    flow = replace(
+        entry.flows["A"],
+        inputs={"": SourceState(channels)},
+        late_rows=LateRows(settled_counts={f"reason {number}": 1000 - number for number in range(100)}),
+    )
+    samples = [*of_store.of_entry("app", entry.with_flow("A", flow))]
+    assert list(values(samples, measures.SLOW_LAG)) == [
+        ("A", "", f"c{number}", "behind") for number in range(of_store.MOST_CHANNELS)
+    ]
+    reasons = values(samples, measures.LATE_AND_BAD)
+    assert len(reasons) == of_store.MOST_REASONS + 1
+    assert sum(reasons.values()) == sum(range(901, 1001))
+    assert reasons["A", "reason 0"] == 1000
+    assert reasons["A", "others"] == sum(range(901, 981))
+
+
+def test_labels_with_quotes_and_ends_of_lines_are_read_back() -> None:
+    name = 'a "b"\\\n{c="d"} ä'
+    (sample,) = parsed(as_text([measures.CLOCK.at(1.5, "app", name)]))["persistent_state_task_clock_seconds"].samples
+    assert (sample.labels["task"], sample.value) == (name, 1.5)
+
+
+def test_a_damaged_application_is_told_and_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    for name in ("app", "other"):
+        shutil.copytree(f"{STORE}/app", store / name)
+    (store / "app/log/00000000000000000016.json").write_text("{}")
+    assert main(["metrics", str(store)]) == 0
+    out, err = capsys.readouterr()
+    families = parsed(out)
+    readable = {s.labels["application"]: s.value for s in families["persistent_state_readable"].samples}
+    assert readable == {"app": 0, "other": 1}
+    assert [s.labels["application"] for s in families["persistent_state_global_clock_seconds"].samples] == ["other"]
+    assert err.startswith("persistent-state: log entry app/log/00000000000000000016.json")
+    assert err.count("\n") == 1
+
+
+def test_a_list_that_is_lost_hides_the_sizes_only() -> None:
+    world = World()
+    world.play("A", {"x": 25}, "x")
+    entry = core.newest(world.log)
+    gone = Pages((Stored("app/lists/gone", 10, "0" * 64),))
+    flow = replace(entry.flows["A"], late_rows=LateRows(settled=gone))
+    world.log.append(entry.follower(0, flows={**entry.flows, "A": flow}))
+    samples, error = of_store.of_application(world.log)
+    assert "app/lists/gone" in str(error)
+    assert values(samples, measures.READABLE) == {(): 0}
+    assert values(samples, measures.STORE_BYTES) == {}
+    assert values(samples, measures.ENTRIES) == {(): entry.number + 1}
+
+
+def test_a_store_without_applications_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metrics", str(tmp_path)]) == 2
+    assert "there is no application in store=" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_one_sentence_and_json_needs_none() -> None:
+    program = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "from persistent_state.cli.commands import main; sys.exit(main(sys.argv[1:]))"
+    )
+    run = subprocess.run([sys.executable, "-c", program, "metrics", STORE], capture_output=True, text=True, cwd=ROOT)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "pip install 'persistent-state[metrics]'" in run.stderr
+    run = subprocess.run(
+        [sys.executable, "-c", program, "metrics", STORE, "--json"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert run.returncode == 0

@@ -1,0 +1,104 @@
+"""A run answers at its endpoint while it lasts: metrics, whether it is alive, and whether it is ready."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from monoids import Sum
+from persistent_state import Application, Changes, FileSource, InvalidInputError, NonWindowState, PersistentTask
+from tests.metrics.test_server import ask
+from tests.words import SCHEMA, Words
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECOND = 1_000_000
+PATIENCE = 60
+
+
+class Total(PersistentTask):
+    """How many words there are."""
+
+    value = "value"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+
+def write(folder: Path, name: str, *seconds: int) -> None:
+    rows = pa.table({"ts": [second * SECOND for second in seconds], "word": ["a"] * len(seconds)}, SCHEMA)
+    pq.write_table(rows, folder / f".{name}")
+    (folder / f".{name}").rename(folder / name)
+
+
+def told_by(url: str) -> dict[tuple[str, ...], float]:
+    """The values of a run's metrics, by their names and labels, without the application."""
+    text = ask(f"{url}/metrics", "application/openmetrics-text")[2]
+    return {
+        (
+            sample.name.removeprefix("persistent_state_"),
+            *(value for label, value in sorted(sample.labels.items()) if label != "application"),
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_run_tells_its_metrics_until_it_ends(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write(folder, "0.parquet", 5, 25)
+    app = Application("words", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
+    app.add(Words(), FileSource(folder, timestamp="ts", schema=SCHEMA))
+    app.add(Total(), Changes("Words"))
+    running = app.start(spark, metrics=0)
+    try:
+        url = running.metrics_url
+        assert url is not None
+        assert ask(f"{url}/health")[0] == 200
+
+        def await_clock(seconds: int) -> dict[tuple[str, ...], float]:
+            deadline = time.monotonic() + PATIENCE
+            while (told := told_by(url)).get(("global_clock_seconds",)) != seconds:
+                assert time.monotonic() < deadline, told
+                time.sleep(0.1)
+            return told
+
+        await_clock(20)
+        assert ask(f"{url}/ready") == (200, "text/plain; charset=utf-8", "application=words is ready.\n")
+        write(folder, "1.parquet", 31, 45, 7)
+        told = await_clock(40)
+        assert told["messages_total", "Words"] == 5
+        assert told["late_and_bad_rows", "late", "Words"] == 1
+        assert told["micro_batch_seconds_count", "Words"] == told["commit_seconds_count", "Words"] >= 2
+        assert told["step_seconds_count", "Total"] >= 2
+        assert told["micro_batch_seconds_sum", "Words"] > told["commit_seconds_sum", "Words"] > 0
+        assert told["recovery_seconds_count",] == 1
+        assert told["restarts_total",] == 0
+        assert told["source_position", "Words", "", ""] > 0
+        assert told["readable",] == 1
+
+        # Another application can't have the port, and is refused before anything is changed.
+        other = Application("other", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
+        other.add(Words(), FileSource(folder, timestamp="ts", schema=SCHEMA))
+        with pytest.raises(InvalidInputError, match="Address already in use"):
+            other.start(spark, metrics=int(url.rpartition(":")[2]))
+        assert not (tmp_path / "store/other").exists()
+    finally:
+        running.stop()
+    with pytest.raises(OSError):  # noqa: PT011
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=1)
+    # A start that is refused for another reason frees the port, too.
+    with pytest.raises(InvalidInputError):
+        app.start(spark, metrics=int(url.rpartition(":")[2]), reset=["Nobody"])
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", int(url.rpartition(":")[2])))
