@@ -28,12 +28,18 @@ MEMORY = "512m"
 
 
 def end_what_is_left() -> None:
-    """In a `Jvm`, end what its last driver has left there."""
+    """In a `Jvm`, end what its last driver has left there.
+
+    The JVM tells Python which of the functions that it was given it has let go, by a number, and does not know that those of
+    the last driver are not ours: so each driver counts from a number of its own.
+    """
     from pyspark import SparkContext
 
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
         assert SparkContext._jvm is not None
+        assert SparkContext._gateway is not None
+        SparkContext._gateway.gateway_property.pool.next_id = os.getpid() << 20
         left = SparkContext._jvm.SparkSession.getDefaultSession()
         if left.isDefined():
             left.get().stop()
