@@ -429,8 +429,8 @@ BUGS = (
     bug(
         "spans forgotten early",
         "What a start at the global clock must read again is forgotten when the task has passed it.",
-        commits._tidied,
-        ("without_old_spans(restart)", "without_old_spans(flow.progress.clock)"),
+        commits._without_old_spans,
+        ("min(entry.clock, flow.progress.clock)", "flow.progress.clock"),
     ),
     # Sources whose positions or ends nobody knows beforehand
     bug(
