@@ -19,11 +19,12 @@ from persistent_state.engine.places import Place
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.start_checks import Continued, check_feed
 from persistent_state.errors import FencedError, InvalidInputError, StateError
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import ValuesAtClock
-from persistent_state.protocol import flows
+from persistent_state.protocol import flows, refusals
 from persistent_state.protocol import rewind as protocol
 from persistent_state.protocol.deliver import Due
 from persistent_state.protocol.rewind import AGAIN, NONE, RETRACT, Choose, OutputPlan, ReadAgain, RewindPlan
@@ -80,8 +81,10 @@ def plan(setup: Setup, to: int, actions: Mapping[str, str]) -> RewindPlan:
                 f"outputs names {output!r}, and there is no such output; there are {', '.join(sorted(names)) or 'none'}."
             )
     planned = protocol.plan(log, to, _choose(parts, actions))
-    outputs = tuple(_with_rows(each, planned.clock, parts) for each in planned.outputs)
+    outputs = tuple(_with_rows(each, parts) for each in planned.outputs)
     first = protocol.first_entry(log, planned)
+    # What no start could go on from is not made.
+    refusals.check(first, setup.plans, (), ())
     return replace(planned, outputs=outputs, reads=tuple(_reads(setup, first)))
 
 
@@ -115,13 +118,13 @@ def _by_output(parts: Sequence[Part]) -> dict[tuple[str, str], tuple[Plan, Value
 def _choose(parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]], actions: Mapping[str, str]) -> Choose:
     """Return what says of each output that has something above the clock what it does."""
 
-    def choose(task: str, output: str, furthest: int) -> str:
+    def choose(task: str, output: str, more: str) -> str:
         if (task, output) not in parts:
             # Its sink is not here. If the output comes back, it goes back then, or is refused.
             return RETRACT
         plan, given = parts[task, output]
         sink, action = given.place, actions.get(output, RETRACT)
-        has = f"task={plan.named}: sink={output!r} may have values at clock={full_clock(furthest)}, above that to go back to"
+        has = f"task={plan.named}: sink={output!r} {more}"
         if action == AGAIN:
             if plan.delivery == AT_MOST_ONCE:
                 raise InvalidInputError(
@@ -145,9 +148,7 @@ def _choose(parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]], actions
     return choose
 
 
-def _with_rows(
-    output: OutputPlan, clock: int, parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]]
-) -> OutputPlan:
+def _with_rows(output: OutputPlan, parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]]) -> OutputPlan:
     """Return the plan of an output with the number of rows that go or change, if its sink tells.
 
     Raises:
@@ -155,6 +156,7 @@ def _with_rows(
     """
     if output.action != RETRACT or (output.task, output.output) not in parts:
         return output
+    clock = BEGINNING if output.clock is None else output.clock
     place = Place(*parts[output.task, output.output])
     try:
         return replace(output, rows=place.sink.rows_above(clock, place.origin()))
