@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from persistent_state.event_time.durations import show_duration
-from persistent_state.formatting import full_clock, shortened, show_clock, table
+from persistent_state.formatting import clock_of_rewind, full_clock, shortened, show_clock, table
 from persistent_state.protocol.holding import NOTHING
 from persistent_state.store.verify import Verified
 
@@ -132,7 +132,9 @@ def outputs(tasks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                     task,
                     each["output"],
                     full_clock(each["clock"])
-                    + ("" if each["back_to"] is None else f", has yet to go back to {full_clock(each['back_to'])}"),
+                    + (
+                        "" if each["back_to"] is None else f", has yet to go back to {clock_of_rewind(each['back_to'])}"
+                    ),
                     "-" if each["behind"] is None else f"{each['behind']:,}",
                 )
                 for task, each in every
