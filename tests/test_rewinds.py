@@ -14,6 +14,7 @@ import pytest
 from persistent_state import (
     Application,
     Chunk,
+    ConsoleSink,
     DamagedError,
     FencedError,
     InvalidInputError,
@@ -211,6 +212,7 @@ def test_outputs_that_can_t_go_back_are_refused_before_anything_changes() -> Non
     for sink, output, way in (
         (Stubborn(), "stubborn", "go back to a later clock, or give it a place of its own."),
         (nothing, "function nothing", 'say outputs={"function nothing": "again"} to have them again'),
+        (ConsoleSink(), "console", 'say outputs={"console": "again"} to have them again'),
     ):
         world = played(output)
         before = world.newest
@@ -230,15 +232,35 @@ def test_outputs_that_can_t_go_back_are_refused_before_anything_changes() -> Non
         application(world, Table([0, 110])).plan_rewind(60, outputs={"table": "leave"})
 
 
+def owes_everything(world: World, output: str) -> None:
+    """Say of an output that its sink has yet to go back so far that nothing may stay."""
+
+    def owe(entry: Entry) -> Entry:
+        return entry.with_owed("total", output, Owed(entry.timeline, BEGINNING))
+
+    amend(world.log, world.newest.epoch, owe, 0)
+
+
+def test_a_function_is_told_of_what_may_not_stay_by_a_clock_below_all() -> None:
+    world, backs = played("function nothing"), list[int]()
+
+    def fail(clock: int) -> None:
+        raise OSError("the page is not there")
+
+    assert not application(world, ValuesAtClock(nothing, on_rewind=fail)).rewind(90).outputs[0].is_done
+    owes_everything(world, "function nothing")
+    assert application(world, ValuesAtClock(nothing, on_rewind=backs.append)).rewind(60).outputs[0].is_done
+    assert (backs, world.newest.owes) == ([-(2**63)], {})
+    core.start(world.log, [world.plan])
+    world.play(12)
+    assert deliver.due(world.newest, "total", "function nothing") == deliver.Due(70, BEGINNING, BEGINNING)
+
+
 def test_a_sink_that_may_keep_nothing_is_told_so_and_is_given_everything_with_the_next_clock() -> None:
     world, table = played("table"), Table([0, 110], is_away=True)
     app = application(world, table)
-    timeline = app.rewind(90).timeline
-
-    def owe(entry: Entry) -> Entry:
-        return entry.with_owed("total", "table", Owed(timeline, BEGINNING))
-
-    amend(world.log, world.newest.epoch, owe, 0)
+    app.rewind(90)
+    owes_everything(world, "table")
     assert "has yet to go back to the beginning" in "\n".join(application_text(summary(world.files, "app")))
     table.is_away = False
     plan = app.plan_rewind(60)

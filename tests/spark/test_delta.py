@@ -453,6 +453,43 @@ def test_a_rewind_to_the_beginning_takes_all_in_one_version(local: Local, tmp_pa
         new.write(local(rows(40, 1)), 40)
 
 
+@pytest.mark.parametrize("to", [10, BEGINNING])
+@pytest.mark.parametrize("has_rows", [True, False])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_rewind_that_is_killed_has_taken_back_all_or_nothing_and_is_made_again(
+    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: int, has_rows: bool, is_there: bool
+) -> None:
+    """Before its commit, and after it: where rows are above the clock that deletes them, and else has none."""
+    url = tmp_path / "table"
+    old = opened(url)
+    for clock in (10, 20) if has_rows else ():
+        old.write(local(rows(clock, 3)), clock)
+    before = read(url)
+    place, name = (deltalake.DeltaTable, "delete") if has_rows else (deltalake, "write_deltalake")
+    commit = getattr(place, name)
+
+    def die(*arguments: Any, **options: Any) -> None:
+        if is_there:
+            commit(*arguments, **options)
+        raise OSError("killed")
+
+    new = opened(url, replace(USERS, timeline=4))
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, die)
+        with pytest.raises(StoreUnavailableError):
+            new.rewind(to, nothing)
+    left = in_order(rows(10, 3 if has_rows and to == 10 else 0))
+    assert read(url) == (left if is_there else before)
+    if not is_there and has_rows:
+        # The driver of before may still write in between.
+        old.write(local(rows(30, 3)), 30)
+    new.rewind(to, nothing)
+    version = deltalake.DeltaTable(url).version()
+    new.rewind(to, nothing)
+    assert (read(url), deltalake.DeltaTable(url).version()) == (left, version)
+    assert new.open(replace(USERS, timeline=4)) == (10 if has_rows and to == 10 else None)
+
+
 def nothing() -> Iterator[pa.RecordBatch]:
     raise AssertionError("a table of all clocks has them")
 
