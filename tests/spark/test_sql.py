@@ -696,6 +696,12 @@ def test_windows_that_are_given_early_are_one_row_each_and_go_back(database: Dat
     sink.rewind(10, lambda: batch((1, 10, False, 5)))
     ((start, clock, final, value),) = database.rows()
     assert (start, clock, bool(final), value) == (1, 10, False, 5)
+    # One that closes comes under the same key, and goes with the others.
+    given = [(1, 20, True, 6), (2, 20, False, 1)]
+    sink.write(given, 20)
+    sink.open(replace(origin, timeline=3))
+    sink.rewind(BEGINNING, none_then)
+    assert (database.rows(), record(database)) == ([], (3, BEGINNING))
 
 
 KILLED = """
