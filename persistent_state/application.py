@@ -328,7 +328,8 @@ class Application:
             to: A time: microseconds UTC, ISO text (UTC unless it says a zone) or a `datetime` with a zone. The application goes
                 back to the newest kept clock at or below it.
             outputs: By the name of an output: "retract" takes back what its sink has above the clock, which is the default
-                where the sink can; "again" leaves it there, and the clocks above come again.
+                where the sink can; "again" leaves it there, and the clocks above come again. Where several tasks have an output
+                of one name, it is "task/name".
 
         Returns:
             The plan: the clock, the tasks, what is read again from where, and what each output does.
@@ -351,7 +352,7 @@ class Application:
         """Go back to a kept clock, with every output. What was above the clock is void from then on.
 
         A driver that runs is fenced: it stops, and changes nothing any more. Start the application again afterwards, with other
-        code if you like. Each sink goes back at once if it answers, else at the next start.
+        code if you like. Each sink goes back at once if it answers, else at the next start. All of them together have a minute.
 
         Args:
             to: A plan, as `plan_rewind` returned it, or a time, as `plan_rewind` takes it.
@@ -383,7 +384,7 @@ class Application:
 
     def _setup(
         self,
-        spark: SparkSession,
+        spark: SparkSession | None,
         columns_of: ColumnsOf,
         to_the_end: bool,
         shards: int | None = None,
@@ -403,7 +404,7 @@ class Application:
         if not self._added:
             raise InvalidInputError(f"application {self.name} has no task; add one.")
         files = open_files(self.store, self.storage_options)
-        shards = self.shards or shards or spark.sparkContext.defaultParallelism
+        shards = self.shards or shards or (1 if spark is None else spark.sparkContext.defaultParallelism)
         plans = self.plans(files, shards, columns_of)
         # Tasks that were given one source object are to share it.
         shared: dict[int, TimeReplayableSource | KafkaConnectorSource] = {}

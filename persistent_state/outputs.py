@@ -77,8 +77,9 @@ class ValuesAtClock:
             value of a window comes under the same key, `window_start` and `window_end` as its early ones. A session has no
             early values, as its end is not known before it closes.
         on_rewind: Of a function: called as on_rewind(clock) after a rewind of the application, before the next clock. It takes
-            back what the function did with values above the clock. Without it such a rewind is refused, unless the clocks
-            above are to come again.
+            back what the function did with values above the clock, which is -2**63 if nothing may stay. A call may come again,
+            and one of a process that was fenced may come late. Without it such a rewind is refused, unless the clocks above are
+            to come again.
 
     Raises:
         InvalidInputError: `on_rewind` is not a function of the clock, or `sink` is not a function.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -13,6 +14,8 @@ import pytest
 from persistent_state import (
     Application,
     Chunk,
+    ConsoleSink,
+    DamagedError,
     FencedError,
     InvalidInputError,
     Origin,
@@ -25,11 +28,19 @@ from persistent_state import (
     ValuesAtClock,
 )
 from persistent_state.batch.plan import AT_MOST_ONCE
+from persistent_state.cli.describe import summary
+from persistent_state.cli.text import application as application_text
+from persistent_state.engine import rewinds
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver
-from persistent_state.protocol.commits import Keeping
-from persistent_state.store.entry import Owed
+from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.commits import Keeping, amend
+from persistent_state.store import runs
+from persistent_state.store.entry import Entry, Owed
+from persistent_state.store.files import cache
 from tests import core
 from tests.protocol.test_rewind import SCHEMA, Total, World
+from tests.sentences import problem
 
 
 @dataclass
@@ -66,6 +77,7 @@ class Table(RecordingSink):
     record: list[int]
     backs: list[Any] = field(default_factory=list)
     is_away: bool = False
+    counted: list[int] = field(default_factory=list)
     name = "table"
 
     def open(self, origin: Origin) -> int | None:
@@ -84,6 +96,7 @@ class Table(RecordingSink):
             self.record[:] = [self.origin.timeline, min(self.record[1], clock)]
 
     def rows_above(self, clock: int, origin: Origin) -> int:
+        self.counted.append(clock)
         return 7
 
 
@@ -199,6 +212,7 @@ def test_outputs_that_can_t_go_back_are_refused_before_anything_changes() -> Non
     for sink, output, way in (
         (Stubborn(), "stubborn", "go back to a later clock, or give it a place of its own."),
         (nothing, "function nothing", 'say outputs={"function nothing": "again"} to have them again'),
+        (ConsoleSink(), "console", 'say outputs={"console": "again"} to have them again'),
     ):
         world = played(output)
         before = world.newest
@@ -216,6 +230,164 @@ def test_outputs_that_can_t_go_back_are_refused_before_anything_changes() -> Non
         application(world, Table([0, 110])).plan_rewind(60, outputs={"tables": "retract"})
     with pytest.raises(InvalidInputError, match="say 'retract' or 'again'"):
         application(world, Table([0, 110])).plan_rewind(60, outputs={"table": "leave"})
+
+
+def owes_everything(world: World, output: str) -> None:
+    """Say of an output that its sink has yet to go back so far that nothing may stay."""
+
+    def owe(entry: Entry) -> Entry:
+        return entry.with_owed("total", output, Owed(entry.timeline, BEGINNING))
+
+    amend(world.log, world.newest.epoch, owe, 0)
+
+
+def test_a_function_is_told_of_what_may_not_stay_by_a_clock_below_all() -> None:
+    world, backs = played("function nothing"), list[int]()
+
+    def fail(clock: int) -> None:
+        raise OSError("the page is not there")
+
+    assert not application(world, ValuesAtClock(nothing, on_rewind=fail)).rewind(90).outputs[0].is_done
+    owes_everything(world, "function nothing")
+    assert application(world, ValuesAtClock(nothing, on_rewind=backs.append)).rewind(60).outputs[0].is_done
+    assert (backs, world.newest.owes) == ([-(2**63)], {})
+    core.start(world.log, [world.plan])
+    world.play(12)
+    assert deliver.due(world.newest, "total", "function nothing") == deliver.Due(70, BEGINNING, BEGINNING)
+
+
+def test_a_sink_that_may_keep_nothing_is_told_so_and_is_given_everything_with_the_next_clock() -> None:
+    world, table = played("table"), Table([0, 110], is_away=True)
+    app = application(world, table)
+    app.rewind(90)
+    owes_everything(world, "table")
+    assert "has yet to go back to the beginning" in "\n".join(application_text(summary(world.files, "app")))
+    table.is_away = False
+    plan = app.plan_rewind(60)
+    assert (plan.outputs[0].rows, table.counted) == (7, [90, BEGINNING])
+    timeline = app.rewind(plan).timeline
+    assert (table.backs, table.record) == ([(timeline, BEGINNING, [])], [timeline, BEGINNING])
+    assert world.newest.owes == {}
+    entry, given = core.start(world.log, [world.plan]), list[int]()
+    first = min(entry.retained)
+    assert deliver.due(entry, "total", "table") == deliver.Due(first, BEGINNING, BEGINNING)
+    assert giver_of(world, table, given).give_next(entry.epoch)
+    assert (given, deliver.due(world.newest, "total", "table")) == ([first], deliver.Due(first + 10, first, first))
+
+
+@dataclass
+class Hung(Table):
+    """A table whose place does not answer until it is told to."""
+
+    answers: threading.Event = field(default_factory=threading.Event)
+    name = "hung"
+
+    def open(self, origin: Origin) -> int | None:
+        assert self.answers.wait(60)
+        return super().open(origin)
+
+    def rows_above(self, clock: int, origin: Origin) -> int:
+        assert self.answers.wait(60)
+        return 7
+
+
+def test_a_sink_that_never_answers_holds_neither_a_plan_nor_a_rewind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rewinds, "SINK_SECONDS", 0.2)
+    world = World()
+    world.plan = replace(world.plan, outputs=("hung", "table"))
+    core.start(world.log, [world.plan])
+    world.play(12)
+    for output in ("hung", "table"):
+        deliver.record(world.log, world.newest.epoch, "total", output, 110, 0)
+    hung, table = Hung([0, 110]), Table([0, 110])
+    app = application(world, [hung, table])
+    plan = app.plan_rewind(60)
+    assert [(each.output, each.rows) for each in plan.outputs] == [("hung", None), ("table", 7)]
+    done = app.rewind(plan)
+    assert [(each.output, each.is_done) for each in done.outputs] == [("hung", False), ("table", True)]
+    assert world.newest.owes == {"total": {"hung": Owed(done.timeline, 60)}}
+    assert [record.getMessage() for record in caplog.records] == [
+        "task=total, sink='hung': the sink did not tell its rows within 0.2 s. The plan is made without them.",
+        "task=total, sink='hung': the sink did not go back within 0.2 s. If it has not by then, it does so at the next start.",
+    ]
+    waiting = [each for each in threading.enumerate() if each.name == "persistent-state total hung rewinds"]
+    assert [each.daemon for each in waiting] == [True, True], "a process ends without them"
+    # It answers after all, and is back before a start.
+    hung.answers.set()
+    for each in waiting:
+        each.join(60)
+    assert (hung.record, world.newest.owes) == ([done.timeline, 60], {})
+
+
+def test_outputs_of_one_name_are_told_apart_by_their_tasks() -> None:
+    world, name = World(), "function nothing"
+    plans = [replace(world.plan, task=Total(task), outputs=(name,)) for task in ("total", "other")]
+    core.start(world.log, plans)
+    for plan in plans:
+        world.play(12, plan=plan)
+    for plan in plans:
+        deliver.record(world.log, world.newest.epoch, plan.name, name, 110, 0)
+    backs = list[int]()
+    app = application(world, nothing)
+    app.add(Total("other"), Numbers(20), ValuesAtClock(nothing, on_rewind=backs.append))
+    assert problem(lambda: app.plan_rewind(60, outputs={name: "again"})) == (
+        f"outputs names '{name}', which several tasks have; say 'total/{name}' or 'other/{name}'."
+    )
+    assert f'say outputs={{"total/{name}": "again"}} to have them again' in problem(lambda: app.plan_rewind(60))
+    assert "there are other/function nothing, total/function nothing." in problem(
+        lambda: app.plan_rewind(60, outputs={"none/function nothing": "again"})
+    )
+    done = app.rewind(60, outputs={f"total/{name}": "again"})
+    assert {(each.task, each.action) for each in done.outputs} == {("total", "again"), ("other", "retract")}
+    assert backs == [60]
+    # A name that is alone may have its task's, too.
+    alone = application(played(name), nothing)
+    assert [each.action for each in alone.rewind(60, outputs={f"total/{name}": "again"}).outputs] == ["again"]
+
+
+def test_a_clock_whose_bad_rows_are_collected_while_it_is_gone_back_to_is_kept_no_more() -> None:
+    """A driver that runs goes on meanwhile, and joins files of bad rows."""
+    world = World(Keeping(2))
+    world.play(7)
+
+    def play_bad_rows(*timestamps: int | None) -> None:
+        """A micro-batch that has a row without a timestamp, too."""
+        rows = [{"ts": at, "n": 1} for at in (*timestamps, None)]
+        core.play(world.log, world.plan, pa.RecordBatch.from_pylist(rows, SCHEMA), keeping=world.keeping)
+
+    play_bad_rows(75)
+    app, clock = application(world, None), max(world.newest.kept)
+    plan, read_table = app.plan_rewind(clock), runs.read_table
+    path = world.newest.flow_of("total").late_rows.sides[-1].file.path
+    collector, came = Collector(world.log), threading.Event()
+
+    def read(*arguments: Any) -> pa.Table:
+        if not came.is_set():
+            came.set()
+            while path in world.newest.files():
+                play_bad_rows()
+            for at in range(85, 500, 10):
+                play_bad_rows(at)
+                collector.collect(world.newest.epoch, now=10**12, keeping=world.keeping)
+        return read_table(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "read_table", read)
+        # This process has not read the file before.
+        patch.setattr(cache, "find", lambda checksum: None)
+        said = problem(lambda: app.rewind(plan))
+    assert came.is_set()
+    assert f"({clock}) is kept no more; plan again. Nothing changed." in said
+    assert world.newest.timeline == 0
+    # Of a clock that is still kept it is damage.
+    play_bad_rows(505)
+    plan = app.plan_rewind(max(world.newest.kept))
+    world.files.delete(world.newest.flow_of("total").late_rows.sides[-1].file.path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "find", lambda checksum: None)
+        assert "names is gone" in problem(lambda: app.rewind(plan), DamagedError)
 
 
 def test_an_output_that_is_given_clocks_again_by_word() -> None:
@@ -249,7 +421,7 @@ def test_an_output_whose_sink_can_t_go_back_any_more_is_refused_when_it_comes_ba
     app = Application("app", world.files.url).add(Total(), Numbers(20))
     assert app.rewind(60).outputs == (OutputPlan("total", "stubborn", "retract", 110, 60),)
     giver = deliver.Giver(world.log, "total", "stubborn", lambda timeline: 110, never, lambda: 0)
-    with pytest.raises(InvalidInputError, match=r"was rewound, and it can't take back what is above clock=.*\(60\)"):
+    with pytest.raises(InvalidInputError, match=r"was rewound to clock=.*, and it can't take back what is above that"):
         giver.open()
 
 

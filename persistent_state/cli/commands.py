@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     back.add_argument(
         "--outputs",
-        metavar="NAME=retract|again",
+        metavar="[TASK/]NAME=retract|again",
         type=_action,
         action="append",
         default=[],

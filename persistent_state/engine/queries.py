@@ -50,13 +50,14 @@ WAITING = "Waiting for"
 class Setup:
     """The set-up of an application, which its first start and each start after a failure use.
 
-    `trigger` is Spark's processing time; None begins each micro-batch when the one before it ends. With `to_the_end` the run
-    ends at the present end of the sources, and with `drains` it then checkpoints and delivers all messages. After
-    `max_restarts` failures in a row without a new global clock the run raises the last failure. `metrics` is the host and the
-    port at which the run tells its metrics; None if it tells none.
+    `session` is None only for a rewind of sources that Spark does not plan. `trigger` is Spark's processing time; None begins
+    each micro-batch when the one before it ends. With `to_the_end` the run ends at the present end of the sources, and with
+    `drains` it then checkpoints and delivers all messages. After `max_restarts` failures in a row without a new global clock
+    the run raises the last failure. `metrics` is the host and the port at which the run tells its metrics; None if it tells
+    none.
     """
 
-    spark: SparkSession
+    session: SparkSession | None
     application: str
     files: Files
     parts: Sequence[Part]
@@ -71,6 +72,12 @@ class Setup:
     on_progress: Callable[[Progress], None] | None
     metrics: tuple[str, int] | None = None
     writer: str = field(default_factory=arrow_source.new_id)
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, which whatever runs has."""
+        assert self.session is not None, "a rewind runs nothing"
+        return self.session
 
     @property
     def plans(self) -> list[Plan]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -18,8 +21,7 @@ from persistent_state.engine.feeds import Feed, Part
 from persistent_state.engine.places import Place
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.start_checks import Continued, check_feed
-from persistent_state.errors import FencedError, InvalidInputError, StateError
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StateError
 from persistent_state.formatting import full_clock
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
@@ -36,14 +38,19 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
 
-_AT_ONCE = 16  # sinks that go back at the same time
+SINK_SECONDS = 60.0
+"""The time that a plan waits for all sinks to tell their rows, and a rewind for all to go back. A sink that takes longer goes
+back at the next start, if it has not by then."""
+
 _logger = logging.getLogger("persistent_state")
 
+ByOutput: TypeAlias = "Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]]"
+"""Each output with its task's plan, by the names of both."""
 
-def session() -> SparkSession:
-    """Return the session that there is. It may be None, and is asked for nothing but DataFrames."""
-    found: Any = SparkSession.getActiveSession()
-    return found  # type: ignore[no-any-return]
+
+def session() -> SparkSession | None:
+    """Return the session that there is. It is asked for nothing but DataFrames."""
+    return SparkSession.getActiveSession()
 
 
 def columns_of(
@@ -56,7 +63,7 @@ def columns_of(
     """
     if isinstance(source, TimeReplayableSource) and not isinstance(source, KafkaConnectorSource):
         return source, source.schema, None
-    spark: SparkSession | None = session()
+    spark = session()
     if spark is None:
         raise InvalidInputError(
             f"task={task.task_name}: Spark plans its source and knows its columns; make a SparkSession first."
@@ -72,20 +79,14 @@ def plan(setup: Setup, to: int, actions: Mapping[str, str]) -> RewindPlan:
         StateError: The store or a source does not answer, or is damaged.
     """
     log, parts = Log(setup.files, setup.application), _by_output(setup.parts)
-    names = {output for _, output in parts}
-    for output, action in actions.items():
-        if action not in (RETRACT, AGAIN):
-            raise InvalidInputError(f"outputs={{{output!r}: {action!r}}}; say {RETRACT!r} or {AGAIN!r}.")
-        if output not in names:
-            raise InvalidInputError(
-                f"outputs names {output!r}, and there is no such output; there are {', '.join(sorted(names)) or 'none'}."
-            )
-    planned = protocol.plan(log, to, _choose(parts, actions))
-    outputs = tuple(_with_rows(each, parts) for each in planned.outputs)
-    first = protocol.first_entry(log, planned)
+    planned = protocol.plan(log, to, _choose(parts, _by_named(parts, actions)))
+    with _while_kept(log, planned):
+        first = protocol.first_entry(log, planned)
     # What no start could go on from is not made.
     refusals.check(first, setup.plans, (), ())
-    return replace(planned, outputs=outputs, reads=tuple(_reads(setup, first)))
+    count = partial(_with_rows, first, parts)
+    outputs = _at_once(count, planned.outputs, "tell its rows", "The plan is made without them.")
+    return replace(planned, outputs=tuple(outputs), reads=tuple(_reads(setup, first)))
 
 
 def rewind(setup: Setup, planned: RewindPlan) -> RewindPlan:
@@ -102,28 +103,122 @@ def rewind(setup: Setup, planned: RewindPlan) -> RewindPlan:
             f"the plan is of application={planned.application}, not {setup.application}; plan again."
         )
     log, parts = Log(setup.files, setup.application), _by_output(setup.parts)
-    entry = protocol.rewind(log, planned, writer=setup.writer, now=arrow_source.now_us())
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        outputs = [*pool.map(partial(_gone_back, entry, parts), planned.outputs)]
+    with _while_kept(log, planned):
+        entry = protocol.rewind(log, planned, writer=setup.writer, now=arrow_source.now_us())
+    go_back = partial(_gone_back, entry, parts)
+    outputs = _at_once(go_back, planned.outputs, "go back", "If it has not by then, it does so at the next start.")
     return replace(planned, outputs=tuple(outputs))
 
 
-def _by_output(parts: Sequence[Part]) -> dict[tuple[str, str], tuple[Plan, ValuesAtClock]]:
+@contextmanager
+def _while_kept(log: Log, planned: RewindPlan) -> Iterator[None]:
+    """Refuse a plan whose clock is released while its files are read. A driver that runs may have collected them then.
+
+    Raises:
+        InvalidInputError: The clock is kept no more.
+        DamagedError: A file of a kept clock is gone, or not what was written.
+    """
+    try:
+        yield
+    except DamagedError:
+        newest = log.newest()
+        if newest is not None and planned.clock in newest.kept:
+            raise
+        raise InvalidInputError(
+            f"clock={full_clock(planned.clock)} is kept no more; plan again. Nothing changed."
+        ) from None
+
+
+def _at_once(
+    work: Callable[[OutputPlan], OutputPlan], outputs: Sequence[OutputPlan], must: str, otherwise: str
+) -> list[OutputPlan]:
+    """Do this for all outputs at the same time, and wait for them for `SINK_SECONDS` at most.
+
+    An output whose sink takes longer stays as it was. A warning tells what the sink `must` do, and what comes `otherwise`.
+    """
+
+    def run(output: OutputPlan, future: Future[OutputPlan]) -> None:
+        try:
+            future.set_result(work(output))
+        except BaseException as error:
+            # Panics of libraries that are written in Rust are not Exceptions.
+            future.set_exception(error)
+
+    futures: list[Future[OutputPlan]] = [Future() for _ in outputs]
+    for output, future in zip(outputs, futures, strict=True):
+        # The end of the process does not wait for a thread of this kind.
+        name = f"persistent-state {output.task} {output.output} rewinds"
+        threading.Thread(target=run, args=(output, future), name=name, daemon=True).start()
+    done, _ = wait(futures, SINK_SECONDS)
+    for output, future in zip(outputs, futures, strict=True):
+        if future not in done:
+            _logger.warning(
+                "task=%s, sink=%r: the sink did not %s within %g s. %s",
+                output.task,
+                output.output,
+                must,
+                SINK_SECONDS,
+                otherwise,
+            )
+    return [future.result() if future in done else output for output, future in zip(outputs, futures, strict=True)]
+
+
+def _by_output(parts: Sequence[Part]) -> ByOutput:
     """Return each output with its task's plan, by the names of both."""
     return {
         (part.plan.name, output.output_name): (part.plan, output) for part in parts for output in part.outputs.at_clock
     }
 
 
-def _choose(parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]], actions: Mapping[str, str]) -> Choose:
+def _names(parts: ByOutput) -> dict[tuple[str, str], str]:
+    """Return the name by which a user says each output: its own, and where several tasks have it, with the task's."""
+    tasks = Counter(output for _, output in parts)
+    return {
+        (task, output): output if tasks[output] == 1 else f"{plan.named}/{output}"
+        for (task, output), (plan, _) in parts.items()
+    }
+
+
+def _by_named(parts: ByOutput, actions: Mapping[str, str]) -> dict[tuple[str, str], str]:
+    """Return what is said of outputs, by the names of the task and of the output. A name may have its task's before it.
+
+    Raises:
+        InvalidInputError: A name is of no output, or of several, or something else is said than what there is.
+    """
+    found: dict[tuple[str, str], str] = {}
+    names = _names(parts)
+    for name, action in actions.items():
+        if action not in (RETRACT, AGAIN):
+            raise InvalidInputError(f"outputs={{{name!r}: {action!r}}}; say {RETRACT!r} or {AGAIN!r}.")
+        whole = [
+            each
+            for each, (plan, _) in parts.items()
+            if name in {f"{task}/{each[1]}" for task in (plan.name, plan.named)}
+        ]
+        several = whole or [each for each in parts if name == each[1]]
+        if not several:
+            raise InvalidInputError(
+                f"outputs names {name!r}, and there is no such output; there are "
+                f"{', '.join(sorted(names.values())) or 'none'}."
+            )
+        if len(several) > 1:
+            raise InvalidInputError(
+                f"outputs names {name!r}, which several tasks have; say {' or '.join(repr(names[each]) for each in several)}."
+            )
+        found[several[0]] = action
+    return found
+
+
+def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str]) -> Choose:
     """Return what says of each output that has something above the clock what it does."""
+    names = _names(parts)
 
     def choose(task: str, output: str, more: str) -> str:
         if (task, output) not in parts:
             # Its sink is not here. If the output comes back, it goes back then, or is refused.
             return RETRACT
         plan, given = parts[task, output]
-        sink, action = given.place, actions.get(output, RETRACT)
+        sink, action = given.place, actions.get((task, output), RETRACT)
         has = f"task={plan.named}: sink={output!r} {more}"
         if action == AGAIN:
             if plan.delivery == AT_MOST_ONCE:
@@ -140,7 +235,7 @@ def _choose(parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]], actions
             way = (
                 ", or give it a place of its own"
                 if isinstance(sink, RecordingSink)
-                else f', or say outputs={{"{output}": "{AGAIN}"}} to have them again'
+                else f', or say outputs={{"{names[task, output]}": "{AGAIN}"}} to have them again'
             )
             raise InvalidInputError(f"{has}, and can't take them back; go back to a later clock{way}.")
         return RETRACT
@@ -148,18 +243,18 @@ def _choose(parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]], actions
     return choose
 
 
-def _with_rows(output: OutputPlan, parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]]) -> OutputPlan:
-    """Return the plan of an output with the number of rows that go or change, if its sink tells.
+def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
+    """Return the plan of an output with the number of rows that go or change by the first entry, if its sink tells.
 
     Raises:
         InvalidInputError: The sink can't go back to the clock.
     """
-    if output.action != RETRACT or (output.task, output.output) not in parts:
+    owed = first.owed(output.task, output.output)
+    if owed is None or (output.task, output.output) not in parts:
         return output
-    clock = BEGINNING if output.clock is None else output.clock
     place = Place(*parts[output.task, output.output])
     try:
-        return replace(output, rows=place.sink.rows_above(clock, place.origin()))
+        return replace(output, rows=place.sink.rows_above(owed.clock, place.origin()))
     except InvalidInputError as error:
         raise InvalidInputError(f"task={output.task}: sink={output.output!r}: {error}") from error
     except (StateError, OSError) as error:
@@ -196,9 +291,7 @@ def _read_again(feed: Feed, each: Continued) -> ReadAgain:
     return ReadAgain(tuple(each.group.tasks), repr(feed.source), each.positions, count, unit)
 
 
-def _gone_back(
-    entry: Entry, parts: Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]], output: OutputPlan
-) -> OutputPlan:
+def _gone_back(entry: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
     """Let the sink of an output go back, if it has to, and answers. Return the plan of the output with what was done."""
     if output.action == NONE:
         return replace(output, is_done=True)
@@ -214,13 +307,10 @@ def _gone_back(
     except FencedError:
         # A start has come, which lets it go back.
         return output
-    except Exception as error:
+    except BaseException as error:
+        # Panics of libraries that are written in Rust are not Exceptions.
         _logger.warning(
-            "task=%s, sink=%r has yet to go back to clock=%s, and does so at the next start: %s",
-            plan.named,
-            output.output,
-            full_clock(entry.clock),
-            error,
+            "task=%s, sink=%r has yet to go back, and does so at the next start: %s", plan.named, output.output, error
         )
         return output
     return replace(output, is_done=True)

@@ -12,6 +12,9 @@ clock has been corrected. So if a row is at or below a clock, nothing before it 
 since. Reading from the end backwards ends there, and costs what was written since. One case is other: under at-least-once
 delivery a clock may be written by half, and a lower one come then. Such rows tell `highest`, and the reading ends only at a row
 of which that is at or below the clock, too.
+
+A correction to the beginning has the clock `BEGINNING`. All rows of a task are above that, so the reading ends at such a
+correction, or where the topic begins.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ def keys_above(
                 is_all = is_all and first == 0
                 break
             begin, end = max(first, begin - span), begin
-            found, is_enough = _in_range(consumer_of, name, place, begin, end, (task, clock), patience)
+            found, is_enough = _in_range(consumer_of, name, place, begin, end, task, clock, patience)
             keys |= found
             span = min(2 * span, MOST_SPAN)
     return Above(keys, is_all)
@@ -94,12 +97,13 @@ def _in_range(
     place: Any,
     begin: int,
     end: int,
-    of: tuple[str, int],
+    task: str,
+    clock: int,
     patience: float,
 ) -> tuple[set[bytes | None], bool]:
     """Return the keys above the clock in a range of offsets, and whether nothing before can be above it."""
     keys: set[bytes | None] = set()
-    task, clock, is_enough, offset = of[0].encode(), of[1], False, begin
+    mark, is_enough, offset = task.encode(), False, begin
     deadline = time.monotonic() + patience
     while offset < end:
         if time.monotonic() > deadline:
@@ -112,8 +116,9 @@ def _in_range(
         with closing(consumer_of()) as consumer:
             for after, message in read_range(consumer, place.topic, place.partition, offset, end, WAIT):
                 offset, deadline = after, time.monotonic() + patience
-                headers = dict(message.headers() or ()) if message else {}
-                if headers.get(TASK) != task:
+                # A message without a value, or with an empty one, is false.
+                headers = dict(message.headers() or ()) if message is not None else {}
+                if headers.get(TASK) != mark:
                     continue
                 at = int(headers[CLOCK])
                 if max(at, int(headers.get(HIGHEST, at))) <= clock:

@@ -66,6 +66,9 @@ above the clock if the key has changed since. Two things may be gone. A tombston
 so is the last trace of a key: `deleted` is the last clock with tombstones, and below it a correction gives all keys. Retention
 by time removes any record: a correction that meets where the log begins now gives all keys, too. It can't delete a key that
 it finds nowhere.
+
+A correction to the beginning, where no key was there, is all tombstones, and leaves the clock `BEGINNING`: the next clock has
+all that there is.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ import pyarrow as pa
 
 from persistent_state.errors import DamagedError, InvalidInputError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.formatting import full_clock
+from persistent_state.formatting import clock_of_rewind, full_clock
 from persistent_state.kafka.client import asking, client_options, library, needing
 from persistent_state.kafka.read_back import CLOCK, HIGHEST, TASK, TIMELINE, Above, Headers, keys_above, read_range
 from persistent_state.kafka.sink_topics import exists, prepare
@@ -259,7 +262,7 @@ class ClockWriter:
             previous = self._last_whole(bookkeeping)
             if last.back is not None:
                 raise StoreUnavailableError(
-                    f"{self.name} has yet to go back to clock={full_clock(last.back)}; start again, which lets it."
+                    f"{self.name} has yet to go back to clock={clock_of_rewind(last.back)}; start again, which lets it."
                 )
             if clock <= previous:
                 return None
@@ -425,7 +428,8 @@ class ClockWriter:
             above = self._keys_above({partition: end for (_, partition), end in found.items()}, clock)
             self._check_keys(above)
             gives_all = clock < self._last_deleted(bookkeeping) or not above.is_all
-            return None if gives_all else len(above.keys)
+            # At the beginning there is no value to give.
+            return None if gives_all and clock != BEGINNING else len(above.keys)
 
     def _keys_above(self, ends: Mapping[int, int], clock: int) -> Above:
         with self._needing("READ", self.topic):

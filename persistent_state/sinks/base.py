@@ -159,7 +159,8 @@ class Sink(ABC):
         does not define it has its application refused a rewind to a clock below its own.
 
         Args:
-            clock: The clock in microseconds UTC. Values at it and below stay.
+            clock: The clock in microseconds UTC. Values at it and below stay. It is -2**63, below every clock, if no value may
+                stay. The sink is given everything with the next clock then.
             values: Returns what the sink would be given at the clock if it had nothing, in batches of Arrow. A place that has
                 only the newest value of a key needs it: what the key was at the clock.
         """
@@ -171,7 +172,7 @@ class Sink(ABC):
         The plan of a rewind calls it, without `open`. It changes nothing.
 
         Args:
-            clock: The clock in microseconds UTC.
+            clock: The clock in microseconds UTC, or -2**63, as `rewind` is given it.
             origin: Whose values are written here, and their columns.
 
         Raises:

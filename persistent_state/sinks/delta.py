@@ -177,8 +177,8 @@ class DeltaSink(RecordingSink):
             # This brings pandas, which takes half a second.
             import pyarrow.dataset as ds
 
-            kind = pa.int64() if CLOCK in _whole(table) else TIME
-            above = ds.field(CLOCK) > pa.scalar(clock, pa.int64()).cast(kind)
+            kind, at = pa.int64() if CLOCK in _whole(table) else TIME, ds.field(CLOCK)
+            above = at.is_valid() if clock == BEGINNING else at > pa.scalar(clock, pa.int64()).cast(kind)
             return int(table.to_pyarrow_dataset().count_rows(filter=above))
 
     def _commit(self, table: deltalake.DeltaTable, origin: Origin, clock: int) -> deltalake.CommitProperties:
@@ -243,6 +243,9 @@ def _timeline(table: deltalake.DeltaTable, origin: Origin) -> int:
 
 def _above(origin: Origin, clock: int) -> str:
     """Return the condition for rows above a clock, as Delta takes it."""
+    if clock == BEGINNING:
+        # No timestamp stands for it.
+        return f"{CLOCK} IS NOT NULL"
     is_whole = origin.schema.field(CLOCK).type == pa.int64()
     value = str(clock) if is_whole else f"arrow_cast({clock}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
     return f"{CLOCK} > {value}"

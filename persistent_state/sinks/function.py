@@ -19,6 +19,11 @@ class Function(Sink):
     It keeps no record of what it was given. A clock may come again, never out of order: if the driver dies after the function
     has returned and before the log records it, or while a fenced driver is still in the middle of a call. For the same reasons
     `on_rewind` may be called again.
+
+    `on_rewind` is given the clock in microseconds UTC, and takes back all that is above. The clock is -2**63 if nothing may
+    stay: that is below every clock, and beyond what a `datetime` can say. A function has no record that could fence a process.
+    So the call of a process that was fenced may come late: after that of the newer one, and after values that this one has
+    given.
     """
 
     function: Callable[[DataFrame, int], None]

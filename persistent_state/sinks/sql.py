@@ -314,6 +314,9 @@ class SqlSink(RecordingSink):
         """Return the condition for rows above a clock."""
         from sqlalchemy import column, inspect, literal
 
+        if clock == BEGINNING:
+            # No timestamp stands for it.
+            return column(CLOCK).is_not(None)
         kinds = {each["name"]: each["type"] for each in inspect(connection).get_columns(self.table)}
         is_whole, dialect = _kind(kinds[CLOCK])[0] is int, connection.dialect.name
         arrow = pa.int64() if is_whole else pa.timestamp("us", "UTC")

@@ -33,9 +33,8 @@ def part(folder: Path) -> Part:
 
 def setup_of(some: Part) -> Setup:
     """The set-up of an application with one task."""
-    spark: Any = None
     return Setup(
-        spark=spark,
+        session=None,
         application=some.plan.application,
         files=some.plan.files,
         parts=[some],

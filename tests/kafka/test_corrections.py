@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import confluent_kafka
@@ -23,7 +24,7 @@ from persistent_state.errors import FencedError, InvalidInputError, StoreUnavail
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka import read_back, transactions
 from persistent_state.kafka.sink import KafkaSink, as_json
-from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter
+from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter, Encode
 from persistent_state.sinks.base import Origin
 from tests.kafka.deliverer import consume, go_back, go_back_until, newest, rows_of, watch, write_part, writer_of
 from tests.kafka.test_transactions import bookkeep
@@ -35,6 +36,7 @@ processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["tests.kafka.deliverer"])
 
 STEPS_OF_KILLS = soak_or(ci=5, soak=1)
+WHOLE: Encode = partial(as_json, 1)
 ORIGIN = Origin("shop", "Totals", ("key",), rows_of(0).schema)
 
 
@@ -47,6 +49,7 @@ class Story:
     timeline: int = 0
     given: dict[int, pa.Table] = field(default_factory=dict)
     last: int = BEGINNING
+    encode: Encode = WHOLE
 
     @property
     def writer(self) -> ClockWriter:
@@ -66,7 +69,7 @@ class Story:
         begun = writer.begin(clock, parts, NOTHING_READ)
         assert begun is not None
         for part in range(begun.parts)[:parts_done]:
-            write_part(writer, begun, self.values_of(clock), part)
+            write_part(writer, begun, self.values_of(clock), part, self.encode)
         if parts_done is None:
             self.given[clock], self.last = self.values_of(clock), clock
 
@@ -80,7 +83,7 @@ class Story:
 
     def rewind(self, clock: int) -> None:
         self.timeline += 1
-        go_back(self.writer, clock, self.at(clock))
+        go_back(self.writer, clock, self.at(clock), self.encode)
         self.void(clock)
 
     def void(self, clock: int) -> None:
@@ -90,9 +93,22 @@ class Story:
         )
 
     def check(self) -> None:
-        found = {key: value["value"] for key, value in newest(self.broker, self.topic).items()}
-        assert found == {row["key"]: row["value"] for row in self.at(1 << 40).to_pylist()}
+        last = {message.key().decode(): message.value() for message in consume(self.broker, self.topic)}
+        (batch,) = self.at(1 << 40).combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], ORIGIN.schema)]
+        assert as_told(last) == as_told(dict(zip(*self.encode(batch), strict=True)))
         assert self.writer.last_clock(1) == self.last
+
+
+def as_told(records: Mapping[Any, Any]) -> dict[Any, Any]:
+    """What the newest records of keys tell: no key with a tombstone, and of JSON the value alone, whatever its clock is."""
+    return {key: value and json.loads(value)["value"] for key, value in records.items() if value is not None}
+
+
+def with_holes(rows: pa.RecordBatch) -> tuple[list[str], list[str | bytes | None]]:
+    """Some rows as tombstones, and some without a value, as of a set."""
+    keys, values = as_json(1, rows)
+    kinds = [value % 4 for value in rows["value"].to_pylist()]
+    return keys, [{0: None, 1: b""}.get(kind, value) for kind, value in zip(kinds, values, strict=True)]
 
 
 def told(message: Any) -> tuple[str, int, int]:
@@ -118,13 +134,14 @@ def test_whoever_keeps_the_newest_value_of_each_key_has_those_at_the_clock(
     story: Story, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     dice, clock = random.Random(seed), 0
+    story.encode = with_holes if seed % 2 else story.encode
     monkeypatch.setattr(read_back, "FIRST_SPAN", 4)
     for _ in range(12):
         if story.given and dice.random() < 0.4:
             if dice.random() < 0.5:
                 # A driver was killed in the middle of a clock.
                 story.deliver(clock + 10, 3, dice.randrange(1, 3))
-            clock = dice.choice([*story.given, min(story.given) - 10])
+            clock = dice.choice([*story.given, min(story.given) - 10, BEGINNING])
             story.rewind(clock)
             clock = max(story.given, default=0)
         else:
@@ -154,11 +171,12 @@ def test_headers_tell_task_timeline_and_clock_and_a_key_that_was_not_there_gets_
 def test_a_correction_is_there_once_and_whole_whatever_step_its_driver_is_killed_at(story: Story) -> None:
     for clock in (10, 20, 30):
         story.deliver(clock)
-    kills = 0
+    kills, ended = 0, set[int]()
     for step in itertools.count(1, STEPS_OF_KILLS):
+        to = (20, BEGINNING)[step % 2]
         story.deliver(40, 3, 2)
         # The sink follows two rewinds, one after the other. If the first is killed, the second goes on from there.
-        for clock in (30, 20):
+        for clock in (30, to):
             before = newest(story.broker, story.topic)
             story.timeline += 1
             process = start(
@@ -175,12 +193,14 @@ def test_a_correction_is_there_once_and_whole_whatever_step_its_driver_is_killed
                 is_corrected = {key: row["value"] for key, row in found.items()} == values(story.at(clock))
                 assert found == before or is_corrected, "a reader sees all of a correction, or nothing"
             story.void(clock)
-        go_back(story.writer, 20, story.at(20))
+        go_back(story.writer, to, story.at(to))
         story.check()
         count = len(consume(story.broker, story.topic))
-        go_back(story.writer, 20, story.at(20))
+        go_back(story.writer, to, story.at(to))
         assert len(consume(story.broker, story.topic)) == count
         if not is_dead:
+            ended.add(to)
+        if len(ended) == 2:
             break
         story.deliver(30)
         story.check()
@@ -213,6 +233,7 @@ def test_a_driver_of_a_timeline_that_has_ended_changes_nothing(
 ) -> None:
     for clock in (10, 20):
         story.deliver(clock)
+    back = BEGINNING if step % 2 else 10
     pause, old = Pause(step), replace(story, given={})
     monkeypatch.setattr(confluent_kafka, "Producer", watch(pause.come_to))
 
@@ -224,7 +245,7 @@ def test_a_driver_of_a_timeline_that_has_ended_changes_nothing(
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(be_old)
         assert pause.waits.wait(20)
-        story.rewind(10)
+        story.rewind(back)
         corrected = consume(story.broker, story.topic)
         story.check()
         pause.goes_on.set()
@@ -308,7 +329,50 @@ def test_a_lower_clock_behind_one_that_is_written_by_half_does_not_end_the_readi
     story.check()
 
 
-def test_records_of_others_in_the_topic_stay(story: Story) -> None:
+def test_at_a_rewind_to_the_beginning_every_key_gets_a_tombstone_once(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_back, "FIRST_SPAN", 4)
+
+    def corrected() -> list[Any]:
+        found = consume(story.broker, story.topic, **{"auto.offset.reset": "earliest"})
+        return [message for message in found if told(message)[1:] == (story.timeline, BEGINNING)]
+
+    for clock in (10, 20, 30):
+        story.deliver(clock)
+    story.rewind(10)
+    story.deliver(20)
+    # A driver was killed in the middle of a clock.
+    story.deliver(40, 3, 2)
+    keys = {message.key() for message in consume(story.broker, story.topic)}
+    assert story.writer.count_above(BEGINNING) == len(keys)
+    story.rewind(BEGINNING)
+    story.check()
+    assert sorted(message.key() for message in corrected()) == sorted(keys)
+    assert {message.value() for message in corrected()} == {None}
+    # Asked again, it writes nothing. Then all comes, at whatever clock.
+    sink = KafkaSink(story.topic, story.broker.address)
+    assert sink.open(replace(ORIGIN, timeline=2)) is None
+    sink.rewind(BEGINNING, lambda: iter(()))
+    assert (len(corrected()), sink.rows_above(BEGINNING, ORIGIN)) == (len(keys), 0)
+    for clock in (-10, 20):
+        story.deliver(clock)
+    story.check()
+    # The reading ends at the correction.
+    since = {key for clock in (-10, 20) for key in story.values_of(clock)["key"].to_pylist()}
+    assert story.writer.count_above(BEGINNING) == len(since)
+    # Retention has deleted even that.
+    for partition in (0, 1):
+        deleted_before(story.broker, story.topic, partition, -1)
+    story.deliver(30)
+    assert (story.writer.count_above(20), story.writer.count_above(BEGINNING)) == (None, 6)
+    story.rewind(BEGINNING)
+    assert {json.loads(message.key())["key"] for message in corrected()} == {*story.values_of(30, 2)["key"].to_pylist()}
+    assert story.writer.last_clock(1) == BEGINNING
+
+
+@pytest.mark.parametrize("back", [10, BEGINNING])
+def test_records_of_others_in_the_topic_stay(story: Story, back: int) -> None:
     other = [
         writer_of(story.broker.address, story.topic, task="Others"),
         replace(story.writer, bookkeeping=f"{story.topic}.more"),
@@ -328,10 +392,11 @@ def test_records_of_others_in_the_topic_stay(story: Story) -> None:
     )
     assert stranger.flush(20) == 0
     before = newest(story.broker, story.topic)
+    own = story.values_of(10)["key"].to_pylist()
     story.deliver(20)
-    story.rewind(10)
+    story.rewind(back)
     after = newest(story.broker, story.topic)
-    assert after == before
+    assert after == {key: value for key, value in before.items() if back == 10 or key not in own}
     assert {"of 0 key 1", "of 1 only 0 20", "of a stranger"} < after.keys()
 
 
@@ -376,6 +441,19 @@ def test_what_a_rewind_would_change_is_counted_and_nothing_is_changed(story: Sto
     sink = KafkaSink(story.topic, story.broker.address)
     assert sink.rows_above(10, ORIGIN) == len(keys)
     assert sink.rows_above(10, replace(ORIGIN, task="Others")) == 0
+
+
+def test_rows_with_empty_values_are_taken_back_too(story: Story) -> None:
+    """A client takes a record without a value, or with an empty one, for false."""
+    story.deliver(10)
+    begun = story.writer.begin(20, 1, NOTHING_READ)
+    assert begun is not None
+    write_part(story.writer, begun, story.values_of(20), 0, lambda rows: (as_json(1, rows)[0], [b""] * len(rows)))
+    assert story.writer.count_above(10) == len(story.values_of(20))
+    story.rewind(10)
+    last = {json.loads(message.key())["key"]: message.value() for message in consume(story.broker, story.topic)}
+    found = {key: json.loads(value)["value"] for key, value in last.items() if value is not None}
+    assert found == values(story.at(10))
 
 
 def test_rows_without_keys_are_refused(story: Story) -> None:

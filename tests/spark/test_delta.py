@@ -19,6 +19,7 @@ import pytest
 from deltalake.schema import PrimitiveType
 
 from persistent_state.errors import FencedError, InvalidInputError, StoreUnavailableError
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.sinks import delta
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.delta import OWNER, DeltaSink
@@ -419,13 +420,84 @@ def test_a_rewind_deletes_what_is_above_its_clock_in_one_version(local: Local, t
     assert last.open(replace(what, timeline=9)) == 20
 
 
+@pytest.mark.parametrize("what", CLOCKS_OF_TABLES, ids=["whole", "times"])
+def test_a_rewind_to_the_beginning_takes_all_in_one_version(local: Local, tmp_path: Path, what: Origin) -> None:
+    url, other = tmp_path / "table", tmp_path / "other"
+    old = opened(url, what)
+    opened(other, what).write(local(rows(10, 3)), 10)
+    for clock in (-10, 20):
+        old.write(local(rows(clock, 3)), clock)
+    # A rewind before, which the table has followed.
+    first = opened(url, replace(what, timeline=3))
+    first.rewind(-10, nothing)
+    first.write(local(rows(20, 2, add=5)), 20)
+    new = opened(url, replace(what, timeline=7))
+    assert (new.rows_above(BEGINNING, what), new.open(replace(what, timeline=7))) == (5, 20)
+    version = deltalake.DeltaTable(url).version()
+    new.rewind(BEGINNING, nothing)
+    assert (deltalake.DeltaTable(url).version(), new.rows_above(BEGINNING, what)) == (version + 1, 0)
+    assert (len(read(url)), len(read(other)), new.open(replace(what, timeline=7))) == (0, 3, None)
+    for ended in (old, first):
+        with pytest.raises(FencedError, match="was rewound"):
+            ended.write(local(rows(30, 1)), 30)
+    new.write(local(rows(-10, 2)), -10)
+    # Asked again, it takes nothing back.
+    new.rewind(BEGINNING, nothing)
+    assert in_order(read(url).cast(USERS.schema)) == in_order(rows(-10, 2))
+    # An empty table goes back too, and so its writers are fenced.
+    for timeline in (8, 9):
+        last = opened(url, replace(what, timeline=timeline))
+        last.rewind(BEGINNING, nothing)
+        assert (len(read(url)), last.open(replace(what, timeline=timeline))) == (0, None)
+    with pytest.raises(FencedError):
+        new.write(local(rows(40, 1)), 40)
+
+
+@pytest.mark.parametrize("to", [10, BEGINNING])
+@pytest.mark.parametrize("has_rows", [True, False])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_rewind_that_is_killed_has_taken_back_all_or_nothing_and_is_made_again(
+    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: int, has_rows: bool, is_there: bool
+) -> None:
+    """Before its commit, and after it: where rows are above the clock that deletes them, and else has none."""
+    url = tmp_path / "table"
+    old = opened(url)
+    for clock in (10, 20) if has_rows else ():
+        old.write(local(rows(clock, 3)), clock)
+    before = read(url)
+    place, name = (deltalake.DeltaTable, "delete") if has_rows else (deltalake, "write_deltalake")
+    commit = getattr(place, name)
+
+    def die(*arguments: Any, **options: Any) -> None:
+        if is_there:
+            commit(*arguments, **options)
+        raise OSError("killed")
+
+    new = opened(url, replace(USERS, timeline=4))
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, die)
+        with pytest.raises(StoreUnavailableError):
+            new.rewind(to, nothing)
+    left = in_order(rows(10, 3 if has_rows and to == 10 else 0))
+    assert read(url) == (left if is_there else before)
+    if not is_there and has_rows:
+        # The driver of before may still write in between.
+        old.write(local(rows(30, 3)), 30)
+    new.rewind(to, nothing)
+    version = deltalake.DeltaTable(url).version()
+    new.rewind(to, nothing)
+    assert (read(url), deltalake.DeltaTable(url).version()) == (left, version)
+    assert new.open(replace(USERS, timeline=4)) == (10 if has_rows and to == 10 else None)
+
+
 def nothing() -> Iterator[pa.RecordBatch]:
     raise AssertionError("a table of all clocks has them")
 
 
 @pytest.mark.parametrize("comes", ["in between", "before"])
+@pytest.mark.parametrize("back", [10, BEGINNING])
 def test_a_writer_of_the_timeline_that_has_ended_never_commits_beside_a_rewind(
-    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: str
+    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: str, back: int
 ) -> None:
     url = tmp_path / "table"
     old = opened(url)
@@ -440,16 +512,16 @@ def test_a_writer_of_the_timeline_that_has_ended_never_commits_beside_a_rewind(
             # The old one commits after the new one has looked.
             old.write(local(rows(20, 3)), 20)
         else:
-            new.rewind(10, nothing)
+            new.rewind(back, nothing)
         return found
 
     monkeypatch.setattr(DeltaSink, "_last", meanwhile)
     if comes == "before":
         with suppress(StoreUnavailableError):
-            new.rewind(10, nothing)
-        new.rewind(10, nothing)
+            new.rewind(back, nothing)
+        new.rewind(back, nothing)
     else:
         with pytest.raises(FencedError):
             old.write(local(rows(20, 3)), 20)
-    assert read(url) == in_order(rows(10, 3))
-    assert new.open(replace(USERS, timeline=4)) == 10
+    assert read(url) == in_order(rows(10, 3 if back == 10 else 0))
+    assert new.open(replace(USERS, timeline=4)) == (10 if back == 10 else None)

@@ -23,7 +23,7 @@ from persistent_state.errors import DamagedError, FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.console import ConsoleSink
-from persistent_state.sinks.parquet import ParquetSink
+from persistent_state.sinks.parquet import ParquetSink, _marker
 from persistent_state.store.files import LocalFiles
 from persistent_state.store.files.local import BytesLike
 from tests.store.servers import Servers, needed
@@ -538,6 +538,61 @@ def test_a_rewind_takes_back_what_is_above_its_clock_and_what_late_writers_write
     newest = in_timeline(url, 9)
     newest.write(frame(spark, rows(20, 2)), 20)
     assert read(url) == in_order(rows(10, 3), rows(20, 2))
+
+
+def test_a_rewind_to_the_beginning_takes_all_and_what_late_writers_write(spark: SparkSession, tmp_path: Path) -> None:
+    url = tmp_path / "table"
+    old = in_timeline(url, 0)
+    opened(tmp_path / "other").write(frame(spark, rows(10, 3)), 10)
+    for clock in (-10, 20):
+        old.write(frame(spark, rows(clock, 3)), clock)
+    # A rewind before, which the table has followed.
+    first = in_timeline(url, 3)
+    first.rewind(-10, no_values)
+    first.write(frame(spark, rows(20, 2, add=5)), 20)
+    new = in_timeline(url, 7)
+    assert new.rows_above(BEGINNING, USERS) == 5
+    new.rewind(BEGINNING, no_values)
+    assert (new.clocks(), new.open(replace(USERS, timeline=7)), new.rows_above(BEGINNING, USERS)) == ([], None, 0)
+    assert (ParquetSink(tmp_path / "other").clocks(), len(new.latest())) == ([10], 0)
+    # Writers of both timelines that have ended know nothing of it.
+    old.write(frame(spark, rows(30, 3)), 30)
+    first.write(frame(spark, rows(40, 3)), 40)
+    assert new.clocks() == []
+    new.write(frame(spark, rows(-10, 2, add=7)), -10)
+    first = ParquetSink(url)
+    first._origin = replace(USERS, timeline=3)
+    first.write(frame(spark, rows(-20, 3)), -20)
+    # Asked again, it takes nothing back.
+    new.rewind(BEGINNING, no_values)
+    assert (new.clocks(), read(url)) == ([-10], in_order(rows(-10, 2, add=7)))
+    with pytest.raises(FencedError, match="was rewound"):
+        in_timeline(url, 3)
+
+
+@pytest.mark.parametrize("to", [10, BEGINNING])
+def test_a_rewind_that_is_killed_has_taken_back_all_or_nothing_and_is_made_again(tmp_path: Path, to: int) -> None:
+    url, create = tmp_path / "table", LocalFiles.create
+    opened(url)
+    for clock in (10, 20):
+        (url / "_clocks").mkdir(exist_ok=True)
+        (url / _marker(clock, 0)).write_text('{"files": []}')
+
+    def die_before(files: LocalFiles, path: str, data: BytesLike) -> None:
+        raise StoreUnavailableError("killed")
+
+    def die_after(files: LocalFiles, path: str, data: BytesLike) -> None:
+        create(files, path, data)
+        raise StoreUnavailableError("killed")
+
+    new = in_timeline(url, 4)
+    # Before its one file is there, and after that.
+    for die, left in ((die_before, [10, 20]), (die_after, [10] if to == 10 else [])):
+        with mock.patch.object(LocalFiles, "create", die), pytest.raises(StoreUnavailableError):
+            new.rewind(to, no_values)
+        assert new.clocks() == left
+    new.rewind(to, no_values)
+    assert new.open(replace(USERS, timeline=4)) == (10 if to == 10 else None)
 
 
 def test_a_clock_that_a_killed_writer_left_half_written_is_not_ended_in_a_later_timeline(

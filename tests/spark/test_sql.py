@@ -557,6 +557,80 @@ def test_a_rewind_takes_back_what_is_above_its_clock_once(database: Database, lo
     assert in_timeline(database, 8, history).open(replace(ORIGIN, timeline=8)) == 20
 
 
+def none_then() -> Iterator[pa.RecordBatch]:
+    """The values at the beginning."""
+    return iter(())
+
+
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.timestamp("us", "UTC")], ids=["whole", "times"])
+def test_a_rewind_to_the_beginning_takes_all_of_this_output_and_nothing_else(
+    database: Database, monkeypatch: Any, history: bool, kind: pa.DataType
+) -> None:
+    schema = SCHEMA.set(1, pa.field("clock", kind))
+
+    def opened(table: str, timeline: int) -> tuple[SqlSink, int | None]:
+        sink = SqlSink(database.url, table, history=history)
+        return sink, sink.open(replace(ORIGIN, schema=schema, timeline=timeline))
+
+    def given(*rows: Row) -> Any:
+        columns = zip(*rows, strict=True)
+        arrays = [pa.array(each, field.type) for each, field in zip(columns, SCHEMA, strict=True)]
+        return [pa.record_batch(arrays, schema=SCHEMA).cast(schema)]
+
+    monkeypatch.setattr(sql, "arrow_batches", iter)
+    (old, _), (other, _) = opened("balances", 0), opened("early", 0)
+    for sink in (old, other):
+        sink.write(given(("ann", -10, 1), (None, -10, 2)), -10)
+        sink.write(given(("ann", 20, 3), ("bob", 20, None)), 20)
+    others, count = database.rows("SELECT * FROM early"), len(database.rows())
+    # A rewind before, which the table has followed.
+    first, _ = opened("balances", 3)
+    first.rewind(-10, lambda: iter(given(("ann", -10, 1), (None, -10, 2))))
+    first.write(given(("eve", 20, 4)), 20)
+    assert (first.rows_above(BEGINNING, ORIGIN), count) == (3, 4 if history else 3)
+    new, last = opened("balances", 7)
+    assert last == 20
+    new.rewind(BEGINNING, none_then)
+    record = f"SELECT timeline, clock FROM {CLOCKS} WHERE table_name = 'balances'"
+    assert (database.rows(), database.rows(record), new.rows_above(BEGINNING, ORIGIN)) == ([], [(7, BEGINNING)], 0)
+    # Writers of both timelines that have ended change nothing, at whatever clock.
+    for ended, clock in itertools.product((old, first), (-20, 20, 30)):
+        with pytest.raises(FencedError, match="was rewound"):
+            ended.write(given(("ann", clock, 9)), clock)
+    assert opened("balances", 7)[1] is None
+    new.write(given(("ann", -10, 5)), -10)
+    # Asked again, it takes nothing back.
+    new.rewind(BEGINNING, none_then)
+    assert [(key, value) for key, _, value in database.rows()] == [("ann", 5)]
+    assert (database.rows(record), database.rows("SELECT * FROM early")) == ([(7, -10)], others)
+    # An empty table goes back too, and so its writers are fenced.
+    for timeline in (8, 9):
+        opened("balances", timeline)[0].rewind(BEGINNING, none_then)
+        assert (database.rows(), database.rows(record)) == ([], [(timeline, BEGINNING)])
+    with pytest.raises(FencedError):
+        new.write(given(("ann", 10, 5)), 10)
+
+
+def test_a_rewind_to_the_beginning_keeps_rows_of_ones_own_that_are_at_no_clock(database: Database, local: Any) -> None:
+    database.execute("CREATE TABLE balances (key VARCHAR, clock BIGINT, value BIGINT)")
+    sink = in_timeline(database, 0, True)
+    database.execute("INSERT INTO balances VALUES ('mine', NULL, 7)")
+    sink.write(local([("ann", 10, 1)]), 10)
+    in_timeline(database, 7, True).rewind(BEGINNING, none_then)
+    assert database.rows() == [("mine", None, 7)]
+
+
+def test_emitted_rows_go_at_a_rewind_to_the_beginning(database: Database, local: Any) -> None:
+    origin = replace(ORIGIN, is_unique=False)
+    sink = SqlSink(database.url, "balances", history=True)
+    sink.open(origin)
+    sink.write(local([("ann", 10, 1), ("ann", 10, 1)]), 10)
+    sink.open(replace(origin, timeline=2))
+    sink.rewind(BEGINNING, none_then)
+    assert (database.rows(), sink.open(replace(origin, timeline=2))) == ([], None)
+
+
 @pytest.mark.parametrize("history", [False, True])
 def test_a_clock_that_a_late_writer_has_written_below_the_rewind_is_not_written_again(
     database: Database, local: Any, history: bool
@@ -622,6 +696,12 @@ def test_windows_that_are_given_early_are_one_row_each_and_go_back(database: Dat
     sink.rewind(10, lambda: batch((1, 10, False, 5)))
     ((start, clock, final, value),) = database.rows()
     assert (start, clock, bool(final), value) == (1, 10, False, 5)
+    # One that closes comes under the same key, and goes with the others.
+    given = [(1, 20, True, 6), (2, 20, False, 1)]
+    sink.write(given, 20)
+    sink.open(replace(origin, timeline=3))
+    sink.rewind(BEGINNING, none_then)
+    assert (database.rows(), record(database)) == ([], (3, BEGINNING))
 
 
 KILLED = """
@@ -630,23 +710,27 @@ from dataclasses import replace
 from tests.spark.test_sql import ORIGIN, SqlSink, then
 
 def values():
-    yield from then(("ann", 10, 1))()
+    yield from then(*[("ann", 10, 1)] * (int(sys.argv[2]) == 10))()
     os.kill(os.getpid(), signal.SIGKILL)
 
 sink = SqlSink(sys.argv[1], "balances")
 sink.open(replace(ORIGIN, timeline=7))
-sink.rewind(10, values)
+sink.rewind(int(sys.argv[2]), values)
 """
 
 
-def test_a_driver_that_is_killed_in_the_middle_of_a_rewind_has_changed_nothing(database: Database, local: Any) -> None:
+@pytest.mark.parametrize("to", [10, BEGINNING])
+def test_a_driver_that_is_killed_in_the_middle_of_a_rewind_has_changed_nothing(
+    database: Database, local: Any, to: int
+) -> None:
     old = in_timeline(database, 0, False)
     old.write(local([("ann", 10, 1)]), 10)
     old.write(local([("ann", 20, 2), ("eve", 20, 3)]), 20)
     before = database.rows()
-    found = subprocess.run([sys.executable, "-c", KILLED, database.url], check=False)
+    found = subprocess.run([sys.executable, "-c", KILLED, database.url, str(to)], check=False)
     assert (found.returncode, database.rows(), record(database)) == (-signal.SIGKILL, before, (0, 20))
     # It may come again, and a driver of before may still write in between.
     old.write(local([("bob", 30, 4)]), 30)
-    in_timeline(database, 7, False).rewind(10, then(("ann", 10, 1)))
-    assert (database.rows(), record(database)) == ([("ann", 10, 1)], (7, 10))
+    as_then = [("ann", 10, 1)] if to == 10 else []
+    in_timeline(database, 7, False).rewind(to, then(*as_then))
+    assert (database.rows(), record(database)) == (as_then, (7, to))
