@@ -1201,17 +1201,17 @@ BUGS = (
         theme="rewound-outputs",
     ),
     bug(
-        "everything twice",
-        "A sink that was given everything by a driver that died is given it again.",
-        task_state.OutputState.believe_sink,
-        ("elif clock > self.delivered[output]:", "elif False:"),
-        theme="rewound-outputs",
-    ),
-    bug(
         "sink that believes its old record",
         "A sink goes back and leaves its record at the clock that it had.",
         sinks.WorldSink.go_back,
         ("self.timeline, self.applied = timeline, min(self.applied, clock)", "self.timeline = timeline"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "half of another timeline",
+        "A clock of which a killed driver has written one half is ended with the other half of a later timeline.",
+        sinks.WorldSink.half_of,
+        ("return (timeline, clock)", "return clock"),
         theme="rewound-outputs",
     ),
     # Delivery

@@ -308,7 +308,7 @@ class World:
 
     def _place(self, rng: Random, job: Job, number: int) -> WorldSink:
         """A sink of an application that goes back."""
-        kind = rng.choice([*(4 * places.GO_BACK), places.AGAIN, places.STUBBORN])
+        kind = rng.choice([*(2 * places.GO_BACK), *(2 * (places.AGAIN,)), places.STUBBORN])
         early = isinstance(job.windowing, SlidingWindow) and rng.random() < 0.4
         return WorldSink(job.name, f"o{number}", kind in places.RECORD, early, kind=kind)
 
