@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from persistent_state import (
     Reach,
     ReadAgain,
     RecordingSink,
+    SqlSink,
     StoreUnavailableError,
     TimeReplayableSource,
     ValuesAtClock,
@@ -35,6 +37,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping, amend
+from persistent_state.sinks import sql
 from persistent_state.store import runs
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.files import cache
@@ -144,7 +147,7 @@ def test_a_plan_tells_what_a_rewind_does_and_changes_nothing() -> None:
     assert (plan.application, plan.clock, plan.epoch, plan.timeline) == ("app", 60, before.epoch, before.epoch + 1)
     assert (plan.tasks, plan.later_tasks) == (("total",), ())
     assert plan.reads == (ReadAgain(("total",), repr(Numbers(20)), {"": 6}, 14, "numbers"),)
-    assert plan.outputs == (OutputPlan("total", "table", "retract", 110, rows=7),)
+    assert plan.outputs == (OutputPlan("total", "table", "retract", 110, 60, rows=7),)
     assert (world.newest, table.record, table.backs) == (before, [0, 110], [])
     at = datetime.fromtimestamp(65e-6, tz=timezone.utc)
     assert application(world, table).plan_rewind(at).clock == application(world, table).plan_rewind(65).clock == 60
@@ -154,7 +157,7 @@ def test_a_rewind_lets_each_sink_go_back_at_once_and_in_a_session_s_absence() ->
     world, table = played("table"), Table([0, 110])
     app = application(world, table)
     plan = app.rewind(app.plan_rewind(60))
-    assert plan.outputs == (OutputPlan("total", "table", "retract", 110, rows=7, is_done=True),)
+    assert plan.outputs == (OutputPlan("total", "table", "retract", 110, 60, rows=7, is_done=True),)
     (back,) = table.backs
     assert back == (plan.timeline, 60, [{"clock": us(60), "value": 5}])
     assert table.record == [plan.timeline, 60]
@@ -232,6 +235,40 @@ def test_outputs_that_can_t_go_back_are_refused_before_anything_changes() -> Non
         application(world, Table([0, 110])).plan_rewind(60, outputs={"table": "leave"})
 
 
+@pytest.mark.parametrize("history", [False, True])
+def test_nothing_stays_in_the_table_of_an_output_that_came_with_a_reset_since_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: bool
+) -> None:
+    sink, other = (SqlSink(tmp_path / "values.db", table, history=history) for table in ("totals", "others"))
+    schema = pa.schema([("clock", pa.timestamp("us", "UTC")), ("value", pa.int64())])
+    origin = Origin("app", "total", (), schema)
+    monkeypatch.setattr(sql, "arrow_batches", iter)
+    world = World()
+    world.plan = replace(world.plan, outputs=(other.name,))
+    core.start(world.log, [world.plan])
+    world.play(6)
+    deliver.record(world.log, world.newest.epoch, "total", other.name, 50, 0)
+    world.play(8)
+    world.plan = replace(world.plan, outputs=(sink.name, other.name))
+    core.start(world.log, [world.plan], reset=("total",))
+    world.play(12)
+    for each in (sink, other):
+        each.open(origin)
+        for clock in (50, 110):
+            given: Any = [pa.RecordBatch.from_pylist([{"clock": us(clock), "value": 5}], schema)]
+            each.write(given, clock)
+        deliver.record(world.log, world.newest.epoch, "total", each.name, 110, 0)
+    app = application(world, [sink, other])
+    plan = app.plan_rewind(60)
+    assert {each.output: (each.clock, each.rows) for each in plan.outputs} == {
+        sink.name: (None, 1 + history), other.name: (50, 1),
+    }  # fmt: skip
+    assert all(each.is_done for each in app.rewind(plan).outputs)
+    of_now = replace(origin, timeline=plan.timeline)
+    assert [each.open(of_now) for each in (sink, other)] == [None, 50]
+    assert [each.rows_above(BEGINNING, of_now) for each in (sink, other)] == [0, 1]
+
+
 def owes_everything(world: World, output: str) -> None:
     """Say of an output that its sink has yet to go back so far that nothing may stay."""
 
@@ -261,7 +298,7 @@ def test_a_sink_that_may_keep_nothing_is_told_so_and_is_given_everything_with_th
     app = application(world, table)
     app.rewind(90)
     owes_everything(world, "table")
-    assert "has yet to go back to the beginning" in "\n".join(application_text(summary(world.files, "app")))
+    assert "has yet to take back all" in "\n".join(application_text(summary(world.files, "app")))
     table.is_away = False
     plan = app.plan_rewind(60)
     assert (plan.outputs[0].rows, table.counted) == (7, [90, BEGINNING])
@@ -397,7 +434,7 @@ def test_an_output_that_is_given_clocks_again_by_word() -> None:
     entry = core.start(world.log, [world.plan])
     assert entry.owes == {}
     world.play(12)
-    assert deliver.due(world.newest, "total", "function nothing") == deliver.Due(70, 60, 60)
+    assert deliver.due(world.newest, "total", "function nothing") == deliver.Due(70, -(2**63), -(2**63))
 
 
 def test_a_function_with_on_rewind_goes_back() -> None:
@@ -419,24 +456,10 @@ def test_a_source_that_has_no_longer_what_is_to_be_read_again_is_refused() -> No
 def test_an_output_whose_sink_can_t_go_back_any_more_is_refused_when_it_comes_back() -> None:
     world = played("stubborn")
     app = Application("app", world.files.url).add(Total(), Numbers(20))
-    assert app.rewind(60).outputs == (OutputPlan("total", "stubborn", "retract", 110),)
+    assert app.rewind(60).outputs == (OutputPlan("total", "stubborn", "retract", 110, 60),)
     giver = deliver.Giver(world.log, "total", "stubborn", lambda timeline: 110, never, lambda: 0)
-    with pytest.raises(InvalidInputError, match=r"was rewound to clock=.*, and it can't take back what is above that"):
+    with pytest.raises(InvalidInputError, match=r"was rewound, and it can't take back what is above clock=.*\(60\)"):
         giver.open()
-
-
-def test_an_output_that_came_after_the_clock_is_given_everything_with_the_next_one() -> None:
-    world = World()
-    world.play(8)
-    world.plan = replace(world.plan, outputs=("table",))
-    core.start(world.log, [world.plan])
-    world.play(12)
-    deliver.record(world.log, world.newest.epoch, "total", "table", 110, 0)
-    app = application(world, Table([0, 110]))
-    assert app.rewind(60).outputs[0].is_done
-    core.start(world.log, [world.plan])
-    world.play(12)
-    assert deliver.due(world.newest, "total", "table") == deliver.Due(70, -(2**63), -(2**63))
 
 
 def test_the_state_at_the_clock_stays_readable_until_a_sink_that_is_down_for_long_has_gone_back() -> None:
@@ -451,7 +474,7 @@ def test_the_state_at_the_clock_stays_readable_until_a_sink_that_is_down_for_lon
     table.is_away = False
     # Whoever plans now finds that it has yet to follow, and a rewind lets it.
     app = application(world, table)
-    assert app.plan_rewind(390).outputs == (OutputPlan("total", "table", "retract", None, rows=7),)
+    assert app.plan_rewind(390).outputs == (OutputPlan("total", "table", "retract", None, 60, rows=7),)
     assert app.rewind(390).outputs[0].is_done
     assert table.backs == [(world.newest.timeline, 60, [{"clock": us(60), "value": 5}])]
     assert world.newest.tasks["total"].outputs.delivered == {"table": 60}

@@ -6,13 +6,7 @@ from collections.abc import Iterator
 
 from persistent_state.cli.text import pairs
 from persistent_state.formatting import full_clock, shortened, show_clock, table
-from persistent_state.protocol.rewind import AGAIN, NONE, RETRACT, OutputPlan, ReadAgain, RewindPlan
-
-_ACTIONS = {
-    RETRACT: "takes back what is above the clock",
-    AGAIN: "keeps what it has, and gets the clocks above again",
-    NONE: "has nothing above the clock",
-}
+from persistent_state.protocol.rewind import NONE, RETRACT, OutputPlan, ReadAgain, RewindPlan
 
 
 def planned(plan: RewindPlan) -> Iterator[str]:
@@ -23,9 +17,13 @@ def planned(plan: RewindPlan) -> Iterator[str]:
             "clock": full_clock(plan.clock),
             "timeline": f"{plan.timeline}, which begins then",
             "tasks": list(plan.tasks),
+            **({"came later": [f"{name}, which begins anew" for name in plan.later_tasks]} if plan.later_tasks else {}),
             **(
-                {"came later": [f"{name}, which begins again" for name in plan.later_tasks]} if plan.later_tasks else {}
+                {"began anew": [f"{name}, which is as before" for name in plan.earlier_lives]}
+                if plan.earlier_lives
+                else {}
             ),
+            **({"names that go": _names(plan)} if plan.names_gone else {}),
         }
     )
     if plan.reads:
@@ -43,7 +41,7 @@ def planned(plan: RewindPlan) -> Iterator[str]:
         yield from table(
             ("task", "output", "may have", "action", "rows"),
             [
-                (each.task, each.output, show_clock(each.furthest), _ACTIONS[each.action], _count(each.rows))
+                (each.task, each.output, show_clock(each.furthest), _action(each, plan.clock), _count(each.rows))
                 for each in plan.outputs
             ],
             right={4},
@@ -57,6 +55,25 @@ def made(plan: RewindPlan) -> Iterator[str]:
     for each in plan.outputs:
         if each.action == RETRACT:
             yield f"task={each.task} sink={each.output!r} {_done(each)}"
+
+
+def _names(plan: RewindPlan) -> list[str]:
+    """Return the names of kept clocks above that of a plan, each with its clock."""
+    return [f"{name}, of {full_clock(clock)}" for name, clock in plan.names_gone.items()]
+
+
+def _action(output: OutputPlan, clock: int) -> str:
+    """Return what an output does in a rewind to a clock."""
+    if output.action == NONE:
+        return "has nothing above the clock"
+    if output.clock is None:
+        values, clocks = "all that it has", "all clocks"
+    elif output.clock == clock:
+        values, clocks = "what is above the clock", "the clocks above"
+    else:
+        at = show_clock(output.clock)
+        values, clocks = f"what is above {at}", f"the clocks above {at}"
+    return f"takes back {values}" if output.action == RETRACT else f"keeps what it has, and gets {clocks} again"
 
 
 def _done(output: OutputPlan) -> str:

@@ -22,11 +22,12 @@ from persistent_state.engine.places import Place
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.start_checks import Continued, check_feed
 from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StateError
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import ValuesAtClock
-from persistent_state.protocol import flows
+from persistent_state.protocol import flows, refusals
 from persistent_state.protocol import rewind as protocol
 from persistent_state.protocol.deliver import Due
 from persistent_state.protocol.rewind import AGAIN, NONE, RETRACT, Choose, OutputPlan, ReadAgain, RewindPlan
@@ -82,8 +83,9 @@ def plan(setup: Setup, to: int, actions: Mapping[str, str]) -> RewindPlan:
     planned = protocol.plan(log, to, _choose(parts, _by_named(parts, actions)))
     with _while_kept(log, planned):
         first = protocol.first_entry(log, planned)
-    count = partial(_with_rows, first, parts)
-    outputs = _at_once(count, planned.outputs, "tell its rows", "The plan is made without them.")
+    # What no start could go on from is not made.
+    refusals.check(first, setup.plans, (), ())
+    outputs = _at_once(partial(_with_rows, parts), planned.outputs, "tell its rows", "The plan is made without them.")
     return replace(planned, outputs=tuple(outputs), reads=tuple(_reads(setup, first)))
 
 
@@ -211,13 +213,13 @@ def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str]) -> Choose:
     """Return what says of each output that has something above the clock what it does."""
     names = _names(parts)
 
-    def choose(task: str, output: str, furthest: int) -> str:
+    def choose(task: str, output: str, more: str) -> str:
         if (task, output) not in parts:
             # Its sink is not here. If the output comes back, it goes back then, or is refused.
             return RETRACT
         plan, given = parts[task, output]
         sink, action = given.place, actions.get((task, output), RETRACT)
-        has = f"task={plan.named}: sink={output!r} may have values at clock={full_clock(furthest)}, above that to go back to"
+        has = f"task={plan.named}: sink={output!r} {more}"
         if action == AGAIN:
             if plan.delivery == AT_MOST_ONCE:
                 raise InvalidInputError(
@@ -241,18 +243,18 @@ def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str]) -> Choose:
     return choose
 
 
-def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
-    """Return the plan of an output with the number of rows that go or change by the first entry, if its sink tells.
+def _with_rows(parts: ByOutput, output: OutputPlan) -> OutputPlan:
+    """Return the plan of an output with the number of rows that go or change, if its sink tells.
 
     Raises:
         InvalidInputError: The sink can't go back to the clock.
     """
-    owed = first.owed(output.task, output.output)
-    if owed is None or (output.task, output.output) not in parts:
+    if output.action != RETRACT or (output.task, output.output) not in parts:
         return output
+    clock = BEGINNING if output.clock is None else output.clock
     place = Place(*parts[output.task, output.output])
     try:
-        return replace(output, rows=place.sink.rows_above(owed.clock, place.origin()))
+        return replace(output, rows=place.sink.rows_above(clock, place.origin()))
     except InvalidInputError as error:
         raise InvalidInputError(f"task={output.task}: sink={output.output!r}: {error}") from error
     except (StateError, OSError) as error:

@@ -146,6 +146,11 @@ def _with_outputs(entry: Entry, task: str, outputs: OutputState) -> Entry:
     return entry if outputs == known.outputs else entry.with_task(task, replace(known, outputs=outputs))
 
 
+def _what_goes(owed: Owed) -> str:
+    """Return in words what a sink takes back."""
+    return "all that it has" if owed.clock == BEGINNING else f"what is above clock={full_clock(owed.clock)}"
+
+
 @dataclass
 class Giver:
     """Gives the sink of one output what it has yet to get; `now` is a wall clock, and all other functions are the sink's.
@@ -201,8 +206,8 @@ class Giver:
         owed = newest.owed(self.task, self.output) if newest else None
         if owed is not None and self.go_back is None:
             raise InvalidInputError(
-                f"application={self.log.application} was rewound to clock={full_clock(owed.clock)}, and it can't take back "
-                "what is above that; name a place of its own."
+                f"application={self.log.application} was rewound, and it can't take back {_what_goes(owed)}; name a place of "
+                "its own."
             )
         if applied is not None and owed is None and applied > self._furthest(newest):
             raise InvalidInputError(

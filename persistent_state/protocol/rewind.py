@@ -8,15 +8,16 @@ delivery. What was above the clock is void: no later entry says anything of it. 
 - It is written only if the newest epoch is that of the plan. Otherwise another start, or another rewind, came between.
 - Its epoch fences each driver that runs. A start goes on from the newest entry, so a restart does not go back again.
 - A clock of the old timeline above the kept clock is never taken for one of the new timeline.
-- The entry says what each output owes whose sink may have a clock above the kept one. Until the log says that the output owes
-  nothing, its sink is given no clock. Several rewinds that a sink has not followed are one to the lowest of their clocks, in
-  the newest timeline: below that clock all these timelines are the same.
+- The entry says what each output owes whose sink may have more than what is right: values above the kept clock, or values of a
+  life of the task that is void. It goes back to the kept clock, or further, to the last clock that the log of then says it had.
+  Until the log says that the output owes nothing, its sink is given no clock. Several rewinds that a sink has not followed are
+  one to the lowest of their clocks, in the newest timeline: below that clock all these timelines are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from persistent_state.errors import ExistsError, FencedError, InvalidInputError
@@ -32,8 +33,8 @@ from persistent_state.store.task_state import OutputState, TaskState
 RETRACT, AGAIN, NONE = "retract", "again", "none"
 """The actions of outputs at a rewind, as `OutputPlan` tells them."""
 
-Choose: TypeAlias = Callable[[str, str, int], str]
-"""Returns the action of an output by its task, its name and the last clock that its sink may have.
+Choose: TypeAlias = Callable[[str, str, str], str]
+"""Returns the action of an output by its task, its name and what its sink may have that is to go, in words.
 
 It raises an InvalidInputError if the output can't go back.
 """
@@ -46,15 +47,18 @@ class OutputPlan:
     Attributes:
         task: The task's name.
         output: The output's name.
-        action: "retract": what is above the clock leaves the sink. "again": it stays, and the clocks above come again. "none":
-            the sink has nothing above the clock.
+        action: "retract": what is above `clock` leaves the sink. "again": it stays, and the clocks above come again. "none":
+            the sink has nothing above it.
         furthest: The last clock that the sink may have, in microseconds UTC; None if it has none, or has yet to follow an
             earlier rewind.
+        clock: The clock up to which the sink keeps what it has, in microseconds UTC; None if it keeps nothing. It is below that
+            of the plan if the sink has yet to follow an earlier rewind to a lower clock, or if the output, or its task, began
+            anew since then.
         rows: How many rows go or change, where the sink can tell.
         is_done: Whether the sink has gone back. If not, it does at the next start.
 
     Example:
-        >>> OutputPlan("Revenue", "sql shop.db revenue", "retract", 1_700_000_000_000_000, rows=12).action
+        >>> OutputPlan("Revenue", "sql shop.db revenue", "retract", furthest=1_700_000_000_000_000, clock=None, rows=12).action
         'retract'
     """
 
@@ -62,6 +66,7 @@ class OutputPlan:
     output: str
     action: str
     furthest: int | None
+    clock: int | None
     rows: int | None = None
     is_done: bool = False
 
@@ -102,6 +107,8 @@ class RewindPlan:
         later_tasks: The tasks that came after the clock, and are as at their first start again.
         outputs: What each output does.
         reads: What is read again.
+        earlier_lives: The tasks that were reset or built again since the clock, and are what they were before that.
+        names_gone: By name: the kept clock, in microseconds UTC, that goes as it is above the clock.
 
     Example:
         >>> plan = RewindPlan("shop", 1_700_000_000_000_000, 7, 8, ("Revenue",), (), ())
@@ -117,17 +124,19 @@ class RewindPlan:
     later_tasks: tuple[str, ...]
     outputs: tuple[OutputPlan, ...]
     reads: tuple[ReadAgain, ...] = ()
+    earlier_lives: tuple[str, ...] = ()
+    names_gone: Mapping[str, int] = field(default_factory=dict)
 
 
-def refuse(task: str, output: str, furthest: int) -> str:
+def refuse(task: str, output: str, more: str) -> str:
     """Refuse an output: its sink can't go back.
 
     Raises:
         InvalidInputError: It always does.
     """
     raise InvalidInputError(
-        f"task={task}: sink={output!r} may have values at clock={full_clock(furthest)}, which is above the clock to go back "
-        "to, and can't take them back; go back to a later clock, or say again for it, and it is given the clocks above again."
+        f"task={task}: sink={output!r} {more}, and can't take them back; go back to a later clock, or say again for it, and it "
+        "is given the clocks above again."
     )
 
 
@@ -149,6 +158,12 @@ def plan(log: Log, to: int, choose: Choose = refuse) -> RewindPlan:
         tuple(before.tasks),
         tuple(name for name in newest.tasks if name not in before.tasks),
         tuple(_outputs_of(newest, before, choose)),
+        earlier_lives=tuple(
+            name
+            for name, was in before.tasks.items()
+            if name in newest.tasks and not _is_same_life(newest.tasks[name], was)
+        ),
+        names_gone={name: at for at, kept in newest.kept.items() if at > clock for name in kept.names},
     )
 
 
@@ -196,12 +211,11 @@ def _as_planned(planned: RewindPlan) -> Choose:
     """
     actions = {(each.task, each.output): each.action for each in planned.outputs}
 
-    def choose(task: str, output: str, furthest: int) -> str:
+    def choose(task: str, output: str, more: str) -> str:
         action = actions.get((task, output), NONE)
         if action == NONE:
             raise InvalidInputError(
-                f"task={task}: sink={output!r} may have values at clock={full_clock(furthest)} by now, and had none above the "
-                "clock when the rewind was planned; plan again. Nothing changed."
+                f"task={task}: sink={output!r} {more}, and had none when the rewind was planned; plan again. Nothing changed."
             )
         return action
 
@@ -255,12 +269,35 @@ def _outputs_of(newest: Entry, before: Entry, choose: Choose) -> Iterator[Output
     Raises:
         InvalidInputError: One can't go back.
     """
-    clock = before.clock
     for task, output, furthest in _furthest(newest, before):
-        # A sink that has yet to follow an earlier rewind follows both at once.
-        owed = newest.owed(task, output)
-        action = choose(task, output, furthest) if furthest > clock else NONE if owed is None else RETRACT
-        yield OutputPlan(task, output, action, furthest if furthest > BEGINNING and owed is None else None)
+        owed, clock = newest.owed(task, output), _right_up_to(newest, before, task, output)
+        if owed is not None:
+            # A sink that has yet to follow an earlier rewind follows both at once.
+            clock = min(clock, owed.clock)
+            more = "has values that it owes to take back since an earlier rewind"
+        elif clock == before.clock:
+            more = f"may have values at clock={full_clock(furthest)}, which is above the clock to go back to"
+        else:
+            more = f"may have values at clock={full_clock(furthest)}, and of what began after the clock to go back to"
+        action = NONE if furthest <= clock and owed is None else choose(task, output, more)
+        has = furthest if furthest > BEGINNING and owed is None else None
+        yield OutputPlan(task, output, action, has, clock if clock > BEGINNING else None)
+
+
+def _right_up_to(newest: Entry, before: Entry, task: str, output: str) -> int:
+    """Return the clock up to which what a sink has is right after a rewind to the clock of an earlier entry.
+
+    The state there was up to that clock is the same only in one life of a task. An output that was given everything by a later
+    clock, or in another life, has what the log said at the time, if it was there.
+    """
+    if task not in before.tasks:
+        return BEGINNING
+    was = before.tasks[task]
+    if task in newest.tasks and _is_same_life(newest.tasks[task], was):
+        clock = newest.tasks[task].outputs.right_up_to(output, before.clock)
+        if clock is not None:
+            return clock
+    return was.outputs.delivered.get(output, BEGINNING)
 
 
 def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
@@ -268,21 +305,25 @@ def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
 
     A sink may have been given one clock more than the log says, as that is written down afterwards.
     """
+    owing = {(name, output) for name, of_task in newest.owes.items() for output in of_task}
     for name, task in newest.tasks.items():
         visited, outputs = newest.flow_of(name).visited, task.outputs
         clocks = sorted({*newest.retained, *task.stored.cuts})
+        # A clock at which the task was still empty may have come between after a sink was given a later one.
+        empty = BEGINNING if task.stored.first is None else task.stored.first
         for output, last in outputs.delivered.items():
-            given = next((clock for clock in clocks if max(last, task.born) < clock <= visited), last)
+            above = (max(last, task.born), max(last, task.born, empty))
+            given = max(next((clock for clock in clocks if low < clock <= visited), last) for low in above)
             # After a start, until the sink answers, it may have all that the task had before.
             yield name, output, max(given, outputs.bound(output))
         # Those of a life before this one are outputs again if the task goes back to that life.
         goes_on = name in before.tasks and not _is_same_life(task, before.tasks[name])
-        for output in (*outputs.left, *(outputs.retired if goes_on else ())):
+        gone = {*outputs.left, *(outputs.retired if goes_on else ())}
+        for output in sorted(gone):
             yield name, output, max(visited, outputs.furthest)
-    for name, of_task in newest.owes.items():
-        known = newest.tasks[name].outputs if name in newest.tasks else OutputState()
-        for output in of_task.keys() - {*known.delivered, *known.left, *known.retired}:
-            yield name, output, BEGINNING
+        owing -= {(name, output) for output in (*outputs.delivered, *gone)}
+    for name, output in sorted(owing):
+        yield name, output, BEGINNING
 
 
 def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now: int) -> Entry:
@@ -298,28 +339,29 @@ def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now:
         kept={clock: kept for clock, kept in newest.kept.items() if clock <= before.clock},
         timeline=newest.epoch + 1,
         owes={},
-        tasks={name: replace(task, outputs=_outputs(name, newest, before)) for name, task in back.tasks.items()},
         checksum="",
         base=0,
     )
     # A driver that runs may have given a sink more since the plan was made.
-    for each in _outputs_of(newest, before, _as_planned(planned)):
+    outputs = [*_outputs_of(newest, before, _as_planned(planned))]
+    for each in outputs:
         if each.action == RETRACT:
-            known = newest.owed(each.task, each.output)
-            clock = entry.clock if known is None else min(entry.clock, known.clock)
+            clock = BEGINNING if each.clock is None else each.clock
             entry = entry.with_owed(each.task, each.output, Owed(entry.timeline, clock))
+    for name, task in back.tasks.items():
+        again = [each.output for each in outputs if each.task == name and each.action == AGAIN]
+        entry = entry.with_task(name, replace(task, outputs=_outputs(name, newest, before, again)))
     return entry
 
 
-def _outputs(name: str, newest: Entry, before: Entry) -> OutputState:
+def _outputs(name: str, newest: Entry, before: Entry, again: Sequence[str]) -> OutputState:
     """Return what the sinks of a task have, when the task goes back to a clock."""
     was = before.tasks[name]
     if name not in newest.tasks:
         return was.outputs
-    task, own = newest.tasks[name], max(newest.flow_of(name).progress.clock, newest.flow_of(name).visited)
-    if not _is_same_life(task, was):
-        return task.outputs.begin_again(was.outputs, before.clock)
-    return task.outputs.rewind(before.clock, own)
+    task, flow = newest.tasks[name], newest.flow_of(name)
+    own = max(flow.progress.clock, flow.visited)
+    return task.outputs.rewind(was.outputs, before.clock, own, _is_same_life(task, was), again)
 
 
 def _is_same_life(task: TaskState, was: TaskState) -> bool:

@@ -186,7 +186,8 @@ def _as_planned(group: TaskGroup, plans: Mapping[str, Plan], newest: Entry) -> T
     tasks = {}
     for name, task in group.tasks.items():
         flow = newest.flow_of(name)
-        outputs = task.outputs.at_restart(plans[name].outputs, newest.clock, max(flow.progress.clock, flow.visited))
+        first = min(newest.retained, default=newest.clock)
+        outputs = task.outputs.at_restart(plans[name].outputs, first, max(flow.progress.clock, flow.visited))
         gone = (input for input in flow.inputs if input not in plans[name].source_inputs)
         tasks[name] = replace(task, outputs=outputs).end_inputs(gone)
     return replace(group, tasks={name: evolution.evolved(plans[name], task, newest) for name, task in tasks.items()})

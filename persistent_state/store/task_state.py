@@ -114,9 +114,9 @@ class OutputState:
     """The outputs that the task had before it was rebuilt: their names stay taken."""
 
     begun: Mapping[str, int] = field(default_factory=dict)
-    """By output that came, or came back, after the application had a clock: the global clock then, which it was given first.
+    """By output that came, or came back, after the application had a clock: the first clock that it was given, or a later one.
 
-    It may lack earlier clocks. If a rewind has made void what it began with, it is the microsecond after that rewind's clock.
+    It may lack earlier clocks. Older versions say the global clock of that start.
     """
 
     def record_given(self, output: str, clock: int) -> OutputState:
@@ -136,8 +136,11 @@ class OutputState:
         return max(self.furthest, self.cut_at[output]) if output in self.cut_at else BEGINNING
 
     def void(self, output: str) -> OutputState:
-        """Return the record when the output's sink lacks values of clocks that it has, and is to be given everything."""
-        return replace(self, voided={**self.voided, output: BEGINNING}) if output in self.delivered else self
+        """Return the record when the output's sink lacks values of its clock, and is given everything with the next one."""
+        if output not in self.delivered:
+            return self
+        right = min(self.voided.get(output, END), self.delivered[output])
+        return replace(self, voided={**self.voided, output: right})
 
     def believe_sink(self, output: str, clock: int, own: int) -> OutputState:
         """Return the record by the sink's own: it has come to this clock. `own` is the task's clock."""
@@ -147,6 +150,9 @@ class OutputState:
         if clock > cut:
             # A driver gave the sink that clock before a start cut the task back, and died before the log said so.
             voided.setdefault(output, min(self.delivered[output], cut))
+        elif clock > self.delivered[output]:
+            # The driver that gave it that died before the log said so. What it lacked was part of that.
+            voided.pop(output, None)
         delivered = {**self.delivered, output: clock}
         return replace(self, delivered=delivered, voided=voided, cut_at=_without(self.cut_at, output))
 
@@ -161,40 +167,60 @@ class OutputState:
             cut_at={**dict.fromkeys((*self.delivered, *self.left), clock), **self.cut_at},
         )
 
-    def rewind(self, clock: int, own: int) -> OutputState:
-        """Return the record when the task goes back from its own clock to a kept one, and its outputs with it."""
-        back = self.cut_back(clock, own)
-        # What came later was given everything by a clock that is void.
-        later = [output for output in self.delivered if self.begun.get(output, BEGINNING) > clock]
-        return replace(
-            back,
-            delivered=_at_most(self.delivered, clock),
-            voided={**_at_most(self.voided, clock), **dict.fromkeys(later, BEGINNING)},
-            # A sink that has more owes it.
-            furthest=clock,
-            cut_at=_at_most(back.cut_at, clock),
-            # Those begin again after the clock, also for a rewind that comes back to it.
-            begun=_at_most(self.begun, clock + 1),
-        )
+    def right_up_to(self, output: str, clock: int) -> int | None:
+        """Return the clock up to which what the sink has is right when the task, in this life, goes back to a clock.
 
-    def begin_again(self, before: OutputState, clock: int) -> OutputState:
-        """Return the record when the task goes back to a kept clock, of a life before this one.
-
-        `before` is the record when that was the newest clock.
+        None means that the output was not there, or that its sink was given everything by a clock above that.
         """
-        names = {*before.delivered, *self.delivered}
-        return OutputState(
-            delivered=dict.fromkeys(sorted(names), BEGINNING),
-            voided=dict.fromkeys(sorted(names), BEGINNING),
-            furthest=clock,
-            left=tuple(sorted({*before.left, *self.left, *self.retired} - {*before.retired, *names})),
-            cut_at=dict.fromkeys(sorted(names), clock),
+        if output in self.retired:
+            # This life has changed nothing of what it has.
+            return clock
+        return clock if output in self.delivered and self.begun.get(output, BEGINNING) <= clock else None
+
+    def rewind(
+        self, before: OutputState, clock: int, own: int, is_same_life: bool, again: Collection[str]
+    ) -> OutputState:
+        """Return the record when the task goes back from its own clock to a kept one, and its outputs with it.
+
+        `before` is the record when that clock was the newest, and `is_same_life` tells whether the task has not begun from zero
+        since. Those of the outputs that are given clocks `again` keep what they have.
+        """
+        stay = {output for output in self.delivered if is_same_life and self.right_up_to(output, clock) is not None}
+        then = {output for output in before.delivered if output not in stay}
+        delivered = {
+            **{output: before.delivered[output] for output in then},
+            **{output: min(self.delivered[output], clock) for output in stay},
+        }
+        known = {*before.delivered, *before.left, *self.delivered, *self.left, *self.retired} - {*before.retired}
+        cut_at = self.cut_at if is_same_life else before.cut_at
+        voided = {
+            **{output: last for output, last in before.voided.items() if output in then},
+            **{output: min(last, clock) for output, last in self.voided.items() if output in stay},
+        }
+        back = OutputState(
+            delivered=delivered,
+            voided=voided,
+            # A sink that is to take back more owes it.
+            furthest=max(self.furthest, own) if again else clock,
+            cut_at={output: min(clock, cut_at.get(output, clock)) for output in sorted(known)},
+            # Those that came later are new again at the next start.
+            left=tuple(sorted(known - delivered.keys())),
             retired=before.retired,
-            begun=dict.fromkeys(sorted(names), clock + 1),
+            begun={
+                **{output: begun for output, begun in before.begun.items() if output in then},
+                **{output: begun for output, begun in self.begun.items() if output in stay},
+            },
         )
+        for output in again:
+            # What only the void timeline changed comes, too.
+            back = back.void(output)
+        return back
 
     def at_restart(self, outputs: Collection[str], clock: int = BEGINNING, own: int = BEGINNING) -> OutputState:
-        """Return the record for a start in which the task has these outputs. `clock` is the global one, `own` the task's."""
+        """Return the record for a start in which the task has these outputs. `own` is the task's clock.
+
+        `clock` is the first that an output is given that is new.
+        """
         delivered = {output: self.delivered.get(output, BEGINNING) for output in outputs}
         # An output that is left out is not given what it lacks, and is new when it comes back: its sink then says what it has.
         cut_at = {output: last for output, last in self.voided.items() if output not in delivered}
@@ -324,7 +350,7 @@ def _cut_at(clock: int, runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def _all_begun(outputs: Collection[str], clock: int) -> dict[str, int]:
-    """Return what `begun` says of outputs that are new at a start at this global clock."""
+    """Return what `begun` says of outputs that are new at a start, and are given this clock first."""
     return {} if clock == BEGINNING else dict.fromkeys(outputs, clock)
 
 

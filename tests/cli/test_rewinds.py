@@ -78,7 +78,7 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing(
     told = json.loads(out)
     assert (status, told["clock"], told["timeline"], told["tasks"]) == (0, 60, 3, ["total"])
     assert told["outputs"][0] | {"furthest": 0} == {
-        "task": "total", "output": "table", "action": "retract", "furthest": 0, "rows": 7, "is_done": False,
+        "task": "total", "output": "table", "action": "retract", "furthest": 0, "clock": 60, "rows": 7, "is_done": False,
     }  # fmt: skip
     assert told["reads"][0]["positions"] == {"": 6}
     assert (world.newest, table.record) == (before, [0, 110])

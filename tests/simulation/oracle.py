@@ -237,13 +237,15 @@ class Judge:
 
 @dataclass(frozen=True)
 class Past:
-    """All that the oracle knew of tasks when a clock was the newest: least allowed delays, lives and code, by task."""
+    """All that the oracle knew when a clock was the newest: of tasks their least allowed delays, lives and code, by name."""
 
     judges: Mapping[str, Judge]
     delays: Mapping[str, int]
     made: Mapping[str, Any]
     lives: Mapping[str, Any]
     derived: Mapping[str, Any]
+    retired: frozenset[tuple[str, str]]
+    """The sinks of lives before."""
 
 
 class Oracle:
@@ -367,12 +369,15 @@ class Oracle:
                 {**self.graphs.made},
                 {**self.graphs.lives},
                 {**self.graphs.derived},
+                frozenset(
+                    (name, sink.output) for name, of in self.sinks.of.items() for sink in of.values() if sink.is_retired
+                ),
             )
 
-    def write(self, sink: WorldSink, due: Due, floor: int, values: Values, timeline: int, epoch: int) -> None:
-        """Values at a clock are written to a sink, by a driver of this timeline and epoch."""
+    def write(self, sink: WorldSink, by: Entry, due: Due, values: Values, epoch: int) -> None:
+        """Values at a clock, read by an entry, are written to a sink by a driver of this epoch."""
         assert self.newest is not None
-        self.sinks.write(self.newest, sink, due, floor, values, timeline, epoch)
+        self.sinks.write(self.newest, sink, by, due, values, epoch)
 
     def go_back(self, sink: WorldSink, epoch: int, timeline: int, clock: int, then: Values) -> None:
         """A sink is to go back to a clock, at which these were the values."""
@@ -521,9 +526,9 @@ class Oracle:
             below, every = judge.in_state(entry.clock), judge.in_state(None)
             must(len(below) == len(every), "at a close all is below the clock", task=job.name, clock=entry.clock)
             must(entry.flow_of(job.name).visited == clock, "all that another task gives is taken", task=job.name)
-            self.sinks.finish(job.name)
+            self.sinks.finish(entry, job.name)
         for name in self.graphs.finish(entry):
-            self.sinks.finish(name)
+            self.sinks.finish(entry, name)
         for name in self.graphs.fed_by_sources(entry.tasks):
             for at in {entry.clock, entry.flow_of(name).progress.clock, *entry.retained, None}:
                 self.check_state(name, entry, at)
@@ -637,6 +642,9 @@ class Oracle:
             now.clear()
             now.update(some)
         self.graphs.derived.update(past.derived)
+        for name, places in self.sinks.of.items():
+            for sink in places.values():
+                sink.is_retired = (name, sink.output) in past.retired
         self.graphs.values.clear()
         for name, judge in self.judges.items():
             was = name in then.tasks

@@ -1151,15 +1151,15 @@ BUGS = (
     bug(
         "debt of the last rewind",
         "A sink that was down for two rewinds goes back to the clock of the second, though that of the first is lower.",
-        rewind._first_entry,
-        ("min(entry.clock, known.clock)", "entry.clock"),
+        rewind._outputs_of,
+        ("min(clock, owed.clock)", "clock"),
         theme="rewound-outputs",
     ),
     bug(
         "one clock more than the log says",
         "A sink that was given a clock before its driver was killed is taken for one that has nothing above the clock.",
         rewind._furthest,
-        ("if max(last, task.born) < clock <= visited", "if False"),
+        ("if low < clock <= visited", "if False"),
         theme="rewound-outputs",
     ),
     bug(
@@ -1167,6 +1167,44 @@ BUGS = (
         "A sink that comes back, and keeps no record, is taken for one that has nothing.",
         rewind._furthest,
         ("max(given, outputs.bound(output))", "given"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "life that is void",
+        "A sink keeps what it was given up to the clock by a life of its task that is void.",
+        rewind._right_up_to,
+        ("return was.outputs.delivered.get(output, BEGINNING)", "return before.clock"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "task that came later",
+        "A sink keeps what it was given up to the clock of a task that there was not at the time.",
+        rewind._right_up_to,
+        ("return BEGINNING\n", "return before.clock\n"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "clocks again of what changes",
+        "A sink that is given clocks again is not given what only the void timeline changed.",
+        task_state.OutputState.rewind,
+        ("back = back.void(output)", "pass"),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "debt of a life before",
+        "A rewind forgets what outputs owe that the task had before it was built again.",
+        rewind._furthest,
+        (
+            "for name, output in sorted(owing):",
+            "for name, output in [each for each in owing if each[0] not in newest.tasks]:",
+        ),
+        theme="rewound-outputs",
+    ),
+    bug(
+        "everything twice",
+        "A sink that was given everything by a driver that died is given it again.",
+        task_state.OutputState.believe_sink,
+        ("elif clock > self.delivered[output]:", "elif False:"),
         theme="rewound-outputs",
     ),
     bug(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from persistent_state.errors import FencedError
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.simulation.oracle import Judge
 
 Values = Mapping[tuple[Any, ...], Any]
+Life = tuple[int, int]
+"""By what an entry tells the lives of a task apart: the clock at which it began, and the start that built it."""
 
 HISTORY, NEWEST, PARTS, FUNCTION, AGAIN, STUBBORN = "history", "newest", "parts", "function", "again", "stubborn"
 """Kinds of sinks of applications that go back: one that has all it was given, or the newest value of each key, or writes a
@@ -26,6 +28,30 @@ clock in two parts; a function that takes back what it did, one that is given cl
 
 GO_BACK = (HISTORY, NEWEST, PARTS, FUNCTION)
 RECORD = (HISTORY, NEWEST, PARTS, STUBBORN)
+
+
+def life_in(entry: Entry, task: str) -> Life:
+    """The life of a task by an entry."""
+    return entry.tasks[task].born, entry.tasks[task].life
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was written to a sink at a clock, and whether it was all that there was."""
+
+    clock: int
+    is_all: bool
+    values: Mapping[tuple[Any, ...], Any]
+    timeline: int
+    life: Life
+
+
+@dataclass(frozen=True)
+class Past:
+    """What was true at an entry: the lives of each task up to it, in its timeline, and the floor of each sink."""
+
+    lives: Mapping[str, frozenset[Life]]
+    floors: Mapping[tuple[str, str], int]
 
 
 @dataclass(eq=False)
@@ -46,13 +72,13 @@ class WorldSink:
     """The same, as the log said when it came."""
     owed: set[int] = field(default_factory=set)
     """The clocks that it has yet to be given, as the log says."""
-    life: object = None
+    life: Life | None = None
     is_retired: bool = False
     """Whether its task was built again since: it is given nothing any more."""
     kind: str = ""
     timeline: int = 0
-    given: list[tuple[int, bool, dict[tuple[Any, ...], Any]]] = field(default_factory=list)
-    """What was written to it: the clock, whether it was all that there was, and the values."""
+    given: list[Given] = field(default_factory=list)
+    """What is in it, if it is of an application that goes back."""
     halves: dict[Any, dict[tuple[Any, ...], Any]] = field(default_factory=dict)
     """By what is being written in parts: what is written of it."""
 
@@ -69,32 +95,31 @@ class WorldSink:
         """Whether a writer of this timeline comes too late."""
         return timeline < self.timeline
 
-    def put(self, timeline: int, clock: int, is_all: bool, values: Values) -> None:
+    def put(self, given: Given) -> None:
         """Have values at a clock, and say so in the record, in one step."""
-        half = self.halves.pop(self.half_of(timeline, clock), {}) if self.kind == PARTS else {}
-        self.given.append((clock, is_all, {**values, **half}))
-        self.timeline, self.applied = timeline, clock
+        half = self.halves.pop(self.half_of(given.timeline, given.clock), {}) if self.kind == PARTS else {}
+        self.given.append(replace(given, values={**given.values, **half}))
+        self.timeline, self.applied = given.timeline, given.clock
         self._see()
 
     def go_back(self, timeline: int, clock: int, then: Values) -> None:
         """Take back what is above a clock, by the values of then, in one step with the record."""
-        if self.kind in RECORD and self.timeline >= timeline:
-            return
-        left = [(at, is_all, values) for at, is_all, values in self.given if at <= clock]
-        if self.kind == NEWEST:
-            lost = {key for at, _, values in self.given if at > clock for key in values}
+        left = [given for given in self.given if given.clock <= clock]
+        if self.kind == NEWEST and left:
+            lost = {key for given in self.given if given.clock > clock for key in given.values}
             cells = {key: value for key, value in self.mirror.items() if key not in lost}
-            left = [(clock, True, cells | {key: value for key, value in then.items() if key in lost})]
+            cells |= {key: value for key, value in then.items() if key in lost}
+            left = [replace(left[-1], is_all=True, values=cells)]
         self.given = left
         self.timeline, self.applied = timeline, min(self.applied, clock)
         self._see()
 
     def _see(self) -> None:
         self.mirror.clear()
-        for _, is_all, values in self.given:
-            if is_all:
+        for given in self.given:
+            if given.is_all:
                 self.mirror.clear()
-            self.mirror.update(values)
+            self.mirror.update(given.values)
 
     def last(self, actor: Actor) -> int | None:
         """The last clock that it has, if it keeps a record."""
@@ -122,11 +147,27 @@ class Sinks:
         self.of: dict[str, dict[str, WorldSink]] = {}
         self.lives: dict[str, object] = {}
         """By task, its life when the last entry was heard."""
+        self.past: dict[int, Past] = {}
+        """By entry: what was true then."""
+        self.rewinds: list[tuple[int, int]] = []
+        """Timelines, and the clock at which each begins."""
 
     def hear(self, before: Entry | None, entry: Entry) -> None:
+        number = None if before is None else before.number
         if before is not None and entry.timeline != before.timeline:
-            self._rewind(before, entry)
-            return
+            number = before.kept[entry.clock].entry
+            self.rewinds.append((entry.timeline, entry.clock))
+        known = {} if number is None else self.past[number].lives
+        lives = {name: known.get(name, frozenset()) | {life_in(entry, name)} for name in entry.tasks}
+        if before is not None and number is not None and entry.timeline != before.timeline:
+            self._rewind(before, entry, self.past[number])
+        else:
+            self._hear(before, entry)
+        outputs = ((name, output) for name, task in entry.tasks.items() for output in task.outputs.delivered)
+        floors = {(name, output): self.of[name][output].floor for name, output in outputs}
+        self.past[entry.number] = Past({**known, **lives}, floors)
+
+    def _hear(self, before: Entry | None, entry: Entry) -> None:
         for name, task in entry.tasks.items():
             was = before.tasks[name] if before is not None and name in before.tasks else None
             for output, sink in self.of.get(name, {}).items():
@@ -138,7 +179,7 @@ class Sinks:
                 self._hear_output(sink, before if known and is_same else None, entry)
             self.lives[name] = self._life_of(name)
 
-    def _rewind(self, before: Entry, entry: Entry) -> None:
+    def _rewind(self, before: Entry, entry: Entry, past: Past) -> None:
         """What was above a clock has never been, but for what sinks have, which they owe."""
         clock = entry.clock
         for name, sinks in self.of.items():
@@ -146,8 +187,6 @@ class Sinks:
             for output, sink in sinks.items():
                 owed, was = entry.owed(name, output), before.owed(name, output)
                 facts = {"task": name, "output": output, "kind": sink.kind, "applied": sink.applied, "clock": clock}
-                if task is not None and sink.life is self.lives.get(name):
-                    sink.life = self._life_of(name)
                 if sink.kind == AGAIN:
                     sink.applied = min(sink.applied, clock)
                 elif sink.kind:
@@ -156,7 +195,10 @@ class Sinks:
                 if owed is not None:
                     self.must(sink.kind != STUBBORN, "a sink that can't go back is refused", **facts)
                     lowest = min(clock, was.clock) if was is not None else clock
-                    self.must((owed.timeline, owed.clock) == (entry.timeline, lowest), "what is owed adds up", **facts)
+                    is_low = owed.timeline == entry.timeline and owed.clock <= lowest
+                    self.must(is_low, "what is owed adds up", owed=owed, lowest=lowest, **facts)
+                if task is not None:
+                    sink.floor = past.floors.get((name, output), task.stored.floor)
                 sink.seen = {each for each in sink.seen if each <= clock}
                 last = task.outputs.delivered.get(output, BEGINNING) if task else BEGINNING
                 sink.owed = {each for each in entry.retained if task and max(last, task.born) < each <= clock}
@@ -164,16 +206,17 @@ class Sinks:
             if task is not None:
                 self.lives[name] = self._life_of(name)
 
-    def write_late(self, newest: Entry, sink: WorldSink, timeline: int, due: Due, floor: int, values: Values) -> None:
+    def write_late(self, sink: WorldSink, by: Entry, due: Due, values: Values) -> None:
         """A driver of a timeline that has ended writes values. A sink with a record may have gone back before or after that."""
         if sink.kind not in RECORD or due.clock <= sink.applied:
             return
-        if sink.is_fenced(timeline):
+        if sink.is_fenced(by.timeline):
             raise FencedError("the sink is in a later timeline.")
-        if due.since == BEGINNING and sink.task in newest.tasks and due.clock > newest.tasks[sink.task].born:
-            sink.life, sink.begun = self._life_of(sink.task), floor
+        life = life_in(by, sink.task)
+        if due.since == BEGINNING:
+            sink.life, sink.begun = life, by.tasks[sink.task].stored.floor
         sink.seen.add(due.clock)
-        sink.put(timeline, due.clock, due.since == BEGINNING, self.keyed(sink, values))
+        sink.put(Given(due.clock, due.since == BEGINNING, self.keyed(sink, values), by.timeline, life))
 
     def keyed(self, sink: WorldSink, values: Values) -> dict[Any, Any]:
         """Values by key, or by key and window."""
@@ -185,11 +228,22 @@ class Sinks:
         if sink.kind not in RECORD and epoch != newest.epoch:
             # Nobody can tell a function that.
             return
-        if sink.kind in RECORD and all(at > clock for at, _, _ in sink.given):
-            # It has begun above the clock, and says now that it has come to it.
-            sink.seen.add(clock)
+        if sink.kind in RECORD and sink.timeline >= timeline:
+            return
         sink.go_back(timeline, clock, self.keyed(sink, then))
         sink.seen = {each for each in sink.seen if each <= clock}
+        if timeline == newest.timeline:
+            self._check_void(newest, sink)
+
+    def _check_void(self, newest: Entry, sink: WorldSink) -> None:
+        """Nothing that a sink has is of what has never been, once it has gone back."""
+        lives = self.past[newest.number].lives.get(sink.task, frozenset())
+        facts = {"task": sink.task, "output": sink.output, "kind": sink.kind}
+        for given in sink.given if sink.kind != AGAIN else ():
+            at = {"clock": given.clock, "timeline": given.timeline, "life": given.life}
+            self.must(given.life in lives, "a sink has nothing of a life that is void", lives=lives, **at, **facts)
+            is_void = any(given.timeline < timeline and given.clock > clock for timeline, clock in self.rewinds)
+            self.must(not is_void, "a sink has nothing of another timeline", **at, **facts)
 
     def _life_of(self, name: str) -> object:
         """What a task is until it begins anew."""
@@ -215,29 +269,32 @@ class Sinks:
         sink.owed -= done
         must(sink.owed <= retained, "a checkpoint stays until it is delivered", missing=sink.owed - retained, **facts)
 
-    def write(
-        self, newest: Entry, sink: WorldSink, due: Due, floor: int, values: Values, timeline: int, epoch: int
-    ) -> None:
-        """A driver, perhaps one that is fenced, writes values at a clock; what expired by `floor` may be gone."""
-        clock, since = due.clock, due.since
-        if sink.kind and timeline < newest.timeline:
-            self.write_late(newest, sink, timeline, due, floor, values)
+    def write(self, newest: Entry, sink: WorldSink, by: Entry, due: Due, values: Values, epoch: int) -> None:
+        """A driver, perhaps one that is fenced, writes values at a clock `by` an entry."""
+        clock, since, floor = due.clock, due.since, by.tasks[sink.task].stored.floor
+        if sink.kind and by.timeline < newest.timeline:
+            self.write_late(sink, by, due, values)
             return
-        life, task, must = self._life_of(sink.task), newest.tasks[sink.task], self.must
+        life, must = life_in(by, sink.task), self.must
         if sink.kind and epoch == newest.epoch:
             is_paid = newest.owed(sink.task, sink.output) is None
             must(is_paid, "a sink goes back before it is given a clock", task=sink.task, clock=clock)
-        if sink.is_retired or not self.graphs.goes_on(sink.task):
-            return
-        if sink.life is not life:
-            sink.life = life
-            sink.mirror.clear()
-        if clock <= task.born:
-            # Of a life before this one.
-            sink.applied = max(sink.applied, clock)
-            return
         if clock <= sink.applied and sink.keeps_record:
             return
+        if life != life_in(newest, sink.task) or not self.graphs.goes_on(sink.task):
+            # Of a life before this one.
+            if sink.kind:
+                sink.put(Given(clock, since == BEGINNING, self.keyed(sink, values), by.timeline, life))
+            sink.applied = max(sink.applied, clock)
+            return
+        had = (
+            {key: value for given in sink.given for key, value in given.values.items()}
+            if sink.kind
+            else {**sink.mirror}
+        )
+        if sink.life != life:
+            sink.life = life
+            sink.mirror.clear()
         job = self.graphs.job(sink.task)
         below = [] if self.graphs.orders.is_part(sink.task) else self.graphs.fed(sink.task, clock)
         if self.graphs.orders.is_part(sink.task):
@@ -263,22 +320,21 @@ class Sinks:
                 sink.mirror.clear()
                 sink.begun = floor
             more = self.keyed(sink, values)
-            if job.is_windowed and sink.kind != AGAIN:
-                again = {
-                    window
-                    for window in more
-                    if window in sink.mirror and not (sink.early and not sink.mirror[window][0])
-                }
+            if job.is_windowed and sink.keeps_record:
+                again = {window for window in more if window in had and not (sink.early and not had[window][0])}
                 must(not again, "a window closes once", again=again, **facts)
             if sink.kind:
-                sink.put(timeline, clock, not sink.mirror, more)
+                sink.put(Given(clock, not sink.mirror, more, by.timeline, life))
+                self._check_void(newest, sink)
             else:
                 sink.mirror.update(more)
             sink.applied = clock
-            if sink.kind == AGAIN:
-                # What only an earlier timeline changed stays.
-                return
             full = self._full(sink, job, below, clock)
+            if sink.kind == AGAIN:
+                # What there is only in an earlier timeline stays.
+                has = {key: sink.mirror.get(key) for key in full}
+                must(has == full, "a sink that is given clocks again has it all", has=has, full=full, **facts)
+                return
             if self.graphs.is_made_of_state(sink.task):
                 full = self.graphs.with_zeros(sink.task, clock, {*sink.mirror, *full})
             must(
@@ -301,12 +357,12 @@ class Sinks:
         zeros = dict.fromkeys(sink.mirror, job.zero) if job.windowing else {}
         return {**zeros, **windows.state_at(job, below, clock)}
 
-    def finish(self, name: str) -> None:
+    def finish(self, newest: Entry, name: str) -> None:
         """All of a task's outputs have been delivered."""
         for sink in self.of.get(name, {}).values():
             self.must(not sink.owed, "in the end all is delivered", task=name, output=sink.output, owed=sink.owed)
-            has_more = bool(sink.kind) and sink.kind != AGAIN and [at for at, _, _ in sink.given if at > sink.applied]
-            self.must(not has_more, "in the end a sink has nothing of another timeline", task=name, more=has_more)
+            if name in newest.tasks and newest.owed(name, sink.output) is None:
+                self._check_void(newest, sink)
 
     def is_owing(self, newest: Entry) -> bool:
         """Whether a sink has yet to go back."""

@@ -588,7 +588,9 @@ class World:
         elif isinstance(error, InvalidInputError) and "has what it was before" in str(error):
             # Another driver has built the task again, since this one was told where its values go.
             known = (REBUILT, FLOWS, *GRAPHS, *SEVERAL)
-            must(self.theme in known, "only what was built again has new outputs", error=error)
+            must(
+                self.theme in known or self.places is not None, "only what was built again has new outputs", error=error
+            )
         elif self.theme == BACKFILL and isinstance(error, InvalidInputError) and self.inputs.lacks_history(newest):
             is_told = any(
                 words in str(error) for words in (f"had the input {inputs.HISTORY!r}", "was read with from_(")
@@ -839,7 +841,8 @@ class World:
 
     def _reset(self, actor: Actor, rebuilt: Collection[str]) -> set[str]:
         """The tasks that a start lets begin from zero though it need not."""
-        if self.theme not in (*GRAPHS, INPUTS) or not actor.number or self.own.random() < 0.8:
+        can = self.theme in (*GRAPHS, INPUTS) or self.places is not None
+        if not can or not actor.number or self.own.random() < 0.8:
             return set()
         known = self.oracle.newest.tasks if self.oracle.newest else {}
         names = [job.name for job in (*actor.jobs, *actor.derived) if job.name in known and job.name not in rebuilt]
@@ -848,7 +851,7 @@ class World:
     def _rebuilt(self, actor: Actor) -> dict[str, dict[str, WorldSink]]:
         """The tasks that a start builds again, and where the values of each go from then on."""
         themes = (FLOWS, GRAPH, EVERY, *SEVERAL, IN_ORDER)
-        rate = {REBUILT: 0.6, VERSIONS: 0.1, **dict.fromkeys(themes, 0.2)}.get(self.theme)
+        rate = {REBUILT: 0.6, VERSIONS: 0.1, **dict.fromkeys(themes, 0.2)}.get(self.theme, 0.2 if self.places else None)
         names = [job.name for job in actor.jobs]
         if rate is None or not names or not actor.number or self.rng.random() >= rate:
             return {}
@@ -915,13 +918,13 @@ class World:
                 self.pause(None)
 
     def _write(self, actor: Actor, plan: Plan, sink: WorldSink, entry: Entry, due: Due) -> None:
-        floor, values = entry.tasks[sink.task].stored.floor, self._values(plan, sink, entry, due)
+        values = self._values(plan, sink, entry, due)
         if sink.kind == places.PARTS:
             what, keyed = f"{sink.task} {sink.output} {due.clock} half", self.oracle.sinks.keyed(sink, values)
             actor.perform("write", what, lambda: sink.write_half(entry.timeline, due.clock, keyed))
 
         def act() -> None:
-            self.oracle.write(sink, due, floor, values, entry.timeline, actor.epoch)
+            self.oracle.write(sink, entry, due, values, actor.epoch)
 
         actor.perform("write", f"{sink.task} {sink.output} {due.clock}", act)
 
@@ -996,7 +999,7 @@ class World:
     def _fresh(self, actor: Actor, name: str) -> dict[str, WorldSink]:
         """Where the values of a task go once it is built again."""
         sinks = (sink for sink in self.oracle.sinks.of[name].values() if not sink.is_retired)
-        fresh = [WorldSink(name, f"{s.output}.{actor.number}", s.keeps_record, s.early) for s in sinks]
+        fresh = [WorldSink(name, f"{s.output}.{actor.number}", s.keeps_record, s.early, kind=s.kind) for s in sinks]
         return {sink.output: sink for sink in fresh}
 
     def _given(self, plan: Plan, fresh: Mapping[str, Mapping[str, WorldSink]]) -> Plan:
@@ -1175,12 +1178,12 @@ class World:
     def _kept(self) -> list[int]:
         return [*self.oracle.newest.kept] if self.oracle.newest else []
 
-    def _action(self, task: str, output: str, furthest: int) -> str:
+    def _action(self, task: str, output: str, more: str) -> str:
         """What an output is to do at a rewind."""
         kind = self.oracle.sinks.of[task][output].kind
         if kind in places.GO_BACK:
             return rewind.RETRACT
-        return rewind.AGAIN if kind == places.AGAIN else rewind.refuse(task, output, furthest)
+        return rewind.AGAIN if kind == places.AGAIN else rewind.refuse(task, output, more)
 
     def _as_people_do(self, act: Callable[[], None]) -> None:
         """Do something, and give up if it does not work for a reason."""

@@ -1,0 +1,359 @@
+"""What each sink has after a rewind: all that its task gave up to the clock, in one life, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from monoids import Sum
+from persistent_state import InvalidInputError, NonWindowState, PersistentTask, TumblingWindow, WindowState
+from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.partials.since import Since
+from persistent_state.protocol import deliver, naming, rewind
+from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.deliver import Due, Giver
+from persistent_state.protocol.rewind import AGAIN, RETRACT, OutputPlan
+from persistent_state.store.entry import Entry, Owed
+from persistent_state.store.log import Log
+from persistent_state.store.state_at import state_at
+from tests import core
+from tests.protocol.test_rewind import SCHEMA, Total, World
+
+
+class PerTen(PersistentTask):
+    """Windows of ten microseconds."""
+
+    value, name = "n", "total"
+
+    def persistent_state(self) -> WindowState[int]:
+        return WindowState(Sum(), TumblingWindow(timedelta(microseconds=10)))
+
+
+def windows() -> World:
+    """A world whose task has windows: one closes at each clock."""
+    world = World()
+    world.files = core.memory()
+    world.log = Log(world.files, "app")
+    world.plan = core.plan_of(PerTen(), SCHEMA, files=world.files, shards=2)
+    core.start(world.log, [world.plan])
+    return world
+
+
+class Sink:
+    """A table with a row for each value at a clock, and a record; or, if it keeps none, what a function has done."""
+
+    def __init__(self, keeps_record: bool = True) -> None:
+        self.rows: list[tuple[int, tuple[Any, ...]]] = []
+        self.keeps_record = keeps_record
+        self.timeline, self.clock, self.opened = 0, BEGINNING, 0
+        self.backs: list[int] = []
+
+    @property
+    def clocks(self) -> list[int]:
+        return list(dict.fromkeys(clock for clock, _ in self.rows))
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """The last clock and its total."""
+        clock, values = self.rows[-1]
+        return clock, values[-1]
+
+    def twice(self) -> list[tuple[Any, ...]]:
+        """The windows that were given more than once."""
+        return [window for window, count in Counter(values[:-1] for _, values in self.rows).items() if count > 1]
+
+    def open(self, timeline: int) -> int | None:
+        self.opened = timeline
+        return self.clock if self.keeps_record else None
+
+    def write(self, clock: int, values: Sequence[tuple[Any, ...]]) -> None:
+        if not self.keeps_record or self.clock < clock:
+            self.rows += [(clock, each) for each in values]
+            self.timeline, self.clock = self.opened, clock
+
+    def back(self, then: Entry | None, clock: int) -> None:
+        self.backs.append(clock)
+        if not self.keeps_record or self.timeline < self.opened:
+            self.rows = [(at, each) for at, each in self.rows if at <= clock]
+            self.timeline, self.clock = self.opened, min(self.clock, clock)
+
+
+def giver_of(world: World, plan: Plan, sink: Sink, output: str = "sink", goes_back: bool = True) -> Giver:
+    def write(entry: Entry, due: Due) -> None:
+        since = Since(due.since, recent=due.recent)
+        state = state_at(world.files, "app", entry, plan.name, plan.layout, due.clock, since)
+        sink.write(due.clock, [tuple(row.values()) for row in state.read().to_pylist()])
+
+    back = sink.back if goes_back else None
+    return Giver(world.log, plan.name, output, sink.open, write, lambda: 0, plan.delivery, back)
+
+
+def deliver_all(world: World, plan: Plan, sink: Sink, output: str = "sink", most: int = 99) -> None:
+    giver = giver_of(world, plan, sink, output)
+    while most and giver.give_next(world.newest.epoch):
+        most -= 1
+
+
+def back(world: World, to: int, action: str = RETRACT) -> tuple[OutputPlan, ...]:
+    planned = rewind.plan(world.log, to, lambda task, output, more: action)
+    rewind.rewind(world.log, planned, writer=f"r{world.newest.number}", now=0)
+    return planned.outputs
+
+
+def give_unrecorded(monkeypatch: pytest.MonkeyPatch, world: World, plan: Plan, sink: Sink) -> None:
+    """Give a sink the next clock by a driver that dies before the log says so."""
+
+    def die(*of: object) -> None:
+        raise KeyboardInterrupt
+
+    giver, epoch = giver_of(world, plan, sink), world.newest.epoch
+    with monkeypatch.context() as patch:
+        patch.setattr(deliver, "record", die)
+        with pytest.raises(KeyboardInterrupt):
+            giver.give_next(epoch)
+
+
+def with_sink(world: World, *outputs: str) -> Plan:
+    """The world's plan with these outputs, started."""
+    plan = replace(world.plan, outputs=outputs)
+    core.start(world.log, [plan])
+    return plan
+
+
+def test_an_output_that_came_later_is_not_given_windows_twice() -> None:
+    world, sink = windows(), Sink()
+    world.play(12)
+    plan = with_sink(world, "sink")
+    world.play(14, plan=plan)
+    deliver_all(world, plan, sink)
+    assert sink.clocks[0] < 60 < world.newest.tasks["total"].stored.cuts[-1]
+    assert [(each.output, each.action, each.clock) for each in back(world, 60)] == [("sink", RETRACT, 60)]
+    core.start(world.log, [plan])
+    world.play(14, plan=plan)
+    deliver_all(world, plan, sink)
+    assert sink.twice() == []
+    assert len(sink.rows) == sum(1 for row in world.rows(14) if 0 < row["ts"] < 130)
+
+
+def test_an_output_that_began_above_the_clock_gives_all_back_and_is_new() -> None:
+    world, sink = World(Keeping(2)), Sink()
+    world.play(12)
+    world.keeping = Keeping(20)
+    kept = [*world.newest.kept]
+    world.play(20)
+    naming.keep(world.log, kept[0], "low", 0)
+    world.keeping = Keeping(2)
+    world.play(30)
+    plan = with_sink(world, "sink")
+    deliver_all(world, plan, sink)
+    assert min(sink.clocks) > kept[0]
+    assert [(each.action, each.clock) for each in back(world, kept[0])] == [(RETRACT, None)]
+    core.start(world.log, [plan])
+    deliver_all(world, plan, sink)
+    assert sink.backs == [BEGINNING]
+    assert sink.newest == (kept[0], world.state(kept[0]))
+
+
+def test_a_rewind_across_a_rebuild_leaves_nothing_of_the_life_that_is_void() -> None:
+    world, old, new = World(), Sink(), Sink()
+    plan = with_sink(world, "old")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, old, "old", most=3)
+    rebuilt = replace(world.plan, outputs=("new",))
+    core.start(world.log, [rebuilt], rebuild=("total",))
+    world.play(12, value=7, plan=rebuilt)
+    deliver_all(world, rebuilt, new, "new")
+    assert new.clocks[0] < 60
+    assert {each.output: each.clock for each in back(world, 60)} == {"new": None, "old": None}
+    plan = with_sink(world, "old", "new")
+    for sink, output in ((old, "old"), (new, "new")):
+        deliver_all(world, plan, sink, output)
+        assert sink.newest == (60, world.state(60))
+        assert {values[-1] % 7 for _, values in sink.rows} != {0}
+
+
+def test_a_task_that_came_later_and_read_history_gives_all_back() -> None:
+    world, sink = World(), Sink()
+    world.play(12)
+    other = replace(core.plan_of(Total("other"), SCHEMA, files=world.files, shards=2), outputs=("sink",))
+    core.start(world.log, [world.plan, other], rebuild=("other",))
+    for plan in (world.plan, other):
+        world.play(14, plan=plan)
+    deliver_all(world, other, sink)
+    assert min(sink.clocks) < 60
+    planned = rewind.plan(world.log, 60, lambda task, output, more: RETRACT)
+    assert planned.later_tasks == ("other",)
+    back(world, 60)
+    core.start(world.log, [world.plan, other])
+    for plan in (world.plan, other):
+        world.play(9, value=100, plan=plan)
+    deliver_all(world, other, sink)
+    assert [clock for clock in sink.clocks if clock <= 60] == []
+    assert sink.newest == (world.newest.clock, world.state(task="other"))
+
+
+@pytest.mark.parametrize("make", [World, windows])
+def test_a_rewind_across_a_reset_gives_the_clocks_that_the_sink_had_not_been_given(make: Any) -> None:
+    world, sink = make(), Sink()
+    plan = with_sink(world, "sink")
+    world.play(3, plan=plan)
+    deliver_all(world, plan, sink)
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink, most=4)
+    core.start(world.log, [plan], reset=("total",))
+    world.play(14, plan=plan)
+    deliver_all(world, plan, sink)
+    planned = rewind.plan(world.log, 100, lambda task, output, more: RETRACT)
+    assert planned.earlier_lives == ("total",)
+    back(world, 100)
+    core.start(world.log, [plan])
+    world.play(14, plan=plan)
+    deliver_all(world, plan, sink)
+    if make is World:
+        assert sink.clocks == [clock for clock in world.newest.retained if clock > 0]
+        assert sink.newest == (world.newest.clock, world.state())
+    else:
+        assert sink.twice() == []
+        assert len(sink.rows) == sum(1 for row in world.rows(14) if 0 < row["ts"] < 130)
+
+
+def test_a_sink_that_is_given_clocks_again_is_given_what_only_the_void_timeline_changed() -> None:
+    world, sink = World(), Sink(keeps_record=False)
+    plan = with_sink(world, "sink")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink)
+    back(world, 60, AGAIN)
+    entry = core.start(world.log, [plan])
+    assert entry.owes == {}
+    world.play(12, plan=plan)
+    assert deliver.due(world.newest, "total", "sink") == Due(70, BEGINNING, BEGINNING)
+
+
+def test_windows_that_are_given_again_are_those_above_the_clock() -> None:
+    world, sink = windows(), Sink(keeps_record=False)
+    plan = with_sink(world, "sink")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink)
+    back(world, 60, AGAIN)
+    core.start(world.log, [plan])
+    world.play(12, plan=plan)
+    assert deliver.due(world.newest, "total", "sink") == Due(70, 60, BEGINNING)
+
+
+def test_a_sink_that_is_given_clocks_again_may_still_have_those_of_the_void_timeline() -> None:
+    world, sink = World(), Sink(keeps_record=False)
+    plan = with_sink(world, "sink")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink)
+    back(world, 60, AGAIN)
+    core.start(world.log, [plan])
+    world.play(9, value=100, plan=plan)
+    deliver_all(world, plan, sink)
+    with pytest.raises(InvalidInputError, match=r"may have values at clock=.*\(110\), which is above"):
+        rewind.plan(world.log, 70)
+    world.play(20, value=100, plan=plan)
+    deliver_all(world, plan, sink)
+    assert [(each.action, each.furthest) for each in back(world, 90, AGAIN)] == [(AGAIN, 190)]
+
+
+def test_a_sink_that_owes_a_rewind_is_asked_again_whether_it_can_go_back() -> None:
+    world, sink = World(), Sink()
+    plan = with_sink(world, "sink")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink)
+    back(world, 60)
+    assert world.newest.owes == {"total": {"sink": Owed(world.newest.timeline, 60)}}
+    with pytest.raises(InvalidInputError, match="owes to take back since an earlier rewind"):
+        rewind.plan(world.log, 60)
+    core.start(world.log, [plan])
+    world.play(14, plan=plan)
+    # The rows that go are those above the lower clock.
+    planned = rewind.plan(world.log, 90, lambda task, output, more: RETRACT)
+    assert [(each.furthest, each.clock) for each in planned.outputs] == [(None, 60)]
+    # Whoever says that it is to be given clocks again has it given those above the lower clock.
+    back(world, 90, AGAIN)
+    assert (world.newest.owes, world.newest.tasks["total"].outputs.delivered) == ({}, {"sink": 60})
+
+
+def test_the_debt_of_an_output_of_a_life_before_stays() -> None:
+    world, old = World(), Sink()
+    plan = with_sink(world, "old")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, old, "old")
+    back(world, 60)
+    rebuilt = replace(world.plan, outputs=("new",))
+    core.start(world.log, [rebuilt], rebuild=("total",))
+    world.play(12, value=7, plan=rebuilt)
+    back(world, 90)
+    assert world.newest.owes["total"]["old"] == Owed(world.newest.timeline, 60)
+
+
+def test_under_at_least_once_a_clock_below_what_a_sink_has_may_come_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.files = core.memory()
+    world.log = Log(world.files, "app")
+    fast = core.plan_of(Total("fast"), SCHEMA, files=world.files, delivery=AT_LEAST_ONCE)
+    fast = replace(fast, outputs=("sink",))
+    slow, sink = core.plan_of(Total("slow"), SCHEMA, files=world.files), Sink(keeps_record=False)
+    core.start(world.log, [fast, slow])
+    core.play(world.log, fast, pa.RecordBatch.from_pylist([{"ts": ts, "n": 1} for ts in (107, 125)], SCHEMA))
+    give_unrecorded(monkeypatch, world, fast, sink)
+    core.play(world.log, slow, pa.RecordBatch.from_pylist([{"ts": 75, "n": 1}], SCHEMA))
+    assert (sink.clocks, world.newest.clock) == ([110], 70)
+    with pytest.raises(InvalidInputError, match=r"may have values at clock=.*\(110\)"):
+        rewind.plan(world.log, 70)
+
+
+def test_a_sink_that_lacks_values_of_its_clock_is_not_given_its_windows_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, sink = windows(), Sink()
+    plan = with_sink(world, "sink")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink)
+    back(world, 60)
+    core.start(world.log, [plan])
+    world.play(14, plan=plan)
+    # Nobody knows any more what was at the clock.
+    giver = giver_of(world, plan, sink)
+    monkeypatch.setattr(giver, "_entry_at", lambda clock: None)
+    giver.follow(world.newest.epoch)
+    assert deliver.due(world.newest, "total", "sink") == Due(70, 60, BEGINNING)
+    # A driver gives it the next clock, and dies before the log says so.
+    give_unrecorded(monkeypatch, world, plan, sink)
+    core.start(world.log, [plan])
+    deliver_all(world, plan, sink)
+    assert sink.twice() == []
+    assert world.newest.tasks["total"].outputs.voided == {}
+
+
+def test_names_of_clocks_above_are_told() -> None:
+    world = World()
+    world.play(12)
+    naming.keep(world.log, 100, "before the sale", 0)
+    naming.keep(world.log, 30, "low", 0)
+    planned = rewind.plan(world.log, 60)
+    assert planned.names_gone == {"before the sale": 100}
+    entry = rewind.rewind(world.log, planned, writer="somebody", now=0)
+    assert {name for kept in entry.kept.values() for name in kept.names} == {"low"}
+
+
+def test_what_an_output_that_left_owes_is_to_the_last_clock_that_the_log_of_then_says() -> None:
+    world, sink = World(), Sink()
+    plan = with_sink(world, "sink")
+    world.play(6, plan=plan)
+    deliver_all(world, plan, sink)
+    world.play(12, plan=plan)
+    with_sink(world)
+    (output,) = back(world, 90)
+    assert output.clock is not None
+    assert output.clock <= sink.clocks[-1]
+    plan = with_sink(world, "sink")
+    deliver_all(world, plan, sink)
+    assert sink.clocks == [clock for clock in world.newest.retained if clock > 0]
+    assert isinstance(plan.task.persistent_state(), NonWindowState)
