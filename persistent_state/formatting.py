@@ -86,6 +86,11 @@ def full_clock(clock: int | None) -> str:
     return show_clock(clock) if clock is None or clock == BEGINNING else f"{show_clock(clock)} ({clock})"
 
 
+def clock_of_rewind(clock: int) -> str:
+    """Return the clock to which a sink goes back, as `full_clock` does; the clock before every message is the beginning."""
+    return "the beginning" if clock == BEGINNING else full_clock(clock)
+
+
 def show_identity(value: Any) -> str:
     """Return a part of a task's identity as people write it: `Sum(double)`, `word: string`."""
     if isinstance(value, list):

@@ -298,7 +298,7 @@ def test_a_sink_that_may_keep_nothing_is_told_so_and_is_given_everything_with_th
     app = application(world, table)
     app.rewind(90)
     owes_everything(world, "table")
-    assert "has yet to take back all" in "\n".join(application_text(summary(world.files, "app")))
+    assert "has yet to go back to the beginning" in "\n".join(application_text(summary(world.files, "app")))
     table.is_away = False
     plan = app.plan_rewind(60)
     assert (plan.outputs[0].rows, table.counted) == (7, [90, BEGINNING])
@@ -458,7 +458,7 @@ def test_an_output_whose_sink_can_t_go_back_any_more_is_refused_when_it_comes_ba
     app = Application("app", world.files.url).add(Total(), Numbers(20))
     assert app.rewind(60).outputs == (OutputPlan("total", "stubborn", "retract", 110, 60),)
     giver = deliver.Giver(world.log, "total", "stubborn", lambda timeline: 110, never, lambda: 0)
-    with pytest.raises(InvalidInputError, match=r"was rewound, and it can't take back what is above clock=.*\(60\)"):
+    with pytest.raises(InvalidInputError, match=r"was rewound to clock=.*, and it can't take back what is above that"):
         giver.open()
 
 

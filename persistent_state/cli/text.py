@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.durations import show_duration
-from persistent_state.formatting import full_clock, shortened, show_clock, table
+from persistent_state.formatting import clock_of_rewind, full_clock, shortened, show_clock, table
 from persistent_state.protocol.holding import NOTHING
 from persistent_state.store.verify import Verified
 
@@ -143,9 +142,7 @@ def outputs(tasks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _owes(back_to: int | None) -> str:
     """Return in words that an output has yet to go back; "" if it has not."""
-    if back_to is None:
-        return ""
-    return ", has yet to take back all" if back_to == BEGINNING else f", has yet to go back to {full_clock(back_to)}"
+    return "" if back_to is None else f", has yet to go back to {clock_of_rewind(back_to)}"
 
 
 def clock_of(task: Mapping[str, Any], show: Callable[[int | None], str] = full_clock) -> str:

@@ -22,7 +22,6 @@ from persistent_state.engine.places import Place
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.start_checks import Continued, check_feed
 from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StateError
-from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
@@ -85,7 +84,8 @@ def plan(setup: Setup, to: int, actions: Mapping[str, str]) -> RewindPlan:
         first = protocol.first_entry(log, planned)
     # What no start could go on from is not made.
     refusals.check(first, setup.plans, (), ())
-    outputs = _at_once(partial(_with_rows, parts), planned.outputs, "tell its rows", "The plan is made without them.")
+    count = partial(_with_rows, first, parts)
+    outputs = _at_once(count, planned.outputs, "tell its rows", "The plan is made without them.")
     return replace(planned, outputs=tuple(outputs), reads=tuple(_reads(setup, first)))
 
 
@@ -243,18 +243,18 @@ def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str]) -> Choose:
     return choose
 
 
-def _with_rows(parts: ByOutput, output: OutputPlan) -> OutputPlan:
-    """Return the plan of an output with the number of rows that go or change, if its sink tells.
+def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
+    """Return the plan of an output with the number of rows that go or change by the first entry, if its sink tells.
 
     Raises:
         InvalidInputError: The sink can't go back to the clock.
     """
-    if output.action != RETRACT or (output.task, output.output) not in parts:
+    owed = first.owed(output.task, output.output)
+    if owed is None or (output.task, output.output) not in parts:
         return output
-    clock = BEGINNING if output.clock is None else output.clock
     place = Place(*parts[output.task, output.output])
     try:
-        return replace(output, rows=place.sink.rows_above(clock, place.origin()))
+        return replace(output, rows=place.sink.rows_above(owed.clock, place.origin()))
     except InvalidInputError as error:
         raise InvalidInputError(f"task={output.task}: sink={output.output!r}: {error}") from error
     except (StateError, OSError) as error:

@@ -86,7 +86,7 @@ import pyarrow as pa
 
 from persistent_state.errors import DamagedError, InvalidInputError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.formatting import full_clock
+from persistent_state.formatting import clock_of_rewind, full_clock
 from persistent_state.kafka.client import asking, client_options, library, needing
 from persistent_state.kafka.read_back import CLOCK, HIGHEST, TASK, TIMELINE, Above, Headers, keys_above, read_range
 from persistent_state.kafka.sink_topics import exists, prepare
@@ -262,8 +262,7 @@ class ClockWriter:
             previous = self._last_whole(bookkeeping)
             if last.back is not None:
                 raise StoreUnavailableError(
-                    f"{self.name} has yet to go back, since application={self.application} was rewound; start again, which "
-                    "lets it."
+                    f"{self.name} has yet to go back to clock={clock_of_rewind(last.back)}; start again, which lets it."
                 )
             if clock <= previous:
                 return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from persistent_state.errors import FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.formatting import full_clock
+from persistent_state.formatting import clock_of_rewind, full_clock
 from persistent_state.protocol.commits import amend, own
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry, Owed
@@ -146,11 +146,6 @@ def _with_outputs(entry: Entry, task: str, outputs: OutputState) -> Entry:
     return entry if outputs == known.outputs else entry.with_task(task, replace(known, outputs=outputs))
 
 
-def _what_goes(owed: Owed) -> str:
-    """Return in words what a sink takes back."""
-    return "all that it has" if owed.clock == BEGINNING else f"what is above clock={full_clock(owed.clock)}"
-
-
 @dataclass
 class Giver:
     """Gives the sink of one output what it has yet to get; `now` is a wall clock, and all other functions are the sink's.
@@ -206,8 +201,8 @@ class Giver:
         owed = newest.owed(self.task, self.output) if newest else None
         if owed is not None and self.go_back is None:
             raise InvalidInputError(
-                f"application={self.log.application} was rewound, and it can't take back {_what_goes(owed)}; name a place of "
-                "its own."
+                f"application={self.log.application} was rewound to clock={clock_of_rewind(owed.clock)}, and it can't take "
+                "back what is above that; name a place of its own."
             )
         if applied is not None and owed is None and applied > self._furthest(newest):
             raise InvalidInputError(

@@ -346,6 +346,24 @@ acts = st.lists(
 )
 
 
+def test_a_rewind_below_the_bound_needs_the_history_that_it_would_read_again() -> None:
+    world = World(Rows(rows(5, 47, 63, 99), finite=True), Rows(rows(103, 125)))
+    world.start()
+    for _ in range(5):
+        world.play(history=1)
+    alone = world.planned(world.live)
+    core.start(world.log, [alone])
+    below = max(clock for clock in world.newest.kept if clock < BOUND)
+
+    def application(inputs: Any) -> Application:
+        made = Application("app", world.files.url, checkpoint_interval=core.us(10), max_ahead="100000 days")
+        return made.add(Told(), inputs)
+
+    with pytest.raises(InvalidInputError, match="history"):
+        application(world.live).plan_rewind(below)
+    assert application({"history": world.history, "": world.live}).plan_rewind(below).clock == below
+
+
 @settings(max_examples=60, deadline=None)
 @given(moves, moves, acts, st.booleans(), st.integers(81, 120))
 def test_at_every_clock_the_state_is_made_of_each_message_once(

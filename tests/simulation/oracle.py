@@ -662,17 +662,22 @@ class Oracle:
         self._change_source()
 
     def _change_source(self) -> None:
-        """Let the source deliver other values of messages that no task has taken: somebody has mended them."""
+        """Let the source deliver other values, and keys, of messages that no task has taken: somebody has mended them."""
         if any(isinstance(judge.partitions, Several) for judge in self.judges.values()):
             # A task of several inputs shares some of them with others.
             return
+        has_kinds = any(sink.kind for of in self.sinks.of.values() for sink in of.values())
         for partitions in {id(judge.partitions): judge.partitions for judge in self.judges.values()}.values():
             taken = {p for judge in self.judges.values() if judge.partitions is partitions for p in judge.verdicts}
             for name, sent in partitions.messages.items():
-                fits = (m.value not in (None, UNFIT_VALUE) and m.place not in taken for m in sent)
-                new = [
-                    replace(m, value=(7 * m.value + 3) % 100) if fit else m for m, fit in zip(sent, fits, strict=True)
-                ]
+                new = []
+                for m, other in zip(sent, [*sent[1:], *sent[:1]], strict=True):
+                    if m.value not in (None, UNFIT_VALUE) and m.place not in taken:
+                        m = replace(m, value=(7 * m.value + 3) % 100)
+                        if has_kinds and not m.broken and not other.broken and m.position % 2:
+                            # So that only what is void has changed some key.
+                            m = replace(m, k0=other.k0, k1=other.k1)
+                    new.append(m)
                 partitions.messages[name][:] = new
 
     def _cut_back(self, judge: Judge, entry: Entry, now: int) -> None:
