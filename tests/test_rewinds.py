@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from persistent_state import (
     Reach,
     ReadAgain,
     RecordingSink,
+    SqlSink,
     StoreUnavailableError,
     TimeReplayableSource,
     ValuesAtClock,
@@ -35,6 +37,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping, amend
+from persistent_state.sinks import sql
 from persistent_state.store import runs
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.files import cache
@@ -230,6 +233,40 @@ def test_outputs_that_can_t_go_back_are_refused_before_anything_changes() -> Non
         application(world, Table([0, 110])).plan_rewind(60, outputs={"tables": "retract"})
     with pytest.raises(InvalidInputError, match="say 'retract' or 'again'"):
         application(world, Table([0, 110])).plan_rewind(60, outputs={"table": "leave"})
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_nothing_stays_in_the_table_of_an_output_that_came_with_a_reset_since_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: bool
+) -> None:
+    sink, other = (SqlSink(tmp_path / "values.db", table, history=history) for table in ("totals", "others"))
+    schema = pa.schema([("clock", pa.timestamp("us", "UTC")), ("value", pa.int64())])
+    origin = Origin("app", "total", (), schema)
+    monkeypatch.setattr(sql, "arrow_batches", iter)
+    world = World()
+    world.plan = replace(world.plan, outputs=(other.name,))
+    core.start(world.log, [world.plan])
+    world.play(6)
+    deliver.record(world.log, world.newest.epoch, "total", other.name, 50, 0)
+    world.play(8)
+    world.plan = replace(world.plan, outputs=(sink.name, other.name))
+    core.start(world.log, [world.plan], reset=("total",))
+    world.play(12)
+    for each in (sink, other):
+        each.open(origin)
+        for clock in (50, 110):
+            given: Any = [pa.RecordBatch.from_pylist([{"clock": us(clock), "value": 5}], schema)]
+            each.write(given, clock)
+        deliver.record(world.log, world.newest.epoch, "total", each.name, 110, 0)
+    app = application(world, [sink, other])
+    plan = app.plan_rewind(60)
+    assert {each.output: (each.clock, each.rows) for each in plan.outputs} == {
+        sink.name: (None, 1 + history), other.name: (50, 1),
+    }  # fmt: skip
+    assert all(each.is_done for each in app.rewind(plan).outputs)
+    of_now = replace(origin, timeline=plan.timeline)
+    assert [each.open(of_now) for each in (sink, other)] == [None, 50]
+    assert [each.rows_above(BEGINNING, of_now) for each in (sink, other)] == [0, 1]
 
 
 def owes_everything(world: World, output: str) -> None:
