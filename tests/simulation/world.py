@@ -922,6 +922,8 @@ class World:
         if sink.kind == places.PARTS:
             what, keyed = f"{sink.task} {sink.output} {due.clock} half", self.oracle.sinks.keyed(sink, values)
             actor.perform("write", what, lambda: sink.write_half(entry.timeline, due.clock, keyed))
+            # A rewind may come before the other half.
+            self._nap(Random(f"half {self.step}").choice([0, 0, 100, 500]))
 
         def act() -> None:
             self.oracle.write(sink, entry, due, values, actor.epoch)
