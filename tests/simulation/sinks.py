@@ -332,8 +332,9 @@ class Sinks:
             full = self._full(sink, job, below, clock)
             if sink.kind == AGAIN:
                 # What there is only in an earlier timeline stays.
-                has = {key: sink.mirror.get(key) for key in full}
-                must(has == full, "a sink that is given clocks again has it all", has=has, full=full, **facts)
+                there = {key: value for key, value in full.items() if value != job.zero}
+                has = {key: sink.mirror.get(key) for key in there}
+                must(has == there, "a sink that is given clocks again has it all", has=has, full=there, **facts)
                 return
             if self.graphs.is_made_of_state(sink.task):
                 full = self.graphs.with_zeros(sink.task, clock, {*sink.mirror, *full})
