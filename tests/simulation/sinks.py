@@ -187,9 +187,7 @@ class Sinks:
             for output, sink in sinks.items():
                 owed, was = entry.owed(name, output), before.owed(name, output)
                 facts = {"task": name, "output": output, "kind": sink.kind, "applied": sink.applied, "clock": clock}
-                if sink.kind == AGAIN:
-                    sink.applied = min(sink.applied, clock)
-                elif sink.kind:
+                if sink.kind and sink.kind != AGAIN:
                     must_go = sink.applied > clock or was is not None
                     self.must(not must_go or owed is not None, "what a sink has above the clock is owed", **facts)
                 if owed is not None:
@@ -201,6 +199,8 @@ class Sinks:
                     sink.floor = past.floors.get((name, output), task.stored.floor)
                 sink.seen = {each for each in sink.seen if each <= clock}
                 last = task.outputs.delivered.get(output, BEGINNING) if task else BEGINNING
+                if sink.kind == AGAIN:
+                    sink.applied = min(sink.applied, last)
                 sink.owed = {each for each in entry.retained if task and max(last, task.born) < each <= clock}
             self.lives.pop(name, None)
             if task is not None:
