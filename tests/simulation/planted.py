@@ -1163,13 +1163,6 @@ BUGS = (
         theme="rewound-outputs",
     ),
     bug(
-        "what a sink had before it came back",
-        "A sink that comes back, and keeps no record, is taken for one that has nothing.",
-        rewind._furthest,
-        ("max(given, outputs.bound(output))", "given"),
-        theme="rewound-outputs",
-    ),
-    bug(
         "life that is void",
         "A sink keeps what it was given up to the clock by a life of its task that is void.",
         rewind._right_up_to,

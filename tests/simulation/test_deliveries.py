@@ -23,7 +23,7 @@ from tests.simulation.oracle import Violation, must
 from tests.simulation.planted import Bug
 from tests.soak import soak_or
 
-WORLDS, STRIDE = soak_or(ci=40, soak=1000), 20
+WORLDS, STRIDE = soak_or(ci=20, soak=1000), 20
 
 
 def check(world: DeliveryWorld) -> Counter[str]:

@@ -47,6 +47,7 @@ GRAPH_WORLDS = soak_or(ci=20, soak=2000)
 INPUTS_WORLDS = soak_or(ci=20, soak=1000)
 BACKFILL_WORLDS = soak_or(ci=20, soak=1000)
 REWOUND_WORLDS = soak_or(ci=20, soak=2000)
+REWOUND_OUTPUTS_WORLDS = soak_or(ci=40, soak=2000)
 REWOUND_GRAPH_WORLDS = soak_or(ci=6, soak=1000)
 KEPT_WORLDS = soak_or(ci=20, soak=2000)
 BRANCHED_WORLDS = soak_or(ci=20, soak=2000)
@@ -178,7 +179,7 @@ def test_applications_that_go_back_keep_the_contract(theme: str) -> None:
 
 @pytest.mark.soak
 def test_applications_that_go_back_take_their_outputs_along() -> None:
-    worlds = [play(seed, REWOUND_OUTPUTS) for seed in range(REWOUND_WORLDS)]
+    worlds = [play(seed, REWOUND_OUTPUTS) for seed in range(REWOUND_OUTPUTS_WORLDS)]
     happened = sum((world.oracle.happened for world in worlds), Counter[str]())
     assert {kind for kind in GO_BACK if happened[f"{kind} went back"]} == {*GO_BACK}
 

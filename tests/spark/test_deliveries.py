@@ -48,7 +48,7 @@ OF_DATABASES = [
 ] + ["written newest"]
 OF_FILES = ["open parquet", "write parquet", "file", "filed", "mark", "marked", "written parquet"]
 OF_LOG = ["record", "recorded", "close"]
-CHANGING = ["file", "mark", "marked", "commit sqlite", "insert postgresql", "commit postgresql", "written postgresql"]
+CHANGING = ["file", "mark", "marked", "commit sqlite", "commit postgresql", "written postgresql"]
 CHANGING += ["written newest", "recorded", "close"]
 """The steps between which what a sink or the log holds has changed: a kill at any other step leaves what one of these does.
 

@@ -48,7 +48,7 @@ SOON = 60
 """Seconds in which a driver without a JVM must end. It takes about one where nothing else runs."""
 
 TRIES = 4
-"""The most drivers that are started until one deletes the file of a kept clock, and dies there."""
+"""The most drivers that are started until one writes or deletes a file of a kept clock, and dies there."""
 
 CHAINS = 2
 """Chains of victims that run side by side: a start of Spark keeps one core busy."""
@@ -75,8 +75,8 @@ class Chain:
             return self.kill_group()
         if point.startswith(JVM):
             return self.kill_jvm(point.removeprefix(f"{JVM} "))
-        # The files of kept clocks that a collection deletes were written by one before it, perhaps that of the next driver.
-        tries, status = TRIES if "delete kept" in point else 1, 0
+        # How many files of kept clocks a collection writes and deletes depends on those of the drivers before it.
+        tries, status = TRIES if " kept" in point else 1, 0
         while tries and status == 0:
             self._prepare(point)
             status = self._start("--die", point, *self._from_call(point)).wait(timeout=120)
@@ -156,14 +156,15 @@ class Chain:
 def crash_points(steps: Sequence[str]) -> dict[str, list[str]]:
     """By phase, the steps to kill before, which is after the ones before them: in the order of the record.
 
-    Of a start and a commit these are all; of a collection and a close the first, those that change the store, and those
-    right after.
+    These are the first, those that change the store, and those right after: a kill at another step leaves the store as one of
+    these does. A soak takes all of a start and a commit.
     """
     points: dict[str, dict[str, None]] = {phase: {} for phase in PHASES}
     before: dict[str, str] = {}
     for step in steps:
         call, phase, operation, rest = step.split(" ", 3)
-        tells = phase in ("start", "commit") or operation in WRITES or before.get(phase + call, "delete") in WRITES
+        is_whole = phase in soak_or(ci=(), soak=("start", "commit"))
+        tells = is_whole or operation in WRITES or before.get(phase + call, "delete") in WRITES
         before[phase + call] = operation
         if tells:
             points[phase][f"{phase} {operation} {rest}"] = None
