@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import random
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from persistent_state.kafka.sink import KafkaSink, as_json
 from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter, Encode
 from persistent_state.sinks.base import Origin
 from tests.kafka.deliverer import consume, go_back, go_back_until, newest, rows_of, watch, write_part, writer_of
+from tests.kafka.pause import Pause
 from tests.kafka.test_transactions import bookkeep
 from tests.kafka.topics import deleted_before, producer
 from tests.sentences import problem
@@ -209,21 +209,6 @@ def test_a_correction_is_there_once_and_whole_whatever_step_its_driver_is_killed
 
 def values(rows: pa.Table) -> Mapping[str, int]:
     return {row["key"]: row["value"] for row in rows.to_pylist()}
-
-
-@dataclass
-class Pause:
-    """Where the one thread that is `mine` waits: before its step of this number, until another lets it go on."""
-
-    step: int
-    mine: threading.local = field(default_factory=threading.local)
-    waits: threading.Event = field(default_factory=threading.Event)
-    goes_on: threading.Event = field(default_factory=threading.Event)
-
-    def come_to(self, name: str) -> None:
-        if hasattr(self.mine, "steps") and next(self.mine.steps) == self.step:
-            self.waits.set()
-            assert self.goes_on.wait(60)
 
 
 @pytest.mark.soak

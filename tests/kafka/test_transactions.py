@@ -7,11 +7,9 @@ import json
 import multiprocessing
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import confluent_kafka
@@ -37,6 +35,7 @@ from tests.kafka.deliverer import (
     write_part,
     writer_of,
 )
+from tests.kafka.pause import Pause
 from tests.sentences import problem
 from tests.soak import soak_or
 
@@ -110,21 +109,6 @@ def test_each_value_is_seen_once_although_the_broker_is_killed(broker: Broker, t
 
 
 # Those who were thought dead
-
-
-@dataclass
-class Pause:
-    """Where the one thread that is `mine` waits: before its step of this number, until another lets it go on."""
-
-    step: int
-    mine: threading.local = field(default_factory=threading.local)
-    waits: threading.Event = field(default_factory=threading.Event)
-    goes_on: threading.Event = field(default_factory=threading.Event)
-
-    def come_to(self, name: str) -> None:
-        if hasattr(self.mine, "steps") and next(self.mine.steps) == self.step:
-            self.waits.set()
-            assert self.goes_on.wait(60)
 
 
 @pytest.mark.parametrize("step", range(2, 54, 5))
