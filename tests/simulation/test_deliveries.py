@@ -104,18 +104,21 @@ BUGS = (
         "windows hold for late what they have",
         restore._counts_again_from,
         ("if plan.takes_late else flow.progress.clock", ""),
+        at=3,
     ),
     bug(
         AT_LEAST_ONCE,
         "bad rows again",
         restore.restored,
         ("kept.with_rows_taken_back(files, _counts_again_from(group.flow, plan, clock))", "kept"),
+        at=1,
     ),
     bug(
         AT_LEAST_ONCE,
         "cut back",
         restore.restored,
         ("task.stored.keep_all(shards)", "task.stored.cut_back(min(clock, group.flow.progress.clock), shards)"),
+        at=2,
     ),
     bug(
         AT_LEAST_ONCE,
@@ -139,6 +142,7 @@ BUGS = (
             "recent = last if output not in outputs.voided and last in (*entry.retained, *own) else BEGINNING",
             "recent = last",
         ),
+        at=9,
     ),
     bug(
         AT_MOST_ONCE,
@@ -159,6 +163,7 @@ BUGS = (
         "other intervals over kept ones",
         flow_state.FlowState.coarse_on,
         ("if before == interval:", "if True:"),
+        at=1,
     ),
     bug(
         AT_MOST_ONCE,
@@ -187,7 +192,7 @@ BUGS = (
         ("(position.next, END)", "(position.next, clock)"),
         at=1,
     ),
-    bug(MIXED, "again for ever", flow_state.SourceState.cut_back, (", again=END", ""), at=15),
+    bug(MIXED, "again for ever", flow_state.SourceState.cut_back, (", again=END", ""), at=24),
     bug(
         MIXED,
         "given what is void",
