@@ -118,7 +118,20 @@ class Stage:
         nothing: Any = None
         parts = [Part(plan, fed_by, Outputs((), ())) for plan, fed_by in ((self._plan, nothing), (derived, source))]
         setup = Setup(
-            spark, "graph", files, parts, SECOND, SHARDS, Keeping(), None, 0, False, False, None, None, "benchmark"
+            spark,
+            "graph",
+            files,
+            parts,
+            SECOND,
+            SHARDS,
+            Keeping(),
+            None,
+            0,
+            False,
+            False,
+            None,
+            None,
+            writer="benchmark",
         )
         self._stepper = Stepper(setup)
         self._stepper.start(entry.epoch, ())

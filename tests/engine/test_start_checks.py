@@ -32,9 +32,10 @@ def part(folder: Path) -> Part:
 
 
 def setup_of(some: Part) -> Setup:
-    """The set-up of an application with one task."""
+    """The set-up of an application with one task. Nobody asks anything of its session."""
+    session: Any = object()
     return Setup(
-        session=None,
+        session=session,
         application=some.plan.application,
         files=some.plan.files,
         parts=[some],

@@ -78,12 +78,11 @@ class Stepped:
             if plan.source_inputs or not plan.upstream:
                 world.plans[name] = replace(plan, settings=replace(plan.settings, delay=50))
         world.start()
-        nothing: Any = None
         parts = [Part(plan, source_of(plan), Outputs((), ())) for plan in world.plans.values()]
         self.heard: list[Progress] = []
-        setup = replace(setup_of(parts[0]), parts=parts, shards=shards, on_progress=self.heard.append, spark=nothing)
+        setup = replace(setup_of(parts[0]), parts=parts, shards=shards, on_progress=self.heard.append)
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobGroup=lambda group: None))
-        self.stepper = Stepper(replace(setup, spark=spark))
+        self.stepper = Stepper(replace(setup, session=spark))
 
     def play(self, task: str, at: int) -> None:
         source: Any = self.world.others if task == "PerShop" else self.world.orders
