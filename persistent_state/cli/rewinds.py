@@ -19,7 +19,7 @@ def planned(plan: RewindPlan) -> Iterator[str]:
             "tasks": list(plan.tasks),
             **({"came later": [f"{name}, which begins anew" for name in plan.later_tasks]} if plan.later_tasks else {}),
             **(
-                {"began anew": [f"{name}, which is as before" for name in plan.earlier_lives]}
+                {"reset or rebuilt": [f"{name}, which is again what it was before" for name in plan.earlier_lives]}
                 if plan.earlier_lives
                 else {}
             ),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -21,8 +20,7 @@ from persistent_state.engine.feeds import Feed, Part
 from persistent_state.engine.places import Place
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.start_checks import Continued, check_feed
-from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StateError
-from persistent_state.formatting import full_clock
+from persistent_state.errors import FencedError, InvalidInputError, StateError
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import ValuesAtClock
@@ -80,8 +78,7 @@ def plan(setup: Setup, to: int, actions: Mapping[str, str]) -> RewindPlan:
     """
     log, parts = Log(setup.files, setup.application), _by_output(setup.parts)
     planned = protocol.plan(log, to, _choose(parts, _by_named(parts, actions)))
-    with _while_kept(log, planned):
-        first = protocol.first_entry(log, planned)
+    first = protocol.first_entry(log, planned)
     # What no start could go on from is not made.
     refusals.check(first, setup.plans, (), ())
     count = partial(_with_rows, first, parts)
@@ -103,30 +100,10 @@ def rewind(setup: Setup, planned: RewindPlan) -> RewindPlan:
             f"the plan is of application={planned.application}, not {setup.application}; plan again."
         )
     log, parts = Log(setup.files, setup.application), _by_output(setup.parts)
-    with _while_kept(log, planned):
-        entry = protocol.rewind(log, planned, writer=setup.writer, now=arrow_source.now_us())
+    entry = protocol.rewind(log, planned, writer=setup.writer, now=arrow_source.now_us())
     go_back = partial(_gone_back, entry, parts)
     outputs = _at_once(go_back, planned.outputs, "go back", "If it has not by then, it does so at the next start.")
     return replace(planned, outputs=tuple(outputs))
-
-
-@contextmanager
-def _while_kept(log: Log, planned: RewindPlan) -> Iterator[None]:
-    """Refuse a plan whose clock is released while its files are read. A driver that runs may have collected them then.
-
-    Raises:
-        InvalidInputError: The clock is kept no more.
-        DamagedError: A file of a kept clock is gone, or not what was written.
-    """
-    try:
-        yield
-    except DamagedError:
-        newest = log.newest()
-        if newest is not None and planned.clock in newest.kept:
-            raise
-        raise InvalidInputError(
-            f"clock={full_clock(planned.clock)} is kept no more; plan again. Nothing changed."
-        ) from None
 
 
 def _at_once(

@@ -48,7 +48,7 @@ class Work:
 class RunMetrics:
     """The metrics of one run of an application: a collector of the library prometheus-client.
 
-    Times are seconds of any one clock. `begin` and `fail` say from when on a recovery counts; the next commit ends it.
+    Times are seconds of any one clock. `begin` says from when on a recovery counts; the next commit ends it.
 
     Raises:
         InvalidInputError: The package prometheus-client is not installed.

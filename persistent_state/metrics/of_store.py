@@ -49,9 +49,9 @@ def of_store(files: Files) -> tuple[list[Sample], list[StateError]]:
 
 
 def of_application(log: Log, settings: Mapping[str, Settings] | None = None) -> tuple[list[Sample], StateError | None]:
-    """Return the samples of an application, and an error if it is damaged or the store does not answer.
+    """Return the samples of an application.
 
-    Then they are those that can be told.
+    If the application is damaged, or the store does not answer, the error comes with the samples that can be told all the same.
 
     `settings`, by task, tell after which time a silent channel of an input is idle; None if that is not known.
     """

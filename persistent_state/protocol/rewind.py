@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from persistent_state.errors import ExistsError, FencedError, InvalidInputError
+from persistent_state.errors import DamagedError, ExistsError, FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import restore
@@ -250,17 +250,20 @@ def _before(log: Log, newest: Entry, clock: int) -> Entry:
         InvalidInputError: The clock is not kept.
         DamagedError: The entry is not what was written, or is missing.
     """
-    gone = InvalidInputError(f"clock={full_clock(clock)} is kept no more; plan again.")
     if clock not in newest.kept:
-        raise gone
+        raise _gone(clock)
     number = newest.kept[clock].entry
     try:
         return kept_entries.read(log, number)
     except FileNotFoundError:
         # The clock may have gone since the newest entry was read, and its entry with it.
         if not kept_entries.is_kept(_newest(log).kept, clock, number):
-            raise gone from None
+            raise _gone(clock) from None
         raise kept_entries.missing(log, clock, number) from None
+
+
+def _gone(clock: int) -> InvalidInputError:
+    return InvalidInputError(f"clock={full_clock(clock)} is kept no more; plan again. Nothing changed.")
 
 
 def _outputs_of(newest: Entry, before: Entry, choose: Choose) -> Iterator[OutputPlan]:
@@ -287,8 +290,9 @@ def _outputs_of(newest: Entry, before: Entry, choose: Choose) -> Iterator[Output
 def _right_up_to(newest: Entry, before: Entry, task: str, output: str) -> int:
     """Return the clock up to which what a sink has is right after a rewind to the clock of an earlier entry.
 
-    The state there was up to that clock is the same only in one life of a task. An output that was given everything by a later
-    clock, or in another life, has what the log said at the time, if it was there.
+    The state there was up to that clock is the same only in one life of a task. The sink of an output that was given everything
+    in another life, or by a later clock, is right up to the last clock that the log of then says it had. If the output was not
+    there yet, its sink has nothing that is right.
     """
     if task not in before.tasks:
         return BEGINNING
@@ -328,7 +332,13 @@ def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
 
 def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now: int) -> Entry:
     before = _before(log, newest, planned.clock)
-    back = restore.all_cut_back(log.files, before, now)
+    try:
+        back = restore.all_cut_back(log.files, before, now)
+    except DamagedError:
+        # The clock may have gone since the newest entry was read, and its files with it.
+        if before.clock in _newest(log).kept:
+            raise
+        raise _gone(before.clock) from None
     entry = replace(
         back,
         number=newest.number + 1,

@@ -354,9 +354,5 @@ def _all_begun(outputs: Collection[str], clock: int) -> dict[str, int]:
     return {} if clock == BEGINNING else dict.fromkeys(outputs, clock)
 
 
-def _at_most(clocks: Mapping[str, int], clock: int) -> dict[str, int]:
-    return {name: min(each, clock) for name, each in clocks.items()}
-
-
 def _without(clocks: Mapping[str, int], output: str) -> dict[str, int]:
     return {name: clock for name, clock in clocks.items() if name != output}

@@ -224,36 +224,34 @@ def test_a_rewind_across_a_reset_gives_the_clocks_that_the_sink_had_not_been_giv
         assert len(sink.rows) == sum(1 for row in world.rows(14) if 0 < row["ts"] < 130)
 
 
-def test_a_sink_that_is_given_clocks_again_is_given_what_only_the_void_timeline_changed() -> None:
-    world, sink = World(), Sink(keeps_record=False)
+def back_and_again(world: World, sink: Sink) -> Plan:
+    """Give a sink all clocks, and start at 60 again: it keeps what it has, and is to be given the clocks above again."""
     plan = with_sink(world, "sink")
     world.play(12, plan=plan)
     deliver_all(world, plan, sink)
     back(world, 60, AGAIN)
-    entry = core.start(world.log, [plan])
-    assert entry.owes == {}
+    core.start(world.log, [plan])
+    return plan
+
+
+def test_a_sink_that_is_given_clocks_again_is_given_what_only_the_void_timeline_changed() -> None:
+    world, sink = World(), Sink(keeps_record=False)
+    plan = back_and_again(world, sink)
+    assert world.newest.owes == {}
     world.play(12, plan=plan)
     assert deliver.due(world.newest, "total", "sink") == Due(70, BEGINNING, BEGINNING)
 
 
 def test_windows_that_are_given_again_are_those_above_the_clock() -> None:
     world, sink = windows(), Sink(keeps_record=False)
-    plan = with_sink(world, "sink")
-    world.play(12, plan=plan)
-    deliver_all(world, plan, sink)
-    back(world, 60, AGAIN)
-    core.start(world.log, [plan])
+    plan = back_and_again(world, sink)
     world.play(12, plan=plan)
     assert deliver.due(world.newest, "total", "sink") == Due(70, 60, BEGINNING)
 
 
 def test_a_sink_that_is_given_clocks_again_may_still_have_those_of_the_void_timeline() -> None:
     world, sink = World(), Sink(keeps_record=False)
-    plan = with_sink(world, "sink")
-    world.play(12, plan=plan)
-    deliver_all(world, plan, sink)
-    back(world, 60, AGAIN)
-    core.start(world.log, [plan])
+    plan = back_and_again(world, sink)
     world.play(9, value=100, plan=plan)
     deliver_all(world, plan, sink)
     with pytest.raises(InvalidInputError, match=r"may have values at clock=.*\(110\), which is above"):
