@@ -280,28 +280,26 @@ def _outputs_of(newest: Entry, before: Entry, choose: Choose) -> Iterator[Output
             more = "has values that it owes to take back since an earlier rewind"
         elif clock == before.clock:
             more = f"may have values at clock={full_clock(furthest)}, which is above the clock to go back to"
+        elif clock > BEGINNING:
+            more = f"may have values at clock={full_clock(furthest)}, and none above clock={full_clock(clock)} holds any more"
         else:
-            more = f"may have values at clock={full_clock(furthest)}, and of what began after the clock to go back to"
+            more = f"may have values at clock={full_clock(furthest)}, and none holds any more"
         action = NONE if furthest <= clock and owed is None else choose(task, output, more)
         has = furthest if furthest > BEGINNING and owed is None else None
         yield OutputPlan(task, output, action, has, clock if clock > BEGINNING else None)
 
 
 def _right_up_to(newest: Entry, before: Entry, task: str, output: str) -> int:
-    """Return the clock up to which what a sink has is right after a rewind to the clock of an earlier entry.
-
-    The state there was up to that clock is the same only in one life of a task. The sink of an output that was given everything
-    in another life, or by a later clock, is right up to the last clock that the log of then says it had. If the output was not
-    there yet, its sink has nothing that is right.
-    """
-    if task not in before.tasks:
+    """Return the clock up to which what a sink has is right after a rewind to the clock of an earlier entry."""
+    if task not in before.tasks or task not in newest.tasks:
         return BEGINNING
-    was = before.tasks[task]
-    if task in newest.tasks and _is_same_life(newest.tasks[task], was):
-        clock = newest.tasks[task].outputs.right_up_to(output, before.clock)
-        if clock is not None:
-            return clock
-    return was.outputs.delivered.get(output, BEGINNING)
+    outputs, was = newest.tasks[task].outputs, before.tasks[task]
+    return outputs.right_up_to(was.outputs, output, _stood(before, task), _is_same_life(newest.tasks[task], was))
+
+
+def _stood(before: Entry, task: str) -> int:
+    """Return the clock at which a task stands after a rewind. One that was left out, or idle, then has yet to reach the others."""
+    return min(before.clock, before.flow_of(task).visited)
 
 
 def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
@@ -312,17 +310,17 @@ def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
     owing = {(name, output) for name, of_task in newest.owes.items() for output in of_task}
     for name, task in newest.tasks.items():
         visited, outputs = newest.flow_of(name).visited, task.outputs
-        clocks = sorted({*newest.retained, *task.stored.cuts})
+        clocks = [clock for clock in sorted({*newest.retained, *task.stored.cuts}) if clock <= visited]
         # A clock at which the task was still empty may have come between after a sink was given a later one.
-        empty = BEGINNING if task.stored.first is None else task.stored.first
+        empty = visited - 1 if task.stored.first is None else task.stored.first
         for output, last in outputs.delivered.items():
-            above = (max(last, task.born), max(last, task.born, empty))
-            given = max(next((clock for clock in clocks if low < clock <= visited), last) for low in above)
+            given = [next((clock for clock in clocks if max(last, low) < clock), last) for low in (task.born, empty)]
             # After a start, until the sink answers, it may have all that the task had before.
-            yield name, output, max(given, outputs.bound(output))
-        # Those of a life before this one are outputs again if the task goes back to that life.
-        goes_on = name in before.tasks and not _is_same_life(task, before.tasks[name])
-        gone = {*outputs.left, *(outputs.retired if goes_on else ())}
+            yield name, output, max(*given, outputs.bound(output))
+        # Those that the task had already left to a life before are what they were then.
+        gone = {*outputs.left, *outputs.retired}
+        if name in before.tasks:
+            gone -= {*before.tasks[name].outputs.retired}
         for output in sorted(gone):
             yield name, output, max(visited, outputs.furthest)
         owing -= {(name, output) for output in (*outputs.delivered, *gone)}
@@ -371,7 +369,7 @@ def _outputs(name: str, newest: Entry, before: Entry, again: Sequence[str]) -> O
         return was.outputs
     task, flow = newest.tasks[name], newest.flow_of(name)
     own = max(flow.progress.clock, flow.visited)
-    return task.outputs.rewind(was.outputs, before.clock, own, _is_same_life(task, was), again)
+    return task.outputs.rewind(was.outputs, _stood(before, name), own, _is_same_life(task, was), again)
 
 
 def _is_same_life(task: TaskState, was: TaskState) -> bool:
