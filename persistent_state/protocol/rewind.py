@@ -298,7 +298,7 @@ def _right_up_to(newest: Entry, before: Entry, task: str, output: str) -> int:
 
 
 def _stood(before: Entry, task: str) -> int:
-    """Return the clock at which a task stands after a rewind. One that was left out, or idle, then has yet to reach the others."""
+    """Return the clock at which a task stands after a rewind: below the kept clock if it was left out, or idle, then."""
     return min(before.clock, before.flow_of(task).visited)
 
 

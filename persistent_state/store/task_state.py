@@ -152,7 +152,7 @@ class OutputState:
         right = min(self.voided.get(output, END), self.delivered[output])
         return replace(self, voided={**self.voided, output: right})
 
-    def believe_sink(self, output: str, clock: int, own: int, retained: Collection[int] = ()) -> OutputState:
+    def believe_sink(self, output: str, clock: int, own: int, retained: Collection[int]) -> OutputState:
         """Return the record by the sink's own: it has come to this clock. `own` is the task's clock."""
         voided, lost = dict(self.voided), dict(self.lost)
         known = max(self.delivered[output], self.left_at.get(output, BEGINNING))
@@ -260,7 +260,9 @@ class OutputState:
         delivered = {output: self.delivered.get(output, BEGINNING) for output in outputs}
         # An output that is left out is not given what it lacks, and is new when it comes back: its sink then says what it has.
         cut_at = {output: last for output, last in self.voided.items() if output not in delivered}
-        begun = {output: first for output, first in self.begun.items() if output in delivered and output in self.delivered}
+        begun = {
+            output: first for output, first in self.begun.items() if output in delivered and output in self.delivered
+        }
         return replace(
             self,
             delivered=delivered,
@@ -390,7 +392,7 @@ def _cut_at(clock: int, runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def _begun(known: Mapping[str, int], delivered: Mapping[str, int], retained: Collection[int]) -> dict[str, int]:
-    """Return what `begun` says when sinks have come to these clocks: one whose clock is gone is given everything with the next."""
+    """Return `begun` when sinks have come to these clocks. One whose clock is gone is given everything with the next."""
     begun = dict(known)
     for output, last in delivered.items():
         above = [clock for clock in retained if clock > last]

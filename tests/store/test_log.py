@@ -338,7 +338,9 @@ def as_of_format_3(entry: Entry) -> Entry:
         for flow in [some[i % len(some)]]
     }
     tasks = {
-        name: replace(task, flow=name, late_rows=LateRows(), outputs=replace(task.outputs, begun={}, left_at={}, lost={}))
+        name: replace(
+            task, flow=name, late_rows=LateRows(), outputs=replace(task.outputs, begun={}, left_at={}, lost={})
+        )
         for name, task in entry.tasks.items()
     }
     return replace(entry, flows=flows, tasks=tasks, kept={}, timeline=0, owes={})
