@@ -156,7 +156,7 @@ def state(
     """
     numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     right = {i for i, field in enumerate(found.schema) if any(is_one(field.type) for is_one in numbers)}
-    shown = [[shortened(_printable(cell(value))) if value.is_valid else "null" for value in row] for row in rows]
+    shown = [[shortened(printable(cell(value))) if value.is_valid else "null" for value in row] for row in rows]
     yield from table(found.column_names, shown, right)
     yield ""
     count = f"{keys:,} {of}{'' if keys == 1 else 's'}"
@@ -167,7 +167,7 @@ def state(
 def table(heads: Row, rows: Sequence[Row], right: Collection[int] = ()) -> Iterator[str]:
     """Yield a table: heads, a rule, rows. A column is as wide as its widest cell; those in `right` are aligned right."""
     # Names of channels and tasks are data, too.
-    rows = [[_printable(text) for text in row] for row in rows]
+    rows = [[printable(text) for text in row] for row in rows]
     widths = [max(map(_width, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, ["-" * width for width in widths], *rows):
         cells = []
@@ -183,7 +183,7 @@ def cell(value: pa.Scalar) -> str:
     return "" if shown is None else shown if isinstance(shown, str) else to_json(shown)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return the text, or its JSON if it has characters that would disturb a terminal."""
     return text if text.isprintable() else json.dumps(text)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from persistent_state.cli.text import pairs
 from persistent_state.formatting import full_clock, shortened, show_clock, table
 from persistent_state.protocol.rewind import NONE, RETRACT, OutputPlan, ReadAgain, RewindPlan
+from persistent_state.show.text import pairs
 
 
 def planned(plan: RewindPlan) -> Iterator[str]:
