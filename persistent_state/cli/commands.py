@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
         "top", parents=[common], help="watch how far the applications of a store are, and what they wait for"
     )
     watch.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")
-    watch.add_argument("--once", action="store_true", help="print it once; so it is anyway if the output is no terminal")
+    watch.add_argument(
+        "--once", action="store_true", help="print it once; so it is anyway if the output is no terminal"
+    )
     watch.set_defaults(run=_top)
 
     measure = commands.add_parser(
@@ -235,7 +237,10 @@ def _top(arguments: argparse.Namespace) -> int:
     files = open_files(arguments.store, _storage_options(arguments.storage_options))
     lookout = top.Lookout(files, arguments.application)
     if sys.stdout.isatty() and not (arguments.once or arguments.json):
-        live.watch(lookout, live.terminal(), seconds=time.monotonic, now_us=_now_us, wait=time.sleep)
+        console = live.terminal()
+        with suppress(KeyboardInterrupt):
+            live.watch(lookout, console, seconds=time.monotonic, now_us=_now_us, wait=time.sleep)
+        return 0
     seen = lookout.look()
     if arguments.json:
         every = [top.told(each) for each in seen]

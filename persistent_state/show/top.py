@@ -58,7 +58,7 @@ class _Known:
             entry = self.log.newest()
             if entry is None:
                 raise no_application(self.log.files, self.log.application)
-            if self.summary is None or entry != self.entry:
+            if self.summary is None or entry is not self.entry:
                 self.summary, self.entry = summary.of_log(self.log), entry
         except (StateError, OSError) as error:
             return Seen(self.log.application, self.summary, str(error))

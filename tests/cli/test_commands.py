@@ -70,8 +70,8 @@ Bergen,,8,1024
 
 
 def test_the_docs_have_an_example_of_each_command() -> None:
-    assert {command[0] for command, _ in EXAMPLES} == {"show", "metrics", "graph", "state", "verify"}
-    assert len(EXAMPLES) == 7
+    assert {command[0] for command, _ in EXAMPLES} == {"show", "top", "metrics", "graph", "state", "verify"}
+    assert len(EXAMPLES) == 8
 
 
 @pytest.mark.parametrize(
