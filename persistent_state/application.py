@@ -32,6 +32,9 @@ from persistent_state.ordered import InOrderTask, OrderedTask, named
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
 from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.rewind import RewindPlan
+from persistent_state.redact import shown
+from persistent_state.show import definition, html
+from persistent_state.show.tables import Table
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
@@ -156,6 +159,33 @@ class Application:
         if self.max_restarts < 0:
             raise InvalidInputError(f"max_restarts={self.max_restarts}; say 0 for none.")
         _checked_delivery(self.delivery)
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "store": shown(self.store),
+            "checkpoint interval": str(self.checkpoint_interval),
+            "allowed delay": str(self.allowed_delay),
+            **({} if self.idle_after is None else {"idle after": str(self.idle_after)}),
+            **({} if self.alignment is None else {"alignment": str(self.alignment)}),
+            "retained checkpoints": f"{self.retained_checkpoints:,}",
+            "delivery": self.delivery,
+        }
+        # An ordered task is several, of which the first is given its messages.
+        parts = dict[str, list[_Added]]()
+        for added in self._added:
+            parts.setdefault(added.named, []).append(added)
+        rows = [
+            (
+                name,
+                definition.reads({input: of.source for input, of in some[0].inputs.items()}),
+                ", ".join(some[0].task.key_columns) or "-",
+                definition.state(some[0].task),
+                ", ".join(output for added in some for output in definition.outputs(added.outputs)) or "-",
+            )
+            for name, some in parts.items()
+        ]
+        tasks = Table(("task", "reads", "key", "state", "outputs"), rows)
+        return html.definition(f"Application {self.name}", facts, tasks)
 
     def add(
         self,

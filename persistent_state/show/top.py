@@ -1,4 +1,4 @@
-"""Look at the applications of a store again and again, as operators do: clocks, what they wait for, what lags, what went aside."""
+"""Look at the applications of a store again and again, as operators do: at clocks, at what they wait for, and at what lags."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Seen:
 
 @dataclass
 class _Known:
-    """What earlier looks at an application have found, and the clocks that they saw, with the seconds at which they did."""
+    """The findings of earlier looks at an application, and the clocks that they saw, with the seconds at which they did."""
 
     log: Log
     entry: Entry | None = None

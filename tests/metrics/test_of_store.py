@@ -6,13 +6,12 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import prometheus_client
-import pyarrow as pa
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -24,7 +23,6 @@ from persistent_state.metrics.measures import Measure, Sample
 from persistent_state.protocol import deliver
 from persistent_state.store.files import open_files
 from persistent_state.store.flow_state import LateRows, SourceState
-from persistent_state.store.log import Log
 from persistent_state.store.named_files import Pages, Stored
 from tests import core
 from tests.two_tasks import TwoTasks
