@@ -16,14 +16,14 @@ from tests.words import SCHEMA, Words
 class TwoTasks:
     """An application with the tasks A and B, a column of channels, an output of A, and an interval of 10 seconds."""
 
-    def __init__(self, log: Log | None = None) -> None:
-        self.log = log or Log(core.memory(), "app")
+    def __init__(self, outputs: tuple[str, ...] = ("sink",)) -> None:
+        self.log = Log(core.memory(), "app")
         settings = Settings(10_000_000, ahead=2**62)
         self.plans = {
             name: core.plan_of(Words(name), SCHEMA, files=self.log.files, channel="word", settings=settings)
             for name in "AB"
         }
-        self.plans["A"] = replace(self.plans["A"], outputs=("sink",))
+        self.plans["A"] = replace(self.plans["A"], outputs=outputs)
         self.start()
 
     def start(self, *names: str) -> None:

@@ -18,7 +18,7 @@ STYLE = (
     ".persistent-state th,.persistent-state td{padding:.2em .8em .2em 0;text-align:left;vertical-align:top;"
     "color:inherit;background:none}"
     ".persistent-state thead th{border-bottom:1px solid rgba(128,128,128,.6)}"
-    ".persistent-state .right{text-align:right}"
+    ".persistent-state .right{text-align:right;white-space:nowrap}"
     ".persistent-state .facts th{font-weight:normal;opacity:.75}"
     ".persistent-state img{max-width:100%}"
 )

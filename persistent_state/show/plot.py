@@ -22,13 +22,13 @@ def plot(application: str, history: pa.Table, axes: Axes | None = None) -> Axes:
         InvalidInputError: The package matplotlib is not installed.
     """
     try:
-        from matplotlib import pyplot, rcParams
+        from matplotlib import dates, pyplot, rcParams
     except ImportError as error:
         raise InvalidInputError(
             "package='matplotlib' is missing for a plot; pip install 'persistent-state[plots]'."
         ) from error
     if axes is None:
-        _, axes = pyplot.subplots()
+        _, axes = pyplot.subplots(layout="constrained")
     lines, names = [], []
     for task in pc.unique(history["task"]).to_pylist():
         rows = history.filter(pc.equal(history["task"], task))
@@ -50,7 +50,10 @@ def plot(application: str, history: pa.Table, axes: Axes | None = None) -> Axes:
     # A name may begin with what the library hides, and have signs that it would set as a formula.
     axes.legend(lines, [name.replace("$", r"\$") for name in names])
     axes.set(title=application, xlabel="written, UTC", ylabel="clock, event time UTC")
-    axes.figure.autofmt_xdate()
+    for axis in (axes.xaxis, axes.yaxis):
+        places = dates.AutoDateLocator()  # type: ignore[no-untyped-call]
+        axis.set_major_locator(places)
+        axis.set_major_formatter(dates.ConciseDateFormatter(places))  # type: ignore[no-untyped-call]
     return axes
 
 
