@@ -193,6 +193,13 @@ def shortened(text: str) -> str:
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
 
 
+def cut(text: str, places: int) -> str:
+    """Return the beginning of a text that takes at most so many places of a terminal."""
+    while text and _width(text) > places:
+        text = text[: places - _width(text)]
+    return text
+
+
 def _width(text: str) -> int:
     """Return how many places of a terminal the text takes."""
     return sum(
