@@ -165,8 +165,9 @@ class Lines:
 
     def draw(self) -> None:
         """Draw the lines as they are now."""
+        now = self._now()
         with self._lock:
-            rows = [task.line(self._now()) for task in self._of_tasks.values()]
+            rows = [task.line(now) for task in self._of_tasks.values()]
         self._screen.draw(_aligned(rows))
 
     def close(self, entry: Entry | None) -> None:
@@ -217,14 +218,14 @@ class _Task:
 
     def line(self, now: float) -> tuple[str, ...]:
         """Return the cells of the task's line."""
+        if not self._newest:
+            return (self.name, "no commit yet", "", "", "")
         self._counted.append((now, self._messages))
         while len(self._counted) > 2 and self._counted[1][0] <= now - SPAN:
             self._counted.popleft()
         since, before = self._counted[0]
         rate = (self._messages - before) / (now - since) if now > since else 0.0
-        if not self._newest:
-            return (self.name, "no commit yet", "", "", "")
-        clock = min((progress.clock for progress in self._newest.values()), default=BEGINNING)
+        clock = min(progress.clock for progress in self._newest.values())
         return (
             self.name,
             f"{self._messages:,} message{'' if self._messages == 1 else 's'}",
