@@ -40,7 +40,7 @@ _logger = logging.getLogger("persistent_state")
 
 
 class Screen(Protocol):
-    """Where lines are shown."""
+    """A place where lines are shown."""
 
     def draw(self, lines: Sequence[str]) -> None:
         """Show these lines in the place of those before."""

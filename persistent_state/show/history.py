@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -12,6 +13,8 @@ from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import no_application
+
+T = TypeVar("T")
 
 TIME = pa.timestamp("us", "UTC")
 
@@ -52,13 +55,32 @@ def history(log: Log) -> pa.Table:
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
-def _entries(log: Log) -> Iterator[Entry]:
-    """Yield the entries that are there, ascending: those of kept clocks, and those that no collection has deleted."""
-    kept, listed = {*kept_entries.numbers(log)}, log.numbers()
-    for number in sorted({*kept, *listed}):
-        # What is collected meanwhile is left out.
-        with suppress(FileNotFoundError):
-            yield kept_entries.read_file(log, number) if number in kept else log.read(number)
+def _entries(log: Log) -> list[Entry]:
+    """Return the entries that are there, ascending: those that no collection has deleted, and those of kept clocks."""
+    kept = log.files.for_each(partial(_if_there, partial(kept_entries.read_file, log)), kept_entries.numbers(log))
+    # If there is a file of an entry, the log may be wrong.
+    found = {entry.number: entry for entry in (*_in_log(log), *kept) if entry is not None}
+    return [found[number] for number in sorted(found)]
+
+
+def _in_log(log: Log) -> Iterator[Entry]:
+    """Yield the entries of the log. Their files are read several at a time if the store answers over a network."""
+    before: Entry | None = None
+    for written in log.files.for_each(partial(_if_there, log.open), log.numbers()):
+        if written is None or before is None or written.number != before.number + 1:
+            before = None
+        # What follows from an entry that is gone can't be put together.
+        if written is not None and (before is not None or written.whole is not None):
+            before = written.entry(before)
+            yield before
+
+
+def _if_there(read: Callable[[int], T], number: int) -> T | None:
+    """Return what is read; None if it was collected meanwhile."""
+    try:
+        return read(number)
+    except FileNotFoundError:
+        return None
 
 
 def _clock(clock: int) -> int | None:

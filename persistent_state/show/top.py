@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from persistent_state.errors import InvalidInputError, StateError
+from persistent_state.errors import DamagedError, InvalidInputError, StoreUnavailableError
 from persistent_state.formatting import show_clock
 from persistent_state.show import summary, words
 from persistent_state.show.tables import Table
@@ -60,7 +60,7 @@ class _Known:
                 raise no_application(self.log.files, self.log.application)
             if self.summary is None or entry is not self.entry:
                 self.summary, self.entry = summary.of_log(self.log), entry
-        except (StateError, OSError) as error:
+        except (DamagedError, StoreUnavailableError, OSError) as error:
             return Seen(self.log.application, self.summary, str(error))
         return Seen(self.log.application, self.summary, moved=self._moved(now))
 
@@ -95,13 +95,9 @@ class Lookout:
             InvalidInputError: There is no application, or none of this name.
             StoreUnavailableError: The store does not list its applications.
         """
-        known = find_applications(self._files)
+        known = find_applications(self._files) if self._application is None else [self._application]
         if not known:
             raise InvalidInputError(f"there is no application in store={self._files.url}; look at its address.")
-        if self._application is not None:
-            if self._application not in known:
-                raise no_application(self._files, self._application)
-            known = [self._application]
         self._known = {name: self._known.get(name) or _Known(Log(self._files, name)) for name in known}
         return [each.look(now) for each in self._known.values()]
 
