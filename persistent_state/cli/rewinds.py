@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from persistent_state.formatting import full_clock, shortened, show_clock, table
+from persistent_state.formatting import full_clock, pairs, shortened, show_clock, table
 from persistent_state.protocol.rewind import NONE, RETRACT, OutputPlan, ReadAgain, RewindPlan
-from persistent_state.show.text import pairs
 
 
 def planned(plan: RewindPlan) -> Iterator[str]:

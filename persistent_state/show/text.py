@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from persistent_state.event_time.durations import show_duration
-from persistent_state.formatting import full_clock, show_clock
+from persistent_state.formatting import full_clock, pairs, show_clock
 from persistent_state.show import tables, words
 from persistent_state.show.words import size
 from persistent_state.store.verify import Verified
@@ -118,11 +118,3 @@ def width() -> int:
 
 def _count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def pairs(told: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
-    """Yield lines of names and values; a value of several lines has its name at the first."""
-    wide = max(map(len, told))
-    for name, values in told.items():
-        for place, value in enumerate([values] if isinstance(values, str) else values):
-            yield f"{'' if place else name:<{wide}}  {value}"

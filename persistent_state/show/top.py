@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from persistent_state.errors import DamagedError, InvalidInputError, StoreUnavailableError
-from persistent_state.formatting import show_clock
+from persistent_state.formatting import pairs, show_clock
 from persistent_state.show import summary, words
 from persistent_state.show.tables import Table
-from persistent_state.show.text import pairs
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 from persistent_state.store.flow_state import OUTSIDE
