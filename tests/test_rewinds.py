@@ -30,13 +30,13 @@ from persistent_state import (
     ValuesAtClock,
 )
 from persistent_state.batch.plan import AT_MOST_ONCE
-from persistent_state.cli.describe import summary
-from persistent_state.cli.text import application as application_text
 from persistent_state.engine import rewinds
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping, amend
+from persistent_state.show.summary import summary
+from persistent_state.show.text import application as application_text
 from persistent_state.sinks import sql
 from persistent_state.store import runs
 from persistent_state.store.entry import Entry, Owed

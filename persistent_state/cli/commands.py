@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -17,15 +18,17 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state import __version__, formatting
-from persistent_state.cli import graph, rewinds
-from persistent_state.cli.describe import summary
+from persistent_state.cli import rewinds
 from persistent_state.cli.loader import load_application
-from persistent_state.cli.text import application, applications, size, verified, width
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.formatting import full_clock, plain, read_clock, to_json
 from persistent_state.metrics.exposition import as_text
 from persistent_state.metrics.of_store import of_store
 from persistent_state.protocol.rewind import AGAIN, RETRACT
+from persistent_state.show import graph, live, top
+from persistent_state.show.summary import summary
+from persistent_state.show.text import application, applications, verified, width
+from persistent_state.show.words import size
 from persistent_state.store.files import open_files
 from persistent_state.store.state_at import find_applications, find_state
 from persistent_state.store.verify import verify
@@ -80,6 +83,15 @@ def _parser() -> argparse.ArgumentParser:
     tell = commands.add_parser("show", parents=[common], help="show the applications of a store, or the tasks of one")
     tell.add_argument("application", metavar="APP", nargs="?", help="an application (default: list them all)")
     tell.set_defaults(run=_show)
+
+    watch = commands.add_parser(
+        "top", parents=[common], help="watch how far the applications of a store are, and what they wait for"
+    )
+    watch.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")
+    watch.add_argument(
+        "--once", action="store_true", help="print it once; so it is anyway if the output is no terminal"
+    )
+    watch.set_defaults(run=_top)
 
     measure = commands.add_parser(
         "metrics", parents=[common], help="print metrics of all applications of a store, as OpenMetrics text"
@@ -219,6 +231,31 @@ def _show(arguments: argparse.Namespace) -> int:
         raise InvalidInputError(f"there is no application in store={files.url}; look at its address.")
     _print([to_json(every)] if arguments.json else applications(every))
     return 0
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    files = open_files(arguments.store, _storage_options(arguments.storage_options))
+    lookout = top.Lookout(files, arguments.application)
+    if sys.stdout.isatty() and not (arguments.once or arguments.json):
+        console = live.terminal()
+        with suppress(KeyboardInterrupt):
+            live.watch(lookout, console, seconds=time.monotonic, now_us=_now_us, wait=time.sleep)
+        return 0
+    seen = lookout.look()
+    if arguments.json:
+        every = [top.told(each) for each in seen]
+        _print([to_json(every if arguments.application is None else every[0])])
+    else:
+        _print(top.lines(seen))
+    sys.stdout.flush()
+    errors = [each.error for each in seen if each.error]
+    for error in errors:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+    return 2 if errors else 0
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000  # noqa: TID251 - people look at this, on no machine of a world that is played
 
 
 def _metrics(arguments: argparse.Namespace) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from persistent_state.cli.text import pairs
-from persistent_state.formatting import full_clock, shortened, show_clock, table
+from persistent_state.formatting import full_clock, pairs, shortened, show_clock, table
 from persistent_state.protocol.rewind import NONE, RETRACT, OutputPlan, ReadAgain, RewindPlan
 
 

@@ -24,11 +24,11 @@ import pytest
 from monoids import Average, Max, Monoid, Struct, Sum
 from persistent_state import NonWindowState, PersistentTask, SlidingWindow, WindowState, read_state
 from persistent_state.cli.commands import main
-from persistent_state.cli.text import size
 from persistent_state.event_time.durations import show_duration
 from persistent_state.formatting import read_clock, show_clock
 from persistent_state.partials.waiting import Rows
 from persistent_state.protocol.commits import Keeping
+from persistent_state.show.words import size
 from persistent_state.state import KeptState
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -70,8 +70,8 @@ Bergen,,8,1024
 
 
 def test_the_docs_have_an_example_of_each_command() -> None:
-    assert {command[0] for command, _ in EXAMPLES} == {"show", "metrics", "graph", "state", "verify"}
-    assert len(EXAMPLES) == 7
+    assert {command[0] for command, _ in EXAMPLES} == {"show", "top", "metrics", "graph", "state", "verify"}
+    assert len(EXAMPLES) == 8
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_show_tells_the_timeline_and_which_sink_has_yet_to_go_back(
     assert main(["show", world.files.url, "app", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["timeline"], told["kept"][-1]) == (3, {"clock": 60, "names": []})
-    assert told["tasks"][0]["outputs"] == [{"output": "table", "clock": 60, "behind": 0, "back_to": 60}]
+    assert told["tasks"][0]["outputs"] == [{"output": "table", "clock": 60, "behind": 0, "lag": 0, "back_to": 60}]
 
 
 @pytest.mark.parametrize("answer", ["", "\n", "n\n", "yess\n"])
