@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,7 @@ from persistent_state import (
     ConsoleSink,
     DamagedError,
     FencedError,
+    FileSource,
     InvalidInputError,
     Origin,
     OutputPlan,
@@ -38,7 +41,7 @@ from persistent_state.protocol import deliver
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping, amend
 from persistent_state.sinks import sql
-from persistent_state.store import runs
+from persistent_state.store import kept_entries, lists, runs
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.files import cache
 from tests import core
@@ -451,6 +454,88 @@ def test_a_source_that_has_no_longer_what_is_to_be_read_again_is_refused() -> No
     assert app.plan_rewind(90).clock == 90
     with pytest.raises(InvalidInputError, match="position=6 is gone; the oldest is 8"):
         app.plan_rewind(60)
+
+
+class Folder:
+    """An application that has read a file for each message, up to clock 110, and whose last two files came later."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path, self.world = path, World()
+        self.source = FileSource(
+            path, timestamp="ts", timestamp_unit="us", schema=SCHEMA, max_files_per_batch=1, **options
+        )
+        for some in (range(10), range(10, 12)):
+            for number in some:
+                self.write(number)
+            opened = copy.deepcopy(self.source)
+            opened.open(self.journal(), self.world.newest.flows["total"].source.known_positions)
+            while core.play_source(self.world.log, self.world.plan, opened, keeping=self.world.keeping):
+                pass
+
+    def write(self, number: int, value: int = 1) -> None:
+        row = {**self.world.rows(number + 1)[number], "n": value}
+        (self.path / f"{number:02}.json").write_text(json.dumps(row) + "\n")
+
+    def journal(self) -> list[str]:
+        return lists.read_journals(self.world.files, self.world.newest.flows["total"])[""]
+
+    def app(self) -> Application:
+        return Application("app", self.world.files.url, checkpoint_interval="10 seconds").add(Total(), self.source)
+
+
+def test_a_rewind_is_refused_if_files_are_gone_that_were_read_since_the_clock(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    before = folder.world.newest
+    assert before.clock == 110
+    # Of what is below the clock, nothing is read again.
+    (tmp_path / "03.json").unlink()
+    (plan,) = folder.app().plan_rewind(60).reads
+    assert (plan.count, plan.unit) == (6, "files")
+    for number in (7, 8, 10, 11):
+        (tmp_path / f"{number:02}.json").unlink()
+    said = problem(lambda: folder.app().rewind(60))
+    assert said == (
+        f"4 of the 6 files of FileSource({str(tmp_path)!r}) that are to be read again are gone: '07.json', '08.json', "
+        "'10.json' and 1 more. Bring back what they were, or go back to a later clock."
+    )
+    assert folder.world.newest == before
+    # Those that were first read after the clock are read as they are.
+    for number in (7, 8, 10, 11):
+        folder.write(number, value=100)
+    assert folder.app().plan_rewind(60).clock == 60
+    (tmp_path / "11.json").unlink()
+    for clock in (60, 100, 110):
+        assert "1 of the" in problem(lambda clock=clock: folder.app().plan_rewind(clock))
+    folder.write(11)
+    folder.app().rewind(60)
+    assert folder.world.newest.clock == 60
+
+
+def test_a_rewind_compares_with_the_files_of_the_newest_timeline(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.app().rewind(60)
+    core.start(folder.world.log, [folder.world.plan])
+    folder.write(12)
+    opened = copy.deepcopy(folder.source)
+    opened.open(folder.journal(), folder.world.newest.flows["total"].source.known_positions)
+    while core.play_source(folder.world.log, folder.world.plan, opened, keeping=folder.world.keeping):
+        pass
+    assert folder.world.newest.clock == 110
+    (tmp_path / "12.json").unlink()
+    assert "are gone: '12.json'. Bring back" in problem(lambda: folder.app().plan_rewind(30))
+
+
+def test_the_file_of_which_the_state_at_the_clock_may_have_rows_is_read_again_as_it_was(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    # Its position is above that of the clock 50, and the clock's entry knows it.
+    number = folder.world.newest.flow_of("total").source.next_positions[""] >> 32
+    entry = kept_entries.read(folder.world.log, folder.world.newest.kept[50].entry)
+    known = lists.read_journals(folder.world.files, entry.flow_of("total"))[""]
+    again = entry.flow_of("total").source.replays_from(50)[""] >> 32
+    assert again < len(known) < number
+    folder.write(again, value=1000)
+    said = problem(lambda: folder.app().plan_rewind(50))
+    assert f"have another size than they had: '{again:02}.json'. Bring back" in said
 
 
 def test_an_output_whose_sink_can_t_go_back_any_more_is_refused_when_it_comes_back() -> None:

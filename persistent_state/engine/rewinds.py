@@ -14,14 +14,15 @@ from typing import TypeAlias
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from persistent_state.batch.plan import AT_MOST_ONCE, Plan
+from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan, Plan
 from persistent_state.engine import arrow_source, queries
 from persistent_state.engine.feeds import Feed, Part
 from persistent_state.engine.places import Place
 from persistent_state.engine.queries import Setup
-from persistent_state.engine.start_checks import Continued, check_feed
+from persistent_state.engine.start_checks import Continued, check_feed, copied
 from persistent_state.errors import FencedError, InvalidInputError, StateError
-from persistent_state.inputs import AnySource
+from persistent_state.formatting import full_clock
+from persistent_state.inputs import AnySource, check_again
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.protocol import flows, refusals
@@ -32,8 +33,12 @@ from persistent_state.sinks.base import RecordingSink
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TASK_SOURCES
+from persistent_state.store import lists
 from persistent_state.store.entry import Entry
+from persistent_state.store.files import Files
 from persistent_state.store.log import Log
+from persistent_state.store.runs import named_by_newest
+from persistent_state.store.state_at import newest_entry
 from persistent_state.task import PersistentTask
 
 SINK_SECONDS = 60.0
@@ -82,8 +87,9 @@ def plan(setup: Setup, to: int, actions: Mapping[str, str]) -> RewindPlan:
     # What no start could go on from is not made.
     refusals.check(first, setup.plans, (), ())
     count = partial(_with_rows, first, parts)
+    reads = _reads(setup, first, newest_entry(setup.files, setup.application))
     outputs = _at_once(count, planned.outputs, "tell its rows", "The plan is made without them.")
-    return replace(planned, outputs=tuple(outputs), reads=tuple(_reads(setup, first)))
+    return replace(planned, outputs=tuple(outputs), reads=tuple(reads))
 
 
 def rewind(setup: Setup, planned: RewindPlan) -> RewindPlan:
@@ -239,27 +245,55 @@ def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
         return output
 
 
-def _reads(setup: Setup, first: Entry) -> list[ReadAgain]:
-    """Return what a start from this entry would read again of each source.
+def _reads(setup: Setup, first: Entry, newest: Entry) -> list[ReadAgain]:
+    """Return what a start from the first entry of a timeline would read again of each source.
+
+    What was read since the clock stands in the journals of the newest entry.
 
     Raises:
         InvalidInputError: A source has it no more, or has no positions.
     """
     found = []
     for feed in setup.feeds:
-        if isinstance(feed.source, TASK_SOURCES):
+        source = feed.source
+        if isinstance(source, TASK_SOURCES):
             continue
         if not feed.plan.first.has_positions:
             raise InvalidInputError(
                 f"{feed.plan.title}: {feed.source!r} has no positions, so nobody knows what is to be read again; name a column "
                 "of positions."
             )
-        found += [_read_again(feed, each) for each in check_feed(setup, feed, first, (), ())]
+        if not isinstance(source, DataFrameSource):
+            _check_again(setup.files, feed.plan, source, first, newest)
+        try:
+            continued = check_feed(setup, feed, first, (), ())
+        except InvalidInputError as error:
+            # It speaks of a start.
+            raise InvalidInputError(f"no start could go on from clock={full_clock(first.clock)}: {error}") from error
+        found += [_read_again(feed, each) for each in continued]
         if isinstance(feed.source, DataFrameSource):
             known = [name for name in feed.plan.by_name if name in first.tasks]
             for group in flows.divided(first, known) if known else ():
                 found.append(ReadAgain(tuple(group.tasks), repr(feed.source), group.flow.source.next_positions))
     return found
+
+
+def _check_again(
+    files: Files, flow: FlowPlan, source: TimeReplayableSource | KafkaConnectorSource, first: Entry, newest: Entry
+) -> None:
+    """Refuse to go back if a source lacks something that it has found since the clock.
+
+    Raises:
+        InvalidInputError: A source does.
+    """
+    groups = flows.divided(first, [name for name in flow.by_name if name in first.tasks])
+    later = flows.divided(newest, [name for name in flow.by_name if name in newest.tasks])
+    for group in groups:
+        positions = group.flow.with_inputs(flow.first.bounds).source.next_positions
+        with named_by_newest():
+            journals = lists.read_journals(files, group.flow)
+            for other in later:
+                check_again(copied(source), positions, journals, lists.read_journals(files, other.flow))
 
 
 def _read_again(feed: Feed, each: Continued) -> ReadAgain:

@@ -741,6 +741,52 @@ class TestReplay:
         ):
             Driver(lambda: source(tmp_path), before.journal, FILE, 3 * FILE).source.reach({"": FILE}, False)
 
+    @pytest.mark.parametrize("url", [False, True])
+    def test_a_rewind_asks_for_the_files_that_a_start_would_not_miss(self, tmp_path: Path, url: bool) -> None:
+        folder = f"file://{tmp_path}" if url else tmp_path
+        for i in range(3):
+            write(tmp_path, f"{i}.csv", table(i, 1))
+        before = Driver(lambda: source(folder))
+        before.next()
+        then = [*before.journal]
+        for i in range(3, 8):
+            write(tmp_path, f"{i}.csv", table(i, 1))
+        before.next()
+
+        def ask() -> None:
+            source(folder).check_again({"": 2 * FILE}, then, before.journal)
+
+        ask()
+        for i in (0, 1):
+            (tmp_path / f"{i}.csv").unlink()
+        ask()
+        for i in (3, 4, 5, 6):
+            (tmp_path / f"{i}.csv").unlink()
+        with pytest.raises(
+            InvalidInputError,
+            match=r"^4 of the 6 files of FileSource\(.*\) that are to be read again are gone: "
+            r"'3.csv', '4.csv', '5.csv' and 1 more\. Bring back what they were, or go back to a later clock\.$",
+        ):
+            ask()
+        source(folder).check_again({"": 8 * FILE}, before.journal, before.journal)
+        for i in (2, 3, 4, 5, 6):
+            write(tmp_path, f"{i}.csv", table(i, 100))
+        with pytest.raises(InvalidInputError, match="1 of the 6 files .* have another size than they had: '2.csv'"):
+            ask()
+
+    def test_a_rewind_asks_for_no_file_that_a_finite_source_does_not_have(self, tmp_path: Path) -> None:
+        write(tmp_path, "0.csv", table(0, 1))
+        then = Driver(lambda: source(tmp_path, finite=True))
+        then.next()
+        write(tmp_path, "1.csv", table(1, 1))
+        # As of a task that was rebuilt since.
+        rebuilt = Driver(lambda: source(tmp_path, finite=True))
+        rebuilt.next()
+        (tmp_path / "1.csv").unlink()
+        source(tmp_path, finite=True).check_again({}, then.journal, rebuilt.journal)
+        with pytest.raises(InvalidInputError, match="1 of the 2 files .* are gone: '1.csv'"):
+            source(tmp_path, finite=True).check_again({}, rebuilt.journal, rebuilt.journal)
+
     def test_a_file_that_changes_after_it_was_planned_is_named(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", table(0, 1))
         opened = source(tmp_path)
