@@ -81,8 +81,8 @@ def read_file(log: Log, number: int) -> Entry:
 def entry_at(log: Log, clock: int, task: str | None = None) -> Entry | None:
     """Return the entry from which the state at a clock is read; the newest if the clock is neither retained nor kept.
 
-    It is the newest entry if its runs keep the clock apart, else that of the kept clock. A `task` that may have begun anew
-    since the clock was the newest is read from that of the kept clock, too. None if the log is empty.
+    It is the newest entry if its runs keep the clock apart, else that of the kept clock. A `task` that may have begun from
+    zero since the clock was the newest is read from that of the kept clock, too. None if the log is empty.
 
     Raises:
         DamagedError: The entry is not what was written, or is missing.
@@ -105,9 +105,9 @@ def entry_at(log: Log, clock: int, task: str | None = None) -> Entry | None:
 
 
 def _may_have_begun_since(newest: Entry, task: str | None, clock: int) -> bool:
-    """Return whether a task may be in another life than when a kept clock was the newest. One that was rebuilt may be."""
-    known = None if task is None else newest.tasks.get(task)
-    return known is not None and (known.born >= clock or known.life > 0)
+    """Return whether a task may have begun from zero since a kept clock was the newest, and so lacks what was below it."""
+    # A task that others feed is born just below the clock at which it begins.
+    return task is not None and task in newest.tasks and newest.tasks[task].born >= clock - 1
 
 
 def missing(log: Log, clock: int, number: int) -> DamagedError:

@@ -418,7 +418,7 @@ def newest_entry(files: Files, application: str) -> Entry:
 def entry_at(files: Files, application: str, clock: int, task: str | None = None) -> Entry:
     """Return the entry from which the state at a clock is read: the newest, or that of a kept clock.
 
-    A `task` that began anew since is read as it was before.
+    A `task` that began from zero since is read as it was before.
 
     Raises:
         InvalidInputError: There is no such application.
