@@ -22,7 +22,7 @@ from persistent_state.event_time.clocks import Settings
 from persistent_state.metrics import measures, of_store
 from persistent_state.metrics.exposition import as_text, registry_of
 from persistent_state.metrics.measures import Measure, Sample
-from persistent_state.protocol import deliver
+from persistent_state.protocol import deliver, rewind
 from persistent_state.store.files import open_files
 from persistent_state.store.flow_state import LateRows, SourceState
 from persistent_state.store.log import Log
@@ -142,6 +142,24 @@ def test_clocks_and_lags_are_in_seconds() -> None:
     assert values(world.samples, measures.NEWEST) == {("A", ""): 45.5, ("B", ""): 45.5}
     assert values(world.samples, measures.POSITION) == {("A", "", ""): 2, ("B", "", ""): 2}
     assert values(world.samples, measures.WRITTEN) == {(): 3}
+
+
+def test_a_rewind_is_seen_until_the_sinks_have_followed() -> None:
+    world = World()
+    for task in "AB":
+        for at in (15, 25, 35):
+            world.play(task, {"x": at}, "x")
+    deliver.record(world.log, core.newest(world.log).epoch, "A", "sink", 30_000_000, 0)
+    kept = [*core.newest(world.log).kept]
+    assert values(world.samples, measures.TIMELINE) == {(): 0}
+    assert values(world.samples, measures.KEPT) == {(): len(kept)}
+    assert values(world.samples, measures.OLDEST_KEPT) == {(): kept[0] / 1e6}
+    assert values(world.samples, measures.OUTPUT_OWES) == {}
+    planned = rewind.plan(world.log, 20_000_000, lambda *_: rewind.RETRACT)
+    entry = rewind.rewind(world.log, planned, writer="somebody", now=0)
+    assert values(world.samples, measures.TIMELINE) == {(): entry.timeline} != {(): 0}
+    assert values(world.samples, measures.KEPT) == {(): len(kept) - 1}
+    assert values(world.samples, measures.OUTPUT_OWES) == {("A", "sink"): 1}
 
 
 def test_a_task_that_is_left_out_has_no_lag() -> None:
