@@ -31,7 +31,7 @@ from persistent_state.metrics.server import address
 from persistent_state.ordered import InOrderTask, OrderedTask, named
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
 from persistent_state.protocol.commits import Keeping
-from persistent_state.protocol.rewind import RewindPlan
+from persistent_state.protocol.rewind_plan import RewindPlan
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
@@ -332,10 +332,11 @@ class Application:
                 of one name, it is "task/name".
 
         Returns:
-            The plan: the clock, the tasks, what is read again from where, and what each output does.
+            The plan: the clock, the tasks, what is read again from where, and what each output does. An output that can't go
+            back has the action "refuse", and `rewind` refuses the plan. Print the plan to read it.
 
         Raises:
-            InvalidInputError: There is no such clock, a source lacks what is to be read again, or an output can't go back.
+            InvalidInputError: There is no such clock, or a source lacks what is to be read again.
             StateError: The store or a source does not answer, or is damaged.
 
         Example:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
@@ -186,6 +186,14 @@ def cell(value: pa.Scalar) -> str:
 def _printable(text: str) -> str:
     """Return the text, or its JSON if it has characters that would disturb a terminal."""
     return text if text.isprintable() else json.dumps(text)
+
+
+def pairs(told: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
+    """Yield lines of names and values; a value of several lines has its name at the first."""
+    wide = max(map(len, told))
+    for name, values in told.items():
+        for place, value in enumerate([values] if isinstance(values, str) else values):
+            yield f"{'' if place else name:<{wide}}  {value}"
 
 
 def shortened(text: str) -> str:

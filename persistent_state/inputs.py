@@ -111,6 +111,10 @@ class Inputs(TimeReplayableSource):
         counts = ", ".join(sorted({what for _, what in known}))
         return (sum(count for count, _ in known), counts) if len(known) == len(of_each) else None
 
+    def places(self, start: Mapping[str, int]) -> dict[str, str]:
+        starts = self._by_input(start)
+        return together({name: source.places(starts[name]) for name, source in self.sources.items()})
+
     def check_each(
         self, start: Mapping[str, int], journals: Mapping[str, Sequence[str]], newest: Mapping[str, Sequence[str]]
     ) -> None:

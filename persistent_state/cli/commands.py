@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state import __version__, formatting
-from persistent_state.cli import graph, rewinds
+from persistent_state.cli import graph
 from persistent_state.cli.describe import summary
 from persistent_state.cli.loader import load_application
 from persistent_state.cli.text import application, applications, size, verified, width
@@ -26,7 +26,7 @@ from persistent_state.formatting import full_clock, plain, to_json
 from persistent_state.metrics.exposition import as_text
 from persistent_state.metrics.of_store import of_store
 from persistent_state.protocol.naming import clock_named
-from persistent_state.protocol.rewind import AGAIN, RETRACT
+from persistent_state.protocol.rewind_plan import AGAIN, RETRACT, made, refusals
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_applications, find_state
@@ -363,19 +363,25 @@ def _rewind(arguments: argparse.Namespace) -> int:
     asks = not (arguments.yes or arguments.dry_run)
     if arguments.json and asks:
         raise InvalidInputError("no question is asked with --json; add --yes, or --dry-run to see the plan.")
-    app = load_application(arguments.application)
-    plan = app.plan_rewind(arguments.to, outputs=dict(arguments.outputs))
-    if not arguments.json:
-        _print(rewinds.planned(plan))
+    with _prints_aside() if arguments.json else nullcontext():
+        app = load_application(arguments.application)
+        to = clock_named(Log(open_files(app.store, app.storage_options), app.name), arguments.to)
+        plan = app.plan_rewind(to, outputs=dict(arguments.outputs))
+    refused = refusals(plan, "--outputs '{}=again'")
+    is_last = arguments.dry_run or bool(refused)
+    if is_last or not arguments.json:
+        _print([to_json(asdict(plan)) if arguments.json else repr(plan)])
         sys.stdout.flush()
-    if arguments.dry_run:
-        _print([to_json(asdict(plan))] if arguments.json else [])
+    if refused:
+        raise InvalidInputError(" ".join(refused))
+    if is_last:
         return 0
     if asks and not _agrees():
         print("nothing was changed")
         return 1
-    done = app.rewind(plan)
-    _print([to_json(asdict(done))] if arguments.json else rewinds.made(done))
+    with _prints_aside() if arguments.json else nullcontext():
+        done = app.rewind(plan)
+    _print([to_json(asdict(done))] if arguments.json else made(done))
     return 0
 
 

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 from xml.sax.saxutils import escape
 
-from persistent_state.cli.text import clock_of, feeder, heads, outputs, pairs, reads
-from persistent_state.formatting import shortened, show_clock, table
+from persistent_state.cli.text import clock_of, feeder, heads, outputs, reads
+from persistent_state.formatting import pairs, shortened, show_clock, table
 from persistent_state.protocol.holding import READ
 
 KEPT = ("application", "clock", "next", "waits_for")

@@ -44,7 +44,7 @@ def _known(module: ModuleType) -> str:
         for key, value in own.items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and _takes_nothing(value)
     )
-    known = f"its applications are {applications}" if applications else "it has no Application of its own"
+    known = f"its applications are {applications}" if applications else "it has no Application"
     return f"{known}; a function that returns one can be named, too: {makers}" if makers else known
 
 

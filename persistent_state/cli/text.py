@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from persistent_state.event_time.durations import show_duration
-from persistent_state.formatting import clock_of_rewind, full_clock, shortened, show_clock, table
+from persistent_state.formatting import clock_of_rewind, full_clock, pairs, shortened, show_clock, table
 from persistent_state.protocol.holding import NOTHING
 from persistent_state.store.verify import Verified
 
@@ -241,11 +241,3 @@ def _monoid(task: Mapping[str, Any]) -> str:
 
 def _count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def pairs(told: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
-    """Yield lines of names and values; a value of several lines has its name at the first."""
-    wide = max(map(len, told))
-    for name, values in told.items():
-        for place, value in enumerate([values] if isinstance(values, str) else values):
-            yield f"{'' if place else name:<{wide}}  {value}"

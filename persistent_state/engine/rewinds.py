@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -28,7 +28,8 @@ from persistent_state.outputs import ValuesAtClock
 from persistent_state.protocol import flows, refusals
 from persistent_state.protocol import rewind as protocol
 from persistent_state.protocol.deliver import Due
-from persistent_state.protocol.rewind import AGAIN, NONE, RETRACT, Choose, OutputPlan, ReadAgain, RewindPlan
+from persistent_state.protocol.rewind import Choose
+from persistent_state.protocol.rewind_plan import AGAIN, NONE, REFUSE, RETRACT, OutputPlan, ReadAgain, RewindPlan
 from persistent_state.sinks.base import RecordingSink
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
@@ -49,6 +50,9 @@ _logger = logging.getLogger("persistent_state")
 
 ByOutput: TypeAlias = "Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]]"
 """Each output with its task's plan, by the names of both."""
+
+Refused: TypeAlias = "dict[tuple[str, str], dict[str, Any]]"
+"""By the names of a task and its output: why that can't go back, as fields of an `OutputPlan`."""
 
 
 def session() -> SparkSession | None:
@@ -77,19 +81,34 @@ def columns_of(
 def plan(setup: Setup, to: int, actions: Mapping[str, str]) -> RewindPlan:
     """Return the rewind to the newest kept clock at or below a time. `actions` says by output what is not as by default.
 
+    An output that can't go back has the action `REFUSE`, so that the plan shows all of them.
+
     Raises:
-        InvalidInputError: There is no such clock, an output can't go back, or a source lacks what is to be read again.
+        InvalidInputError: There is no such clock, or a source lacks what is to be read again.
         StateError: The store or a source does not answer, or is damaged.
     """
     log, parts = Log(setup.files, setup.application), _by_output(setup.parts)
-    planned = protocol.plan(log, to, _choose(parts, _by_named(parts, actions)))
+    refused: Refused = {}
+    planned = protocol.plan(log, to, _choose(parts, _by_named(parts, actions), refused))
+    planned = _with_what_is_left_out(setup, parts, planned)
     first = protocol.first_entry(log, planned)
     # What no start could go on from is not made.
     refusals.check(first, setup.plans, (), ())
     count = partial(_with_rows, first, parts)
     reads = _reads(setup, first, newest_entry(setup.files, setup.application))
     outputs = _at_once(count, planned.outputs, "tell its rows", "The plan is made without them.")
+    outputs = [replace(each, **refused.get((each.task, each.output), {})) for each in outputs]
     return replace(planned, outputs=tuple(outputs), reads=tuple(reads))
+
+
+def _with_what_is_left_out(setup: Setup, parts: ByOutput, planned: RewindPlan) -> RewindPlan:
+    """Return a plan that tells which of its tasks and outputs the application lacks."""
+    here = {plan.name for plan in setup.plans}
+    outputs = (
+        replace(each, is_left_out=(each.task, each.output) not in parts and each.action != NONE)
+        for each in planned.outputs
+    )
+    return replace(planned, outputs=tuple(outputs), left_out=tuple(name for name in planned.tasks if name not in here))
 
 
 def rewind(setup: Setup, planned: RewindPlan) -> RewindPlan:
@@ -97,7 +116,8 @@ def rewind(setup: Setup, planned: RewindPlan) -> RewindPlan:
 
     Raises:
         FencedError: The application was started, or taken back, since the plan was made. Nothing changed.
-        InvalidInputError: The clock is kept no more, or an output has values above it by now. Nothing changed.
+        InvalidInputError: An output can't go back, the clock is kept no more, or an output has values above it by now. Nothing
+            changed.
         DamagedError: The entry of the clock is not what was written. Nothing changed.
         CommitUnknownError: The store did not answer. Plan again, and look at the timeline.
     """
@@ -192,8 +212,11 @@ def _by_named(parts: ByOutput, actions: Mapping[str, str]) -> dict[tuple[str, st
     return found
 
 
-def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str]) -> Choose:
-    """Return what says of each output that has something above the clock what it does."""
+def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str], refused: Refused) -> Choose:
+    """Return what says of each output that has something above the clock what it does.
+
+    Of one that can't go back it says why in `refused`.
+    """
     names = _names(parts)
 
     def choose(task: str, output: str, more: str) -> str:
@@ -202,26 +225,23 @@ def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str]) -> Choose:
             return RETRACT
         plan, given = parts[task, output]
         sink, action = given.place, actions.get((task, output), RETRACT)
-        has = f"task={plan.named}: sink={output!r} {more}"
-        if action == AGAIN:
-            if plan.delivery == AT_MOST_ONCE:
-                raise InvalidInputError(
-                    f"{has}, and delivery={AT_MOST_ONCE!r} gives no clock twice; go back to a later clock."
-                )
-            if isinstance(sink, RecordingSink):
-                raise InvalidInputError(
-                    f"{has}, and by its record it would leave out clocks that come again; let it retract them, or give it a "
-                    "place of its own."
-                )
-            return AGAIN
-        if not sink.can_rewind(Place(plan, given).origin()):
-            way = (
-                ", or give it a place of its own"
-                if isinstance(sink, RecordingSink)
-                else f', or say outputs={{"{names[task, output]}": "{AGAIN}"}} to have them again'
+        has_record, is_once = isinstance(sink, RecordingSink), plan.delivery == AT_MOST_ONCE
+        again_by = ""
+        if action == AGAIN and is_once:
+            why = f"and delivery={AT_MOST_ONCE!r} gives no clock twice; go back to a later clock"
+        elif action == AGAIN and has_record:
+            why = (
+                "and by its record it would leave out clocks that come again; let it retract them, or give it a place of its "
+                "own"
             )
-            raise InvalidInputError(f"{has}, and can't take them back; go back to a later clock{way}.")
-        return RETRACT
+        elif action == RETRACT and not sink.can_rewind(Place(plan, given).origin()):
+            place = ", or give it a place of its own" if has_record else ""
+            why = f"and can't take them back; go back to a later clock{place}"
+            again_by = "" if has_record or is_once else names[task, output]
+        else:
+            return action
+        refused[task, output] = {"why": f"task={plan.named}: sink={output!r} {more}, {why}", "again_by": again_by}
+        return REFUSE
 
     return choose
 
@@ -229,8 +249,7 @@ def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str]) -> Choose:
 def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
     """Return the plan of an output with the number of rows that go or change by the first entry, if its sink tells.
 
-    Raises:
-        InvalidInputError: The sink can't go back to the clock.
+    A sink that can't go back to the clock is refused.
     """
     owed = first.owed(output.task, output.output)
     if owed is None or (output.task, output.output) not in parts:
@@ -239,7 +258,8 @@ def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
     try:
         return replace(output, rows=place.sink.rows_above(owed.clock, place.origin()))
     except InvalidInputError as error:
-        raise InvalidInputError(f"task={output.task}: sink={output.output!r}: {error}") from error
+        why = f"task={output.task}: sink={output.output!r}: {error}".removesuffix(".")
+        return replace(output, action=REFUSE, why=why)
     except (StateError, OSError) as error:
         _logger.warning("task=%s, sink=%r: it does not tell its rows: %s", output.task, output.output, error)
         return output
@@ -299,7 +319,8 @@ def _check_again(
 def _read_again(feed: Feed, each: Continued) -> ReadAgain:
     ends = each.source.reach(each.positions, everything=True).ends
     count, unit = each.source.amount(each.positions, ends) or (None, "")
-    return ReadAgain(tuple(each.group.tasks), repr(feed.source), each.positions, count, unit)
+    begins = each.source.places(each.positions)
+    return ReadAgain(tuple(each.group.tasks), repr(feed.source), each.positions, count, unit, begins)
 
 
 def _gone_back(entry: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:

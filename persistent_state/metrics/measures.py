@@ -66,7 +66,7 @@ STARTS = _measure(
 )
 TIMELINE = _measure(
     "timeline",
-    "The epoch of the rewind that began the present timeline, or of the branch; 0 if there was none. It changes with each rewind.",
+    "The epoch of the rewind, or branch, that began the present timeline; 0 if there was none. It changes with each rewind.",
 )
 KEPT = _measure("kept_clocks", "The number of kept clocks, to which the application can go back.")
 OLDEST_KEPT = _measure("oldest_kept_clock_seconds", "The oldest kept clock, in event time; missing if there is none.")

@@ -56,7 +56,9 @@ def release(log: Log, name: str, now: int) -> int:
             # An entry of ours whose answer was lost, or somebody else's that did the same.
             return entry
         if clock is None:
-            raise InvalidInputError(f"name={name!r} keeps no clock of {log.application}; the names are {_names(entry)}.")
+            raise InvalidInputError(
+                f"name={name!r} keeps no clock of {log.application}; the names are {_names(entry)}."
+            )
         found.append(clock)
         return _with_names(entry, clock, {*entry.kept[clock].names} - {name})
 
@@ -68,10 +70,8 @@ def none_kept(application: str, entry: Entry) -> InvalidInputError:
     """Return the error for an application that keeps no clock."""
     if entry.clock == BEGINNING:
         return InvalidInputError(f"{application} keeps no clock yet; let it run until it has its first checkpoint.")
-    return InvalidInputError(
-        f"{application} keeps no clock yet, as an older version wrote it; start it once with this version, and it keeps its "
-        "newest clock, and those that come then."
-    )
+    # An older version wrote it.
+    return InvalidInputError(f"{application} keeps no clock yet; start it once, and it keeps its newest.")
 
 
 def clock_named(log: Log, text: str) -> int:
@@ -90,8 +90,8 @@ def clock_named(log: Log, text: str) -> int:
         if clock is not None:
             return clock
         raise InvalidInputError(
-            f"clock={text!r} is not a time, and no kept clock of {log.application} has that name; give microseconds since 1970, "
-            f"ISO text such as 2013-01-31T12:00:00Z, or one of the names: {_names(newest)}."
+            f"clock={text!r} is not a time, and keeps no clock of {log.application}; give microseconds since 1970, ISO text "
+            f"such as 2013-01-31T12:00:00Z, or one of the names, which are {_names(newest)}."
         ) from None
 
 

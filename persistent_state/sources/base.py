@@ -290,6 +290,16 @@ class TimeReplayableSource(ABC):
         """
         return None
 
+    def places(self, start: Mapping[str, int]) -> Mapping[str, str]:
+        """Return positions in words for people, such as the name of a file, by partition. By default there are none.
+
+        A plan of a rewind tells them.
+
+        Args:
+            start: By partition: the position.
+        """
+        return {}
+
     def check_again(self, start: Mapping[str, int], journal: Sequence[str], newest: Sequence[str]) -> None:  # noqa: B027
         """Refuse a rewind if something is gone that was read since the clock, and that `reach` would not miss.
 

@@ -218,6 +218,10 @@ class FileSource(TimeReplayableSource):
     def amount(self, start: Mapping[str, int], end: Mapping[str, int]) -> tuple[int, str]:
         return (end.get(PARTITION, 0) >> ROW_BITS) - (start.get(PARTITION, 0) >> ROW_BITS), "files"
 
+    def places(self, start: Mapping[str, int]) -> dict[str, str]:
+        files = self._state.files[start.get(PARTITION, 0) >> ROW_BITS :]
+        return {PARTITION: files[0].path if files else "behind the last file"}
+
     def check_again(self, start: Mapping[str, int], journal: Sequence[str], newest: Sequence[str]) -> None:
         """Refuse a rewind if files are gone that are to be read again.
 

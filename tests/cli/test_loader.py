@@ -126,10 +126,10 @@ def test_a_file_is_found_anywhere_with_what_stands_beside_it(folder: Path, monke
             "streams_of_shop has no other; its applications are app; a function that returns one can be named, too: make, "
             "nothing, fail, wrong, leave.",
         ),
-        ("prices_of_shop:app", "prices_of_shop has no app; it has no Application of its own."),
+        ("prices_of_shop:app", "prices_of_shop has no app; it has no Application."),
         (
             "makers_of_shop:app",
-            "makers_of_shop has no app; it has no Application of its own; a function that returns one can be named, too: build.",
+            "makers_of_shop has no app; it has no Application; a function that returns one can be named, too: build.",
         ),
         (
             "streams_of_shop:number",

@@ -255,7 +255,7 @@ def test_a_rewind_is_refused_if_kafka_has_deleted_what_is_to_be_read_again(
     opened.open(journal, {"t1-0": 100})
     assert ends(opened, {"t1-0": 40}) == {"t1-0": 100, "t2-0": 50}
     del world.logs["t2"]
-    with pytest.raises(InvalidInputError, match="topic='t2' of .* is gone"):
+    with pytest.raises(InvalidInputError, match=r"topic='t2' of .* is gone"):
         source().check_again({"t1-0": 40}, journal, newest)
     # A topic of then is checked by `reach`, as at any start.
     opened.open(journal, {"t1-0": 100})

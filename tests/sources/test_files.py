@@ -771,7 +771,7 @@ class TestReplay:
         source(folder).check_again({"": 8 * FILE}, before.journal, before.journal)
         for i in (2, 3, 4, 5, 6):
             write(tmp_path, f"{i}.csv", table(i, 100))
-        with pytest.raises(InvalidInputError, match="1 of the 6 files .* have another size than they had: '2.csv'"):
+        with pytest.raises(InvalidInputError, match=r"1 of the 6 files .* have another size than they had: '2.csv'"):
             ask()
 
     def test_a_rewind_asks_for_no_file_that_a_finite_source_does_not_have(self, tmp_path: Path) -> None:
@@ -784,7 +784,7 @@ class TestReplay:
         rebuilt.next()
         (tmp_path / "1.csv").unlink()
         source(tmp_path, finite=True).check_again({}, then.journal, rebuilt.journal)
-        with pytest.raises(InvalidInputError, match="1 of the 2 files .* are gone: '1.csv'"):
+        with pytest.raises(InvalidInputError, match=r"1 of the 2 files .* are gone: '1.csv'"):
             source(tmp_path, finite=True).check_again({}, rebuilt.journal, rebuilt.journal)
 
     def test_a_file_that_changes_after_it_was_planned_is_named(self, tmp_path: Path) -> None:
