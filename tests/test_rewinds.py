@@ -40,6 +40,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping, amend
+from persistent_state.protocol.naming import keep
 from persistent_state.sinks import sql
 from persistent_state.store import kept_entries, lists, runs
 from persistent_state.store.entry import Entry, Owed
@@ -238,6 +239,81 @@ def test_outputs_that_can_t_go_back_are_refused_before_anything_changes() -> Non
         application(world, Table([0, 110])).plan_rewind(60, outputs={"table": "leave"})
 
 
+def test_a_plan_names_every_output_that_can_t_go_back_and_no_rewind_is_made_by_it() -> None:
+    world = World()
+    names = ("stubborn", "function nothing", "table")
+    world.plan = replace(world.plan, outputs=names)
+    core.start(world.log, [world.plan])
+    world.play(12)
+    for name in names:
+        deliver.record(world.log, world.newest.epoch, "total", name, 110, 0)
+    before, table = world.newest, Table([0, 110])
+    app = Application("app", world.files.url, checkpoint_interval="10 seconds")
+    app.add(Total(), Numbers(20), [Stubborn(), nothing, table])
+    plan = app.plan_rewind(60)
+    assert {(each.output, each.action, each.again_by) for each in plan.outputs} == {
+        ("stubborn", "refuse", ""),
+        ("function nothing", "refuse", "function nothing"),
+        ("table", "retract", ""),
+    }
+    assert repr(plan).count("can't go back") == 2
+    said = problem(lambda: app.rewind(plan))
+    at = "may have values at clock=1970-01-01T00:00:00.000110Z (110), which is above the clock to go back to"
+    assert sorted(said.split(". ")) == [
+        f"task=total: sink='function nothing' {at}, and can't take them back; go back to a later clock, or say "
+        'outputs={"function nothing": "again"} to have them again',
+        f"task=total: sink='stubborn' {at}, and can't take them back; go back to a later clock, or give it a place of its own.",
+    ]
+    assert (world.newest, table.record) == (before, [0, 110])
+
+
+class Counting(Table):
+    def rows_above(self, clock: int, origin: Origin) -> int:
+        raise InvalidInputError("the version of then is gone; go back to a later clock.")
+
+
+def test_a_sink_that_finds_that_it_can_t_go_back_is_shown_in_the_plan() -> None:
+    app = application(played("table"), Counting([0, 110]))
+    (output,) = app.plan_rewind(60).outputs
+    assert (output.action, output.rows, output.again_by) == ("refuse", None, "")
+    assert problem(lambda: app.rewind(60)) == (
+        "task=total: sink='table': the version of then is gone; go back to a later clock."
+    )
+
+
+def test_a_plan_is_its_text_and_explains_what_its_tables_do_not() -> None:
+    world, table = World(), Table([0, 110], is_away=True)
+    world.plan = replace(world.plan, outputs=("table",))
+    other = core.plan_of(Total("other"), SCHEMA, files=world.files, shards=2)
+    core.start(world.log, [world.plan, other])
+    for plan in (world.plan, other):
+        world.play(16, plan=plan)
+    deliver.record(world.log, world.newest.epoch, "total", "table", 110, 0)
+    keep(world.log, 140, "later", 0)
+    app = application(world, table)
+    rewound = app.rewind(80)
+    text = repr(rewound)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "tasks other, which the application leaves out, and which goes back as well" in lines
+    assert "rows: how many rows of the sink go or change" in lines
+    assert "names that go later, of 1970-01-01T00:00:00.000140Z (140)" in lines
+    assert "which is the newest" not in text
+    # The sink has yet to follow that, and the newest clock is gone back to.
+    plan = app.plan_rewind(2**62)
+    assert (plan.clock, plan.newest, plan.left_out) == (80, 80, ("other",))
+    text = repr(plan)
+    assert "clock        1970-01-01T00:00:00.000080Z (80), which is the newest" in text
+    assert "The clock is the newest, so none is void. A driver that runs is stopped all the same" in text
+    assert "A sink that goes back further" not in text
+    plan = app.rewind(60)
+    core.start(world.log, [world.plan, other])
+    for each in (world.plan, other):
+        world.play(14, plan=each)
+    text = repr(app.plan_rewind(100))
+    assert "takes back what is above 1970-01-01T00:00:00.000060Z, and is given every clock above that again" in text
+    assert "A sink that goes back further than to the clock has yet to follow an earlier rewind" in text
+
+
 @pytest.mark.parametrize("history", [False, True])
 def test_nothing_stays_in_the_table_of_an_output_that_came_with_a_reset_since_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: bool
@@ -375,7 +451,7 @@ def test_outputs_of_one_name_are_told_apart_by_their_tasks() -> None:
     assert problem(lambda: app.plan_rewind(60, outputs={name: "again"})) == (
         f"outputs names '{name}', which several tasks have; say 'total/{name}' or 'other/{name}'."
     )
-    assert f'say outputs={{"total/{name}": "again"}} to have them again' in problem(lambda: app.plan_rewind(60))
+    assert f'say outputs={{"total/{name}": "again"}} to have them again' in problem(lambda: app.rewind(60))
     assert "there are other/function nothing, total/function nothing." in problem(
         lambda: app.plan_rewind(60, outputs={"none/function nothing": "again"})
     )
@@ -489,8 +565,9 @@ def test_a_rewind_is_refused_if_files_are_gone_that_were_read_since_the_clock(tm
     assert before.clock == 110
     # Of what is below the clock, nothing is read again.
     (tmp_path / "03.json").unlink()
-    (plan,) = folder.app().plan_rewind(60).reads
-    assert (plan.count, plan.unit) == (6, "files")
+    (reads,) = folder.app().plan_rewind(60).reads
+    assert (reads.count, reads.unit, reads.begins) == (6, "files", {"": "06.json"})
+    assert repr(folder.app().plan_rewind(60)).endswith("  06.json   6 files")
     for number in (7, 8, 10, 11):
         (tmp_path / f"{number:02}.json").unlink()
     said = problem(lambda: folder.app().rewind(60))
@@ -541,7 +618,9 @@ def test_the_file_of_which_the_state_at_the_clock_may_have_rows_is_read_again_as
 def test_an_output_whose_sink_can_t_go_back_any_more_is_refused_when_it_comes_back() -> None:
     world = played("stubborn")
     app = Application("app", world.files.url).add(Total(), Numbers(20))
-    assert app.rewind(60).outputs == (OutputPlan("total", "stubborn", "retract", 110, 60),)
+    plan = app.rewind(60)
+    assert plan.outputs == (OutputPlan("total", "stubborn", "retract", 110, 60, is_left_out=True),)
+    assert "left out; goes back, or is refused, when it is added again" in repr(plan)
     giver = deliver.Giver(world.log, "total", "stubborn", lambda timeline: 110, never, lambda: 0)
     with pytest.raises(InvalidInputError, match=r"was rewound to clock=.*, and it can't take back what is above that"):
         giver.open()

@@ -141,7 +141,10 @@ def test_problems_are_told_by_file_and_make_the_status_1(tmp_path: Path, capsys:
             ["state", STORE, "app", "Notes", "--clock", "-7"],
             "clock=1969-12-31T23:59:59.999993Z (-7) of task=Notes is not retained",
         ),
-        (["state", STORE, "app", "Notes", "--clock", "noon"], "clock='noon' is not a time; give microseconds"),
+        (
+            ["state", STORE, "app", "Notes", "--clock", "noon"],
+            "clock='noon' is not a time, and keeps no clock of app; give microseconds",
+        ),
         (["state", STORE, "app", "Notes", "--monoid", "no.such:Thing"], "monoid=no.such:Thing: ModuleNotFoundError"),
         (["state", STORE, "app", "Notes", "--monoid", "json:loads"], "name an instance of Monoid"),
         (["state", STORE, "app", "Notes", "--monoid", "json"], "name it as module:name"),
@@ -443,6 +446,10 @@ def test_clocks_are_kept_and_released_by_name(tmp_path: Path, capsys: pytest.Cap
     assert [each["clock"] for each in told["kept"][2:]] == [*range(100, 2000, 100), 1980, 1990]
     assert told["timeline"] == 0
     assert "a,35" in ran("state", "Kept", "--clock", "40", "--format", "csv")
+    assert "a,35" in ran("state", "Kept", "--clock", "before", "--format", "csv")
+    assert json.loads(ran("keep", "--name", "too", "--at", "before", "--json"))["clock"] == 40
+    assert json.loads(ran("branch", "next", "--at", "before", "--json"))["clock"] == 40
+    ran("release", "--name", "too")
     assert ran("release", "--name", "then") == "clock=1970-01-01T00:00:00.000050Z (50) is no longer kept as 'then'\n"
     assert json.loads(ran("show", "--json"))["kept"][1] == {"clock": 50, "names": ["and"]}
     for command in (["keep", "--name", "before", "--at", "100"], ["release", "--name", "then"]):
