@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -586,6 +587,54 @@ def test_a_rewind_is_refused_if_files_are_gone_that_were_read_since_the_clock(tm
     folder.write(11)
     folder.app().rewind(60)
     assert folder.world.newest.clock == 60
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_files_go_no_rewind_loses_a_row(tmp_path: Path, seed: int) -> None:
+    """Play an application whose files are deleted at any moment, and take it back at any moment, to any kept clock."""
+    chance, world = random.Random(seed), World()
+    source = FileSource(tmp_path, timestamp="ts", timestamp_unit="us", schema=SCHEMA, max_files_per_batch=1)
+    app = Application("app", world.files.url, checkpoint_interval="10 seconds").add(Total(), source)
+    read, gone, written, refused, back = set[int](), set[int](), 0, 0, 0
+
+    def run() -> None:
+        flow = core.start(world.log, [world.plan]).flows["total"]
+        opened = copy.deepcopy(source)
+        opened.open(lists.read_journals(world.files, flow)[""], flow.source.known_positions)
+        while core.play_source(world.log, world.plan, opened, keeping=world.keeping):
+            pass
+        read.update({*range(written)} - gone)
+        newest = world.newest.clock
+        assert world.state() == sum(1 for number in read if 10 * number + 5 < newest)
+
+    for _ in range(30):
+        for _ in range(chance.randrange(3)):
+            (tmp_path / f"{written:03}.json").write_text(json.dumps({"ts": 10 * written + 5, "n": 1}) + "\n")
+            written += 1
+        if chance.random() < 0.5:
+            run()
+        # What a start would read again stays.
+        unread, newest = {*range(written)} - read, world.newest.clock
+        free = {number for number in range(written) if number in unread or 10 * number + 5 < newest} - gone
+        if chance.random() < 0.4 and free:
+            gone.add(number := chance.choice(sorted(free)))
+            (tmp_path / f"{number:03}.json").unlink()
+        if chance.random() < 0.4 and world.newest.kept:
+            clock = chance.choice([*world.newest.kept])
+            if missing := sorted(number for number in read & gone if 10 * number + 5 >= clock):
+                assert f"{missing[0]:03}.json" in problem(lambda clock=clock: app.rewind(clock))
+                refused += 1
+                if chance.random() < 0.5:
+                    # They are brought back.
+                    for number in missing:
+                        (tmp_path / f"{number:03}.json").write_text(json.dumps({"ts": 10 * number + 5, "n": 1}) + "\n")
+                    gone -= {*missing}
+            else:
+                assert app.rewind(clock).clock == clock
+                back += 1
+                run()
+    assert refused
+    assert back
 
 
 def test_a_rewind_compares_with_the_files_of_the_newest_timeline(tmp_path: Path) -> None:

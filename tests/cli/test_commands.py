@@ -311,8 +311,8 @@ def test_presented_values_are_shown_where_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(
-        "import pyarrow as pa\nfrom monoids import Aggregator, Sum\n"
-        "doubled = Aggregator(abs, Sum(), lambda total: 2.0 * total, pa.float64())\n"
+        "import pyarrow as pa\nfrom monoids import Aggregator, Sum\nprint('imported')\n"
+        "doubled = Aggregator(abs, Sum(), lambda total: print('shown') or 2.0 * total, pa.float64())\n"
     )
     monkeypatch.chdir(tmp_path)
     rows = pa.RecordBatch.from_pydict({"ts": [1, 2, 99], "n": [3, 4, 5]})
@@ -327,7 +327,10 @@ def test_presented_values_are_shown_where_they_are_asked_for(
     ):
         store, *more = arguments
         assert main(["state", store, "app", "Kept", "--json", *more]) == 0
-        assert json.loads(capsys.readouterr().out) == {"value": value}
+        out, err = capsys.readouterr()
+        assert json.loads(out) == {"value": value}
+        # What the user's code prints stands nowhere between.
+        assert ("shown" in err) == (value == 14.0)
 
 
 def test_keys_of_every_type_are_shown_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
