@@ -27,6 +27,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError, TaskFailedError
+from persistent_state.event_time.inputs import named
+from persistent_state.inputs import Inputs, check_again
 from persistent_state.redact import shown
 from persistent_state.sources import files, formats
 from persistent_state.sources.base import Chunk, Reach
@@ -773,6 +775,31 @@ class TestReplay:
             write(tmp_path, f"{i}.csv", table(i, 100))
         with pytest.raises(InvalidInputError, match=r"1 of the 6 files .* have another size than they had: '2.csv'"):
             ask()
+
+    def test_a_rewind_asks_each_input_for_its_own_files(self, tmp_path: Path) -> None:
+        journals: dict[str, list[str]] = {}
+        for name in ("", "old"):
+            write(tmp_path / f"files {name}", "0.csv", table(0, 1))
+            write(tmp_path / f"files {name}", "1.csv", table(1, 1))
+            driver = Driver(lambda name=name: source(tmp_path / f"files {name}"))
+            driver.next()
+            journals[name] = driver.journal
+        then = {name: lines[:1] for name, lines in journals.items()}
+        inputs = Inputs({name: source(tmp_path / f"files {name}") for name in journals})
+        positions = {"": FILE, named("old", ""): FILE}
+        check_again(inputs, positions, then, journals)
+        inputs.open_each(journals, dict.fromkeys(positions, 2 * FILE))
+        assert inputs.places(positions) == {"": "1.csv", named("old", ""): "1.csv"}
+        assert inputs.places({"": 0, named("old", ""): 2 * FILE}) == {
+            "": "0.csv", named("old", ""): "behind the last file",
+        }  # fmt: skip
+        for name in ("old", ""):
+            (tmp_path / f"files {name}" / "1.csv").unlink()
+            with pytest.raises(
+                InvalidInputError, match=rf"1 of the 1 files of FileSource\('.*files {name}'\) .* '1.csv'"
+            ):
+                check_again(inputs, positions, then, journals)
+            write(tmp_path / f"files {name}", "1.csv", table(1, 1))
 
     def test_a_rewind_asks_for_no_file_that_a_finite_source_does_not_have(self, tmp_path: Path) -> None:
         write(tmp_path, "0.csv", table(0, 1))
