@@ -216,7 +216,9 @@ def made(plan: RewindPlan) -> Iterator[str]:
 
 
 def _done(output: OutputPlan, clock: int) -> str:
-    if output.is_left_out or output.action == AGAIN:
+    if output.is_left_out:
+        return f"is {_action(output, clock)}"
+    if output.action == AGAIN:
         return _action(output, clock)
     return "has gone back" if output.is_done else "goes back at the next start"
 
