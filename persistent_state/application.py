@@ -376,6 +376,8 @@ class Application:
             raise InvalidInputError(
                 f"{outputs=} is given, and the plan has what outputs do; leave it out, or plan again."
             )
+        else:
+            rewinds.check_sources(setup, to)
         return rewinds.rewind(setup, to)
 
     def _rewind_setup(self) -> Setup:

@@ -578,6 +578,14 @@ def test_a_rewind_is_refused_if_files_are_gone_that_were_read_since_the_clock(tm
         "'10.json' and 1 more. Bring back what they were, or go back to a later clock."
     )
     assert folder.world.newest == before
+    # A plan is no promise of what is there later.
+    for number in (7, 8, 10, 11):
+        folder.write(number)
+    plan = folder.app().plan_rewind(60)
+    for number in (7, 8, 10, 11):
+        (tmp_path / f"{number:02}.json").unlink()
+    assert problem(lambda: folder.app().rewind(plan)) == said
+    assert folder.world.newest == before
     # Those that were first read after the clock are read as they are.
     for number in (7, 8, 10, 11):
         folder.write(number, value=100)

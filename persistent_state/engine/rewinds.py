@@ -111,6 +111,18 @@ def _with_what_is_left_out(setup: Setup, parts: ByOutput, planned: RewindPlan) -
     return replace(planned, outputs=tuple(outputs), left_out=tuple(name for name in planned.tasks if name not in here))
 
 
+def check_sources(setup: Setup, planned: RewindPlan) -> None:
+    """Refuse a plan if a source has lost since what is to be read again. A plan that is void by now is left to `rewind`.
+
+    Raises:
+        InvalidInputError: A source has, the clock is kept no more, or an output has values above it by now.
+        StateError: The store or a source does not answer, or is damaged.
+    """
+    newest = newest_entry(setup.files, setup.application)
+    if (planned.application, planned.epoch) == (setup.application, newest.epoch):
+        _reads(setup, protocol.first_entry(Log(setup.files, setup.application), planned), newest)
+
+
 def rewind(setup: Setup, planned: RewindPlan) -> RewindPlan:
     """Go back as planned, let each sink go back that answers, and return the plan with what was done.
 

@@ -24,6 +24,7 @@ from persistent_state.errors import DamagedError, ExistsError, FencedError, Inva
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import restore
+from persistent_state.protocol.naming import none_kept
 from persistent_state.protocol.rewind_plan import AGAIN, NONE, RETRACT, OutputPlan, RewindPlan, refusals
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry, Owed
@@ -58,7 +59,7 @@ def plan(log: Log, to: int, choose: Choose = refuse) -> RewindPlan:
         DamagedError: The entry of the clock is not what was written.
     """
     newest = _newest(log)
-    clock = _kept_at(newest, to)
+    clock = _kept_at(log.application, newest, to)
     before = _before(log, newest, clock)
     return RewindPlan(
         log.application,
@@ -143,17 +144,20 @@ def _newest(log: Log) -> Entry:
     return newest
 
 
-def _kept_at(newest: Entry, to: int) -> int:
+def _kept_at(application: str, newest: Entry, to: int) -> int:
     """Return the newest kept clock at or below a time.
 
     Raises:
         InvalidInputError: There is none.
     """
+    if not newest.kept:
+        raise none_kept(application, newest)
     clock = max((clock for clock in newest.kept if clock <= to), default=None)
     if clock is None:
-        oldest = next(iter(newest.kept), None)
-        since = "no clock is kept yet" if oldest is None else f"the oldest kept one is clock={full_clock(oldest)}"
-        raise InvalidInputError(f"no clock at or below clock={full_clock(to)} is kept; {since}.")
+        oldest = full_clock(next(iter(newest.kept)))
+        raise InvalidInputError(
+            f"no clock at or below clock={full_clock(to)} is kept; the oldest kept one is clock={oldest}."
+        )
     return clock
 
 
