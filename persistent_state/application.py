@@ -31,7 +31,7 @@ from persistent_state.metrics.server import address
 from persistent_state.ordered import InOrderTask, OrderedTask, named
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
 from persistent_state.protocol.commits import Keeping
-from persistent_state.protocol.rewind import RewindPlan
+from persistent_state.protocol.rewind_plan import RewindPlan
 from persistent_state.redact import shown
 from persistent_state.show import definition, html
 from persistent_state.show.tables import Table
@@ -373,10 +373,11 @@ class Application:
                 of one name, it is "task/name".
 
         Returns:
-            The plan: the clock, the tasks, what is read again from where, and what each output does.
+            The plan: the clock, the tasks, what is read again from where, and what each output does. An output that can't go
+            back has the action "refuse", and `rewind` refuses the plan. Print the plan to read it.
 
         Raises:
-            InvalidInputError: There is no such clock, a source lacks what is to be read again, or an output can't go back.
+            InvalidInputError: There is no such clock, or a source lacks what is to be read again.
             StateError: The store or a source does not answer, or is damaged.
 
         Example:
@@ -416,6 +417,8 @@ class Application:
             raise InvalidInputError(
                 f"{outputs=} is given, and the plan has what outputs do; leave it out, or plan again."
             )
+        else:
+            rewinds.check_sources(setup, to)
         return rewinds.rewind(setup, to)
 
     def _rewind_setup(self) -> Setup:

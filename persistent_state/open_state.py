@@ -239,7 +239,8 @@ class OpenTask:
             clock: A clock of `OpenApplication.clocks`: microseconds, ISO text or a `datetime` with a zone. By default the
                 newest, which is the global clock.
             timeline: The `timeline` of a state that was read at this clock before. If the application was taken back since, to
-                a clock before this one, the state at the clock is another, and is refused. By default it is given.
+                a clock before this one, the state at the clock is another, and is refused. By default it is given. A task that
+                was rebuilt since is read as what it is now, as long as the clock is among the newest.
 
         Raises:
             InvalidInputError: There is no such application or task, the clock is not retained, its timeline has ended before
@@ -361,7 +362,7 @@ class OpenState(_Rows):
 
     @property
     def timeline(self) -> int:
-        """The application's timeline. Together with the clock it names the state for ever."""
+        """The application's timeline. Together with the clock it names the state, for ever unless the task is rebuilt."""
         return self.state.timeline
 
     @property

@@ -120,7 +120,7 @@ class OutputState:
     """
 
     left_at: Mapping[str, int] = field(default_factory=dict)
-    """By output that left, or whose task began from zero: the last clock that its sink was known to have then.
+    """By output that left, or whose task began from zero: the clock up to which its sink was known to be right then.
 
     It stands until the sink answers, or is given something.
     """
@@ -199,10 +199,8 @@ class OutputState:
             return clock
         # The log of then says it: the clocks above are still there, and will be given.
         last = max(before.delivered.get(output, BEGINNING), before.left_at.get(output, BEGINNING))
-        bounds = [each[output] for each in (before.voided, before.cut_at) if output in each]
-        if output in self.lost and self.lost[output] != before.lost.get(output):
-            bounds.append(self.lost[output])
-        return min(clock, last, *bounds)
+        is_lost = output in self.lost and self.lost[output] != before.lost.get(output)
+        return min(clock, last, before.voided.get(output, END), self.lost[output] if is_lost else END)
 
     def rewind(
         self, before: OutputState, clock: int, own: int, is_same_life: bool, again: Collection[str]
@@ -308,7 +306,8 @@ class OutputState:
     def _left_at(self, outputs: Iterable[str]) -> dict[str, int]:
         """Return what `left_at` says when these outputs leave, or begin again."""
         last = {output: max(self.delivered[output], self.left_at.get(output, BEGINNING)) for output in outputs}
-        return {**self.left_at, **{output: clock for output, clock in last.items() if clock > BEGINNING}}
+        right = {output: min(clock, self.voided.get(output, END)) for output, clock in last.items()}
+        return {**self.left_at, **{output: clock for output, clock in right.items() if clock > BEGINNING}}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from persistent_state.event_time.channels import Channel
 from persistent_state.metrics import measures, of_store
 from persistent_state.metrics.exposition import as_text, registry_of
 from persistent_state.metrics.measures import Measure, Sample
-from persistent_state.protocol import deliver
+from persistent_state.protocol import deliver, rewind
 from persistent_state.store.files import open_files
 from persistent_state.store.flow_state import LateRows, SourceState
 from persistent_state.store.named_files import Pages, Stored
@@ -118,6 +118,24 @@ def test_clocks_and_lags_are_in_seconds() -> None:
     assert values(measured(world), measures.NEWEST) == {("A", ""): 45.5, ("B", ""): 45.5}
     assert values(measured(world), measures.POSITION) == {("A", "", ""): 2, ("B", "", ""): 2}
     assert values(measured(world), measures.WRITTEN) == {(): 3}
+
+
+def test_a_rewind_is_seen_until_the_sinks_have_followed() -> None:
+    world = TwoTasks()
+    for task in "AB":
+        for at in (15, 25, 35):
+            world.play(task, {"x": at}, "x")
+    deliver.record(world.log, core.newest(world.log).epoch, "A", "sink", 30_000_000, 0)
+    kept = [*core.newest(world.log).kept]
+    assert values(measured(world), measures.TIMELINE) == {(): 0}
+    assert values(measured(world), measures.KEPT) == {(): len(kept)}
+    assert values(measured(world), measures.OLDEST_KEPT) == {(): kept[0] / 1e6}
+    assert values(measured(world), measures.OUTPUT_OWES) == {}
+    planned = rewind.plan(world.log, 20_000_000, lambda *_: rewind.RETRACT)
+    entry = rewind.rewind(world.log, planned, writer="somebody", now=0)
+    assert values(measured(world), measures.TIMELINE) == {(): entry.timeline} != {(): 0}
+    assert values(measured(world), measures.KEPT) == {(): len(kept) - 1}
+    assert values(measured(world), measures.OUTPUT_OWES) == {("A", "sink"): 1}
 
 
 def test_a_task_that_is_left_out_has_no_lag() -> None:

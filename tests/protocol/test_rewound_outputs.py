@@ -19,7 +19,7 @@ from persistent_state.partials.since import Since
 from persistent_state.protocol import deliver, naming, rewind
 from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Due, Giver
-from persistent_state.protocol.rewind import AGAIN, RETRACT, OutputPlan
+from persistent_state.protocol.rewind_plan import AGAIN, RETRACT, OutputPlan
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import state_at
