@@ -127,9 +127,7 @@ def pay(log: Log, epoch: int, task: str, output: str, owed: Owed, clock: int | N
         if clock is not None:
             paid = _with_believed(paid, task, output, clock)
         outputs = paid.tasks[task].outputs
-        if owed.clock == BEGINNING:
-            outputs = outputs.forget(output)
-        return _with_outputs(paid, task, outputs if whole else outputs.void(output))
+        return paid if whole else _with_outputs(paid, task, outputs.void(output))
 
     return amend(log, epoch, change, now)
 

@@ -209,7 +209,7 @@ def _outputs_of(newest: Entry, before: Entry, choose: Choose) -> Iterator[Output
 
 def _right_up_to(newest: Entry, before: Entry, task: str, output: str) -> int:
     """Return the clock up to which what a sink has is right after a rewind to the clock of an earlier entry."""
-    if task not in before.tasks or task not in newest.tasks:
+    if task not in before.tasks:
         return BEGINNING
     outputs, was = newest.tasks[task].outputs, before.tasks[task]
     return outputs.right_up_to(was.outputs, output, _stood(before, task), _is_same_life(newest.tasks[task], was))
@@ -240,7 +240,8 @@ def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
         if name in before.tasks:
             gone -= {*before.tasks[name].outputs.retired}
         for output in sorted(gone):
-            yield name, output, max(visited, outputs.furthest)
+            known = outputs.bound(output) if output in outputs.cut_at else max(visited, outputs.furthest)
+            yield name, output, known
         owing -= {(name, output) for output in (*outputs.delivered, *gone)}
     for name, output in sorted(owing):
         yield name, output, BEGINNING
@@ -283,8 +284,6 @@ def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now:
 def _outputs(name: str, newest: Entry, before: Entry, again: Sequence[str]) -> OutputState:
     """Return what the sinks of a task have, when the task goes back to a clock."""
     was = before.tasks[name]
-    if name not in newest.tasks:
-        return was.outputs
     task, flow = newest.tasks[name], newest.flow_of(name)
     own = max(flow.progress.clock, flow.visited)
     return task.outputs.rewind(was.outputs, _stood(before, name), own, _is_same_life(task, was), again)

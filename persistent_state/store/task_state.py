@@ -105,6 +105,7 @@ class OutputState:
     """By output: the lowest clock to which starts have cut the task back since its sink last answered.
 
     What the sink has above that clock may be void. A sink that keeps no record answers when it is given all that it may have.
+    Of an output that left it is the task's clock then, if that is lower.
     """
 
     left: tuple[str, ...] = ()
@@ -114,9 +115,9 @@ class OutputState:
     """The outputs that the task had before it was rebuilt: their names stay taken."""
 
     begun: Mapping[str, int] = field(default_factory=dict)
-    """By output that lacks clocks: the first clock that it was given after those, or a later one. Then it was given everything.
+    """By output whose sink was given everything at a clock above the first one: that clock, or a later one.
 
-    Older versions say the global clock of the start in which the output came.
+    Below that clock the sink lacks clocks. Older versions say the global clock of the start in which the output came.
     """
 
     left_at: Mapping[str, int] = field(default_factory=dict)
@@ -125,8 +126,11 @@ class OutputState:
     It stands until the sink answers, or is given something.
     """
 
-    lost: Mapping[str, int] = field(default_factory=dict)
-    """By output whose sink has lost what it had, as its place was emptied: the lowest clock that it has said it has."""
+    lacks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By output: between which clocks its sink may lack what earlier entries say that it has.
+
+    Its place was emptied, or it went back further than to the clock of a rewind.
+    """
 
     def record_given(self, output: str, clock: int) -> OutputState:
         """Return the record when the output's sink was given every checkpoint up to this clock.
@@ -154,7 +158,7 @@ class OutputState:
 
     def believe_sink(self, output: str, clock: int, own: int, retained: Collection[int]) -> OutputState:
         """Return the record by the sink's own: it has come to this clock. `own` is the task's clock."""
-        voided, lost = dict(self.voided), dict(self.lost)
+        voided, lacks = dict(self.voided), dict(self.lacks)
         known = max(self.delivered[output], self.left_at.get(output, BEGINNING))
         # A start of an older version did not say where it cut the task back.
         cut = self.cut_at.get(output, own)
@@ -164,8 +168,9 @@ class OutputState:
         elif clock > self.delivered[output]:
             # The driver that gave it that died before the log said so. What it lacked was part of that.
             voided.pop(output, None)
+        begun = _begun(self.begun, {output: clock}, retained)
         if clock < known and clock not in retained:
-            lost[output] = min(clock, lost.get(output, END))
+            lacks[output] = (min(clock, lacks.get(output, (END, END))[0]), begun.get(output, END))
         delivered = {**self.delivered, output: clock}
         return replace(
             self,
@@ -173,19 +178,21 @@ class OutputState:
             voided=voided,
             cut_at=_without(self.cut_at, output),
             left_at=_without(self.left_at, output),
-            begun=_begun(self.begun, {output: clock}, retained),
-            lost=lost,
+            begun=begun,
+            lacks=lacks,
         )
 
     def cut_back(self, clock: int, own: int) -> OutputState:
         """Return the record when a start takes the task back from its own clock to this one."""
         beyond = (output for output, last in self.delivered.items() if last > clock)
+        furthest = max(self.furthest, own) if own > clock else self.furthest
+        # A sink may have been given more than the log says. The first of several cuts is the lowest.
+        cut = dict.fromkeys((*self.delivered, *self.left) if furthest > clock else (), clock)
         return replace(
             self,
             voided={**dict.fromkeys(beyond, clock), **self.voided},
-            furthest=max(self.furthest, own) if own > clock else self.furthest,
-            # A sink may have been given more than the log says. The first of several cuts is the lowest.
-            cut_at={**dict.fromkeys((*self.delivered, *self.left), clock), **self.cut_at},
+            furthest=furthest,
+            cut_at={**cut, **self.cut_at},
         )
 
     def right_up_to(self, before: OutputState, output: str, clock: int, is_same_life: bool) -> int:
@@ -194,61 +201,57 @@ class OutputState:
         `before` is the record when that clock was the newest, and `is_same_life` tells whether the task has not begun from zero
         since. `BEGINNING` means that nothing is right.
         """
+        # Of a life before that of then, whose names stay taken, nothing has changed.
         if output in before.retired or self._goes_on(before, output, clock, is_same_life):
-            # Of a life before that, nothing has changed.
             return clock
         # The log of then says it: the clocks above are still there, and will be given.
         last = max(before.delivered.get(output, BEGINNING), before.left_at.get(output, BEGINNING))
-        is_lost = output in self.lost and self.lost[output] != before.lost.get(output)
-        return min(clock, last, before.voided.get(output, END), self.lost[output] if is_lost else END)
+        low, high = self.lacks.get(output, (END, END))
+        return min(clock, last, before.voided.get(output, END), low if clock < high else END)
 
     def rewind(
         self, before: OutputState, clock: int, own: int, is_same_life: bool, again: Collection[str]
     ) -> OutputState:
         """Return the record when the task goes back from its own clock to a kept one, and its outputs with it.
 
-        `before` and `is_same_life` are those of `right_up_to`. Outputs that are given clocks `again` keep what they have.
+        `before` and `is_same_life` are those of `right_up_to`. Outputs that are given clocks `again` keep what they have. Those
+        of which nothing is right, and that there were not then, are forgotten: they are new when they come again.
         """
         known = {*before.delivered, *before.left, *self.delivered, *self.left, *self.retired} - {*before.retired}
         right = {output: self.right_up_to(before, output, clock, is_same_life) for output in sorted(known)}
+        stays = {*before.delivered, *before.left, *again}
+        right = {output: last for output, last in right.items() if last > BEGINNING or output in stays}
         stay = {output for output in self.delivered if self._goes_on(before, output, clock, is_same_life)}
         delivered = {**before.delivered, **{output: self.delivered[output] for output in stay}}
-        delivered = {output: min(last, right[output]) for output, last in delivered.items()}
+        delivered = {output: min(last, right[output]) for output, last in delivered.items() if output in right}
         begun = {output: (self if output in stay else before).begun.get(output) for output in delivered}
         back = OutputState(
             delivered=delivered,
             # A sink that is to take back more owes it.
             furthest=max(self.furthest, own) if again else clock,
             cut_at=right,
-            # Those that came later are new again at the next start.
-            left=tuple(sorted(known - delivered.keys())),
+            left=tuple(sorted(right.keys() - delivered.keys())),
             left_at={output: last for output, last in right.items() if last > delivered.get(output, BEGINNING)},
             retired=before.retired,
             begun={output: first for output, first in begun.items() if first is not None},
-            lost=self.lost,
+            lacks={output: lacks for output, last in right.items() if (lacks := self._lacks(output, last, clock))},
         )
         for output in again:
             # What only the void timeline changed comes, too.
             back = back.void(output)
         return back
 
+    def _lacks(self, output: str, right: int, clock: int) -> tuple[int, int] | None:
+        """Return what `lacks` says of an output that keeps what is `right` in a rewind to a clock."""
+        low, high = self.lacks.get(output, (END, BEGINNING))
+        if right < clock:
+            return min(low, right), max(high, clock)
+        return (low, high) if low < clock else None
+
     def _goes_on(self, before: OutputState, output: str, clock: int, is_same_life: bool) -> bool:
         """Return whether the sink has all that is right at a clock, and it was given in order since the record `before`."""
         has_all = is_same_life and output in self.delivered and self.begun.get(output, BEGINNING) <= clock
         return has_all and output not in before.voided and output not in before.cut_at
-
-    def forget(self, output: str) -> OutputState:
-        """Return the record when the sink of an output that left has nothing any more: it is as if it had never been."""
-        if output not in self.left:
-            return self
-        left = tuple(name for name in self.left if name != output)
-        return replace(
-            self,
-            left=left,
-            left_at=_without(self.left_at, output),
-            cut_at=_without(self.cut_at, output),
-            lost=_without(self.lost, output),
-        )
 
     def at_restart(self, outputs: Collection[str], retained: Collection[int] = (), own: int = BEGINNING) -> OutputState:
         """Return the record for a start in which the task has these outputs. `own` is the task's clock.
@@ -257,7 +260,9 @@ class OutputState:
         """
         delivered = {output: self.delivered.get(output, BEGINNING) for output in outputs}
         # An output that is left out is not given what it lacks, and is new when it comes back: its sink then says what it has.
-        cut_at = {output: last for output, last in self.voided.items() if output not in delivered}
+        leaves = [output for output in self.delivered if output not in delivered]
+        cut_at = {output: self.voided[output] for output in leaves if output in self.voided}
+        had_more = any(self.cut_at.get(output, own) < own for output in leaves)
         begun = {
             output: first for output, first in self.begun.items() if output in delivered and output in self.delivered
         }
@@ -265,9 +270,10 @@ class OutputState:
             self,
             delivered=delivered,
             voided={output: last for output, last in self.voided.items() if output in delivered},
-            cut_at={**dict.fromkeys(self.left, own), **self.cut_at, **cut_at},
+            furthest=max(self.furthest, own) if had_more else self.furthest,
+            cut_at={**dict.fromkeys((*self.left, *leaves), own), **self.cut_at, **cut_at},
             left=self._left_by(outputs),
-            left_at=self._left_at(output for output in self.delivered if output not in delivered),
+            left_at=self._left_at(leaves),
             begun=_begun(begun, delivered, retained),
         )
 
@@ -286,7 +292,7 @@ class OutputState:
             left_at=self._left_at(self.delivered),
             retired=self.retired,
             begun=_begun({}, dict.fromkeys(outputs, BEGINNING), (clock,)),
-            lost=self.lost,
+            lacks=self.lacks,
         )
 
     def at_rebuild(self, outputs: Collection[str], clock: int, own: int) -> OutputState:
@@ -296,7 +302,7 @@ class OutputState:
             furthest=max(self.furthest, own),
             retired=tuple(sorted({*self.retired, *self.delivered, *self.left} - {*outputs})),
             begun=_begun({}, dict.fromkeys(outputs, BEGINNING), (clock,)),
-            lost=self.lost,
+            lacks=self.lacks,
         )
 
     def _left_by(self, outputs: Collection[str]) -> tuple[str, ...]:

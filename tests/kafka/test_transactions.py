@@ -111,7 +111,8 @@ def test_each_value_is_seen_once_although_the_broker_is_killed(broker: Broker, t
 # Those who were thought dead
 
 
-@pytest.mark.parametrize("step", range(2, 54, 5))
+@pytest.mark.soak
+@pytest.mark.parametrize("step", range(2, 54, soak_or(ci=9, soak=1)))
 def test_a_driver_that_was_paused_changes_nothing_when_another_has_gone_on(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:

@@ -614,3 +614,86 @@ def test_a_sink_is_given_the_values_of_then_though_its_task_was_reset_meanwhile(
     giver.go_back = go_back
     giver.follow(world.newest.epoch)
     assert values == [total]
+
+
+def test_a_place_that_is_emptied_again_does_not_go_back_to_what_it_had_between() -> None:
+    world, sink = World(Keeping(20)), Sink()
+    plan = with_sink(world, "sink")
+    for end, name in ((9, "before"), (20, "between"), (28, "after")):
+        # It is given nothing while clocks come and go.
+        world.keeping = Keeping(20)
+        world.play(end, plan=plan)
+        naming.keep(world.log, world.newest.clock, name, 0)
+        deliver_all(world, plan, sink)
+        world.keeping = Keeping(2)
+        for more in (3, 5):
+            world.play(end + more, plan=plan)
+            deliver_all(world, plan, sink)
+        sink.rows, sink.clock = [], BEGINNING
+        core.start(world.log, [plan])
+        deliver_all(world, plan, sink)
+    kept = {name: clock for clock, kept in world.newest.kept.items() for name in kept.names}
+    for name in ("after", "between", "before"):
+        assert [each.clock for each in back(world, kept[name])] == [None]
+        core.start(world.log, [plan])
+        deliver_all(world, plan, sink)
+        check_history(world, sink, "total")
+
+
+def test_a_place_that_owes_all_and_is_taken_by_another_life_goes_back_with_that_life() -> None:
+    world, a, b = World(Keeping(2)), Sink(), Sink()
+    world.play(6)
+    naming.keep(world.log, 50, "low", 0)
+    world.play(12)
+    plan = with_sink(world, "a")
+    world.play(14, plan=plan)
+    deliver_all(world, plan, a, "a")
+    back(world, 50)
+    world.keeping = Keeping(20)
+    assert world.newest.owes["total"]["a"].clock == BEGINNING
+    with_b, with_a = (replace(world.plan, outputs=(name,)) for name in "ba")
+    core.start(world.log, [with_b], rebuild=("total",))
+    world.play(14, value=3, plan=with_b)
+    deliver_all(world, with_b, b, "b")
+    naming.keep(world.log, 70, "of the second life", 0)
+    core.start(world.log, [with_a], rebuild=("total",))
+    world.play(14, value=5, plan=with_a)
+    deliver_all(world, with_a, a, "a")
+    assert a.clocks[0] < 70
+    assert {each.output: each.clock for each in back(world, 70)} == {"a": None, "b": None}
+    both = with_sink(world, "a", "b")
+    for sink, output in ((a, "a"), (b, "b")):
+        deliver_all(world, both, sink, output)
+        check_history(world, sink, "total")
+
+
+@pytest.mark.parametrize("keeps_record", [True, False])
+def test_a_sink_that_has_no_more_than_the_clock_has_nothing_to_do_after_a_restart(keeps_record: bool) -> None:
+    world, sink = World(), Sink(keeps_record)
+    plan = with_sink(world, "sink")
+    world.play(6, plan=plan)
+    deliver_all(world, plan, sink)
+    core.start(world.log, [plan])
+    world.play(8, plan=plan)
+    deliver_all(world, plan, sink)
+    (planned,) = rewind.plan(world.log, world.newest.clock).outputs
+    assert (planned.action, planned.clock) == ("none", world.newest.clock)
+
+
+def test_a_function_that_left_before_the_clock_can_come_back() -> None:
+    world, sink = World(), Sink(keeps_record=False)
+    plan = with_sink(world, "sink")
+    world.play(6, plan=plan)
+    deliver_all(world, plan, sink)
+    with_sink(world)
+    world.play(14)
+    assert [each.action for each in rewind.plan(world.log, 90).outputs] == ["none"]
+    back(world, 90)
+    plan = with_sink(world, "sink")
+    giver_of(world, plan, sink, goes_back=False).open()
+    # Had it been above the clock when it left, nobody could say so.
+    world.play(14, plan=plan)
+    deliver_all(world, plan, sink)
+    with_sink(world)
+    with pytest.raises(InvalidInputError, match="may have values at clock="):
+        rewind.plan(world.log, 90)

@@ -1187,7 +1187,7 @@ BUGS = (
         "place that was emptied",
         "A sink whose place was emptied is taken to have what it had had at the clock to which it goes back.",
         task_state.OutputState.right_up_to,
-        ("is_lost = output in self.lost and", "is_lost = False and"),
+        ("low if clock < high else END", "END"),
         theme="rewound-outputs",
     ),
     bug(

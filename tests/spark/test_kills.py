@@ -38,10 +38,10 @@ KILLED = "the JVM is killed"
 OF_JVM = ("start", "commit")
 """The JVM is killed before each write of these phases, in a soak before each step; of the others before the first write."""
 
-AT_RANDOM = soak_or(ci=2, soak=40)
+AT_RANDOM = soak_or(ci=1, soak=40)
 """Drivers that are killed at any step."""
 
-OF_THREE = soak_or(ci=5, soak=40)
+OF_THREE = soak_or(ci=3, soak=40)
 """Drivers of three tasks that are killed at any moment."""
 
 SOON = 60

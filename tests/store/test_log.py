@@ -195,7 +195,7 @@ EVERY_FIELD = (
                 _task.outputs,
                 begun={"function f": 60_000_000},
                 left_at={"parquet p": 120_000_000},
-                lost={"function f": BEGINNING},
+                lacks={"function f": (BEGINNING, 60_000_000)},
             ),
         ).end_inputs(["rates", "größe"]),
     )
@@ -246,6 +246,7 @@ SIDES = st.builds(
     st.lists(st.builds(Cut, INTS, st.dictionaries(NAMES, INTS, max_size=2)), max_size=2).map(tuple),
 )
 COUNTS = st.dictionaries(NAMES, INTS, max_size=2)
+BOTH = st.dictionaries(NAMES, st.tuples(INTS, INTS), max_size=3)
 TEXTS = st.lists(NAMES, max_size=2).map(tuple)
 RUNS = st.builds(Run, STORED, INTS, INTS, INTS, INTS, INTS, st.one_of(st.none(), INTS), st.one_of(st.none(), INTS))
 LATE_ROWS = st.builds(LateRows, st.lists(SIDES, max_size=2).map(tuple), PAGES, COUNTS, INTS)
@@ -280,7 +281,7 @@ TASKS = st.builds(
         floor=INTS,
     ),
     late_rows=LATE_ROWS,
-    outputs=st.builds(OutputState, COUNTS, COUNTS, INTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, COUNTS),
+    outputs=st.builds(OutputState, COUNTS, COUNTS, INTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, BOTH),
     active=st.booleans(),
     life=INTS,
     ended=TEXTS,
@@ -339,7 +340,7 @@ def as_of_format_3(entry: Entry) -> Entry:
     }
     tasks = {
         name: replace(
-            task, flow=name, late_rows=LateRows(), outputs=replace(task.outputs, begun={}, left_at={}, lost={})
+            task, flow=name, late_rows=LateRows(), outputs=replace(task.outputs, begun={}, left_at={}, lacks={})
         )
         for name, task in entry.tasks.items()
     }
