@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, outputs: tuple[str, ...] = ("sink",)) -> None:
         self.world, self._seconds = TwoTasks(outputs), 5.0
-        self.monitor = Monitor(self.world.log, {}, ADDRESS, 0)
+        self.monitor = Monitor(self.world.log, {}, (ADDRESS, 0))
         self.monitor.serve()
         self.move()
 
@@ -89,11 +89,11 @@ def runs() -> Iterator[Mapping[str, Run]]:
 class Prometheus:
     """A server that scrapes endpoints by names of jobs once a second, with rules."""
 
-    def __init__(self, folder: Path, urls: Mapping[str, str], rules: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, urls: Mapping[str, str | None], rules: Mapping[str, Any]) -> None:
         (port,) = free_ports(1)
         self.url, self._log = f"http://{ADDRESS}:{port}", folder / "log"
         jobs = [
-            {"job_name": name, "static_configs": [{"targets": [url.removeprefix("http://")]}]}
+            {"job_name": name, "static_configs": [{"targets": [str(url).removeprefix("http://")]}]}
             for name, url in urls.items()
         ]
         often = {"scrape_interval": "1s", "evaluation_interval": "1s"}
