@@ -38,7 +38,7 @@ class Watched(Protocol):
 
 
 class Monitor:
-    """What tells of one run, until `close`: to OpenTelemetry, if it is installed, and from `serve` on at an endpoint.
+    """A monitor tells of one run until `close`: OpenTelemetry, if it is installed, and from `serve` on who asks at an endpoint.
 
     `endpoint` is the host and the port; None if there is to be none.
 

@@ -29,7 +29,7 @@ _logger = logging.getLogger("persistent_state")
 
 
 class Telemetry:
-    """What OpenTelemetry is told of one run, until it is closed.
+    """A teller of one run, whom OpenTelemetry listens to until it is closed.
 
     `of_store` returns the samples of the run's store. It is called in the threads of whoever exports them.
     """
