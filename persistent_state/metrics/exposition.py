@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import missing_package
 from persistent_state.metrics import measures
 from persistent_state.metrics.measures import BUCKETS, COUNTER, HISTOGRAM, Measure, Sample
 
@@ -23,9 +23,7 @@ def library() -> Any:
     try:
         import prometheus_client
     except ImportError as error:
-        raise InvalidInputError(
-            "package='prometheus_client' is missing for metrics; pip install 'persistent-state[metrics]'."
-        ) from error
+        raise missing_package("prometheus_client", "metrics", "metrics") from error
     return prometheus_client
 
 
