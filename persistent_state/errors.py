@@ -83,6 +83,19 @@ class TaskFailedError(StateError):
     """User code raised, or a row was bad under `on_bad_row="fail"`. Channel, position and key are named. Fix the task."""
 
 
+def missing_package(package: str, needed_by: str, extra: str, otherwise: str = "") -> InvalidInputError:
+    """Return the error that a package is not installed.
+
+    Args:
+        package: The package that can't be imported.
+        needed_by: What needs it.
+        extra: The extra of this package that brings it.
+        otherwise: What else there is to do, if anything.
+    """
+    ways = ", or ".join(filter(None, (f"pip install 'persistent-state[{extra}]'", otherwise)))
+    return InvalidInputError(f"package={package!r} is missing for {needed_by}; {ways}.")
+
+
 def check_whole(name: str, given: object) -> None:
     """Refuse what is not a whole number; `name` is the parameter that it was given as.
 

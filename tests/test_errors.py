@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from monoids import Aggregator, Sum, from_pair
-from persistent_state import FileSource, Message, NonWindowState, PersistentTask, StateError, run_local
-from persistent_state.errors import raised
+from persistent_state import FileSource, Message, NonWindowState, PersistentTask, StateError, errors, run_local
+from persistent_state.errors import missing_package, raised
 
 USER = """
 import json
@@ -96,3 +98,21 @@ def test_the_places_of_installed_packages_are_named_where_there_are_no_others() 
     assert caught.value.__traceback__ is not None
     below = caught.value.with_traceback(caught.value.__traceback__.tb_next)
     assert f" at {json.decoder.__file__}:" in raised(below)
+
+
+def test_a_missing_package_is_a_sentence_with_an_extra_that_there_is() -> None:
+    error = missing_package("rich", "a live view", "terminal")
+    assert str(error) == "package='rich' is missing for a live view; pip install 'persistent-state[terminal]'."
+    error = missing_package("rich", "a live view", "terminal", otherwise="say --once")
+    assert str(error).endswith("pip install 'persistent-state[terminal]', or say --once.")
+    root, setup = Path(errors.__file__).parents[1], ConfigParser()
+    setup.read(root / "setup.cfg")
+    calls = [
+        node
+        for file in sorted((root / "persistent_state").rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == missing_package.__name__
+    ]
+    extras = {node.args[2].value for node in calls if isinstance(node.args[2], ast.Constant)}
+    assert extras >= {"sql", "delta", "kafka", "metrics", "plots", "terminal"}
+    assert extras <= {*setup["options.extras_require"]}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import Settings
-from persistent_state.metrics.exposition import Samples
+from persistent_state.metrics.exposition import Counts, Samples
 from persistent_state.metrics.measures import Sample
 from persistent_state.metrics.of_run import RunMetrics, Work
 from persistent_state.metrics.of_store import of_application
 from persistent_state.metrics.server import Server
+from persistent_state.metrics.telemetry import telemetry
 from persistent_state.store.log import Log
 
 LONG_SECONDS = 600.0
@@ -37,29 +38,40 @@ class Watched(Protocol):
 
 
 class Monitor:
-    """The endpoint of one run, which answers from `serve` to `close`.
+    """A monitor tells of one run until `close`: OpenTelemetry, if it is installed, and from `serve` on who asks at an endpoint.
+
+    `endpoint` is the host and the port; None if there is to be none.
 
     Raises:
-        InvalidInputError: The port is in use, or the package prometheus-client is not installed.
+        InvalidInputError: The port is in use, or there is to be an endpoint and prometheus-client is not installed.
     """
 
-    def __init__(self, log: Log, settings: Mapping[str, Settings], host: str, port: int) -> None:
+    def __init__(self, log: Log, settings: Mapping[str, Settings], endpoint: tuple[str, int] | None) -> None:
         # Of its own: a log is used by one thread at a time.
         self._log, self._settings, self._turn = Log(log.files, log.application), settings, threading.Lock()
         self._run: Watched | None = None
-        self._metrics = RunMetrics(log.application)
+        takers = list[Callable[[Sample], None]]()
+        self._server: Server | None = None
+        if endpoint is not None:
+            counts = Counts()
+            takers.append(counts.take)
+            collectors = [Samples(self._of_store), counts]
+            self._server = Server(log.application, *endpoint, collectors, self._not_ready)
+        self._telemetry = telemetry(self._of_store)
+        if self._telemetry is not None:
+            takers.append(self._telemetry.take)
+        self._metrics = RunMetrics(log.application, takers)
         self._metrics.begin(time.monotonic())
-        collectors = [Samples(self._of_store), self._metrics]
-        self._server = Server(log.application, host, port, collectors, self._not_ready)
 
     @property
-    def url(self) -> str:
-        """The address of the endpoint."""
-        return self._server.url
+    def url(self) -> str | None:
+        """The address of the endpoint; None if there is none."""
+        return None if self._server is None else self._server.url
 
     def serve(self) -> None:
         """Answer from now on. Until there is a run to `watch`, it is not ready."""
-        self._server.serve()
+        if self._server is not None:
+            self._server.serve()
 
     def watch(self, run: Watched) -> None:
         """Look at this run from now on."""
@@ -78,8 +90,11 @@ class Monitor:
         self._metrics.restart()
 
     def close(self) -> None:
-        """Answer no more, and free the port."""
-        self._server.close()
+        """Tell nothing more, and free the port."""
+        if self._telemetry is not None:
+            self._telemetry.close()
+        if self._server is not None:
+            self._server.close()
 
     def _of_store(self) -> Iterable[Sample]:
         with self._turn:

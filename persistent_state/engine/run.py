@@ -152,11 +152,9 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
     with asked_to_stop() as asked, naming_a_lost_jvm(), ExitStack() as undo:
         start_checks.check_machines(setup)
         log = Log(setup.files, setup.application)
-        monitor = None
-        if setup.metrics is not None:
-            monitor = Monitor(log, setup.settings, *setup.metrics)
-            undo.callback(monitor.close)
-            monitor.serve()
+        monitor = Monitor(log, setup.settings, setup.metrics)
+        undo.callback(monitor.close)
+        monitor.serve()
         newest = log.newest()
         to_reset, to_rebuild = graph.reset_and_rebuilt(newest, [feed.plan for feed in setup.feeds], reset, rebuild)
         start_checks.check_start(setup, newest, to_reset, to_rebuild)

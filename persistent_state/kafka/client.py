@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, translating
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, missing_package, translating
 from persistent_state.redact import without_secrets
 
 
@@ -22,9 +22,7 @@ def library() -> Any:
         import confluent_kafka
         import confluent_kafka.admin
     except ImportError as error:
-        raise InvalidInputError(
-            "package='confluent_kafka' is missing for Kafka; pip install 'persistent-state[kafka]'."
-        ) from error
+        raise missing_package("confluent_kafka", "Kafka", "kafka") from error
     return confluent_kafka
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, missing_package
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.formats import JSON, Unfit, bad_records, check_text, json_piece, one_batch, sift
 from persistent_state.sources.schemas import arrow_schema
@@ -227,9 +227,7 @@ class Avro(Decoder):
             from fastavro import parse_schema
             from fastavro.schema import SchemaParseException, UnknownType
         except ImportError as error:
-            raise InvalidInputError(
-                "package='fastavro' is missing for Avro; pip install 'persistent-state[kafka]'."
-            ) from error
+            raise missing_package("fastavro", "Avro", "kafka") from error
         try:
             return parse_schema(json.loads(self.written) if isinstance(self.written, str) else dict(self.written))
         except (SchemaParseException, UnknownType, ValueError) as error:

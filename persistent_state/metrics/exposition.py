@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from persistent_state.errors import InvalidInputError
-from persistent_state.metrics.measures import COUNTER, Measure, Sample
+from persistent_state.errors import missing_package
+from persistent_state.metrics import measures
+from persistent_state.metrics.measures import BUCKETS, COUNTER, HISTOGRAM, Measure, Sample
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
@@ -22,9 +23,7 @@ def library() -> Any:
     try:
         import prometheus_client
     except ImportError as error:
-        raise InvalidInputError(
-            "package='prometheus_client' is missing for metrics; pip install 'persistent-state[metrics]'."
-        ) from error
+        raise missing_package("prometheus_client", "metrics", "metrics") from error
     return prometheus_client
 
 
@@ -47,6 +46,45 @@ class Samples:
             for sample in some:
                 family.add_metric(sample.labels, sample.value)
             yield family
+
+
+class Counts:
+    """A collector of the library, which counts what happens in a run.
+
+    Raises:
+        InvalidInputError: The package prometheus-client is not installed.
+    """
+
+    def __init__(self) -> None:
+        self._of = {measure: _instrument(measure) for measure in measures.OF_RUN}
+
+    def take(self, sample: Sample) -> None:
+        """Take in how much a counter grows, how long something took, or what a gauge shows."""
+        counted = self._of[sample.of].labels(*sample.labels)
+        if sample.of.kind == COUNTER:
+            counted.inc(sample.value)
+        elif sample.of.kind == HISTOGRAM:
+            counted.observe(sample.value)
+        else:
+            counted.set(sample.value)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as the library has them."""
+        for instrument in self._of.values():
+            for metric in instrument.collect():
+                # When each series began is known by the one of the process.
+                metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+                yield metric
+
+
+def _instrument(measure: Measure) -> Any:
+    """Return what the library counts a metric with. It belongs to no registry."""
+    made, more = library().Gauge, dict[str, Any]()
+    if measure.kind == COUNTER:
+        made = library().Counter
+    elif measure.kind == HISTOGRAM:
+        made, more = library().Histogram, {"buckets": BUCKETS}
+    return made(measure.name, measure.help, measure.labels, unit=measure.unit, registry=None, **more)
 
 
 def registry_of(samples: Callable[[], Iterable[Sample]]) -> CollectorRegistry:

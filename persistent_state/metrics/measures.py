@@ -14,6 +14,9 @@ HISTOGRAM = "histogram"
 SECONDS = "seconds"
 BYTES = "bytes"
 
+BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+"""The upper bounds of a histogram's buckets, in seconds."""
+
 
 @dataclass(frozen=True)
 class Measure:

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from persistent_state.event_time.inputs import by_input
 from persistent_state.metrics import measures
-from persistent_state.metrics.exposition import library
-from persistent_state.metrics.measures import COUNTER, HISTOGRAM, Measure
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric
-
-BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
-"""The upper bounds of the buckets of times, in seconds."""
+from persistent_state.metrics.measures import Sample
 
 
 @dataclass(frozen=True)
@@ -46,21 +38,18 @@ class Work:
 
 
 class RunMetrics:
-    """The metrics of one run of an application: a collector of the library prometheus-client.
+    """The metrics of one run of an application: what happens in it, as samples.
 
-    Times are seconds of any one clock. `begin` says from when on a recovery counts; the next commit ends it.
-
-    Raises:
-        InvalidInputError: The package prometheus-client is not installed.
+    Times are seconds of any one clock. `begin` says from when on a recovery counts; the next commit ends it. Each of `takers`
+    gets each sample as it happens: how much a counter grows, how long something took, or what a gauge shows from now on.
     """
 
-    def __init__(self, application: str) -> None:
-        self._application = application
-        self._of = {measure: _instrument(measure) for measure in measures.OF_RUN}
+    def __init__(self, application: str, takers: Sequence[Callable[[Sample], None]]) -> None:
+        self._application, self._takers = application, takers
         self._lock = threading.Lock()
         self._recovers_since: float | None = None
         # So that the first is no jump from nothing.
-        self._of[measures.RESTARTS].labels(application)
+        self._tell(measures.RESTARTS.at(0, application))
 
     def begin(self, now: float) -> None:
         """Take in that the run begins, or that something failed: from now on it recovers."""
@@ -70,38 +59,24 @@ class RunMetrics:
 
     def restart(self) -> None:
         """Take in a start after a failure."""
-        self._of[measures.RESTARTS].labels(self._application).inc()
+        self._tell(measures.RESTARTS.at(1, self._application))
 
     def hear(self, work: Work, now: float) -> None:
         """Take in a commit."""
         at = (self._application, work.flow)
         seconds = measures.STEP_SECONDS if work.is_step else measures.MICRO_BATCH_SECONDS
-        self._of[seconds].labels(*at).observe(work.seconds)
-        self._of[measures.COMMIT_SECONDS].labels(*at).observe(work.commit_seconds)
-        self._of[measures.MESSAGES].labels(*at).inc(work.messages)
-        self._of[measures.REPLAYED].labels(*at).inc(work.replayed)
+        self._tell(seconds.at(work.seconds, *at))
+        self._tell(measures.COMMIT_SECONDS.at(work.commit_seconds, *at))
+        self._tell(measures.MESSAGES.at(work.messages, *at))
+        self._tell(measures.REPLAYED.at(work.replayed, *at))
         for input, lag in by_input(work.lag, work.inputs).items():
             for partition, count in lag.items():
-                self._of[measures.UNREAD].labels(*at, input, partition).set(count)
+                self._tell(measures.UNREAD.at(count, *at, input, partition))
         with self._lock:
             since, self._recovers_since = self._recovers_since, None
         if since is not None:
-            self._of[measures.RECOVERY_SECONDS].labels(self._application).observe(now - since)
+            self._tell(measures.RECOVERY_SECONDS.at(now - since, self._application))
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics as the library has them."""
-        for instrument in self._of.values():
-            for metric in instrument.collect():
-                # When each series began is known by the one of the process.
-                metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-                yield metric
-
-
-def _instrument(measure: Measure) -> Any:
-    """Return what the library counts a metric with. It belongs to no registry."""
-    made, more = library().Gauge, dict[str, Any]()
-    if measure.kind == COUNTER:
-        made = library().Counter
-    elif measure.kind == HISTOGRAM:
-        made, more = library().Histogram, {"buckets": BUCKETS}
-    return made(measure.name, measure.help, measure.labels, unit=measure.unit, registry=None, **more)
+    def _tell(self, sample: Sample) -> None:
+        for take in self._takers:
+            take(sample)

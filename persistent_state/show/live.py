@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from persistent_state.errors import InvalidInputError, StateError
+from persistent_state.errors import StateError, missing_package
 from persistent_state.formatting import printable
 from persistent_state.protocol.holding import STUCK
 from persistent_state.show import top
@@ -28,9 +28,7 @@ def terminal() -> Console:
     try:
         from rich.console import Console
     except ImportError as error:
-        raise InvalidInputError(
-            "package='rich' is missing for a live view; pip install 'persistent-state[terminal]', or say --once."
-        ) from error
+        raise missing_package("rich", "a live view", "terminal", otherwise="say --once") from error
     return Console()
 
 

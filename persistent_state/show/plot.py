@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import missing_package
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,9 +24,7 @@ def plot(application: str, history: pa.Table, axes: Axes | None = None) -> Axes:
     try:
         from matplotlib import dates, pyplot, rcParams
     except ImportError as error:
-        raise InvalidInputError(
-            "package='matplotlib' is missing for a plot; pip install 'persistent-state[plots]'."
-        ) from error
+        raise missing_package("matplotlib", "a plot", "plots") from error
     if axes is None:
         _, axes = pyplot.subplots(layout="constrained")
     lines, names = [], []

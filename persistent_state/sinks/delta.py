@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persistent_state.errors import InvalidInputError, StoreUnavailableError, translating
+from persistent_state.errors import InvalidInputError, StoreUnavailableError, missing_package, translating
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.redact import shown, without_secrets
 from persistent_state.sinks.base import (
@@ -95,9 +95,7 @@ class DeltaSink(RecordingSink):
         try:
             from deltalake import CommitProperties, DeltaTable
         except ImportError:
-            raise InvalidInputError(
-                f"package='deltalake' is missing for {self.name}; pip install 'persistent-state[delta]'."
-            ) from None
+            raise missing_package("deltalake", self.name, "delta") from None
         _check_columns(origin)
         mark = {OWNER: _owner(origin)}
         with self._asking():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, translating
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, missing_package, translating
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain, show_clock, to_json
 from persistent_state.redact import shown, without_secrets
@@ -163,9 +163,7 @@ class SqlSink(RecordingSink):
             from sqlalchemy.exc import ArgumentError
             from sqlalchemy.pool import NullPool
         except ImportError:
-            raise InvalidInputError(
-                f"package='sqlalchemy' is missing for {self.name}; pip install 'persistent-state[sql]'."
-            ) from None
+            raise missing_package("sqlalchemy", self.name, "sql") from None
         # Not chained: what SQLAlchemy says of a url may show its password.
         try:
             url = make_url(self.url) if "://" in self.url else URL.create("sqlite", database=self.url)
@@ -177,9 +175,10 @@ class SqlSink(RecordingSink):
             patience = {name: value for name, value in _PATIENCE.get(backend, {}).items() if name not in url.query}
             engine = create_engine(url, poolclass=NullPool, json_serializer=to_json, connect_args=patience)
         except ImportError as error:
-            extra = "'persistent-state[postgresql]'" if error.name == "psycopg" else "the driver that your url names"
+            if error.name == "psycopg":
+                raise missing_package("psycopg", self.name, "postgresql") from None
             raise InvalidInputError(
-                f"package={error.name!r} is missing for {self.name}; pip install {extra}."
+                f"package={error.name!r} is missing for {self.name}; pip install the driver that your url names."
             ) from None
         except (ArgumentError, TypeError, ValueError):
             raise InvalidInputError(

@@ -33,7 +33,7 @@ def world() -> TwoTasks:
 
 @pytest.fixture
 def monitor(world: TwoTasks) -> Iterator[Monitor]:
-    monitor = Monitor(world.log, {"A": Settings(10_000_000, idle_after=5_000_000)}, "127.0.0.1", 0)
+    monitor = Monitor(world.log, {"A": Settings(10_000_000, idle_after=5_000_000)}, ("127.0.0.1", 0))
     monitor.serve()
     yield monitor
     monitor.close()

@@ -139,7 +139,8 @@ def test_no_restart_reads_again_what_was_told_whichever_flow_moves_the_clock(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(positions, "MOST_SPANS", 2)
         world, told = World(), 0
-        for who, count in history:
+        # At last a start shows where it begins.
+        for who, count in [*history, ("start", 0)]:
             if who == "start":
                 world.start()
             else:
@@ -151,6 +152,26 @@ def test_no_restart_reads_again_what_was_told_whichever_flow_moves_the_clock(
             told = at
             starts = [flow.source.next_positions.get("", 0) for flow in entry.flows.values()]
             assert min(starts) >= told
+
+
+def test_what_a_start_reads_again_does_not_grow_by_a_micro_batch_after_another_flow_has_moved_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Spans are joined from the third on.
+    monkeypatch.setattr(positions, "MOST_SPANS", 2)
+    world = World()
+    for times in ((1, 2), (11, 12), (31,)):
+        world.play(0, *times)
+    # B moves the global clock to 30, while A commits nothing.
+    world.play(1, 1, 2, 11, 12)
+    world.play(1, 31)
+    telling = world.telling()
+    telling.tell()
+    assert world.source.told == [{"": 4}]
+    # The spans below the clock are of no use to a start: were they joined with that of 31, it would begin at 0.
+    world.play(0, 51)
+    world.start()
+    assert core.newest(world.log).flows["A"].source.next_positions == {"": 4}
 
 
 def test_a_driver_that_is_fenced_tells_nothing() -> None:

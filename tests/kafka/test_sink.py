@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,8 @@ from persistent_state.kafka.sink import KafkaSink
 from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter
 from persistent_state.sinks.base import Origin
 from tests.kafka.deliverer import check, deliver, go_back, newest, rows_of, seen, write_part, writer_of
-from tests.kafka.security import GUEST, allow, client_options, secured_broker
+from tests.kafka.security import GUEST, allow, client_options
 from tests.sentences import problem
-from tests.store.servers import needed
 
 ORIGIN = Origin("shop", "Totals", ("key",), rows_of(0).schema)
 
@@ -119,13 +118,6 @@ def test_options_are_in_no_text(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
         text = f"{sink!r} {sink.name} {writer!r} {caught.getrepr(style='native')}"
         assert "hunter22" not in text
     assert "hunter22" not in "".join(capfd.readouterr())
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker that wants TLS and a password, and knows who may do what."""
-    with needed(), secured_broker(tmp_path_factory.mktemp("secured") / "broker", "hunter22") as broker:
-        yield broker
 
 
 def test_tls_and_sasl_reach_every_client_and_their_secrets_no_text(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +35,8 @@ from persistent_state import (
 from persistent_state.engine import kafka_connector as connector
 from persistent_state.kafka import topics
 from persistent_state.kafka.source import DELETED, RECREATED
+from tests.engine.test_passed import Told, World
+from tests.kafka.security import GUEST, allow, client_options
 from tests.kafka.topics import deleted_before, grow, made_anew, new_topic, produce, producer
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -512,6 +516,54 @@ def test_offsets_are_committed_to_its_group(broker: Broker, monkeypatch: pytest.
     reader.committed({})
     source(broker, topic, commit_offsets=False, group="none").committed({f"{topic}-0": 3})
     assert committed(broker, "none") == {}
+
+
+def test_offsets_that_a_broker_refuses_are_one_warning_and_no_failed_start(
+    secured: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, group = new_topic(secured, 1), "nobody's"
+    produce(secured, topic, range(4), 1)
+    for operation in ("DESCRIBE", "READ"):
+        allow(secured, operation, "topic", topic)
+    options = client_options(secured.folder, "hunter22", GUEST)
+    guest = KafkaSource(topic, f"127.0.0.1:{secured.ports[2]}", timestamp="time", group=group, options=options)
+    end = time.monotonic() + 60
+
+    def reading() -> list[Chunk]:
+        while True:
+            try:
+                return Reader(guest).start().all()
+            except InvalidInputError:
+                # The broker may not have heard yet of what was allowed.
+                assert time.monotonic() < end
+                time.sleep(0.1)
+
+    assert sum(len(chunk.positions) for chunk in reading()) == 4
+
+    class Guest(Told):
+        """A source of one partition, whose offsets go to the broker."""
+
+        def committed(self, positions: Mapping[str, int]) -> None:
+            guest.committed({f"{topic}-0": positions[""]})
+            super().committed(positions)
+
+    world = World(Guest())
+    telling = world.telling()
+    for task in (0, 1):
+        world.play(task, 1, 12)
+        world.play(task, 23)
+    with caplog.at_level(logging.WARNING, "persistent_state"):
+        for _ in range(3):
+            telling.tell()
+    (warning,) = caplog.records
+    assert f"the user lacks READ on group={group!r}" in warning.getMessage()
+    assert world.source.told == []
+    allow(secured, "READ", "group", group)
+    while not world.source.told:
+        assert time.monotonic() < end
+        telling.tell()
+    assert committed(secured, group) == {(topic, 0): 2}
+    assert caplog.records == [warning]
 
 
 def test_a_group_that_has_members_refuses_offsets(broker: Broker) -> None:

@@ -9,11 +9,21 @@ import prometheus_client
 import pytest
 
 from persistent_state.metrics import measures
+from persistent_state.metrics.exposition import Counts
 from persistent_state.metrics.measures import Measure
 from persistent_state.metrics.of_run import RunMetrics, Work
 
 
-def values(run: RunMetrics, of: Measure, suffix: str = "") -> dict[tuple[str, ...], float]:
+class Run(RunMetrics):
+    """The metrics of a run, counted by the library."""
+
+    def __init__(self) -> None:
+        counts = Counts()
+        super().__init__("app", [counts.take])
+        self.collect = counts.collect
+
+
+def values(run: Run, of: Measure, suffix: str = "") -> dict[tuple[str, ...], float]:
     """The values of a metric by its labels, without the application."""
     name = of.in_queries + suffix
     samples = [sample for metric in run.collect() for sample in metric.samples if sample.name == name]
@@ -21,7 +31,7 @@ def values(run: RunMetrics, of: Measure, suffix: str = "") -> dict[tuple[str, ..
 
 
 def test_commits_are_counted_by_flow() -> None:
-    run = RunMetrics("app")
+    run = Run()
     run.hear(Work("A", False, 100, 10, 1.5, 0.25), 0)
     run.hear(Work("A", False, 50, 0, 0.5, 0.25), 1)
     run.hear(Work("D", True, 7, 0, 2.0, 0.5), 2)
@@ -34,7 +44,7 @@ def test_commits_are_counted_by_flow() -> None:
 
 
 def test_the_lag_is_that_of_the_newest_micro_batch_by_input_and_partition() -> None:
-    run = RunMetrics("app")
+    run = Run()
     run.hear(Work("A", False, 1, 0, 1, 1, ("",), {"orders-0": 5, "orders-1": 7}), 0)
     run.hear(Work("A", False, 1, 0, 1, 1, ("",), {"orders-0": 3, "orders-1": 0}), 0)
     run.hear(Work("B", False, 1, 0, 1, 1, ("", "rates"), {"orders-0": 1, "rates:rates-0": 2}), 0)
@@ -47,7 +57,7 @@ def test_the_lag_is_that_of_the_newest_micro_batch_by_input_and_partition() -> N
 
 
 def test_a_recovery_is_from_the_first_failure_to_the_next_commit() -> None:
-    run, work = RunMetrics("app"), Work("A", False, 1, 0, 1, 1)
+    run, work = Run(), Work("A", False, 1, 0, 1, 1)
     assert values(run, measures.RESTARTS) == {(): 0}
     run.begin(10)
     run.hear(work, 14)
@@ -65,7 +75,7 @@ def test_a_recovery_is_from_the_first_failure_to_the_next_commit() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; .ci/run installs it")
 def test_promtool_has_nothing_against_it() -> None:
-    run, registry = RunMetrics("app"), prometheus_client.CollectorRegistry()
+    run, registry = Run(), prometheus_client.CollectorRegistry()
     run.begin(0)
     for is_step in (False, True):
         run.hear(Work("A", is_step, 100, 10, 1.5, 0.25, ("",), {"orders-0": 5}), 1)

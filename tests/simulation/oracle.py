@@ -356,6 +356,8 @@ class Oracle:
             is_other = self._wakes(before, entry) or self._records(before, entry) or self._names(before, entry)
             if not is_other:
                 self._clocks(before, entry, moved, is_close=not flows and not steps)
+        if before is not None and entry.timeline == before.timeline:
+            self._passed(before, entry)
         self._aside(before, entry)
         self._states(before, entry)
         self.sinks.hear(before, entry)
@@ -562,6 +564,28 @@ class Oracle:
                 )
                 right = right and not (stored.index and [*blocks.problems(data, stored)])
                 must(right, "every file that an entry names is what was written", path=stored.path)
+
+    def _passed(self, before: Entry, entry: Entry) -> None:
+        """Check that no start reads again what sources may have been told to be passed."""
+        for id, flow in entry.flows.items():
+            old = before.flows.get(id)
+            if old is None or entry.tasks_of(id).keys() != before.tasks_of(id).keys():
+                continue
+            then, now = min(before.clock, old.progress.clock), min(entry.clock, flow.progress.clock)
+            if then == BEGINNING or now < then:
+                # Nothing was told yet, or the flow begins anew.
+                continue
+            for input, source in flow.inputs.items():
+                passed = old.inputs[input].replays_from(then) if input in old.inputs else {}
+                for partition, position in source.replays_from(now).items():
+                    must(
+                        position >= passed.get(partition, 0),
+                        "what the global clock has passed stays passed",
+                        flow=id,
+                        partition=partition,
+                        position=position,
+                        passed=passed,
+                    )
 
     def _start(self, before: Entry | None, entry: Entry) -> None:
         terms, wanted, reset, rebuilt, fresh = self.starting[entry.writer]

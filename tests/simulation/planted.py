@@ -432,6 +432,13 @@ BUGS = (
         commits._without_old_spans,
         ("min(entry.clock, flow.progress.clock)", "flow.progress.clock"),
     ),
+    bug(
+        "spans forgotten late",
+        "What no start reads again is joined with what a micro-batch adds, and is read again.",
+        commits.commit,
+        ("advance(_without_old_spans(newest, flow),", "advance(flow,"),
+        theme="flows",
+    ),
     # Sources whose positions or ends nobody knows beforehand
     bug(
         "ends go back",

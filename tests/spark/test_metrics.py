@@ -7,14 +7,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import opentelemetry.metrics
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from monoids import Sum
 from persistent_state import Application, Changes, FileSource, InvalidInputError, NonWindowState, PersistentTask
+from persistent_state.metrics import measures
 from tests.metrics.test_server import ask
+from tests.metrics.test_telemetry import Collected
 from tests.words import SCHEMA, Words
 
 if TYPE_CHECKING:
@@ -52,7 +57,12 @@ def told_by(url: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_run_tells_its_metrics_until_it_ends(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_run_tells_its_metrics_until_it_ends(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    monkeypatch.setattr(opentelemetry.metrics, "get_meter_provider", lambda: provider)
     folder = tmp_path / "in"
     folder.mkdir()
     write(folder, "0.parquet", 5, 25)
@@ -86,6 +96,12 @@ def test_a_run_tells_its_metrics_until_it_ends(spark: SparkSession, tmp_path: Pa
         assert told["source_position", "Words", "", ""] > 0
         assert told["readable",] == 1
 
+        # OpenTelemetry is told the same.
+        collected = Collected(reader)
+        assert collected.values(measures.GLOBAL_CLOCK) == {(): 40}
+        assert collected.values(measures.MESSAGES)["Words",] == 5
+        assert collected.points(measures.STEP_SECONDS)["Total",].count >= 2
+
         # Another application can't have the port, and is refused before anything is changed.
         other = Application("other", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
         other.add(Words(), FileSource(folder, timestamp="ts", schema=SCHEMA))
@@ -94,6 +110,7 @@ def test_a_run_tells_its_metrics_until_it_ends(spark: SparkSession, tmp_path: Pa
         assert not (tmp_path / "store/other").exists()
     finally:
         running.stop()
+    assert Collected(reader).values(measures.GLOBAL_CLOCK) == {}
     with pytest.raises(OSError):  # noqa: PT011
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=1)
     # A start that is refused for another reason frees the port, too.

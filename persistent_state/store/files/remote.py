@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import fsspec
 
-from persistent_state.errors import InvalidInputError, StoreUnavailableError
+from persistent_state.errors import InvalidInputError, StoreUnavailableError, missing_package
 from persistent_state.redact import without_secrets
 from persistent_state.store.files.base import Files
 
@@ -37,9 +37,7 @@ class Library:
     """Settings of the client that are not the user's to choose."""
 
     def missing(self) -> InvalidInputError:
-        return InvalidInputError(
-            f"package={self.package!r} is missing for this store; pip install 'persistent-state[{self.extra}]'."
-        )
+        return missing_package(self.package, "this store", self.extra)
 
 
 _UNCACHED = {"use_listings_cache": False}
