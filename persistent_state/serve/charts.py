@@ -70,18 +70,22 @@ def clocks(points: Sequence[Point]) -> str:
     lines = [(name, [(point.written, point.tasks.get(name)) for point in points]) for name in names]
     lines.append(("global clock", [(point.written, point.clock) for point in points]))
     marks = [after.written for before, after in pairwise(points) if after.timeline != before.timeline]
-    return _over_time("Clocks over the last entries", lines, show_clock, marks=marks, from_zero=False)
+    return _over_time("Clocks over the last entries", lines, _clock, marks=marks, from_zero=False)
 
 
-def over_time(title: str, name: str, values: Sequence[tuple[int, float | None]], show: Callable[[int], str]) -> str:
+def over_time(title: str, name: str, values: Sequence[tuple[int, float | None]], show: Callable[[float], str]) -> str:
     """Return how a number has changed over time, as a line above zero."""
     return _over_time(title, [(name, values)], show)
+
+
+def _clock(at: float) -> str:
+    return show_clock(round(at))
 
 
 def _over_time(
     title: str,
     lines: Sequence[tuple[str, Sequence[tuple[int, float | None]]]],
-    show: Callable[[int], str],
+    show: Callable[[float], str],
     marks: Sequence[int] = (),
     from_zero: bool = True,
 ) -> str:
@@ -108,8 +112,8 @@ def _over_time(
             y_before = y
         kind = "line total" if is_last else f"line colour{place % COLOURS}"
         parts.append(f'<path class="{kind}" d="{"".join(steps)}"><title>{escape(name)}</title></path>')
-    parts.append(f'<text x="0" y="{TOP - 3}" class="small">{escape(show(round(top)))}</text>')
-    parts.append(f'<text x="0" y="{HIGH - LOW + 13}" class="small">{escape(show(round(low)))}</text>')
+    parts.append(f'<text x="0" y="{TOP - 3}" class="small">{escape(show(top))}</text>')
+    parts.append(f'<text x="0" y="{HIGH - LOW + 13}" class="small">{escape(show(low))}</text>')
     parts += _ends(min(times), max(times), HIGH - 4, show_clock, left=0, right=WIDE)
     return _svg(f"{title}, written from {show_clock(min(times))} to {show_clock(max(times))}", HIGH, parts)
 
@@ -139,11 +143,11 @@ def key(points: Sequence[Point]) -> list[tuple[str, str]]:
     return [*((f"colour{place % COLOURS}", name) for place, name in enumerate(names)), ("total", "global clock")]
 
 
-def seconds(microseconds: int) -> str:
-    """Return a length of time as the end of an axis shows it."""
-    return words.length(microseconds)
+def seconds(microseconds: float) -> str:
+    """Return a length of time as text."""
+    return words.length(round(microseconds))
 
 
-def a_second(positions: int) -> str:
-    """Return a pace as the end of an axis shows it."""
-    return f"{positions:,} a second"
+def a_second(positions: float) -> str:
+    """Return a pace as text."""
+    return f"{positions:,.0f} a second" if positions >= 10 or not positions else f"{positions:.2g} a second"

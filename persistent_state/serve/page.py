@@ -171,7 +171,7 @@ def _told(seen: Seen, detail: Detail, now: int) -> dict[str, str]:
     return {
         **own,
         **({} if told["next"] is None else {"next clock": full_clock(told["next"])}),
-        **({} if read is None else {"throughput": f"{charts.a_second(round(read))}, by positions of the sources"}),
+        **({} if read is None else {"throughput": f"{charts.a_second(read)}, by positions of the sources"}),
         "interval": show_duration(told["interval"]),
         "shards": f"{told['shards']:,}",
     }

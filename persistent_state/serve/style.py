@@ -21,7 +21,7 @@ a{color:var(--link)}
 .skip{position:absolute;left:-999px}.skip:focus{left:16px;top:8px;background:var(--page);padding:.5em;z-index:1}
 .wide{overflow-x:auto;margin:.4rem 0}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.92rem}
-caption{text-align:left;color:var(--muted);padding:.2em 0}
+caption{text-align:left;white-space:nowrap;color:var(--muted);padding:.2em 0}
 th,td{padding:.3em 1em .3em 0;text-align:left;vertical-align:top}
 thead th{border-bottom:1px solid var(--rule)}tbody tr+tr>*{border-top:1px solid var(--soft)}
 tbody th{font-weight:600}.facts th{font-weight:400;color:var(--muted);white-space:nowrap}
@@ -66,7 +66,7 @@ SCRIPT = """
   const box = document.getElementById("refresh");
   if (!box) return;
   const said = document.getElementById("said");
-  box.parentElement.hidden = false;
+  box.closest("p").hidden = false;
   const tell = text => { if (said.textContent !== text) said.textContent = text; };
   const place = (old, now) => {
     if (old.innerHTML === now.innerHTML) return;
