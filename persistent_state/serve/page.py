@@ -171,7 +171,11 @@ def _told(seen: Seen, detail: Detail, now: int) -> dict[str, str]:
     return {
         **own,
         **({} if told["next"] is None else {"next clock": full_clock(told["next"])}),
-        **({} if read is None else {"throughput": f"{charts.a_second(read)}, by positions of the sources"}),
+        **(
+            {}
+            if read is None or not any(point.read for point in detail.points)
+            else {"throughput": f"{charts.a_second(read)}, by positions of the sources"}
+        ),
         "interval": show_duration(told["interval"]),
         "shards": f"{told['shards']:,}",
     }
@@ -197,7 +201,7 @@ def _clocks(told: Mapping[str, Any], points: Sequence[Point]) -> Iterator[str]:
 
 
 def _recent(points: Sequence[Point]) -> Iterator[str]:
-    found = paces(points)
+    found = paces(points) if any(point.read for point in points) else []
     drawn = charts.over_time(
         "Positions read a second", "positions", [(each.written, each.positions) for each in found], charts.a_second
     )
@@ -206,6 +210,8 @@ def _recent(points: Sequence[Point]) -> Iterator[str]:
     drawn = charts.over_time("Lag", "lag", [(point.written, point.lag) for point in points], charts.seconds)
     if drawn:
         yield f"<h4>Lag: the global clock behind the newest message, in event time</h4>{_wide('Lag', drawn)}"
+    if points and not any(point.read for point in points):
+        yield "<p>The sources do not tell how much was read: positions of files, for one, leave numbers out.</p>"
     by_time = {each.written: each for each in found}
     rows = [
         (

@@ -29,7 +29,8 @@ class Point:
         clock: The global clock.
         tasks: The clocks of the tasks that are part of the start, by name.
         newest: The newest timestamp that a source has delivered since the start.
-        read: Where each partition is read next, by flow, input and partition.
+        read: Where each partition is read next, by flow, input and partition. A source that keeps a journal, such as one of
+            files, leaves numbers out: how far it is does not tell how much was read.
     """
 
     entry: int
@@ -69,6 +70,7 @@ def point(entry: Entry) -> Point:
         {
             (*place, partition): position.next
             for place, source in inputs.items()
+            if not (source.journal.files or source.journal.tail)
             for partition, position in source.positions.items()
         },
     )

@@ -16,6 +16,9 @@ HOST, PORT = "127.0.0.1", 8642
 TOKEN = "PERSISTENT_STATE_TOKEN"
 """The environment variable that names the token."""
 
+KEEP_ALIVE = 75
+"""The seconds for which a connection without requests stays open: longer than most clients keep one."""
+
 END = 5
 """The most seconds that answers under way have when the server ends."""
 
@@ -72,6 +75,7 @@ def serve(store: OpenStore, host: str, port: int, token: str | None, tell: Calla
             lifespan="off",
             ws="none",
             timeout_graceful_shutdown=END,
+            timeout_keep_alive=KEEP_ALIVE,
         )
 
         class Server(uvicorn.Server):
