@@ -147,7 +147,7 @@ PUBLIC_MONOIDS = [
 ]
 
 HOUSE = (
-    "__main__ > cli > __init__ > testing > application reading timelines > open_state > engine > metrics show"
+    "__main__ > cli > serve __init__ > testing > application reading timelines > open_state > engine > metrics show"
     " > protocol > batch > inputs > kafka outputs > sources sinks > store > partials joins > ordered > task > state"
     " > formatting windows > event_time > errors redact > monoids"
 )

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from persistent_state.event_time.clocks import Settings
+from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from tests import core
 from tests.words import SCHEMA, Words
@@ -16,8 +17,8 @@ from tests.words import SCHEMA, Words
 class TwoTasks:
     """An application with the tasks A and B, a column of channels, an output of A, and an interval of 10 seconds."""
 
-    def __init__(self, outputs: tuple[str, ...] = ("sink",)) -> None:
-        self.log = Log(core.memory(), "app")
+    def __init__(self, outputs: tuple[str, ...] = ("sink",), files: Files | None = None) -> None:
+        self.log = Log(files or core.memory(), "app")
         settings = Settings(10_000_000, ahead=2**62)
         self.plans = {
             name: core.plan_of(Words(name), SCHEMA, files=self.log.files, channel="word", settings=settings)

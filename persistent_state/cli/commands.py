@@ -23,8 +23,11 @@ from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.formatting import full_clock, plain, to_json
 from persistent_state.metrics.exposition import as_text
 from persistent_state.metrics.of_store import of_store
+from persistent_state.open_state import open_store
 from persistent_state.protocol.naming import clock_named
 from persistent_state.protocol.rewind_plan import AGAIN, RETRACT, made, refusals
+from persistent_state.redact import shown
+from persistent_state.serve.server import HOST, PORT, TOKEN, check, serve
 from persistent_state.show import graph, live, top
 from persistent_state.show.summary import summary
 from persistent_state.show.text import application, applications, verified, width
@@ -98,6 +101,22 @@ def _parser() -> argparse.ArgumentParser:
         "metrics", parents=[common], help="print metrics of all applications of a store, as OpenMetrics text"
     )
     measure.set_defaults(run=_metrics)
+
+    offer = commands.add_parser(
+        "serve",
+        parents=[common],
+        help="serve a page, metrics and look-ups of a store over HTTP; nothing of the store can be changed",
+    )
+    offer.add_argument("--host", default=HOST, help=f"the address to listen on (default: {HOST}, this machine only)")
+    offer.add_argument(
+        "--port", type=_port, default=PORT, help=f"the port to listen on; 0 takes a free one (default: {PORT})"
+    )
+    offer.add_argument(
+        "--token",
+        help=f"a secret that whoever looks must know; the environment variable {TOKEN} keeps it out of lists of processes",
+    )
+    offer.add_argument("--no-token", action="store_true", help="let everybody look who can reach the address")
+    offer.set_defaults(run=_serve)
 
     draw = commands.add_parser(
         "graph", parents=[common], help="show what feeds each task of an application, and draw it as a picture"
@@ -201,6 +220,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
+
+
 def _action(text: str) -> tuple[str, str]:
     name, _, action = text.rpartition("=")
     if not name or action not in (RETRACT, AGAIN):
@@ -268,6 +293,19 @@ def _metrics(arguments: argparse.Namespace) -> int:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
     told = [{"name": each.of.in_queries, "labels": each.by_name, "value": each.value} for each in samples]
     print(to_json(told) if arguments.json else as_text(samples), end="\n" if arguments.json else "")
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    token = os.environ.get(TOKEN) if arguments.token is None else arguments.token
+    check(arguments.host, token, arguments.no_token)
+    store = open_store(arguments.store, storage_options=_storage_options(arguments.storage_options))
+
+    def tell(url: str) -> None:
+        _print([to_json({"url": url})] if arguments.json else [f"serving {shown(store.files.url)} at {url}"])
+        sys.stdout.flush()
+
+    serve(store, arguments.host, arguments.port, token, tell)
     return 0
 
 

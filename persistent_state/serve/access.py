@@ -1,0 +1,70 @@
+"""Decide who may look: by the name under which the server was asked for, by the method, and by the token."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from http.cookies import CookieError, SimpleCookie
+
+LOCALHOST = "localhost"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host to listen on can be asked from this machine only."""
+    if host == LOCALHOST:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Token:
+    """A secret that a user must know.
+
+    A cookie holds what is made of it, and not the token itself. Its name is one for each token: browsers give a cookie to every
+    port of a host.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+        self.cookie_name = f"persistent-state-{self._made('name')[:8]}"
+        self.cookie = self._made("cookie")
+
+    def _made(self, what: str) -> str:
+        return hmac.new(self._token, f"persistent-state serve {what}".encode(), sha256).hexdigest()
+
+    def is_it(self, given: str) -> bool:
+        """Return whether a text is the token, in a time that tells nothing of it."""
+        # The lengths of digests tell nothing.
+        return hmac.compare_digest(sha256(given.encode(errors="replace")).digest(), sha256(self._token).digest())
+
+    def is_known(self, headers: Mapping[str, str]) -> bool:
+        """Return whether the headers of a request have the token, or the cookie."""
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return self.is_it(given.strip())
+        cookies: SimpleCookie = SimpleCookie()
+        try:
+            cookies.load(headers.get("cookie", ""))
+        except CookieError:
+            return False
+        found = cookies.get(self.cookie_name)
+        return found is not None and hmac.compare_digest(found.value.encode(errors="replace"), self.cookie.encode())
+
+    def set_cookie(self, is_secure: bool) -> str:
+        """Return the header that gives a browser the cookie."""
+        secure = "; Secure" if is_secure else ""
+        return f"{self.cookie_name}={self.cookie}; Path=/; HttpOnly; SameSite=Strict{secure}"
+
+
+def is_own_name(asked: str, host: str) -> bool:
+    """Return whether a server that listens on the loopback host was asked for under a name of this machine.
+
+    A page of somebody else's may let its own name lead to this machine. A browser tells the name.
+    """
+    name = re.sub(r":\d*$", "", asked).strip("[]").lower()
+    return name == host.lower() or is_loopback(name)

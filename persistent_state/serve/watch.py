@@ -1,0 +1,131 @@
+"""Look at a store for the page: what was seen last stays if the store does not answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from persistent_state.errors import InvalidInputError, StateError
+from persistent_state.serve import recent, samples
+from persistent_state.serve.recent import Point, Recent
+from persistent_state.serve.samples import Sample
+from persistent_state.show.top import Lookout, Seen
+from persistent_state.store.entry import Entry
+from persistent_state.store.files.base import Files
+from persistent_state.store.log import Log
+
+AGE = 1.0
+"""The seconds for which a look serves everybody who asks."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A store as a look found it.
+
+    Attributes:
+        seen: Its applications; those of an earlier look if the store did not answer.
+        error: Why the store did not list its applications; "" if it did.
+        at: When they were seen, microseconds UTC by the wall clock; None if they never were.
+    """
+
+    seen: Sequence[Seen] = ()
+    error: str = ""
+    at: int | None = None
+
+
+@dataclass(frozen=True)
+class Detail:
+    """The rest of what is told of an application.
+
+    Attributes:
+        points: What its last entries tell.
+        samples: By task, samples of late and bad rows.
+        error: Why some of this is missing; "" if all is there.
+    """
+
+    points: Sequence[Point] = ()
+    samples: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
+    error: str = ""
+
+
+class Watch:
+    """Looks at a store when somebody asks, and not more often than once in `AGE` seconds.
+
+    Args:
+        files: The files of the store.
+        seconds: A clock that does not go back.
+        now_us: The wall clock, microseconds UTC.
+    """
+
+    def __init__(self, files: Files, seconds: Callable[[], float], now_us: Callable[[], int]) -> None:
+        self._files, self._seconds, self._now_us = files, seconds, now_us
+        self._lookout, self._lock = Lookout(files), threading.Lock()
+        self._looked, self._until = Looked(), float("-inf")
+        self._details: dict[str, _Details] = {}
+
+    @property
+    def last(self) -> Looked:
+        """The store as it was seen last, without a look."""
+        return self._looked
+
+    def look(self) -> Looked:
+        """Return what is there now, or was a moment ago."""
+        with self._lock:
+            if self._seconds() >= self._until:
+                self._looked = self._look()
+                self._until = self._seconds() + AGE
+            return self._looked
+
+    def _look(self) -> Looked:
+        try:
+            seen = self._lookout.look(self._seconds())
+        except InvalidInputError:
+            # There is none, or none any more: the store has answered.
+            return Looked((), "", self._now_us())
+        except (StateError, OSError) as error:
+            return replace(self._looked, error=str(error))
+        self._details = {each.name: self._details[each.name] for each in seen if each.name in self._details}
+        return Looked(seen, "", self._now_us())
+
+    def detail(self, name: str) -> Detail:
+        """Return what else is told of an application; what was told before if it can't be read now."""
+        with self._lock:
+            known = self._details.setdefault(name, _Details(self._files, name))
+        return known.look()
+
+
+class _Details:
+    """The rest of what is told of one application. Of the store, only what is new is read."""
+
+    def __init__(self, files: Files, name: str) -> None:
+        self._files, self._name, self._lock = files, name, threading.Lock()
+        self._log, self._recent = Log(files, name), Recent(Log(files, name))
+        self._detail, self._number = Detail(), 0
+
+    def look(self) -> Detail:
+        with self._lock:
+            try:
+                entry = self._log.newest()
+                if entry is not None and entry.number < self._number:
+                    # Another application of the same name.
+                    self._recent = Recent(Log(self._files, self._name))
+                if entry is not None and (entry.number != self._number or self._detail.error):
+                    points = self._recent.look()
+                    some, error = self._samples(entry)
+                    self._detail, self._number = Detail(points or [recent.point(entry)], some, error), entry.number
+            except (StateError, OSError) as error:
+                return replace(self._detail, error=str(error))
+            return self._detail
+
+    def _samples(self, entry: Entry) -> tuple[dict[str, Sequence[Sample]], str]:
+        """Return samples of the tasks that have such rows. A file that is damaged hides nothing else."""
+        found, error = dict[str, Sequence[Sample]](), ""
+        for task in sorted(entry.tasks):
+            if not entry.late_counts_of(task):
+                continue
+            try:
+                found[task] = samples.samples(self._files, entry, task)
+            except (StateError, OSError) as raised:
+                error = str(raised)
+        return found, error

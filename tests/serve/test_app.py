@@ -1,0 +1,317 @@
+"""The server's answers: every page and every error, whatever the store is like, and who may ask."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from base64 import b64decode, b64encode
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from persistent_state import open_store
+from persistent_state.cli.commands import main
+from persistent_state.errors import StoreUnavailableError
+from persistent_state.protocol import deliver, rewind
+from persistent_state.serve import app
+from persistent_state.store.files import MemoryFiles
+from persistent_state.store.files.base import Files
+from tests import core
+from tests.serve.worlds import STORE, Served, copy
+from tests.two_tasks import TwoTasks
+
+TOKEN = "a-long-secret"
+
+
+def test_the_page_tells_of_an_application_all_that_the_store_knows() -> None:
+    page = Served(STORE).page()
+    assert page.landmarks == ["header", "nav", "main", "footer"]
+    assert [text for level, text in page.headings if level in (2, 3)] == [
+        "Applications", "Application app", "Tasks, and what feeds them", "Clocks on one axis", "Throughput and lag",
+        "Late and bad rows", "Kept clocks", "Timelines", "Look a key up",
+    ]  # fmt: skip
+    waits = "task=Notes: the newest message of its source is of 1970-01-01T00:00:00.000235Z"
+    assert f"The global clock waits for {waits}." in page.text
+    (row,) = page.tables["The applications of this store"][1:]
+    assert row == ["app", "1970-01-01T00:00:00.000220Z", waits, "54.3 kB", "can be read"]
+    assert [row[0] for row in page.tables["How far each task is"]] == ["task", "Notes", "Totals"]
+    assert page.tables["What each task reads and keeps, and its size"][1][-1].endswith("kB")
+    assert ["Notes", "late", "1"] in page.tables["Rows that did not count, by reason"]
+    samples = page.tables["Samples of Notes"]
+    assert {row[0] for row in samples[1:]} == {"late", "no timestamp"}
+    assert any('"shop":' in row[3] for row in samples[1:])
+    assert [row[1] for row in page.tables["The clocks at which the state can be read"][1:]] == ["220", "200", "160"]
+    assert "The application was never taken back." in page.text
+    (graph,) = (given for tag, given in page.attributes if tag == "img")
+    drawn = b64decode(graph["src"].partition("base64,")[2]).decode()
+    assert ">Totals</text>" in drawn
+    charts = [given["aria-label"] for tag, given in page.attributes if tag == "svg" and "aria-label" in given]
+    assert charts[0] == (
+        "Clocks on one axis of event time, from 1970-01-01T00:00:00.000160Z to 1970-01-01T00:00:00.000235Z"
+    )
+
+
+def test_clocks_lags_and_paces_of_the_last_entries_are_drawn() -> None:
+    world = TwoTasks()
+    for second, at in enumerate((15, 25, 35), 1):
+        for task in "AB":
+            world.play(task, {"x": at}, "x", now=second * 1_000_000)
+    page = Served(world.log.files).page()
+    charts = [given["aria-label"] for tag, given in page.attributes if tag == "svg" and "aria-label" in given]
+    spans = "written from 1970-01-01T00:00:0{}Z to 1970-01-01T00:00:03Z"
+    assert charts[1:] == [
+        f"Clocks over the last entries, {spans.format(1)}",
+        f"Positions read a second, {spans.format(1)}",
+        f"Lag, {spans.format(1)}",
+    ]
+    rows = page.tables["The last entries, the newest first"]
+    assert rows[1][2:4] == ["1970-01-01T00:00:30Z", "5 s"]
+    assert "throughput" in page.text
+    assert "1 a second, by positions of the sources" in page.text
+
+
+def test_a_channel_that_is_silent_is_named() -> None:
+    world = TwoTasks()
+    for task in "AB":
+        world.play(task, {"x": 25, "y": 15}, "xy")
+    world.start()
+    for task in "AB":
+        world.play(task, {"x": 45}, "xy")
+    page = Served(world.log.files).page()
+    assert (
+        "The global clock waits for task=A: channel='y' of its source has delivered nothing since the last start; idle_after "
+        "lets it go." in page.text
+    )
+
+
+def test_an_application_that_was_taken_back_has_its_timelines() -> None:
+    world = TwoTasks()
+    for task in "AB":
+        for second, at in enumerate((15, 25, 35)):
+            world.play(task, {"x": at}, "x", now=second * 1_000_000)
+    deliver.record(world.log, core.newest(world.log).epoch, "A", "sink", 30_000_000, 0)
+    served = Served(world.log.files)
+    assert "The application was never taken back." in served.page().text
+    planned = rewind.plan(world.log, 20_000_000, lambda *_: rewind.RETRACT)
+    entry = rewind.rewind(world.log, planned, writer="somebody", now=4_000_000)
+    page = served.page()
+    assert f"The present timeline began with start {entry.timeline}: " in page.text
+    assert [row[0] for row in page.tables["Timelines among the last entries"]] == ["timeline", "0", str(entry.timeline)]
+    assert ", has yet to go back to 1970-01-01T00:00:20Z" in page.text
+    assert "A dotted line from top to bottom" in page.text
+
+
+def test_an_application_that_is_damaged_does_not_hide_the_others(tmp_path: Path) -> None:
+    store = copy(tmp_path)
+    shutil.copytree(store / "app", store / "broken")
+    newest = max((store / "broken/log").iterdir())
+    newest.write_text("{}")
+    served = Served(store)
+    page = served.page()
+    assert [row[0::4] for row in page.tables["The applications of this store"][1:]] == [
+        ["app", "can be read"],
+        ["broken", "can't be read"],
+    ]
+    assert ("Application app" in page.text, "Application broken" in page.text) == (True, False)
+    broken = served.page(application="broken")
+    assert f"broken/log/{newest.name}" in broken.text
+    assert 'persistent_state_readable{application="broken"} 0.0' in served.client.get("/metrics").text
+    told = served.lookup(500, application="broken", task="Totals", shop="Bergen", item="1")
+    assert f"broken/log/{newest.name}" in told["error"]
+
+
+def test_what_was_seen_last_stays_while_an_entry_is_damaged(tmp_path: Path) -> None:
+    store = copy(tmp_path)
+    served = Served(store)
+    before = served.page()
+    newest = max((store / "app/log").iterdir())
+    damaged = newest.with_name(f"{17:020d}.json")
+    damaged.write_text("{}")
+    page = served.page()
+    assert f"app/log/{damaged.name}" in page.text
+    for caption in ("How far each task is", "The last entries, the newest first"):
+        assert page.tables[caption] == before.tables[caption]
+
+
+def test_an_application_that_is_gone_leaves_the_page(tmp_path: Path) -> None:
+    store = copy(tmp_path)
+    shutil.copytree(store / "app", store / "other")
+    served = Served(store)
+    assert [link for link in served.page().links if "application=" in link] == [
+        "?application=app",
+        "?application=other",
+    ]
+    shutil.rmtree(store / "app")
+    assert "Application other" in served.page().text
+    served.page(404, application="app")
+    shutil.rmtree(store / "other")
+    page = served.page()
+    assert "There is nothing to show yet." in page.text
+    assert served.client.get("/metrics").text == "# EOF\n"
+    assert served.client.get("/health").status_code == 200
+
+
+def test_a_store_that_does_not_answer_is_503_and_what_was_seen_last_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = TwoTasks()
+    for task in "AB":
+        world.play(task, {"x": 25}, "x")
+    served = Served(world.log.files)
+    before = served.page()
+
+    def fails(files: Files, folder: str) -> list[str]:
+        raise StoreUnavailableError("the store is away; wait for it.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryFiles, "list", fails)
+        page = served.page(503)
+        assert "The store does not answer: the store is away; wait for it." in page.text
+        assert page.tables["How far each task is"] == before.tables["How far each task is"]
+        assert served.client.get("/health").status_code == 503
+        assert (served.client.get("/metrics").status_code, served.client.get("/metrics").text) == (
+            503,
+            "the store is away; wait for it.\n",
+        )
+        told = served.lookup(503, application="app", task="A", word="x")
+        assert told == {"error": "the store is away; wait for it."}
+    assert "does not answer" not in served.page().text
+
+
+def test_metrics_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Served(STORE).client.get("/metrics")
+    assert answer.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert main(["metrics", str(STORE)]) == 0
+    assert answer.text == capsys.readouterr().out
+
+
+def test_a_key_is_looked_up_on_the_page_without_a_script() -> None:
+    served = Served(STORE)
+    asked = {"application": "app", "task": "Totals", "key.shop": "Bergen", "key.item": "1", "clock": "160"}
+    page = served.page(**asked)
+    assert '"total": 488' in page.text
+    assert [given.get("value") for given in page.fields if given.get("name") == "key.shop"] == ["", "Bergen"]
+    (chosen,) = (given["value"] for tag, given in page.attributes if tag == "option" and "selected" in given)
+    assert chosen == "160"
+    assert "The key is not there, or has no value." in served.page(**{**asked, "key.shop": "Oslo"}).text
+    assert "is not int64" in served.page(400, **{**asked, "key.item": "one"}).text
+    assert "is not kept; take clock=" in served.page(404, **{**asked, "clock": "170"}).text
+    names = {given["name"] for given in page.fields if "name" in given}
+    assert names == {"key.shop", "key.item", "null", "clock"}
+
+
+def test_what_a_store_holds_is_escaped() -> None:
+    world = TwoTasks(outputs=("<b>&'\"",))
+    for task in "AB":
+        world.play(task, {"<script>": 25, "y": 15}, ["<script>", "y"])
+    served = Served(world.log.files)
+    page = served.page(**{"task": "A", "key.word": '"><script>x</script>', "application": "app"})
+    assert page.tags.count("script") == 1
+    assert "<b>&'\"" in page.text
+    assert served.page(404, application="<script>").tags.count("script") == 1
+
+
+def test_every_answer_lets_a_browser_load_nothing_from_elsewhere() -> None:
+    served = Served(STORE, TOKEN)
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    for path in ("/", "/lookup", "/metrics", "/health", "/login", "/nowhere"):
+        for headers in ({}, bearer):
+            answer = served.client.get(path, headers=headers)
+            policy = answer.headers["content-security-policy"]
+            assert policy.startswith("default-src 'none'; ")
+            assert not re.search(r"unsafe|https?:|\*", policy)
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["cache-control"] == "no-store"
+    page = Served(STORE).page()
+    for text, kind in ((page.styles, "style"), (page.scripts, "script")):
+        digest = b64encode(sha256(text.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert "url(" not in page.styles
+    assert "@import" not in page.styles
+
+
+def test_nothing_can_be_changed() -> None:
+    served = Served(STORE)
+    for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
+        answer = served.client.request(method, "/")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    head = served.client.head("/")
+    assert (head.status_code, head.content) == (200, b"")
+    assert served.client.get("/nowhere").status_code == 404
+    assert served.client.get("/nowhere").text == "There is nothing here; look at /, /lookup, /metrics, /health.\n"
+
+
+def test_only_names_of_this_machine_are_answered_on_loopback() -> None:
+    served = Served(STORE)
+    for name in ("localhost", "localhost:8642", "127.0.0.1", "127.0.0.2:80", "[::1]:8642", "LOCALHOST"):
+        assert served.client.get("/health", headers={"Host": name}).status_code == 200, name
+    for name in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8642", "10.0.0.1", ""):
+        answer = served.client.get("/", headers={"Host": name})
+        assert (answer.status_code, "Totals" in answer.text) == (421, False), name
+    # Elsewhere nobody knows the names of the machine, and there is a token.
+    assert Served(STORE, TOKEN, host="0.0.0.0").client.get("/health", headers={"Host": "box"}).status_code == 200
+
+
+def test_without_the_token_nothing_is_told_but_that_the_store_answers() -> None:
+    client = Served(STORE, TOKEN).client
+    for path in ("/", "/lookup?application=app&task=Totals", "/metrics", "/nowhere"):
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": f"Basic {TOKEN}"},
+            {"Cookie": b"a=b; \xe4"},
+        ):
+            answer = client.get(path, headers=headers)
+            assert answer.status_code == 401
+            assert "Totals" not in answer.text
+            assert TOKEN not in answer.text
+    assert client.get("/metrics").headers["www-authenticate"] == "Bearer"
+    assert client.get("/lookup").json()["error"].startswith("the token is missing or wrong; ")
+    assert client.get("/health").text == "The store answers.\n"
+    assert client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_a_browser_is_let_in_by_the_form_or_by_the_url() -> None:
+    for first in ("form", "url"):
+        served = Served(STORE, TOKEN)
+        assert "Token of this server" in served.page(401).text
+        assert served.client.post("/login", data={"token": "wrong"}).status_code == 401
+        assert served.client.post("/login", content=b"x" * 5000).status_code == 413
+        assert served.client.get("/?token=wrong").status_code == 401
+        if first == "form":
+            answer = served.client.post("/login", data={"token": TOKEN})
+        else:
+            answer = served.client.get("/", params={"token": TOKEN, "application": "app"})
+        assert (answer.status_code, answer.headers["location"]) == (
+            303,
+            "./" if first == "form" else "./?application=app",
+        )
+        cookie = answer.headers["set-cookie"]
+        assert cookie.endswith("; Path=/; HttpOnly; SameSite=Strict")
+        assert TOKEN not in cookie
+        assert "Application app" in served.page().text
+        assert served.client.get("/metrics").status_code == 200
+        # Another token's cookie is none.
+        other = Served(STORE, "another").client
+        assert other.get("/metrics", headers={"Cookie": cookie.partition(";")[0]}).status_code == 401
+
+
+def test_the_login_is_there_for_nothing_without_a_token() -> None:
+    answer = Served(STORE).client.get("/login")
+    assert (answer.status_code, answer.headers["location"]) == (303, "./")
+
+
+def test_storage_options_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"key": "AKIAKEY", "secret": "hunter2", "client_kwargs": {"endpoint_url": "http://127.0.0.1:1/hunter3"}}
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    store = open_store(
+        "s3://bucket/apps", storage_options={**options, "config_kwargs": {"retries": {"max_attempts": 0}}}
+    )
+    monkeypatch.setattr(
+        type(store.files), "list", lambda *_: (_ for _ in ()).throw(StoreUnavailableError("the store is away."))
+    )
+    client = TestClient(app.application(store, "127.0.0.1", None, lambda: 0.0, lambda: 0), base_url="http://localhost")
+    for path in ("/", "/metrics", "/health", "/lookup?application=app&task=A"):
+        answer = client.get(path)
+        assert answer.status_code == 503
+        assert not re.search("hunter|AKIA", answer.text + str(answer.headers))
