@@ -87,7 +87,6 @@ PUBLIC_NAMES = [
     "read_state",
     "release_clock",
     "run_local",
-    "state_frame",
     "verify",
 ]
 
@@ -147,7 +146,7 @@ PUBLIC_MONOIDS = [
 ]
 
 HOUSE = (
-    "__main__ > cli > __init__ > testing > application reading timelines > open_state > engine > metrics"
+    "__main__ > cli > __init__ > testing > application reading timelines > engine > open_state > metrics"
     " > protocol > batch > inputs > kafka outputs > sources sinks > store > partials joins > ordered > task > state"
     " > formatting windows > event_time > errors redact > monoids"
 )
