@@ -22,7 +22,7 @@ LATEST = "latest"
 STORAGE = "storage."
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
-    STATE: ("application", "task", "clock", "key", "presented", "monoids"),
+    STATE: ("application", "task", "clock", "key", "pushFilters", "presented", "monoids"),
     CHANGES: ("application", "task", "changes", "startClock", "endClock", "presented", "monoids"),
     LATE: ("application", "task", "late"),
     "applications": ("list",),
@@ -39,7 +39,7 @@ class SourceOptions:
     """What a user of the data source asks for, in plain values that go to any process.
 
     `clock` is that of a state, or the last one of changes; a `timeline` is known once it is settled. `start` is the clock after
-    which changes are asked for: a clock, `LATEST`, or None for all from nothing on. `is_ended` says that the last one was given.
+    which changes are asked for: a clock, `LATEST`, or None for all from nothing on. `is_ended` says that the last one is given.
     """
 
     store: str
@@ -52,6 +52,7 @@ class SourceOptions:
     start: int | str | None = None
     is_ended: bool = False
     keys: tuple[Mapping[str, Any], ...] | None = None
+    push_filters: bool = False
     presented: bool = False
     monoids: tuple[str, ...] = ()
 
@@ -100,6 +101,7 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
         is_ended="endclock" in own,
         start=_value(own, "startClock", lambda text: LATEST if text.lower() == LATEST else read_clock(text)),
         keys=_value(own, "key", _keys),
+        push_filters=_flag(own, "pushFilters"),
         presented=_flag(own, "presented"),
         monoids=tuple(name.strip() for name in own.get("monoids", "").split(",") if name.strip()),
     )
@@ -144,9 +146,10 @@ def _value(own: Mapping[str, str], name: str, read: Callable[[str], Any]) -> Any
 
 
 def _flag(own: Mapping[str, str], name: str) -> bool:
-    text = own.get(name, "false").lower()
+    given = own.get(name.lower(), "false")
+    text = given.lower()
     if text not in ("true", "false"):
-        raise InvalidInputError(f"{name}={own[name]!r} is neither true nor false; give one of both.")
+        raise InvalidInputError(f"{name}={given!r} is neither true nor false; give one of both.")
     return text == "true"
 
 

@@ -68,7 +68,11 @@ class StoreSource(DataSource):
         """Return what plans and reads a batch."""
         if schema != self.schema():
             raise InvalidInputError(f"the schema is not {self.schema().simpleString()}; leave .schema(...) out.")
-        return StoreReader(self._asked, handed_on(schema))
+        if not self._asked.push_filters:
+            return StoreReader(self._asked, handed_on(schema))
+        if not hasattr(DataSourceReader, "pushFilters"):
+            raise InvalidInputError("pushFilters=true needs PySpark 4.1 or newer; name keys by key=... instead.")
+        return FilteredReader(self._asked, handed_on(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return what plans and reads a stream."""
@@ -86,9 +90,6 @@ class StoreReader(DataSourceReader):
         self._asked = asked
         self._types = types
         self._filters: Sequence[tuple[str, Sequence[Any]]] = ()
-        # Spark refuses a reader that takes filters where their push-down is switched off, as it is by default. Such a reader
-        # is known by the function of its method.
-        self.pushFilters = _Pushed(self)  # type: ignore[method-assign]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_types": self._types}
@@ -101,22 +102,18 @@ class StoreReader(DataSourceReader):
         """Return the rows of a partition."""
         return _read(partition.value, self._types)
 
-    def push(self, filters: Sequence[SparkFilter]) -> Sequence[SparkFilter]:
+
+class FilteredReader(StoreReader):
+    """What plans a batch of the keys that filters leave. Spark refuses it where its push-down is switched off.
+
+    Spark up to 4.3 keeps the partitions of the last filter for all that is made of what was loaded once. So only who asks for
+    it gets it.
+    """
+
+    def pushFilters(self, filters: list[SparkFilter]) -> list[SparkFilter]:
         """Remember filters of columns, and return all of them, since Spark is to look at each row again."""
         self._filters = [wanted for each in filters if (wanted := _wanted(each)) is not None]
         return filters
-
-
-class _Pushed:
-    """The method `pushFilters` of a reader, which Spark takes for one that was not overridden."""
-
-    def __init__(self, reader: StoreReader) -> None:
-        self._reader = reader
-        # PySpark 4.0 has no such method, and asks for none.
-        self.__func__ = getattr(DataSourceReader, "pushFilters", None)
-
-    def __call__(self, filters: Sequence[SparkFilter]) -> Sequence[SparkFilter]:
-        return self._reader.push(filters)
 
 
 class StoreStreamReader(DataSourceStreamReader):
