@@ -110,10 +110,12 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
 def _check_name(name: str) -> None:
     if name not in NAMES:
         near = get_close_matches(name, NAMES, 1)
-        meant = (
-            f"did you mean {NAMES[near[0]]}?" if near else f"there are {', '.join(NAMES.values())} and {STORAGE}NAME."
+        way = (
+            f"write {NAMES[near[0]]}, if that is meant"
+            if near
+            else f"there are {', '.join(NAMES.values())}, {STORAGE}NAME"
         )
-        raise InvalidInputError(f"option {name!r} is not known to the data source persistent-state: {meant}")
+        raise InvalidInputError(f"option {name!r} is not known to the data source persistent-state: {way}.")
 
 
 def _what(own: Mapping[str, str]) -> str:

@@ -757,7 +757,10 @@ class TestOptions:
                 "task=... is missing; name one, as in .option('task', ...). .option('list', 'tasks') lists all.",
             ),
             ({"task": ""}, "task=... is missing"),
-            ({"tsk": "x"}, "option 'tsk' is not known to the data source persistent-state: write task, if that is meant."),
+            (
+                {"tsk": "x"},
+                "option 'tsk' is not known to the data source persistent-state: write task, if that is meant.",
+            ),
             ({"startingVersion": "1"}, "option 'startingversion' is not known"),
             ({"quux": "x"}, "there are application, task, clock, key"),
             ({"clock": "noon"}, "clock='noon' is not a time"),
