@@ -51,7 +51,7 @@ class Longest(Monoid[str]):
         return max(a, b, key=lambda text: (len(text), text))
 
 
-class Kept(PersistentTask):
+class Typed(PersistentTask):
     """A task whose key and values are columns."""
 
     def __init__(self, name: str, key: str | Sequence[str] | None, value: str, monoid: Monoid[Any]) -> None:
@@ -94,17 +94,17 @@ def batch() -> pa.RecordBatch:
 
 KEYS = ["number", "text", "flag", "double", "cents", "bytes", "day", "at", "local"]
 TASKS = [
-    Kept("NoKey", None, "number", Sum()),
-    Kept("Number", "number", "ts", Sum()),
-    Kept("AllKeys", KEYS, "ts", Sum(pa.decimal128(38, 3))),
-    Kept("Longest", "flag", "text", Longest()),
-    Kept("Nested", "text", "pair", Struct(n=Count(), last=Max(pa.timestamp("us", "UTC")))),
-    Kept("Tuple", "day", "tuple", Tuple(Sum(), Min(pa.string()))),
-    Kept("Map", "at", "map", Map(pa.date32(), Sum())),
-    Kept("List", ("flag", "number"), "list", List(pa.string())),
-    Kept("Time", "number", "clock", Max(pa.time64("us"))),
-    Kept("Duration", "number", "length", Min(pa.duration("us"))),
-    Kept("Unsigned", "unsigned", "number", Sum()),
+    Typed("NoKey", None, "number", Sum()),
+    Typed("Number", "number", "ts", Sum()),
+    Typed("AllKeys", KEYS, "ts", Sum(pa.decimal128(38, 3))),
+    Typed("Longest", "flag", "text", Longest()),
+    Typed("Nested", "text", "pair", Struct(n=Count(), last=Max(pa.timestamp("us", "UTC")))),
+    Typed("Tuple", "day", "tuple", Tuple(Sum(), Min(pa.string()))),
+    Typed("Map", "at", "map", Map(pa.date32(), Sum())),
+    Typed("List", ("flag", "number"), "list", List(pa.string())),
+    Typed("Time", "number", "clock", Max(pa.time64("us"))),
+    Typed("Duration", "number", "length", Min(pa.duration("us"))),
+    Typed("Unsigned", "unsigned", "number", Sum()),
 ]
 BY_NAME = {task.name: task for task in TASKS}
 
@@ -205,9 +205,8 @@ class TestBatch:
         assert state == after
         late = load(spark, STORE, late="true").toArrow().to_pylist()
         wanted = [row for table in read_late_rows(STORE, "app", "Totals") for row in table.to_pylist()]
-        assert sorted((row["reason"], row["position"]) for row in late) == sorted(
-            (row["reason"], row["position"]) for row in wanted
-        )
+        rows = [sorted((row["reason"], row["position"]) for row in each) for each in (late, wanted)]
+        assert rows[0] == rows[1]
         source = spark.read.format("persistent-state")
         assert [row["task"] for row in source.option("list", "tasks").load(STORE).collect()] == ["Notes", "Totals"]
         assert source.option("list", "outputs").load(STORE).collect() == []
@@ -337,10 +336,8 @@ class TestStreams:
             world.collect()
         query = stream.start()
         until(lambda: not query.isActive)
-        assert re.search(
-            r"InvalidInputError: the stream of task=Kept can't go on from or to clock=.* with a new checkpoint",
-            str(query.exception()),
-        )
+        told = r"InvalidInputError: the stream of task=Kept can't go on from or to clock=.* with a new checkpoint"
+        assert re.search(told, str(query.exception()))
         assert len(stream.batches) == 1
 
     def test_a_driver_that_is_killed_goes_on_where_it_was(self, tmp_path: Path) -> None:
