@@ -37,6 +37,14 @@ from persistent_state.open_state import OpenState, OpenTask, open_store
 from persistent_state.store.files import Files, MemoryFiles
 from persistent_state.store.state_at import find_sides
 
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Before PySpark 4.2 there is no such class, and a query with this trigger has one micro-batch."""
+
+
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter as SparkFilter
 
@@ -116,13 +124,14 @@ class FilteredReader(StoreReader):
         return filters
 
 
-class StoreStreamReader(DataSourceStreamReader):
+class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What plans the micro-batches of a stream. In a worker it has no options, and reads partitions."""
 
     def __init__(self, asked: SourceOptions, types: pa.Schema) -> None:
         self._asked = asked
         self._types = types
         self._stream: StoreStream | None = None
+        self._last: Offset | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_types": self._types}
@@ -131,10 +140,14 @@ class StoreStreamReader(DataSourceStreamReader):
         """Return where a new stream begins."""
         return self._opened().first()
 
-    # Before PySpark 4.2 there are no arguments; without them later versions ask for all that is there, too.
-    def latestOffset(self) -> Offset:  # type: ignore[override]
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Go up to the clock that is the newest now, and no further."""
+        self._last = self._opened().newest()
+
+    # Before PySpark 4.2 it is called without arguments.
+    def latestOffset(self, start: Mapping[str, Any] | None = None, limit: object = None) -> Offset:
         """Return the newest clock."""
-        return self._opened().newest()
+        return self._opened().newest() if self._last is None else self._last
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch."""

@@ -636,6 +636,19 @@ class TestStreams:
                 query.read()
                 assert query.state == world.expected(world.newest.clock)
 
+    def test_a_query_that_ends_by_itself_goes_up_to_the_clock_that_was_the_newest(self) -> None:
+        with few_rows():
+            world = self.world()
+            query = Query(options_of(world))
+            query.reader.prepareForTriggerAvailableNow()
+            newest = world.newest.clock
+            world.play()
+            world.play()
+            assert query.plan()
+            query.read()
+            assert query.state == world.expected(newest)
+            assert not query.plan()
+
     def test_a_clock_that_is_gone_is_told_and_no_snapshot_taken(self) -> None:
         with few_rows():
             world = self.world()
