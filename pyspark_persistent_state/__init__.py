@@ -1,4 +1,4 @@
-"""Where Spark finds the data source `persistent-state`: by the name of this package, without registering.
+"""Let Spark find the data source `persistent-state` by the name of this package, without registering.
 
 Spark looks for packages whose names begin with `pyspark_`, and in each for a class of this name.
 """

@@ -36,7 +36,7 @@ NAMES = {name.lower(): name for names in OPTIONS.values() for name in names}
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a user of the data source asks for, in plain values that go to any process.
+    """The wishes of a user of the data source, in plain values that go to any process.
 
     `clock` is that of a state, or the last one of changes; a `timeline` is known once it is settled. `start` is the clock after
     which changes are asked for: a clock, `LATEST`, or None for all from nothing on. `is_ended` says that the last one is given.
@@ -115,7 +115,7 @@ def _check_name(name: str) -> None:
             if near
             else f"there are {', '.join(NAMES.values())}, {STORAGE}NAME"
         )
-        raise InvalidInputError(f"option {name!r} is not known to the data source persistent-state: {way}.")
+        raise InvalidInputError(f"option {name!r} is not one of the data source persistent-state; {way}.")
 
 
 def _what(own: Mapping[str, str]) -> str:
@@ -144,7 +144,8 @@ def _value(own: Mapping[str, str], name: str, read: Callable[[str], Any]) -> Any
         return read(text)
     except InvalidInputError as error:
         # The sentence begins with the name of an argument.
-        raise InvalidInputError(f"{name}={str(error).partition('=')[2]}") from None
+        told = f"{name}={str(error).partition('=')[2]}"
+        raise InvalidInputError(told) from None
 
 
 def _flag(own: Mapping[str, str], name: str) -> bool:

@@ -262,7 +262,9 @@ def _of_json(name: str, value: Any, type: pa.DataType | None) -> Any:
             return base64.b64decode(value, validate=True)
         return pa.scalar(value).cast(type).as_py()
     except (pa.ArrowException, ValueError) as error:
-        raise InvalidInputError(f"key: {value!r} of column {name!r} is not {type}: {error}.") from None
+        raise InvalidInputError(
+            f"key: {value!r} of column {name!r} is not {type}: {error}; write a time as 2026-11-20T14:00:00Z, bytes as base64."
+        ) from None
 
 
 def _with_clock(state: StateAt) -> Callable[[pa.RecordBatch], pa.RecordBatch]:

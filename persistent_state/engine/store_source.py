@@ -92,7 +92,7 @@ class StoreSource(DataSource):
 
 
 class StoreReader(DataSourceReader):
-    """What plans a batch. In a worker it has no options, and reads partitions."""
+    """The planner of a batch. In a worker it has no options, and reads partitions."""
 
     def __init__(self, asked: SourceOptions, types: pa.Schema) -> None:
         self._asked = asked
@@ -112,7 +112,7 @@ class StoreReader(DataSourceReader):
 
 
 class FilteredReader(StoreReader):
-    """What plans a batch of the keys that filters leave. Spark refuses it where its push-down is switched off.
+    """The planner of a batch of the keys that filters leave. Spark refuses it where its push-down is switched off.
 
     Spark up to 4.3 keeps the partitions of the last filter for all that is made of what was loaded once. So only who asks for
     it gets it.
@@ -125,7 +125,7 @@ class FilteredReader(StoreReader):
 
 
 class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What plans the micro-batches of a stream. In a worker it has no options, and reads partitions."""
+    """The planner of the micro-batches of a stream. In a worker it has no options, and reads partitions."""
 
     def __init__(self, asked: SourceOptions, types: pa.Schema) -> None:
         self._asked = asked

@@ -772,9 +772,9 @@ class TestOptions:
             ({"task": ""}, "task=... is missing"),
             (
                 {"tsk": "x"},
-                "option 'tsk' is not known to the data source persistent-state: write task, if that is meant.",
+                "option 'tsk' is not one of the data source persistent-state; write task, if that is meant.",
             ),
-            ({"startingVersion": "1"}, "option 'startingversion' is not known"),
+            ({"startingVersion": "1"}, "option 'startingversion' is not one"),
             ({"quux": "x"}, "there are application, task, clock, key"),
             ({"clock": "noon"}, "clock='noon' is not a time"),
             ({"presented": "yes"}, "presented='yes' is neither true nor false"),
