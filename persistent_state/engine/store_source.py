@@ -85,7 +85,9 @@ class StoreSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return what plans and reads a stream."""
         if self._asked.what != CHANGES:
-            raise InvalidInputError("changes=... is not true, and a stream is one of changes; add .option('changes', 'true').")
+            raise InvalidInputError(
+                "changes=... is not true, and a stream is one of changes; add .option('changes', 'true')."
+            )
         if self._asked.is_ended:
             raise InvalidInputError("endClock=... says nothing of a stream; leave it out, or read a batch.")
         return StoreStreamReader(self._asked, handed_on(schema))

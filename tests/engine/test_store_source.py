@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,8 +37,12 @@ from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests import core
 from tests.fixtures.write_graph_store import Graph
+from tests.protocol.test_joins import World as Joins
+from tests.protocol.test_joins import as_of
 from tests.sentences import problem
 from tests.soak import soak_or
+from tests.store.servers import Servers, files_of, needed
+from tests.store.test_graph_store import STORES as GRAPHS
 from tests.store.test_upgrades import STORES, unpacked
 from tests.test_open_state import ABSENT, KEYS, KINDS, SCHEMA, VALUES, Composite, Kept, World, rows_of, small
 
@@ -183,37 +189,26 @@ class TestStates:
                         with may_be_gone(world, clock, timeline):
                             assert dict(rows_of(again())) == expected
 
-    @pytest.mark.parametrize("name", STORES)
-    def test_stores_of_older_versions_are_read(self, name: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("name", [*STORES, *GRAPHS])
+    def test_stores_of_older_versions_are_read(self, name: str) -> None:
         with few_rows():
-            url = unpacked(name).url
-            app = open_store(url).application("app")
-            for task in app.tasks():
-                for clock in app.clocks():
-                    found = read({"path": url, "application": "app", "task": task, "clock": str(clock)})
-                    assert in_order(found) == in_order(read_state(url, "app", task, clock))
+            assert check_tasks(unpacked(name).url) > 1
 
     def test_every_task_of_a_graph_is_read_and_has_changes(self) -> None:
         with few_rows():
             graph = Graph(core.memory(), 2, 20).start()
             graph.play(60)
-            app, read_tasks = open_store(graph.files.url).application("app"), 0
-            for task in app.tasks():
-                options = {"path": graph.files.url, "application": "app", "task": task}
-                for clock in app.clocks():
-                    try:
-                        wanted = app.task(task).at(clock).to_arrow()
-                    except InvalidInputError as error:
-                        told = str(error)
-                        with pytest.raises(InvalidInputError, match=re.escape(told)):
-                            read({**options, "clock": str(clock)})
-                        continue
-                    read_tasks += 1
-                    assert in_order(read({**options, "clock": str(clock)})) == in_order(wanted)
-                    changes = read({**options, "changes": "true", "startClock": str(clock)})
-                    net = app.task(task).changes(clock).to_arrow()
-                    assert in_order(changes.drop_columns(["_clock"])) == in_order(net)
-            assert read_tasks > 12
+            assert check_tasks(graph.files.url) > 12
+
+    def test_the_rows_of_a_join_are_read(self) -> None:
+        with few_rows():
+            joins = Joins(as_of(None))
+            joins.start()
+            for time in range(0, 60, 4):
+                joins.send((key := "abc"[time % 3], time, True), (key, time + 1, False))
+                joins.play()
+                joins.step()
+            assert check_tasks(joins.files.url) > 6
 
     def test_the_clock_is_settled_when_the_source_is_loaded(self) -> None:
         with few_rows():
@@ -269,6 +264,27 @@ class TestStates:
                 assert all(len({run.file for run in part.state.runs}) == 1 for part in parts if count > 3)  # type: ignore[attr-defined]
         with mock.patch.object(store_rows, "BYTES_OF_A_PART", 1 + sum(run.file.length for run in state.runs) // 4):
             assert len(store_rows.parts_of_state(state)) == 6
+
+
+def check_tasks(url: str) -> int:
+    """Every task of an application is read at each clock as without Spark, and so are changes; return how many states are."""
+    app, count = open_store(url).application("app"), 0
+    for task in app.tasks():
+        options = {"path": url, "application": "app", "task": task}
+        for clock in app.clocks():
+            try:
+                wanted = app.task(task).at(clock).to_arrow()
+            except InvalidInputError as error:
+                told = str(error)
+                with pytest.raises(InvalidInputError, match=re.escape(told)):
+                    read({**options, "clock": str(clock)})
+                continue
+            count += 1
+            assert in_order(read({**options, "clock": str(clock)})) == in_order(wanted)
+            changes = read({**options, "changes": "true", "startClock": str(clock)})
+            net = app.task(task).changes(clock).to_arrow()
+            assert in_order(changes.drop_columns(["_clock"])) == in_order(net)
+    return count
 
 
 @contextmanager
@@ -820,6 +836,21 @@ class TestOptions:
         told = problem(lambda: StoreSource(given).schema())
         assert "12345678" not in told
         assert "oddly" not in told
+
+    def test_a_store_behind_a_network_is_opened_by_them(self, servers: Servers) -> None:
+        with needed():
+            server = servers["s3"]
+        server.make(name := f"bucket-{uuid.uuid4()}")
+        world = World(Kept(), files=files_of(server, name))
+        for _ in range(3):
+            world.play()
+        url, options = server.address(name, server.ports)
+        given = {
+            f"storage.{key}": value if isinstance(value, str) else json.dumps(value) for key, value in options.items()
+        }
+        asked = {"path": url, "application": "app", "task": "Kept", **given}
+        assert dict(rows_of(read(asked))) == world.expected(world.newest.clock)
+        assert len(given) > 2
 
     def test_a_schema_that_a_user_names_is_that_of_the_source_or_refused(self) -> None:
         source, schema = loaded(TOTALS)
