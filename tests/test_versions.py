@@ -12,7 +12,8 @@ from tests import versions
 
 def test_each_allowed_minor_version_is_tried_once_by_its_newest_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     def index(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        known = "pyspark (4.3.1)\nAvailable versions: 4.3.1, 4.3.0, 4.2.10, 4.2.9, 4.1.2, 4.0.10, 4.0.9, 3.5.0\n  LATEST: 4.3.1\n"
+        found = "4.3.1, 4.3.0, 4.2.10, 4.2.9, 4.1.2, 4.0.10, 4.0.9, 3.5.0"
+        known = f"pyspark (4.3.1)\nAvailable versions: {found}\n  LATEST: 4.3.1\n"
         return subprocess.CompletedProcess(command, 0, known)
 
     monkeypatch.setattr(subprocess, "run", index)

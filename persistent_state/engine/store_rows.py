@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -75,9 +76,9 @@ class Part(ABC):
 
 @dataclass(frozen=True)
 class Filter:
-    """The values that a key column may have, in their stored form. Other rows need not be given."""
+    """The values that the key column at a place may have, in their stored form. Other rows need not be given."""
 
-    name: str
+    place: int
     values: pa.Array
 
 
@@ -93,7 +94,7 @@ class StatePart(Part):
         tables, _ = self.state.answer(StateAt.tables)
         for table in tables:
             for filter in self.filters:
-                table = table.filter(pc.is_in(table[filter.name], value_set=filter.values))
+                table = table.filter(pc.is_in(table.column(filter.place), value_set=filter.values))
             yield from batches_of(table)
 
 
@@ -169,9 +170,12 @@ def changes_schema(state: StateAt) -> pa.Schema:
 
 def parts_of_state(state: StateAt, filters: Sequence[Filter] = ()) -> list[Part]:
     """Return the partitions of a state. If the filters leave only some keys, only these are looked up."""
-    columns = {filter.name: filter.values for filter in filters}
-    if filters and columns.keys() == {*state.key_columns} and prod(map(len, columns.values())) <= MOST_KEYS:
-        values = (columns[name].to_pylist() for name in state.key_columns)
+    if (
+        filters
+        and len(filters) == len(state.key_columns)
+        and prod(len(filter.values) for filter in filters) <= MOST_KEYS
+    ):
+        values = (filter.values.to_pylist() for filter in filters)
         return parts_of_keys(state, [dict(zip(state.key_columns, key, strict=True)) for key in product(*values)])
     return [StatePart(part, filters) for part in _ranges(state)]
 
@@ -188,7 +192,9 @@ def parts_of_keys(state: StateAt, keys: Sequence[Mapping[str, Any]]) -> list[Par
 
 
 def parts_of_changes(changes: NetChanges) -> list[Part]:
-    """Return the partitions of what changed between two clocks."""
+    """Return the partitions of what changed between two clocks; none if nothing is stored that may have."""
+    if not changes.rows:
+        return []
     runs = changes.until.runs
     count = _count(changes.rows, changes.rows * _bytes(runs) // max(1, _rows(runs)), changes.until)
     return [ChangesPart(changes.part(number, count)) for number in range(count)]
@@ -224,24 +230,25 @@ def late_rows(files: Files, side: SideFile) -> pa.Table:
 
 
 def filters_of(state: StateAt, wanted: Iterable[tuple[str, Sequence[Any]]]) -> list[Filter]:
-    """Return what columns must be as filters: of each key column one, the one with the fewest values.
+    """Return what key columns must be as filters, in their order: of a column one, the one with the fewest values.
 
     Args:
         state: The state that is read.
         wanted: Names of columns, and the values of which a row's value must be one.
     """
-    found: dict[str, pa.Array] = {}
+    found: dict[int, pa.Array] = {}
     for name, values in wanted:
         if name not in state.key_columns:
             continue
+        place = state.key_columns.index(name)
         try:
-            column = key_column(state, state.key_columns.index(name), values)
+            column = key_column(state, place, values)
         except InvalidInputError:
             # Spark compares values of two types in a way of its own.
             continue
-        if name not in found or len(column) < len(found[name]):
-            found[name] = column
-    return [Filter(name, column) for name, column in found.items()]
+        if place not in found or len(column) < len(found[place]):
+            found[place] = column
+    return [Filter(place, column) for place, column in sorted(found.items(), key=itemgetter(0))]
 
 
 def keys_of_json(state: StateAt, keys: Collection[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -184,8 +184,7 @@ def settled(asked: SourceOptions) -> tuple[SourceOptions, pa.Schema]:
     state = _task(asked).at(asked.clock)
     found = replace(asked, clock=state.clock, timeline=state.timeline)
     if asked.what == CHANGES:
-        if isinstance(asked.start, int):
-            _task(asked).changes(asked.start, state)
+        # A stream that goes on does not need the clock at which it began.
         return found, changes_schema(state.state)
     if asked.keys is not None:
         parts_of_keys(state.state, keys_of_json(state.state, asked.keys))

@@ -8,7 +8,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -490,7 +490,7 @@ class TestChanges:
         assert {core.micros(clock) for clock in changes["_clock"].to_pylist()} == {160}
         assert len(read({**TOTALS, "changes": "true", "startClock": "latest"})) == 0
 
-    def test_clocks_that_are_not_there_or_in_the_wrong_order_are_refused_when_the_source_is_loaded(self) -> None:
+    def test_clocks_that_are_not_there_or_in_the_wrong_order_are_refused(self) -> None:
         changes = {**TOTALS, "changes": "true"}
         for more, told in (
             ({"startClock": "170"}, "is not retained"),
@@ -499,7 +499,14 @@ class TestChanges:
             ({"startClock": "noon"}, "startClock='noon' is not a time"),
             ({"endClock": "noon"}, "endClock='noon' is not a time"),
         ):
-            assert told in problem(lambda more=more: StoreSource({**changes, **more}).schema())
+            assert told in problem(lambda more=more: read({**changes, **more}))
+
+    def test_nothing_is_read_where_nothing_came(self) -> None:
+        changes = open_store(STORE).application("app").task("Totals").changes(160, 200).changes
+        assert len(store_rows.parts_of_changes(changes)) == 1
+        older = [run for run in changes.until.runs if run.last < 160]
+        assert older
+        assert store_rows.parts_of_changes(replace(changes, until=changes.until.of(older))) == []
 
 
 def apply(state: dict[Any, Any], changes: pa.Table, clocks: Sequence[int]) -> None:
@@ -638,6 +645,24 @@ class TestStreams:
                         assert query.state == world.expected(world.newest.clock)
                 world.play()
             assert queries[clock].clocks[0] == world.newest.readable[1]
+
+    def test_a_stream_goes_on_when_the_clock_at_which_it_began_is_gone(self) -> None:
+        with few_rows():
+            world = self.world()
+            start = world.newest.readable[0]
+            query = Query(options_of(world, startClock=start))
+            query.state = world.expected(start)
+            query.plan()
+            query.read()
+            world.keeping = Keeping(2, 0)
+            world.play()
+            world.collect()
+            assert start not in world.newest.readable
+            query.restart()
+            assert query.plan()
+            query.read()
+            assert query.state == world.expected(world.newest.clock)
+            assert "is not retained" in problem(Query(options_of(world, startClock=start)).plan)
 
     def test_a_stream_of_a_task_without_a_clock_waits_for_the_first(self) -> None:
         with few_rows():
