@@ -108,9 +108,9 @@ class StoreReader(DataSourceReader):
         """Return the partitions."""
         return [InputPartition(part) for part in planned(self._asked, self._filters)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Return the rows of a partition."""
-        return _read(partition.value, self._types)
+        return _read(partition, self._types)
 
 
 class FilteredReader(StoreReader):
@@ -155,9 +155,9 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the partitions of a micro-batch."""
         return [InputPartition(part) for part in self._opened().parts(start, end)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Return the rows of a partition."""
-        return _read(partition.value, self._types)
+        return _read(partition, self._types)
 
     def _opened(self) -> StoreStream:
         if self._stream is None:
@@ -223,9 +223,10 @@ def _changed(asked: SourceOptions) -> list[Part]:
     return parts_of_changes(task.changes(since, until).changes)
 
 
-def _read(part: Part | None, types: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition in Spark's types. Without partitions Spark makes one of nothing."""
-    for batch in part.batches() if part is not None else ():
+def _read(partition: InputPartition | None, types: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a partition in Spark's types. Without partitions Spark makes one of None, before PySpark 4.2 None."""
+    part: Part | None = None if partition is None else partition.value
+    for batch in () if part is None else part.batches():
         yield from pa.Table.from_batches([batch]).cast(types).to_batches()
 
 

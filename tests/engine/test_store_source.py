@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.serializers import CPickleSerializer
-from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -759,6 +759,16 @@ class TestLateRowsAndLists:
             source = Loaded({**TOTALS, "late": "true"})
             assert len(source.planned()[1]) == len(read_late_rows(STORE, "app", "Totals"))
             assert in_order(source.read()) == in_order(found)
+
+    def test_without_partitions_there_are_no_rows(self) -> None:
+        with few_rows():
+            world = World(Kept())
+            source = Loaded(options_of(world, late="true"))
+            reader, parts = source.planned()
+            assert parts == []
+            # What Spark makes of it, before PySpark 4.2 and since.
+            for made in (None, InputPartition(None)):
+                assert [*reader.read(made)] == []
 
     def test_lists_tell_what_a_store_has(self) -> None:
         world = Graph(core.memory(), 2, 20).start()
