@@ -32,7 +32,7 @@ from persistent_state.kafka.source import KafkaSource
 from persistent_state.open_state import OpenApplication, OpenChanges, OpenState, OpenStore, OpenTask, open_store
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.outputs import RunningValues, ValuesAtClock
-from persistent_state.protocol.rewind import OutputPlan, ReadAgain, RewindPlan
+from persistent_state.protocol.rewind_plan import OutputPlan, ReadAgain, RewindPlan
 from persistent_state.reading import clocks, late_rows_frame, read_late_rows, read_state
 from persistent_state.sinks.base import Origin, RecordingSink, Sink, arrow_batches
 from persistent_state.sinks.console import ConsoleSink

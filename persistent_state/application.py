@@ -31,7 +31,10 @@ from persistent_state.metrics.server import address
 from persistent_state.ordered import InOrderTask, OrderedTask, named
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
 from persistent_state.protocol.commits import Keeping
-from persistent_state.protocol.rewind import RewindPlan
+from persistent_state.protocol.rewind_plan import RewindPlan
+from persistent_state.redact import shown
+from persistent_state.show import definition, html
+from persistent_state.show.tables import Table
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
@@ -157,6 +160,33 @@ class Application:
             raise InvalidInputError(f"max_restarts={self.max_restarts}; say 0 for none.")
         _checked_delivery(self.delivery)
 
+    def _repr_html_(self) -> str:
+        facts = {
+            "store": shown(self.store),
+            "checkpoint interval": str(self.checkpoint_interval),
+            "allowed delay": str(self.allowed_delay),
+            **({} if self.idle_after is None else {"idle after": str(self.idle_after)}),
+            **({} if self.alignment is None else {"alignment": str(self.alignment)}),
+            "retained checkpoints": f"{self.retained_checkpoints:,}",
+            "delivery": self.delivery,
+        }
+        # An ordered task is several, of which the first is given its messages.
+        parts = dict[str, list[_Added]]()
+        for added in self._added:
+            parts.setdefault(added.named, []).append(added)
+        rows = [
+            (
+                name,
+                definition.reads({input: of.source for input, of in some[0].inputs.items()}),
+                ", ".join(some[0].task.key_columns) or "-",
+                definition.state(some[0].task),
+                ", ".join(output for added in some for output in definition.outputs(added.outputs)) or "-",
+            )
+            for name, some in parts.items()
+        ]
+        tasks = Table(("task", "reads", "key", "state", "outputs"), rows)
+        return html.definition(f"Application {self.name}", facts, tasks)
+
     def add(
         self,
         task: PersistentTask | InOrderTask,
@@ -213,6 +243,7 @@ class Application:
         trigger: Duration | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         metrics: int | str | None = None,
+        show_progress: bool | None = None,
     ) -> Running:
         """Start on Spark, and go on as messages arrive. Wait with `await_termination()`, end with `stop()`.
 
@@ -233,6 +264,8 @@ class Application:
             metrics: A port at which this machine is told metrics, until the run ends: at `/metrics` those that docs/metrics.md
                 lists, at `/health` that the run is alive, at `/ready` whether it commits. 0 takes a free port;
                 `Running.metrics_url` names it. A text such as "0.0.0.0:9108" lets other machines ask, too.
+            show_progress: Whether stderr, or a notebook, shows a line for each task while the run lasts, and a summary at its
+                end. By default a notebook and a terminal show it, but not while somebody types at a prompt of Python.
 
         Returns:
             A handle of the running application. It raises what failed the application after `max_restarts` restarts without a
@@ -242,7 +275,9 @@ class Application:
             InvalidInputError: The set-up can't work. Nothing was changed.
         """
         seconds = f"{positive('trigger', trigger) / 1e6:f} seconds" if trigger is not None else None
-        return self._start(spark, reset, rebuild, on_progress, metrics, trigger=seconds, to_the_end=False)
+        return self._start(
+            spark, reset, rebuild, on_progress, metrics, show_progress, trigger=seconds, to_the_end=False
+        )
 
     def run(
         self,
@@ -253,6 +288,7 @@ class Application:
         drain: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
         metrics: int | str | None = None,
+        show_progress: bool | None = None,
     ) -> Running:
         """Run to the end of what the sources hold now.
 
@@ -267,6 +303,7 @@ class Application:
             drain: Give every task one clock above all of its messages at the end, so that every message is in a checkpoint.
             on_progress: As for `start`.
             metrics: As for `start`.
+            show_progress: As for `start`. A prompt of Python shows it, too, as it waits for the end.
 
         Returns:
             The handle of the application, which has ended.
@@ -275,7 +312,9 @@ class Application:
             InvalidInputError: The set-up can't work. Nothing was changed.
             StateError: The run failed. The next start goes on from the global clock.
         """
-        running = self._start(spark, reset, rebuild, on_progress, metrics, trigger=None, to_the_end=True, drains=drain)
+        running = self._start(
+            spark, reset, rebuild, on_progress, metrics, show_progress, trigger=None, to_the_end=True, drains=drain
+        )
         running.await_termination()
         return running
 
@@ -286,6 +325,7 @@ class Application:
         rebuild: Sequence[str],
         on_progress: Callable[[Progress], None] | None,
         metrics: int | str | None,
+        show_progress: bool | None,
         trigger: str | None,
         to_the_end: bool,
         drains: bool = False,
@@ -316,6 +356,7 @@ class Application:
             trigger=trigger,
             on_progress=on_progress,
             metrics=endpoint,
+            show_progress=show_progress,
         )
         return start(setup, self._with_parts("reset", reset), self._with_parts("rebuild", rebuild))
 
@@ -332,10 +373,11 @@ class Application:
                 of one name, it is "task/name".
 
         Returns:
-            The plan: the clock, the tasks, what is read again from where, and what each output does.
+            The plan: the clock, the tasks, what is read again from where, and what each output does. An output that can't go
+            back has the action "refuse", and `rewind` refuses the plan. Print the plan to read it.
 
         Raises:
-            InvalidInputError: There is no such clock, a source lacks what is to be read again, or an output can't go back.
+            InvalidInputError: There is no such clock, or a source lacks what is to be read again.
             StateError: The store or a source does not answer, or is damaged.
 
         Example:
@@ -375,6 +417,8 @@ class Application:
             raise InvalidInputError(
                 f"{outputs=} is given, and the plan has what outputs do; leave it out, or plan again."
             )
+        else:
+            rewinds.check_sources(setup, to)
         return rewinds.rewind(setup, to)
 
     def _rewind_setup(self) -> Setup:
@@ -392,6 +436,7 @@ class Application:
         trigger: str | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         metrics: tuple[str, int] | None = None,
+        show_progress: bool | None = None,
     ) -> Setup:
         """Return the set-up of the application.
 
@@ -430,6 +475,7 @@ class Application:
             trigger=trigger,
             on_progress=on_progress,
             metrics=metrics,
+            show_progress=show_progress,
         )
 
     def _keeping(self) -> Keeping:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
@@ -156,7 +156,7 @@ def state(
     """
     numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     right = {i for i, field in enumerate(found.schema) if any(is_one(field.type) for is_one in numbers)}
-    shown = [[shortened(_printable(cell(value))) if value.is_valid else "null" for value in row] for row in rows]
+    shown = [[shortened(printable(cell(value))) if value.is_valid else "null" for value in row] for row in rows]
     yield from table(found.column_names, shown, right)
     yield ""
     count = f"{keys:,} {of}{'' if keys == 1 else 's'}"
@@ -167,7 +167,7 @@ def state(
 def table(heads: Row, rows: Sequence[Row], right: Collection[int] = ()) -> Iterator[str]:
     """Yield a table: heads, a rule, rows. A column is as wide as its widest cell; those in `right` are aligned right."""
     # Names of channels and tasks are data, too.
-    rows = [[_printable(text) for text in row] for row in rows]
+    rows = [[printable(text) for text in row] for row in rows]
     widths = [max(map(_width, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, ["-" * width for width in widths], *rows):
         cells = []
@@ -183,14 +183,29 @@ def cell(value: pa.Scalar) -> str:
     return "" if shown is None else shown if isinstance(shown, str) else to_json(shown)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return the text, or its JSON if it has characters that would disturb a terminal."""
     return text if text.isprintable() else json.dumps(text)
+
+
+def pairs(told: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
+    """Yield lines of names and values; a value of several lines has its name at the first."""
+    wide = max(map(len, told))
+    for name, values in told.items():
+        for place, value in enumerate([values] if isinstance(values, str) else values):
+            yield f"{'' if place else name:<{wide}}  {value}"
 
 
 def shortened(text: str) -> str:
     """Return the text, cut to `WIDEST` characters."""
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
+
+
+def cut(text: str, places: int) -> str:
+    """Return the beginning of a text that takes at most so many places of a terminal."""
+    while text and _width(text) > places:
+        text = text[: places - _width(text)]
+    return text
 
 
 def _width(text: str) -> int:

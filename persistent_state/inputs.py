@@ -111,6 +111,18 @@ class Inputs(TimeReplayableSource):
         counts = ", ".join(sorted({what for _, what in known}))
         return (sum(count for count, _ in known), counts) if len(known) == len(of_each) else None
 
+    def places(self, start: Mapping[str, int]) -> dict[str, str]:
+        starts = self._by_input(start)
+        return together({name: source.places(starts[name]) for name, source in self.sources.items()})
+
+    def check_each(
+        self, start: Mapping[str, int], journals: Mapping[str, Sequence[str]], newest: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Let each source refuse a rewind, with the lines that it wrote, by input."""
+        positions = self._by_input(start)
+        for name, source in self.sources.items():
+            source.check_again(positions[name], journals.get(name, []), newest.get(name, []))
+
     def committed(self, positions: Mapping[str, int]) -> None:
         for name, some in self._by_input(positions).items():
             self.sources[name].committed(some)
@@ -166,6 +178,29 @@ def open_source(source: TimeReplayableSource, journals: Mapping[str, Sequence[st
         source.open_each(journals, known)
     else:
         source.open(journals.get(INPUT, []), known)
+
+
+def check_again(
+    source: TimeReplayableSource,
+    start: Mapping[str, int],
+    journals: Mapping[str, Sequence[str]],
+    newest: Mapping[str, Sequence[str]],
+) -> None:
+    """Let a source, which may stand for several inputs, refuse a rewind.
+
+    Args:
+        source: The source, which is not opened.
+        start: By partition: the position from which it is to be read again.
+        journals: By input: the lines that it had written when the clock was the newest.
+        newest: By input: all lines that it has written by now.
+
+    Raises:
+        InvalidInputError: Something is gone that was read since.
+    """
+    if isinstance(source, Inputs):
+        source.check_each(start, journals, newest)
+    else:
+        source.check_again(start, journals.get(INPUT, []), newest.get(INPUT, []))
 
 
 def reach_of(reach: Reach, input: str) -> Reach:

@@ -14,11 +14,14 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state.batch.in_order import States
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.formatting import Clock, full_clock, read_clock
 from persistent_state.joins import Join
 from persistent_state.ordered import OrderedTask
 from persistent_state.partials.changed import Changed, are_equal
+from persistent_state.show import html
+from persistent_state.show.history import history
+from persistent_state.show.plot import plot
 from persistent_state.store import kept_entries
 from persistent_state.store.asked import asked_keys
 from persistent_state.store.files import Files, open_files
@@ -29,6 +32,7 @@ from persistent_state.task import BaseTask, PersistentTask, instance_of
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
 
 Monoids: TypeAlias = "Sequence[Monoid[Any] | Aggregator[Any, Any, Any]]"
 
@@ -98,6 +102,9 @@ class OpenStore:
         """
         return OpenApplication(self.files, name)
 
+    def _repr_html_(self) -> str:
+        return _shown(lambda: html.store(self.files))
+
 
 @dataclass(frozen=True)
 class OpenApplication:
@@ -155,6 +162,49 @@ class OpenApplication:
             )
         return OpenTask(self.files, self.name, task, tuple(monoids), presented)
 
+    def history(self) -> pa.Table:
+        """Return how the clocks have moved, as far back as the log has entries: some minutes, and each kept clock.
+
+        Returns:
+            A table with a row for each log entry and each task that was part of the application then, the oldest first: when
+            the entry was `written`, its number `entry`, the `task`, the task's `clock`, the `global_clock`, and the `timeline`.
+            Times and clocks are timestamps in UTC, null while there is none.
+
+        Raises:
+            InvalidInputError: There is no such application.
+            DamagedError: The log is not what was written.
+
+        Example:
+            >>> history = open_store("tests/fixtures/store-v1").application("app").history()
+            >>> history["task"].to_pylist()[-2:], history["clock"].cast("int64").to_pylist()[-2:]
+            (['Notes', 'Totals'], [220, 220])
+        """
+        return history(Log(self.files, self.name))
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Plot `history` with matplotlib: the clock of each task, and the global clock, over the time of the wall clock.
+
+        A dotted line stands where the application was taken back.
+
+        Args:
+            axes: Where to draw; by default axes of a new figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            InvalidInputError: There is no such application, or the package matplotlib is not installed.
+            DamagedError: The log is not what was written.
+
+        Example:
+            >>> open_store("tests/fixtures/store-v1").application("app").plot().get_title()
+            'app'
+        """
+        return plot(self.name, self.history(), axes)
+
+    def _repr_html_(self) -> str:
+        return _shown(lambda: html.application(self.files, self.name))
+
 
 @dataclass(frozen=True)
 class OpenTask:
@@ -188,7 +238,8 @@ class OpenTask:
             clock: A clock of `OpenApplication.clocks`: microseconds, ISO text or a `datetime` with a zone. By default the
                 newest, which is the global clock.
             timeline: The `timeline` of a state that was read at this clock before. If the application was taken back since, to
-                a clock before this one, the state at the clock is another, and is refused. By default it is given.
+                a clock before this one, the state at the clock is another, and is refused. By default it is given. A task that
+                was rebuilt since is read as what it is now, as long as the clock is among the newest.
 
         Raises:
             InvalidInputError: There is no such application or task, the clock is not retained, its timeline has ended before
@@ -229,6 +280,18 @@ class OpenTask:
         last = until if isinstance(until, OpenState) else self.at(until)
         first = since if isinstance(since, OpenState) else self.at(since)
         return OpenChanges(net_changes(*_checked(first.state, last.state)))
+
+    def _repr_html_(self) -> str:
+        name = self.task if isinstance(self.task, str) else self.task.task_name
+        return _shown(lambda: html.task(self.files, self.application, name))
+
+
+def _shown(show: Callable[[], str]) -> str:
+    """Return what a notebook shows; a sentence if the store can't be read, as it is asked for nothing but a look."""
+    try:
+        return show()
+    except (StateError, OSError) as error:
+        return html.sentence(str(error))
 
 
 class _Rows(ABC):
@@ -298,7 +361,7 @@ class OpenState(_Rows):
 
     @property
     def timeline(self) -> int:
-        """The application's timeline. Together with the clock it names the state for ever."""
+        """The application's timeline. Together with the clock it names the state, for ever unless the task is rebuilt."""
         return self.state.timeline
 
     @property

@@ -42,7 +42,7 @@ def keep_clock(
         >>> keep_clock("tests/fixtures/store-v1", "app", "before the sale", 160)
         Traceback (most recent call last):
         ...
-        persistent_state.errors.InvalidInputError: app keeps no clock yet; start it with this version.
+        persistent_state.errors.InvalidInputError: app keeps no clock yet; start it once, and it keeps its newest.
     """
     if not isinstance(name, str):
         raise InvalidInputError(f"name={name!r} is not a text; give one by which to release the clock.")
@@ -115,7 +115,7 @@ def branch_application(
         >>> branch_application("tests/fixtures/store-v1", "app", "app-green", 160)
         Traceback (most recent call last):
         ...
-        persistent_state.errors.InvalidInputError: app keeps no clock yet; start it with this version.
+        persistent_state.errors.InvalidInputError: app keeps no clock yet; start it once, and it keeps its newest.
     """
     files = open_files(store, storage_options)
     there = files if to is None else open_files(to, to_storage_options)

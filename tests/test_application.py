@@ -800,14 +800,25 @@ class TestStores:
         ran = Ran(store, Task())
         ran.play(5)
         ran.play(25)
-        ran.start(Task(), reset=("totals",))
+        ran.start(Task(), Task(name="other"))
         before, began = clocks(store, "app")
         refused(
-            lambda: read_state(store, "app", Task(), clock=before),
-            f"task=totals began, or was rebuilt or reset, after clock={full_clock(before)}, and has no state of then; read "
+            lambda: read_state(store, "app", Task(name="other"), clock=before),
+            f"task=other began, or was rebuilt or reset, after clock={full_clock(before)}, and has no state of then; read "
             f"clock={full_clock(began)} or a later one.",
         )
-        assert read_state(store, "app", Task(), clock=began).num_rows == 0
+        assert read_state(store, "app", Task(name="other"), clock=began).num_rows == 0
+
+    def test_a_clock_from_before_a_task_was_reset(self, store: str) -> None:
+        ran = Ran(store, Task())
+        ran.play(5)
+        ran.play(25)
+        before, newest = clocks(store, "app")
+        states = {clock: read_state(store, "app", Task(), clock=clock).to_pylist() for clock in (before, newest)}
+        ran.start(Task(), reset=("totals",))
+        for clock, state in states.items():
+            assert read_state(store, "app", Task(), clock=clock).to_pylist() == state != []
+        assert read_state(store, "app", Task()).num_rows == 0
 
     def test_an_unknown_application_or_task(self, store: str) -> None:
         ran = Ran(store, Task(), Task(name="other"))

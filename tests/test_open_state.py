@@ -458,6 +458,34 @@ def test_a_task_that_began_anew_is_what_it_was_at_a_clock_of_its_life_before(del
         check_by_keys(world.opened, app.clocks())
 
 
+def test_a_clock_and_its_timeline_name_one_state_also_of_a_task_that_is_reset() -> None:
+    with small():
+        world = World(Kept())
+        for _ in range(5):
+            world.play()
+        before = {clock: world.opened.at(clock) for clock in OpenStore(world.files).application("app").clocks()}
+        tables = {clock: by_key(state) for clock, state in before.items()}
+        assert all(tables[clock] for clock in [*tables][1:])
+        core.start(world.log, [world.plan], reset=["Kept"])
+        # What reads the newest state reads that of the new life.
+        assert world.opened.at().to_arrow().num_rows == 0
+        for _ in range(5):
+            clocks = {*OpenStore(world.files).application("app").clocks()} & {*tables}
+            assert clocks
+            for clock in clocks:
+                again = world.opened.at(clock, timeline=before[clock].timeline)
+                assert by_key(again) == by_key(before[clock]) == tables[clock]
+                check_changes(world.opened.changes(clock), tables[clock], by_key(world.opened.at()))
+            world.play()
+            world.collect()
+        last = OpenStore(world.files).application("app").clocks()[-1]
+        assert by_key(world.opened.at(last)) == by_key(world.opened.at()) != {}
+
+
+def by_key(state: OpenState) -> dict[Any, Any]:
+    return {row["key"]: row["value"] for row in state.to_arrow().to_pylist()}
+
+
 def test_an_open_state_is_sent_to_another_process() -> None:
     world = World(Kept())
     for _ in range(4):

@@ -150,7 +150,7 @@ PUBLIC_MONOIDS = [
 ]
 
 HOUSE = (
-    "__main__ > cli > __init__ > testing > application reading timelines > engine > open_state > metrics"
+    "__main__ > cli > __init__ > testing > application reading timelines > engine > open_state > metrics show"
     " > protocol > batch > inputs > kafka outputs > sources sinks > store > partials joins > ordered > task > state"
     " > formatting windows > event_time > errors redact > monoids"
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +21,7 @@ from persistent_state import (
     ConsoleSink,
     DamagedError,
     FencedError,
+    FileSource,
     InvalidInputError,
     Origin,
     OutputPlan,
@@ -30,15 +34,17 @@ from persistent_state import (
     ValuesAtClock,
 )
 from persistent_state.batch.plan import AT_MOST_ONCE
-from persistent_state.cli.describe import summary
-from persistent_state.cli.text import application as application_text
 from persistent_state.engine import rewinds
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping, amend
+from persistent_state.protocol.naming import keep
+from persistent_state.protocol.rewind_plan import made
+from persistent_state.show.summary import summary
+from persistent_state.show.text import application as application_text
 from persistent_state.sinks import sql
-from persistent_state.store import runs
+from persistent_state.store import kept_entries, lists, runs
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.files import cache
 from tests import core
@@ -235,6 +241,81 @@ def test_outputs_that_can_t_go_back_are_refused_before_anything_changes() -> Non
         application(world, Table([0, 110])).plan_rewind(60, outputs={"table": "leave"})
 
 
+def test_a_plan_names_every_output_that_can_t_go_back_and_no_rewind_is_made_by_it() -> None:
+    world = World()
+    names = ("stubborn", "function nothing", "table")
+    world.plan = replace(world.plan, outputs=names)
+    core.start(world.log, [world.plan])
+    world.play(12)
+    for name in names:
+        deliver.record(world.log, world.newest.epoch, "total", name, 110, 0)
+    before, table = world.newest, Table([0, 110])
+    app = Application("app", world.files.url, checkpoint_interval="10 seconds")
+    app.add(Total(), Numbers(20), [Stubborn(), nothing, table])
+    plan = app.plan_rewind(60)
+    assert {(each.output, each.action, each.again_by) for each in plan.outputs} == {
+        ("stubborn", "refuse", ""),
+        ("function nothing", "refuse", "function nothing"),
+        ("table", "retract", ""),
+    }
+    assert repr(plan).count("can't go back") == 2
+    said = problem(lambda: app.rewind(plan))
+    at = "may have values at clock=1970-01-01T00:00:00.000110Z (110), which is above the clock to go back to"
+    assert sorted(said.split(". ")) == [
+        f"task=total: sink='function nothing' {at}, and can't take them back; go back to a later clock, or say "
+        'outputs={"function nothing": "again"} to have them again',
+        f"task=total: sink='stubborn' {at}, and can't take them back; go back to a later clock, or give it a place of its own.",
+    ]
+    assert (world.newest, table.record) == (before, [0, 110])
+
+
+class Counting(Table):
+    def rows_above(self, clock: int, origin: Origin) -> int:
+        raise InvalidInputError("the version of then is gone; go back to a later clock.")
+
+
+def test_a_sink_that_finds_that_it_can_t_go_back_is_shown_in_the_plan() -> None:
+    app = application(played("table"), Counting([0, 110]))
+    (output,) = app.plan_rewind(60).outputs
+    assert (output.action, output.rows, output.again_by) == ("refuse", None, "")
+    assert problem(lambda: app.rewind(60)) == (
+        "task=total: sink='table': the version of then is gone; go back to a later clock."
+    )
+
+
+def test_a_plan_is_its_text_and_explains_what_its_tables_do_not() -> None:
+    world, table = World(), Table([0, 110], is_away=True)
+    world.plan = replace(world.plan, outputs=("table",))
+    other = core.plan_of(Total("other"), SCHEMA, files=world.files, shards=2)
+    core.start(world.log, [world.plan, other])
+    for plan in (world.plan, other):
+        world.play(16, plan=plan)
+    deliver.record(world.log, world.newest.epoch, "total", "table", 110, 0)
+    keep(world.log, 140, "later", 0)
+    app = application(world, table)
+    rewound = app.rewind(80)
+    text = repr(rewound)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "tasks other, which the application leaves out, and which goes back as well" in lines
+    assert "rows: how many rows of the sink go or change" in lines
+    assert "names that go later, of 1970-01-01T00:00:00.000140Z (140)" in lines
+    assert "which is the newest" not in text
+    # The sink has yet to follow that, and the newest clock is gone back to.
+    plan = app.plan_rewind(2**62)
+    assert (plan.clock, plan.newest, plan.left_out) == (80, 80, ("other",))
+    text = repr(plan)
+    assert "clock        1970-01-01T00:00:00.000080Z (80), which is the newest" in text
+    assert "The clock is the newest, so none is void. A driver that runs is stopped all the same" in text
+    assert "A sink that goes back further" not in text
+    plan = app.rewind(60)
+    core.start(world.log, [world.plan, other])
+    for each in (world.plan, other):
+        world.play(14, plan=each)
+    text = repr(app.plan_rewind(100))
+    assert "takes back what is above 1970-01-01T00:00:00.000060Z, and is given every clock above that again" in text
+    assert "A sink that goes back further than to the clock has yet to follow an earlier rewind" in text
+
+
 @pytest.mark.parametrize("history", [False, True])
 def test_nothing_stays_in_the_table_of_an_output_that_came_with_a_reset_since_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: bool
@@ -372,7 +453,7 @@ def test_outputs_of_one_name_are_told_apart_by_their_tasks() -> None:
     assert problem(lambda: app.plan_rewind(60, outputs={name: "again"})) == (
         f"outputs names '{name}', which several tasks have; say 'total/{name}' or 'other/{name}'."
     )
-    assert f'say outputs={{"total/{name}": "again"}} to have them again' in problem(lambda: app.plan_rewind(60))
+    assert f'say outputs={{"total/{name}": "again"}} to have them again' in problem(lambda: app.rewind(60))
     assert "there are other/function nothing, total/function nothing." in problem(
         lambda: app.plan_rewind(60, outputs={"none/function nothing": "again"})
     )
@@ -453,10 +534,153 @@ def test_a_source_that_has_no_longer_what_is_to_be_read_again_is_refused() -> No
         app.plan_rewind(60)
 
 
+class Folder:
+    """An application that has read a file for each message, up to clock 110, and whose last two files came later."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path, self.world = path, World()
+        self.source = FileSource(
+            path, timestamp="ts", timestamp_unit="us", schema=SCHEMA, max_files_per_batch=1, **options
+        )
+        for some in (range(10), range(10, 12)):
+            for number in some:
+                self.write(number)
+            opened = copy.deepcopy(self.source)
+            opened.open(self.journal(), self.world.newest.flows["total"].source.known_positions)
+            while core.play_source(self.world.log, self.world.plan, opened, keeping=self.world.keeping):
+                pass
+
+    def write(self, number: int, value: int = 1) -> None:
+        row = {**self.world.rows(number + 1)[number], "n": value}
+        (self.path / f"{number:02}.json").write_text(json.dumps(row) + "\n")
+
+    def journal(self) -> list[str]:
+        return lists.read_journals(self.world.files, self.world.newest.flows["total"])[""]
+
+    def app(self) -> Application:
+        return Application("app", self.world.files.url, checkpoint_interval="10 seconds").add(Total(), self.source)
+
+
+def test_a_rewind_is_refused_if_files_are_gone_that_were_read_since_the_clock(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    before = folder.world.newest
+    assert before.clock == 110
+    # Of what is below the clock, nothing is read again.
+    (tmp_path / "03.json").unlink()
+    (reads,) = folder.app().plan_rewind(60).reads
+    assert (reads.count, reads.unit, reads.begins) == (6, "files", {"": "06.json"})
+    assert repr(folder.app().plan_rewind(60)).endswith("  06.json   6 files")
+    for number in (7, 8, 10, 11):
+        (tmp_path / f"{number:02}.json").unlink()
+    said = problem(lambda: folder.app().rewind(60))
+    assert said == (
+        f"4 of the 6 files of FileSource({str(tmp_path)!r}) that are to be read again are gone: '07.json', '08.json', "
+        "'10.json' and 1 more. Bring back what they were, or go back to a later clock."
+    )
+    assert folder.world.newest == before
+    # A plan is no promise of what is there later.
+    for number in (7, 8, 10, 11):
+        folder.write(number)
+    plan = folder.app().plan_rewind(60)
+    for number in (7, 8, 10, 11):
+        (tmp_path / f"{number:02}.json").unlink()
+    assert problem(lambda: folder.app().rewind(plan)) == said
+    assert folder.world.newest == before
+    # Those that were first read after the clock are read as they are.
+    for number in (7, 8, 10, 11):
+        folder.write(number, value=100)
+    assert folder.app().plan_rewind(60).clock == 60
+    (tmp_path / "11.json").unlink()
+    for clock in (60, 100, 110):
+        assert "1 of the" in problem(lambda clock=clock: folder.app().plan_rewind(clock))
+    folder.write(11)
+    folder.app().rewind(60)
+    assert folder.world.newest.clock == 60
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_files_go_no_rewind_loses_a_row(tmp_path: Path, seed: int) -> None:
+    """Play an application whose files are deleted at any moment, and take it back at any moment, to any kept clock."""
+    chance, world = random.Random(seed), World()
+    source = FileSource(tmp_path, timestamp="ts", timestamp_unit="us", schema=SCHEMA, max_files_per_batch=1)
+    app = Application("app", world.files.url, checkpoint_interval="10 seconds").add(Total(), source)
+    read, gone, written, refused, back = set[int](), set[int](), 0, 0, 0
+
+    def run() -> None:
+        flow = core.start(world.log, [world.plan]).flows["total"]
+        opened = copy.deepcopy(source)
+        opened.open(lists.read_journals(world.files, flow)[""], flow.source.known_positions)
+        while core.play_source(world.log, world.plan, opened, keeping=world.keeping):
+            pass
+        read.update({*range(written)} - gone)
+        newest = world.newest.clock
+        assert world.state() == sum(1 for number in read if 10 * number + 5 < newest)
+
+    for _ in range(30):
+        for _ in range(chance.randrange(3)):
+            (tmp_path / f"{written:03}.json").write_text(json.dumps({"ts": 10 * written + 5, "n": 1}) + "\n")
+            written += 1
+        if chance.random() < 0.5:
+            run()
+        # What a start would read again stays.
+        unread, newest = {*range(written)} - read, world.newest.clock
+        free = {number for number in range(written) if number in unread or 10 * number + 5 < newest} - gone
+        if chance.random() < 0.4 and free:
+            gone.add(number := chance.choice(sorted(free)))
+            (tmp_path / f"{number:03}.json").unlink()
+        if chance.random() < 0.4 and world.newest.kept:
+            clock = chance.choice([*world.newest.kept])
+            if missing := sorted(number for number in read & gone if 10 * number + 5 >= clock):
+                assert f"{missing[0]:03}.json" in problem(lambda clock=clock: app.rewind(clock))
+                refused += 1
+                if chance.random() < 0.5:
+                    # They are brought back.
+                    for number in missing:
+                        (tmp_path / f"{number:03}.json").write_text(json.dumps({"ts": 10 * number + 5, "n": 1}) + "\n")
+                    gone -= {*missing}
+            else:
+                assert app.rewind(clock).clock == clock
+                back += 1
+                run()
+    assert refused
+    assert back
+
+
+def test_a_rewind_compares_with_the_files_of_the_newest_timeline(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.app().rewind(60)
+    core.start(folder.world.log, [folder.world.plan])
+    folder.write(12)
+    opened = copy.deepcopy(folder.source)
+    opened.open(folder.journal(), folder.world.newest.flows["total"].source.known_positions)
+    while core.play_source(folder.world.log, folder.world.plan, opened, keeping=folder.world.keeping):
+        pass
+    assert folder.world.newest.clock == 110
+    (tmp_path / "12.json").unlink()
+    assert "are gone: '12.json'. Bring back" in problem(lambda: folder.app().plan_rewind(30))
+
+
+def test_the_file_of_which_the_state_at_the_clock_may_have_rows_is_read_again_as_it_was(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    # Its position is above that of the clock 50, and the clock's entry knows it.
+    number = folder.world.newest.flow_of("total").source.next_positions[""] >> 32
+    entry = kept_entries.read(folder.world.log, folder.world.newest.kept[50].entry)
+    known = lists.read_journals(folder.world.files, entry.flow_of("total"))[""]
+    again = entry.flow_of("total").source.replays_from(50)[""] >> 32
+    assert again < len(known) < number
+    folder.write(again, value=1000)
+    said = problem(lambda: folder.app().plan_rewind(50))
+    assert f"have another size than they had: '{again:02}.json'. Bring back" in said
+
+
 def test_an_output_whose_sink_can_t_go_back_any_more_is_refused_when_it_comes_back() -> None:
     world = played("stubborn")
     app = Application("app", world.files.url).add(Total(), Numbers(20))
-    assert app.rewind(60).outputs == (OutputPlan("total", "stubborn", "retract", 110, 60),)
+    plan = app.rewind(60)
+    assert plan.outputs == (OutputPlan("total", "stubborn", "retract", 110, 60, is_left_out=True),)
+    left = "left out; goes back, or is refused, when it is added again"
+    assert left in repr(plan)
+    assert [*made(plan)][-1] == f"task=total sink='stubborn' is {left}"
     giver = deliver.Giver(world.log, "total", "stubborn", lambda timeline: 110, never, lambda: 0)
     with pytest.raises(InvalidInputError, match=r"was rewound to clock=.*, and it can't take back what is above that"):
         giver.open()

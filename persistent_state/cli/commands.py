@@ -8,8 +8,9 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -17,16 +18,19 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state import __version__, formatting
-from persistent_state.cli import graph, rewinds
-from persistent_state.cli.describe import summary
 from persistent_state.cli.loader import load_application
-from persistent_state.cli.text import application, applications, size, verified, width
 from persistent_state.errors import InvalidInputError, StateError
-from persistent_state.formatting import full_clock, plain, read_clock, to_json
+from persistent_state.formatting import full_clock, plain, to_json
 from persistent_state.metrics.exposition import as_text
 from persistent_state.metrics.of_store import of_store
-from persistent_state.protocol.rewind import AGAIN, RETRACT
+from persistent_state.protocol.naming import clock_named
+from persistent_state.protocol.rewind_plan import AGAIN, RETRACT, made, refusals
+from persistent_state.show import graph, live, top
+from persistent_state.show.summary import summary
+from persistent_state.show.text import application, applications, verified, width
+from persistent_state.show.words import size
 from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_applications, find_state
 from persistent_state.store.verify import verify
 from persistent_state.timelines import branch_application, keep_clock, release_clock
@@ -81,6 +85,15 @@ def _parser() -> argparse.ArgumentParser:
     tell.add_argument("application", metavar="APP", nargs="?", help="an application (default: list them all)")
     tell.set_defaults(run=_show)
 
+    watch = commands.add_parser(
+        "top", parents=[common], help="watch how far the applications of a store are, and what they wait for"
+    )
+    watch.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")
+    watch.add_argument(
+        "--once", action="store_true", help="print it once; so it is anyway if the output is no terminal"
+    )
+    watch.set_defaults(run=_top)
+
     measure = commands.add_parser(
         "metrics", parents=[common], help="print metrics of all applications of a store, as OpenMetrics text"
     )
@@ -101,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     state.add_argument(
         "--clock",
         metavar="CLOCK",
-        help="microseconds UTC, or ISO text, in UTC unless it has a zone (default: the newest clock)",
+        help="microseconds UTC, ISO text, in UTC unless it has a zone, or the name of a kept clock (default: the newest clock)",
     )
     state.add_argument(
         "--format",
@@ -127,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     keep = commands.add_parser("keep", parents=[common], help="keep a clock by a name, until it is released")
     keep.add_argument("application", metavar="APP")
     keep.add_argument("--name", metavar="NAME", required=True, help="the name, which is that of one clock")
-    keep.add_argument("--at", metavar="CLOCK", help="one of the kept clocks (default: the newest)")
+    keep.add_argument("--at", metavar="CLOCK", help="one of the kept clocks, or its name (default: the newest)")
     keep.set_defaults(run=_keep)
 
     release = commands.add_parser("release", parents=[common], help="keep a clock no longer by its name")
@@ -140,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     fork.add_argument("application", metavar="APP")
     fork.add_argument("new", metavar="NEW", help="the name of the new application")
-    fork.add_argument("--at", metavar="CLOCK", help="one of the kept clocks (default: the newest)")
+    fork.add_argument("--at", metavar="CLOCK", help="one of the kept clocks, or its name (default: the newest)")
     fork.add_argument("--to", metavar="STORE", help="the store for the new application (default: the same)")
     fork.add_argument(
         "--to-storage-options", metavar="JSON|@FILE", default="{}", help="the options of the store of --to"
@@ -161,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
         "--to",
         metavar="TIME",
         required=True,
-        help="a clock; of those that are kept, the newest at or below it is meant",
+        help="a clock, or its name; of those that are kept, the newest at or below it is meant",
     )
     back.add_argument(
         "--outputs",
@@ -221,6 +234,31 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _top(arguments: argparse.Namespace) -> int:
+    files = open_files(arguments.store, _storage_options(arguments.storage_options))
+    lookout = top.Lookout(files, arguments.application)
+    if sys.stdout.isatty() and not (arguments.once or arguments.json):
+        console = live.terminal()
+        with suppress(KeyboardInterrupt):
+            live.watch(lookout, console, seconds=time.monotonic, now_us=_now_us, wait=time.sleep)
+        return 0
+    seen = lookout.look()
+    if arguments.json:
+        every = [top.told(each) for each in seen]
+        _print([to_json(every if arguments.application is None else every[0])])
+    else:
+        _print(top.lines(seen))
+    sys.stdout.flush()
+    errors = [each.error for each in seen if each.error]
+    for error in errors:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+    return 2 if errors else 0
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000  # noqa: TID251 - people look at this, on no machine of a world that is played
+
+
 def _metrics(arguments: argparse.Namespace) -> int:
     files = open_files(arguments.store, _storage_options(arguments.storage_options))
     samples, errors = of_store(files)
@@ -253,15 +291,11 @@ def _graph(arguments: argparse.Namespace) -> int:
 
 
 def _state(arguments: argparse.Namespace) -> int:
-    state = find_state(
-        open_files(arguments.store, _storage_options(arguments.storage_options)),
-        arguments.application,
-        arguments.task,
-        None if arguments.clock is None else read_clock(arguments.clock),
-        [_monoid(name) for name in arguments.monoid],
-        arguments.present,
-    )
-    with _progress() as tell:
+    files = open_files(arguments.store, _storage_options(arguments.storage_options))
+    clock = None if arguments.clock is None else clock_named(Log(files, arguments.application), arguments.clock)
+    with _progress() as tell, _prints_aside():
+        monoids = [_monoid(name) for name in arguments.monoid]
+        state = find_state(files, arguments.application, arguments.task, clock, monoids, arguments.present)
         tell(f"reading {sum(run.rows for run in state.runs):,} rows of {len(state.runs):,} runs")
         table = state.read()
     keys = table.num_rows
@@ -314,9 +348,17 @@ def _monoid(name: str) -> Monoid[Any] | Aggregator[Any, Any, Any]:
 
 def _keep(arguments: argparse.Namespace) -> int:
     store, options = arguments.store, _storage_options(arguments.storage_options)
-    clock = keep_clock(store, arguments.application, arguments.name, arguments.at, storage_options=options)
+    at = _at(arguments, options)
+    clock = keep_clock(store, arguments.application, arguments.name, at, storage_options=options)
     _told(arguments, clock, "is kept as")
     return 0
+
+
+def _at(arguments: argparse.Namespace, options: Mapping[str, Any]) -> int | None:
+    """Return the clock that `--at` says; None without it."""
+    if arguments.at is None:
+        return None
+    return clock_named(Log(open_files(arguments.store, options), arguments.application), arguments.at)
 
 
 def _release(arguments: argparse.Namespace) -> int:
@@ -338,7 +380,7 @@ def _branch(arguments: argparse.Namespace) -> int:
             arguments.store,
             arguments.application,
             arguments.new,
-            arguments.at,
+            _at(arguments, options),
             to=arguments.to,
             on_progress=lambda done, all: tell(f"{size(done)} of {size(all)}"),
             storage_options=options,
@@ -357,19 +399,25 @@ def _rewind(arguments: argparse.Namespace) -> int:
     asks = not (arguments.yes or arguments.dry_run)
     if arguments.json and asks:
         raise InvalidInputError("no question is asked with --json; add --yes, or --dry-run to see the plan.")
-    app = load_application(arguments.application)
-    plan = app.plan_rewind(arguments.to, outputs=dict(arguments.outputs))
-    if not arguments.json:
-        _print(rewinds.planned(plan))
+    with _prints_aside() if arguments.json else nullcontext():
+        app = load_application(arguments.application)
+        to = clock_named(Log(open_files(app.store, app.storage_options), app.name), arguments.to)
+        plan = app.plan_rewind(to, outputs=dict(arguments.outputs))
+    refused = refusals(plan, "--outputs '{}=again'")
+    is_last = arguments.dry_run or bool(refused)
+    if is_last or not arguments.json:
+        _print([to_json(asdict(plan)) if arguments.json else repr(plan)])
         sys.stdout.flush()
-    if arguments.dry_run:
-        _print([to_json(asdict(plan))] if arguments.json else [])
+    if refused:
+        raise InvalidInputError(" ".join(refused))
+    if is_last:
         return 0
     if asks and not _agrees():
         print("nothing was changed")
         return 1
-    done = app.rewind(plan)
-    _print([to_json(asdict(done))] if arguments.json else rewinds.made(done))
+    with _prints_aside() if arguments.json else nullcontext():
+        done = app.rewind(plan)
+    _print([to_json(asdict(done))] if arguments.json else made(done))
     return 0
 
 
@@ -402,6 +450,14 @@ def _verify(arguments: argparse.Namespace) -> int:
         )
     _print([to_json(asdict(result))] if arguments.json else verified(result))
     return 1 if result.problems else 0
+
+
+@contextmanager
+def _prints_aside() -> Iterator[None]:
+    """Send to stderr what the user's code prints, so that nothing stands between the results of a command."""
+    sys.stdout.flush()
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 @contextmanager

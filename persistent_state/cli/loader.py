@@ -30,18 +30,38 @@ def load_application(named: str) -> Application:
         )
     module = _of_file(place) if place.endswith(".py") else _module(place)
     if not hasattr(module, name):
-        known = ", ".join(key for key, value in vars(module).items() if isinstance(value, Application))
-        raise InvalidInputError(f"{place} has no {name}; its applications are {known or 'none'}.")
+        raise InvalidInputError(f"{place} has no {name}; {_known(module)}.")
     return _application(named, getattr(module, name))
+
+
+def _known(module: ModuleType) -> str:
+    """Return in words what of a module can be named as an application."""
+    own = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+    applications = ", ".join(key for key, value in own.items() if isinstance(value, Application))
+    # Nobody knows what a function returns before it is called.
+    makers = ", ".join(
+        key
+        for key, value in own.items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and _takes_nothing(value)
+    )
+    known = f"its applications are {applications}" if applications else "it has no Application"
+    return f"{known}; a function that returns one can be named, too: {makers}" if makers else known
+
+
+def _takes_nothing(function: Any) -> bool:
+    """Return whether something can be called without arguments."""
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _application(named: str, found: Any) -> Application:
     """Return what is an application, or what a function returns that is one."""
     if callable(found) and not isinstance(found, Application):
-        try:
-            inspect.signature(found).bind()
-        except (TypeError, ValueError):
-            raise _no_application(named, found) from None
+        if not _takes_nothing(found):
+            raise _no_application(named, found)
         try:
             found = found()
         except (Exception, SystemExit) as error:

@@ -54,7 +54,7 @@ class Setup:
     each micro-batch when the one before it ends. With `to_the_end` the run ends at the present end of the sources, and with
     `drains` it then checkpoints and delivers all messages. After `max_restarts` failures in a row without a new global clock
     the run raises the last failure. `metrics` is the host and the port at which the run tells its metrics; None if it tells
-    none.
+    none. `show_progress` is whether it shows its progress to people; None leaves that to where it runs.
     """
 
     session: SparkSession | None
@@ -71,6 +71,7 @@ class Setup:
     trigger: str | None
     on_progress: Callable[[Progress], None] | None
     metrics: tuple[str, int] | None = None
+    show_progress: bool | None = None
     writer: str = field(default_factory=arrow_source.new_id)
 
     @property

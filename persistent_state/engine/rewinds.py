@@ -9,31 +9,37 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from persistent_state.batch.plan import AT_MOST_ONCE, Plan
+from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan, Plan
 from persistent_state.engine import arrow_source, queries
 from persistent_state.engine.feeds import Feed, Part
 from persistent_state.engine.places import Place
 from persistent_state.engine.queries import Setup
-from persistent_state.engine.start_checks import Continued, check_feed
+from persistent_state.engine.start_checks import Continued, check_feed, copied
 from persistent_state.errors import FencedError, InvalidInputError, StateError
-from persistent_state.inputs import AnySource
+from persistent_state.formatting import full_clock
+from persistent_state.inputs import AnySource, check_again
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.protocol import flows, refusals
 from persistent_state.protocol import rewind as protocol
 from persistent_state.protocol.deliver import Due
-from persistent_state.protocol.rewind import AGAIN, NONE, RETRACT, Choose, OutputPlan, ReadAgain, RewindPlan
+from persistent_state.protocol.rewind import Choose
+from persistent_state.protocol.rewind_plan import AGAIN, NONE, REFUSE, RETRACT, OutputPlan, ReadAgain, RewindPlan
 from persistent_state.sinks.base import RecordingSink
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TASK_SOURCES
+from persistent_state.store import lists
 from persistent_state.store.entry import Entry
+from persistent_state.store.files import Files
 from persistent_state.store.log import Log
+from persistent_state.store.runs import named_by_newest
+from persistent_state.store.state_at import newest_entry
 from persistent_state.task import PersistentTask
 
 SINK_SECONDS = 60.0
@@ -44,6 +50,9 @@ _logger = logging.getLogger("persistent_state")
 
 ByOutput: TypeAlias = "Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]]"
 """Each output with its task's plan, by the names of both."""
+
+Refused: TypeAlias = "dict[tuple[str, str], dict[str, Any]]"
+"""By the names of a task and its output: why that can't go back, as fields of an `OutputPlan`."""
 
 
 def session() -> SparkSession | None:
@@ -72,18 +81,46 @@ def columns_of(
 def plan(setup: Setup, to: int, actions: Mapping[str, str]) -> RewindPlan:
     """Return the rewind to the newest kept clock at or below a time. `actions` says by output what is not as by default.
 
+    An output that can't go back has the action `REFUSE`, so that the plan shows all of them.
+
     Raises:
-        InvalidInputError: There is no such clock, an output can't go back, or a source lacks what is to be read again.
+        InvalidInputError: There is no such clock, or a source lacks what is to be read again.
         StateError: The store or a source does not answer, or is damaged.
     """
     log, parts = Log(setup.files, setup.application), _by_output(setup.parts)
-    planned = protocol.plan(log, to, _choose(parts, _by_named(parts, actions)))
+    refused: Refused = {}
+    planned = protocol.plan(log, to, _choose(parts, _by_named(parts, actions), refused))
+    planned = _with_what_is_left_out(setup, parts, planned)
     first = protocol.first_entry(log, planned)
     # What no start could go on from is not made.
     refusals.check(first, setup.plans, (), ())
     count = partial(_with_rows, first, parts)
+    reads = _reads(setup, first, newest_entry(setup.files, setup.application))
     outputs = _at_once(count, planned.outputs, "tell its rows", "The plan is made without them.")
-    return replace(planned, outputs=tuple(outputs), reads=tuple(_reads(setup, first)))
+    outputs = [replace(each, **refused.get((each.task, each.output), {})) for each in outputs]
+    return replace(planned, outputs=tuple(outputs), reads=tuple(reads))
+
+
+def _with_what_is_left_out(setup: Setup, parts: ByOutput, planned: RewindPlan) -> RewindPlan:
+    """Return a plan that tells which of its tasks and outputs the application lacks."""
+    here = {plan.name for plan in setup.plans}
+    outputs = (
+        replace(each, is_left_out=(each.task, each.output) not in parts and each.action != NONE)
+        for each in planned.outputs
+    )
+    return replace(planned, outputs=tuple(outputs), left_out=tuple(name for name in planned.tasks if name not in here))
+
+
+def check_sources(setup: Setup, planned: RewindPlan) -> None:
+    """Refuse a plan if a source has lost since what is to be read again. A plan that is void by now is left to `rewind`.
+
+    Raises:
+        InvalidInputError: A source has, the clock is kept no more, or an output has values above it by now.
+        StateError: The store or a source does not answer, or is damaged.
+    """
+    newest = newest_entry(setup.files, setup.application)
+    if (planned.application, planned.epoch) == (setup.application, newest.epoch):
+        _reads(setup, protocol.first_entry(Log(setup.files, setup.application), planned), newest)
 
 
 def rewind(setup: Setup, planned: RewindPlan) -> RewindPlan:
@@ -91,7 +128,8 @@ def rewind(setup: Setup, planned: RewindPlan) -> RewindPlan:
 
     Raises:
         FencedError: The application was started, or taken back, since the plan was made. Nothing changed.
-        InvalidInputError: The clock is kept no more, or an output has values above it by now. Nothing changed.
+        InvalidInputError: An output can't go back, the clock is kept no more, or an output has values above it by now. Nothing
+            changed.
         DamagedError: The entry of the clock is not what was written. Nothing changed.
         CommitUnknownError: The store did not answer. Plan again, and look at the timeline.
     """
@@ -186,8 +224,11 @@ def _by_named(parts: ByOutput, actions: Mapping[str, str]) -> dict[tuple[str, st
     return found
 
 
-def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str]) -> Choose:
-    """Return what says of each output that has something above the clock what it does."""
+def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str], refused: Refused) -> Choose:
+    """Return what says of each output that has something above the clock what it does.
+
+    Of one that can't go back it says why in `refused`.
+    """
     names = _names(parts)
 
     def choose(task: str, output: str, more: str) -> str:
@@ -196,26 +237,23 @@ def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str]) -> Choose:
             return RETRACT
         plan, given = parts[task, output]
         sink, action = given.place, actions.get((task, output), RETRACT)
-        has = f"task={plan.named}: sink={output!r} {more}"
-        if action == AGAIN:
-            if plan.delivery == AT_MOST_ONCE:
-                raise InvalidInputError(
-                    f"{has}, and delivery={AT_MOST_ONCE!r} gives no clock twice; go back to a later clock."
-                )
-            if isinstance(sink, RecordingSink):
-                raise InvalidInputError(
-                    f"{has}, and by its record it would leave out clocks that come again; let it retract them, or give it a "
-                    "place of its own."
-                )
-            return AGAIN
-        if not sink.can_rewind(Place(plan, given).origin()):
-            way = (
-                ", or give it a place of its own"
-                if isinstance(sink, RecordingSink)
-                else f', or say outputs={{"{names[task, output]}": "{AGAIN}"}} to have them again'
+        has_record, is_once = isinstance(sink, RecordingSink), plan.delivery == AT_MOST_ONCE
+        again_by = ""
+        if action == AGAIN and is_once:
+            why = f"and delivery={AT_MOST_ONCE!r} gives no clock twice; go back to a later clock"
+        elif action == AGAIN and has_record:
+            why = (
+                "and by its record it would leave out clocks that come again; let it retract them, or give it a place of its "
+                "own"
             )
-            raise InvalidInputError(f"{has}, and can't take them back; go back to a later clock{way}.")
-        return RETRACT
+        elif action == RETRACT and not sink.can_rewind(Place(plan, given).origin()):
+            place = ", or give it a place of its own" if has_record else ""
+            why = f"and can't take them back; go back to a later clock{place}"
+            again_by = "" if has_record or is_once else names[task, output]
+        else:
+            return action
+        refused[task, output] = {"why": f"task={plan.named}: sink={output!r} {more}, {why}", "again_by": again_by}
+        return REFUSE
 
     return choose
 
@@ -223,8 +261,7 @@ def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str]) -> Choose:
 def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
     """Return the plan of an output with the number of rows that go or change by the first entry, if its sink tells.
 
-    Raises:
-        InvalidInputError: The sink can't go back to the clock.
+    A sink that can't go back to the clock is refused.
     """
     owed = first.owed(output.task, output.output)
     if owed is None or (output.task, output.output) not in parts:
@@ -233,28 +270,39 @@ def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
     try:
         return replace(output, rows=place.sink.rows_above(owed.clock, place.origin()))
     except InvalidInputError as error:
-        raise InvalidInputError(f"task={output.task}: sink={output.output!r}: {error}") from error
+        why = f"task={output.task}: sink={output.output!r}: {error}".removesuffix(".")
+        return replace(output, action=REFUSE, why=why)
     except (StateError, OSError) as error:
         _logger.warning("task=%s, sink=%r: it does not tell its rows: %s", output.task, output.output, error)
         return output
 
 
-def _reads(setup: Setup, first: Entry) -> list[ReadAgain]:
-    """Return what a start from this entry would read again of each source.
+def _reads(setup: Setup, first: Entry, newest: Entry) -> list[ReadAgain]:
+    """Return what a start from the first entry of a timeline would read again of each source.
+
+    What was read since the clock stands in the journals of the newest entry.
 
     Raises:
         InvalidInputError: A source has it no more, or has no positions.
     """
     found = []
     for feed in setup.feeds:
-        if isinstance(feed.source, TASK_SOURCES):
+        source = feed.source
+        if isinstance(source, TASK_SOURCES):
             continue
         if not feed.plan.first.has_positions:
             raise InvalidInputError(
                 f"{feed.plan.title}: {feed.source!r} has no positions, so nobody knows what is to be read again; name a column "
                 "of positions."
             )
-        found += [_read_again(feed, each) for each in check_feed(setup, feed, first, (), ())]
+        if not isinstance(source, DataFrameSource):
+            _check_again(setup.files, feed.plan, source, first, newest)
+        try:
+            continued = check_feed(setup, feed, first, (), ())
+        except InvalidInputError as error:
+            # It speaks of a start.
+            raise InvalidInputError(f"no start could go on from clock={full_clock(first.clock)}: {error}") from error
+        found += [_read_again(feed, each) for each in continued]
         if isinstance(feed.source, DataFrameSource):
             known = [name for name in feed.plan.by_name if name in first.tasks]
             for group in flows.divided(first, known) if known else ():
@@ -262,10 +310,29 @@ def _reads(setup: Setup, first: Entry) -> list[ReadAgain]:
     return found
 
 
+def _check_again(
+    files: Files, flow: FlowPlan, source: TimeReplayableSource | KafkaConnectorSource, first: Entry, newest: Entry
+) -> None:
+    """Refuse to go back if a source lacks something that it has found since the clock.
+
+    Raises:
+        InvalidInputError: A source does.
+    """
+    groups = flows.divided(first, [name for name in flow.by_name if name in first.tasks])
+    later = flows.divided(newest, [name for name in flow.by_name if name in newest.tasks])
+    for group in groups:
+        positions = group.flow.with_inputs(flow.first.bounds).source.next_positions
+        with named_by_newest():
+            journals = lists.read_journals(files, group.flow)
+            for other in later:
+                check_again(copied(source), positions, journals, lists.read_journals(files, other.flow))
+
+
 def _read_again(feed: Feed, each: Continued) -> ReadAgain:
     ends = each.source.reach(each.positions, everything=True).ends
     count, unit = each.source.amount(each.positions, ends) or (None, "")
-    return ReadAgain(tuple(each.group.tasks), repr(feed.source), each.positions, count, unit)
+    begins = each.source.places(each.positions)
+    return ReadAgain(tuple(each.group.tasks), repr(feed.source), each.positions, count, unit, begins)
 
 
 def _gone_back(entry: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from monoids import Aggregator, Monoid
+from persistent_state.engine.named_state import NamedState
 from persistent_state.errors import InvalidInputError, raised
 from persistent_state.formatting import read_clock
 
@@ -38,7 +39,7 @@ NAMES = {name.lower(): name for names in OPTIONS.values() for name in names}
 class SourceOptions:
     """The wishes of a user of the data source, in plain values that go to any process.
 
-    `clock` is that of a state, or the last one of changes; a `timeline` is known once it is settled. `start` is the clock after
+    `clock` is that of a state, or the last one of changes; the state is `named` once it is settled. `start` is the clock after
     which changes are asked for: a clock, `LATEST`, or None for all from nothing on. `is_ended` says that the last one is given.
     """
 
@@ -48,7 +49,7 @@ class SourceOptions:
     application: str = ""
     task: str = ""
     clock: int | None = None
-    timeline: int | None = None
+    named: NamedState | None = None
     start: int | str | None = None
     is_ended: bool = False
     keys: tuple[Mapping[str, Any], ...] | None = None

@@ -93,8 +93,8 @@ def check_feed(
         return []
     check_source(flow.title, source)
     if begins:
-        _copy(source).open([], {})
-    return [_continued(setup.files, flow.first, _copy(source), group, clock) for group in groups]
+        copied(source).open([], {})
+    return [_continued(setup.files, flow.first, copied(source), group, clock) for group in groups]
 
 
 def _continued(
@@ -116,7 +116,7 @@ def _continued(
     return Continued(group, source, positions)
 
 
-def _copy(source: TimeReplayableSource | KafkaConnectorSource) -> TimeReplayableSource:
+def copied(source: TimeReplayableSource | KafkaConnectorSource) -> TimeReplayableSource:
     """Return a copy, because Spark opens the source itself, and a source is opened once."""
     copy: TimeReplayableSource = cloudpickle.loads(cloudpickle.dumps(source))
     return copy

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from persistent_state.engine import store_listing
 from persistent_state.engine.frames import handed_on, types_of
+from persistent_state.engine.named_state import NamedState
 from persistent_state.engine.source_options import CHANGES, LATE, LATEST, STATE, SourceOptions, read_options
 from persistent_state.engine.store_rows import (
     LATE_ROWS,
@@ -182,7 +183,7 @@ def settled(asked: SourceOptions) -> tuple[SourceOptions, pa.Schema]:
     if asked.what in store_listing.SCHEMAS:
         return asked, store_listing.SCHEMAS[asked.what]
     state = _task(asked).at(asked.clock)
-    found = replace(asked, clock=state.clock, timeline=state.timeline)
+    found = replace(asked, named=NamedState.of(state))
     if asked.what == CHANGES:
         # A stream that goes on does not need the clock at which it began.
         return found, changes_schema(state.state)
@@ -208,7 +209,7 @@ def planned(asked: SourceOptions, filters: Sequence[tuple[str, Sequence[Any]]] =
         return _changed(asked)
     if asked.what != STATE:
         return [TablePart(store_listing.listed(files, asked.what, asked.application))]
-    state = _task(asked).at(asked.clock, timeline=asked.timeline).state
+    state = _settled_state(asked, _task(asked)).state
     if asked.keys is not None:
         return parts_of_keys(state, keys_of_json(state, asked.keys))
     return parts_of_state(state, filters_of(state, filters))
@@ -216,11 +217,16 @@ def planned(asked: SourceOptions, filters: Sequence[tuple[str, Sequence[Any]]] =
 
 def _changed(asked: SourceOptions) -> list[Part]:
     task = _task(asked)
-    until = task.at(asked.clock, timeline=asked.timeline)
+    until = _settled_state(asked, task)
     if asked.start is None:
         return parts_of_snapshot(until.state)
     since = until if asked.start == LATEST else task.at(asked.start)
     return parts_of_changes(task.changes(since, until).changes)
+
+
+def _settled_state(asked: SourceOptions, task: OpenTask) -> OpenState:
+    assert asked.named is not None, "the clock is settled"
+    return asked.named.open(task)
 
 
 def _read(partition: InputPartition | None, types: pa.Schema) -> Iterator[pa.RecordBatch]:

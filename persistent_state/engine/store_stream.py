@@ -1,16 +1,19 @@
 """Plan a stream of the changes of a task's state: where it begins, how far it can go, and what each micro-batch reads.
 
-An offset is a clock and its timeline; an empty one is before every clock, where there is no key. The log of the application
-alone says which clocks there are: nothing is remembered here, so that a reader that was killed goes on as if it had not been.
+An offset names a state: its clock, its timeline, and the life of the task. An empty one is before every clock, where there is
+no key. The log of the application alone says which clocks there are: nothing is remembered here, so that a reader that was
+killed goes on as if it had not been.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+from persistent_state.engine.named_state import NamedState
 from persistent_state.engine.source_options import LATEST
 from persistent_state.engine.store_rows import Part, parts_of_changes, parts_of_snapshot
 from persistent_state.errors import InvalidInputError
@@ -43,11 +46,13 @@ class StoreStream:
         """
         if self._start is None:
             return {}
-        return _offset(self._task.at(None if self._start == LATEST else self._start))
+        return self.newest() if self._start == LATEST else _offset(self._task.at(self._start))
 
     def newest(self) -> Offset:
         """Return the offset of the newest clock."""
-        return _offset(self._task.at())
+        newest = self._task.at()
+        # A task that was reset at this clock has two states there. Named is the one of before, from which changes lead on.
+        return _offset(self._task.at(newest.clock)) if newest.clock != BEGINNING else {}
 
     def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Part]:
         """Return the partitions between two offsets: the changes from each clock to the next one that can be read.
@@ -68,13 +73,13 @@ class StoreStream:
         return [part for step in steps for part in parts_of_changes(self._task.changes(*step).changes)]
 
     def _at(self, offset: Mapping[str, Any]) -> OpenState:
-        clock, timeline = offset["clock"], offset["timeline"]
+        named = NamedState(**offset)
         try:
-            return self._task.at(clock, timeline=timeline)
+            return named.open(self._task)
         except InvalidInputError as error:
             raise InvalidInputError(
-                f"the stream of task={self._task.task} can't go on from or to clock={full_clock(clock)} of "
-                f"timeline={timeline}: {str(error).rstrip('.')}. Start the query with a new checkpoint; it begins with a "
+                f"the stream of task={self._task.task} can't go on from or to clock={full_clock(named.clock)} of "
+                f"timeline={named.timeline}: {str(error).rstrip('.')}. Start the query with a new checkpoint; it begins with a "
                 "snapshot, unless startClock says otherwise."
             ) from error
 
@@ -89,4 +94,4 @@ class StoreStream:
 
 
 def _offset(state: OpenState) -> Offset:
-    return {} if state.clock == BEGINNING else {"timeline": state.timeline, "clock": state.clock}
+    return {} if state.clock == BEGINNING else asdict(NamedState.of(state))

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
+from persistent_state.engine import lines
 from persistent_state.engine.arrow_source import now_us
 from persistent_state.engine.backoff import Backoff
 from persistent_state.engine.deliveries import STOP_SECONDS, Deliveries
 from persistent_state.engine.failures import FINAL, as_own_error, is_lost_jvm, naming_a_lost_jvm
 from persistent_state.engine.garbage import GarbageCollection
+from persistent_state.engine.lines import Lines
 from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.monitor import Monitor
 from persistent_state.engine.passed import PassedPositions
@@ -71,9 +73,12 @@ class Supervisor:
         self._passed = PassedPositions(setup)
         self._garbage = GarbageCollection(setup.files, setup.application, setup.keeping)
         self._had_committed = False
+        self._lines: Lines | None = None
         self._backoff, self._clock_before = Backoff(), entry.clock
         self._asked = threading.Event()
         try:
+            # The caller waits for a run that ends by itself.
+            self._lines = lines.begin(setup.application, setup.plans, setup.show_progress, is_awaited=setup.to_the_end)
             self.entry = self._together(entry, asked_before)
             self.queries.start(self.entry, self._scratch)
             self._steps.start(self.entry.epoch, self.queries.active_flows)
@@ -155,6 +160,8 @@ class Supervisor:
         return None
 
     def _hear(self, progress: Progress) -> None:
+        if self._lines is not None:
+            self._lines.hear(progress)
         self._steps.wake()
         self._deliveries.hear(progress)
         self._passed.wake()
@@ -175,6 +182,7 @@ class Supervisor:
                 if not self._asked.is_set():
                     self._deliveries.drain(self._asked)
             self._garbage.collect(self.entry.epoch)
+            self._show_summary()
             self.reports.end(self._newest(), is_whole=self._setup.to_the_end and not self._asked.is_set())
         except StateError as error:
             self.error = error
@@ -326,10 +334,15 @@ class Supervisor:
             f"a newer driver owns {self._log.application}; this one (epoch {self.entry.epoch}) has stopped."
         )
 
+    def _show_summary(self) -> None:
+        if self._lines is not None:
+            self._lines.close(self._newest())
+
     def _end(self) -> None:
         # A fenced driver does not wait for its sinks: the newer driver delivers to them now.
         patience = 0.0 if isinstance(self.error, FencedError) else STOP_SECONDS
         ends: list[Callable[[], object]] = [
+            self._show_summary,
             self._stop_working,
             partial(self._deliveries.stop, patience),
             self._passed.stop,

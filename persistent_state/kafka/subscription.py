@@ -173,6 +173,32 @@ class Subscription:
         """
         return sum(max(0, last - start.get(name, 0)) for name, last in end.items()), "messages"
 
+    def places(self, start: Mapping[str, int]) -> dict[str, str]:
+        """Return no words for offsets, which everybody knows.
+
+        Args:
+            start: By partition: the offset.
+        """
+        return {}
+
+    def check_again(self, start: Mapping[str, int], journal: Sequence[str], newest: Sequence[str]) -> None:
+        """Refuse a rewind if offsets of topics are lost that the source has found since the clock.
+
+        Args:
+            start: By partition: the offset from which to read again.
+            journal: The lines that the source had written when the clock was the newest.
+            newest: All lines that it has written by now.
+
+        Raises:
+            InvalidInputError: Offsets, or a topic, are lost.
+            StoreUnavailableError: No broker answers.
+        """
+        known = {record.name for line in journal if (record := _parse(line))}
+        later = [line for line in newest if (record := _parse(line)) and record.name not in known]
+        if later:
+            self.open([*journal, *later], start)
+            self.reach(start, everything=True)
+
     def freeze(self) -> None:
         """Make every later reach end where the partitions end at the next one."""
         self._state.is_frozen = True

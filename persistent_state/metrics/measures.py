@@ -64,6 +64,12 @@ ENTRIES = _measure("log_entries", "Log entries so far: each is a commit.", kind=
 STARTS = _measure(
     "starts", "Starts so far; restarts after failures and rewinds count. A branch counts on.", kind=COUNTER
 )
+TIMELINE = _measure(
+    "timeline",
+    "The epoch of the rewind, or branch, that began the present timeline; 0 if there was none. It changes with each rewind.",
+)
+KEPT = _measure("kept_clocks", "The number of kept clocks, to which the application can go back.")
+OLDEST_KEPT = _measure("oldest_kept_clock_seconds", "The oldest kept clock, in event time; missing if there is none.")
 GLOBAL_CLOCK = _measure("global_clock_seconds", "The global clock, in event time; missing until there is a checkpoint.")
 NEXT_CLOCK = _measure(
     "next_clock_seconds", "The clock to which derived tasks have yet to step, in event time; missing if there is none."
@@ -103,6 +109,12 @@ OUTPUT_LAG = _measure(
     "output",
 )
 OUTPUT_BEHIND = _measure("output_behind_clocks", "The clocks that the sink has yet to be given.", "task", "output")
+OUTPUT_OWES = _measure(
+    "output_has_yet_to_go_back",
+    "1 for an output whose sink has yet to follow a rewind, and is given no clock until it has; missing for all others.",
+    "task",
+    "output",
+)
 
 POSITION = _measure(
     "source_position",
@@ -148,6 +160,9 @@ OF_STORE: Sequence[Measure] = (
     WRITTEN,
     ENTRIES,
     STARTS,
+    TIMELINE,
+    KEPT,
+    OLDEST_KEPT,
     GLOBAL_CLOCK,
     NEXT_CLOCK,
     INTERVAL,
@@ -162,6 +177,7 @@ OF_STORE: Sequence[Measure] = (
     OUTPUT_CLOCK,
     OUTPUT_LAG,
     OUTPUT_BEHIND,
+    OUTPUT_OWES,
     POSITION,
     CHANNELS,
     NEWEST,

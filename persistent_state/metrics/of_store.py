@@ -87,6 +87,10 @@ def of_entry(application: str, entry: Entry, settings: Mapping[str, Settings] | 
     yield measures.WRITTEN.at(_seconds(entry.time), application)
     yield measures.ENTRIES.at(entry.number, application)
     yield measures.STARTS.at(entry.epoch, application)
+    yield measures.TIMELINE.at(entry.timeline, application)
+    yield measures.KEPT.at(len(entry.kept), application)
+    if entry.kept:
+        yield measures.OLDEST_KEPT.at(_seconds(min(entry.kept)), application)
     if entry.clock != BEGINNING:
         yield measures.GLOBAL_CLOCK.at(_seconds(entry.clock), application)
     if entry.next > entry.clock:
@@ -94,6 +98,9 @@ def of_entry(application: str, entry: Entry, settings: Mapping[str, Settings] | 
     yield measures.INTERVAL.at(_seconds(entry.interval), application)
     if (holder := holding.holder(entry, settings)) is not None:
         yield measures.WAITS_FOR.at(1, application, holder.task, holder.input, holder.channel or "", holder.why)
+    for task, outputs in sorted(entry.owes.items()):
+        for output in sorted(outputs):
+            yield measures.OUTPUT_OWES.at(1, application, task, output)
     for task in sorted(entry.tasks):
         yield from _of_task(application, entry, task)
     for flow in sorted({task.flow for task in entry.tasks.values() if task.active}):

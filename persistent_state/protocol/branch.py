@@ -29,6 +29,7 @@ from persistent_state.errors import (
 )
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import restore
+from persistent_state.protocol.naming import none_kept
 from persistent_state.store import kept_entries, lists, runs
 from persistent_state.store.codec import side_from_json, side_to_json
 from persistent_state.store.entry import Entry, Kept
@@ -75,7 +76,7 @@ def branch(
     at = newest.clock if clock is None else clock
     if at not in newest.kept:
         if not newest.kept:
-            raise InvalidInputError(f"{source.application} keeps no clock yet; start it with this version.")
+            raise none_kept(source.application, newest)
         raise InvalidInputError(
             f"clock={full_clock(at)} is not kept, so nothing can branch from it; take {nearest_clocks(newest.kept, at)}."
         )

@@ -7,6 +7,7 @@ stands what changed. Where that is not so, as for an output that is new or voide
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
@@ -126,7 +127,9 @@ def pay(log: Log, epoch: int, task: str, output: str, owed: Owed, clock: int | N
         if clock is not None:
             paid = _with_believed(paid, task, output, clock)
         outputs = paid.tasks[task].outputs
-        return paid if whole else _with_outputs(paid, task, outputs.void(output))
+        if owed.clock == BEGINNING:
+            outputs = outputs.forget(output)
+        return _with_outputs(paid, task, outputs if whole else outputs.void(output))
 
     return amend(log, epoch, change, now)
 
@@ -137,7 +140,8 @@ def _with_believed(entry: Entry, task: str, output: str, clock: int) -> Entry:
     if output not in outputs.delivered:
         # It is not part of the newest start, and says so when it comes back.
         return entry
-    return _with_outputs(entry, task, outputs.believe_sink(output, clock, entry.flow_of(task).progress.clock))
+    own = entry.flow_of(task).progress.clock
+    return _with_outputs(entry, task, outputs.believe_sink(output, clock, own, entry.retained))
 
 
 def _with_outputs(entry: Entry, task: str, outputs: OutputState) -> Entry:
@@ -257,12 +261,12 @@ class Giver:
             FencedError: a newer driver owns the application.
             InvalidInputError: The sink can't go back.
         """
-        if self._timeline is None:
-            self.open()
         entry = own(self.log, epoch)
-        if entry.timeline != self._timeline:
+        while entry.timeline != self._timeline:
+            # If the application is rewound meanwhile, the sink is open for more than this entry knows.
             self._timeline = None
             self.open()
+            entry = own(self.log, epoch)
         owed = entry.owed(self.task, self.output)
         if owed is None:
             return entry
@@ -281,7 +285,11 @@ class Giver:
 
     def _entry_at(self, clock: int) -> Entry | None:
         """Return an entry by which the task can be read at a clock; None if there is none any more."""
-        entry = kept_entries.entry_at(self.log, clock)
+        entry = newest = self.log.newest()
+        if newest is not None and clock in newest.kept:
+            # Since then the task may have begun anew: what its sink had is of the life of then.
+            with suppress(FileNotFoundError):
+                entry = kept_entries.read(self.log, newest.kept[clock].entry)
         if entry is None or self.task not in entry.tasks or clock not in entry.readable:
             return None
         is_there = entry.tasks[self.task].born <= clock <= entry.flow_of(self.task).visited

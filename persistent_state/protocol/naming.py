@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from persistent_state.errors import FencedError, InvalidInputError
-from persistent_state.formatting import full_clock
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import full_clock, read_clock
 from persistent_state.protocol.commits import amend
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -55,13 +56,48 @@ def release(log: Log, name: str, now: int) -> int:
             # An entry of ours whose answer was lost, or somebody else's that did the same.
             return entry
         if clock is None:
-            known = ", ".join(sorted(each for kept in entry.kept.values() for each in kept.names)) or "none"
-            raise InvalidInputError(f"name={name!r} keeps no clock of {log.application}; the names are {known}.")
+            raise InvalidInputError(
+                f"name={name!r} keeps no clock of {log.application}; the names are {_names(entry)}."
+            )
         found.append(clock)
         return _with_names(entry, clock, {*entry.kept[clock].names} - {name})
 
     _amended(log, unnamed, now)
     return found[-1]
+
+
+def none_kept(application: str, entry: Entry) -> InvalidInputError:
+    """Return the error for an application that keeps no clock."""
+    if entry.clock == BEGINNING:
+        return InvalidInputError(f"{application} keeps no clock yet; let it run until it has its first checkpoint.")
+    # An older version wrote it.
+    return InvalidInputError(f"{application} keeps no clock yet; start it once, and it keeps its newest.")
+
+
+def clock_named(log: Log, text: str) -> int:
+    """Return the clock that a text says, as `read_clock` reads it, or that is kept by this name. A time is never a name.
+
+    Raises:
+        InvalidInputError: There is no such application, or the text is neither.
+    """
+    try:
+        return read_clock(text)
+    except InvalidInputError:
+        newest = log.newest()
+        if newest is None:
+            raise no_application(log.files, log.application) from None
+        clock = _clock_of(newest, text)
+        if clock is not None:
+            return clock
+        raise InvalidInputError(
+            f"clock={text!r} is not a time, and keeps no clock of {log.application}; give microseconds since 1970, ISO text "
+            f"such as 2013-01-31T12:00:00Z, or one of the names, which are {_names(newest)}."
+        ) from None
+
+
+def _names(entry: Entry) -> str:
+    """Return the names of all kept clocks, as a message lists them."""
+    return ", ".join(sorted(each for kept in entry.kept.values() for each in kept.names)) or "none"
 
 
 def _amended(log: Log, change: Callable[[Entry], Entry], now: int) -> Entry:
@@ -96,7 +132,7 @@ def _check_kept(application: str, entry: Entry, clock: int) -> None:
     if clock in entry.kept:
         return
     if not entry.kept:
-        raise InvalidInputError(f"{application} keeps no clock yet; start it with this version.")
+        raise none_kept(application, entry)
     raise InvalidInputError(
         f"clock={full_clock(clock)} is not kept, so it can't be given a name; name {nearest_clocks(entry.kept, clock)}."
     )

@@ -85,7 +85,9 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
         outputs = known.outputs
         before = {*outputs.retired, *((*outputs.delivered, *outputs.left) if plan.name in rebuild else ())}
         for output in plan.outputs:
-            if output in before:
+            owed = newest.owed(plan.name, output) if newest else None
+            # What owes to take back all it has is empty before it is given anything.
+            if output in before and (owed is None or owed.clock > BEGINNING):
                 # A ValuesAtClock would be given the states.
                 is_of_rows = isinstance(plan.task, EmittedRows)
                 way = "define it under one" if is_of_rows else "ValuesAtClock(function, name=...)"

@@ -16,116 +16,27 @@ delivery. What was above the clock is void: no later entry says anything of it. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from persistent_state.errors import DamagedError, ExistsError, FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import restore
+from persistent_state.protocol.naming import none_kept
+from persistent_state.protocol.rewind_plan import AGAIN, NONE, RETRACT, OutputPlan, RewindPlan, refusals
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import no_application
 from persistent_state.store.task_state import OutputState, TaskState
 
-RETRACT, AGAIN, NONE = "retract", "again", "none"
-"""The actions of outputs at a rewind, as `OutputPlan` tells them."""
-
 Choose: TypeAlias = Callable[[str, str, str], str]
 """Returns the action of an output by its task, its name and what its sink may have that is to go, in words.
 
-It raises an InvalidInputError if the output can't go back.
+It may raise an InvalidInputError if the output can't go back.
 """
-
-
-@dataclass(frozen=True)
-class OutputPlan:
-    """The part of one output in a rewind.
-
-    Attributes:
-        task: The task's name.
-        output: The output's name.
-        action: "retract": what is above `clock` leaves the sink. "again": it stays, and the clocks above come again. "none":
-            the sink has nothing above it.
-        furthest: The last clock that the sink may have, in microseconds UTC; None if it has none, or has yet to follow an
-            earlier rewind.
-        clock: The clock up to which the sink keeps what it has, in microseconds UTC; None if it keeps nothing. It is below that
-            of the plan if the sink has yet to follow an earlier rewind to a lower clock, or if the output, or its task, began
-            anew since then.
-        rows: How many rows go or change, where the sink can tell.
-        is_done: Whether the sink has gone back. If not, it does at the next start.
-
-    Example:
-        >>> OutputPlan("Revenue", "sql shop.db revenue", "retract", furthest=1_700_000_000_000_000, clock=None, rows=12).action
-        'retract'
-    """
-
-    task: str
-    output: str
-    action: str
-    furthest: int | None
-    clock: int | None
-    rows: int | None = None
-    is_done: bool = False
-
-
-@dataclass(frozen=True)
-class ReadAgain:
-    """The part of one source in a rewind: from where on it is read again.
-
-    Attributes:
-        tasks: The tasks that the source feeds.
-        source: The source.
-        positions: By partition: the position from which on it is read again.
-        count: How much there is from there on; None if the source does not tell.
-        unit: The word for what is counted, such as "files" or "messages".
-
-    Example:
-        >>> ReadAgain(("Revenue",), "KafkaSource('orders', 'broker:9092')", {"orders-0": 17}, 230, "messages").count
-        230
-    """
-
-    tasks: tuple[str, ...]
-    source: str
-    positions: Mapping[str, int]
-    count: int | None = None
-    unit: str = ""
-
-
-@dataclass(frozen=True)
-class RewindPlan:
-    """A rewind that can be made, or one that was made. `Application.plan_rewind` returns it.
-
-    Attributes:
-        application: The application's name.
-        clock: The kept clock, in microseconds UTC: the newest at or below the time that was asked for.
-        epoch: The epoch that the plan depends on. A start or a rewind that comes between makes the plan void.
-        timeline: The timeline that begins.
-        tasks: The tasks that go back.
-        later_tasks: The tasks that came after the clock, and are as at their first start again.
-        outputs: What each output does.
-        reads: What is read again.
-        earlier_lives: The tasks that were reset or built again since the clock, and are what they were before that.
-        names_gone: By name: the kept clock, in microseconds UTC, that goes as it is above the clock.
-
-    Example:
-        >>> plan = RewindPlan("shop", 1_700_000_000_000_000, 7, 8, ("Revenue",), (), ())
-        >>> plan.timeline
-        8
-    """
-
-    application: str
-    clock: int
-    epoch: int
-    timeline: int
-    tasks: tuple[str, ...]
-    later_tasks: tuple[str, ...]
-    outputs: tuple[OutputPlan, ...]
-    reads: tuple[ReadAgain, ...] = ()
-    earlier_lives: tuple[str, ...] = ()
-    names_gone: Mapping[str, int] = field(default_factory=dict)
 
 
 def refuse(task: str, output: str, more: str) -> str:
@@ -148,7 +59,7 @@ def plan(log: Log, to: int, choose: Choose = refuse) -> RewindPlan:
         DamagedError: The entry of the clock is not what was written.
     """
     newest = _newest(log)
-    clock = _kept_at(newest, to)
+    clock = _kept_at(log.application, newest, to)
     before = _before(log, newest, clock)
     return RewindPlan(
         log.application,
@@ -164,6 +75,7 @@ def plan(log: Log, to: int, choose: Choose = refuse) -> RewindPlan:
             if name in newest.tasks and not _is_same_life(newest.tasks[name], was)
         ),
         names_gone={name: at for at, kept in newest.kept.items() if at > clock for name in kept.names},
+        newest=newest.clock,
     )
 
 
@@ -172,10 +84,13 @@ def rewind(log: Log, planned: RewindPlan, *, writer: str, now: int) -> Entry:
 
     Raises:
         FencedError: The application was started, or taken back, since the plan was made. Nothing changed.
-        InvalidInputError: The clock is kept no more, or an output has values above it by now. Nothing changed.
+        InvalidInputError: The plan has an output that can't go back, the clock is kept no more, or an output has values above
+            it by now. Nothing changed.
         DamagedError: The entry of the clock is not what was written. Nothing changed.
         CommitUnknownError: The store did not answer. Plan again, and look at the timeline.
     """
+    if refused := refusals(planned):
+        raise InvalidInputError(" ".join(refused))
     while True:
         newest = _newest(log)
         if newest.epoch == planned.epoch + 1 and newest.writer == writer:
@@ -229,17 +144,20 @@ def _newest(log: Log) -> Entry:
     return newest
 
 
-def _kept_at(newest: Entry, to: int) -> int:
+def _kept_at(application: str, newest: Entry, to: int) -> int:
     """Return the newest kept clock at or below a time.
 
     Raises:
         InvalidInputError: There is none.
     """
+    if not newest.kept:
+        raise none_kept(application, newest)
     clock = max((clock for clock in newest.kept if clock <= to), default=None)
     if clock is None:
-        oldest = next(iter(newest.kept), None)
-        since = "no clock is kept yet" if oldest is None else f"the oldest kept one is clock={full_clock(oldest)}"
-        raise InvalidInputError(f"no clock at or below clock={full_clock(to)} is kept; {since}.")
+        oldest = full_clock(next(iter(newest.kept)))
+        raise InvalidInputError(
+            f"no clock at or below clock={full_clock(to)} is kept; the oldest kept one is clock={oldest}."
+        )
     return clock
 
 
@@ -280,28 +198,26 @@ def _outputs_of(newest: Entry, before: Entry, choose: Choose) -> Iterator[Output
             more = "has values that it owes to take back since an earlier rewind"
         elif clock == before.clock:
             more = f"may have values at clock={full_clock(furthest)}, which is above the clock to go back to"
+        elif clock > BEGINNING:
+            more = f"may have values at clock={full_clock(furthest)}, and none above clock={full_clock(clock)} holds any more"
         else:
-            more = f"may have values at clock={full_clock(furthest)}, and of what began after the clock to go back to"
+            more = f"may have values at clock={full_clock(furthest)}, and none holds any more"
         action = NONE if furthest <= clock and owed is None else choose(task, output, more)
         has = furthest if furthest > BEGINNING and owed is None else None
         yield OutputPlan(task, output, action, has, clock if clock > BEGINNING else None)
 
 
 def _right_up_to(newest: Entry, before: Entry, task: str, output: str) -> int:
-    """Return the clock up to which what a sink has is right after a rewind to the clock of an earlier entry.
-
-    The state there was up to that clock is the same only in one life of a task. The sink of an output that was given everything
-    in another life, or by a later clock, is right up to the last clock that the log of then says it had. If the output was not
-    there yet, its sink has nothing that is right.
-    """
-    if task not in before.tasks:
+    """Return the clock up to which what a sink has is right after a rewind to the clock of an earlier entry."""
+    if task not in before.tasks or task not in newest.tasks:
         return BEGINNING
-    was = before.tasks[task]
-    if task in newest.tasks and _is_same_life(newest.tasks[task], was):
-        clock = newest.tasks[task].outputs.right_up_to(output, before.clock)
-        if clock is not None:
-            return clock
-    return was.outputs.delivered.get(output, BEGINNING)
+    outputs, was = newest.tasks[task].outputs, before.tasks[task]
+    return outputs.right_up_to(was.outputs, output, _stood(before, task), _is_same_life(newest.tasks[task], was))
+
+
+def _stood(before: Entry, task: str) -> int:
+    """Return the clock at which a task stands after a rewind: below the kept clock if it was left out, or idle, then."""
+    return min(before.clock, before.flow_of(task).visited)
 
 
 def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
@@ -312,17 +228,17 @@ def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
     owing = {(name, output) for name, of_task in newest.owes.items() for output in of_task}
     for name, task in newest.tasks.items():
         visited, outputs = newest.flow_of(name).visited, task.outputs
-        clocks = sorted({*newest.retained, *task.stored.cuts})
+        clocks = [clock for clock in sorted({*newest.retained, *task.stored.cuts}) if clock <= visited]
         # A clock at which the task was still empty may have come between after a sink was given a later one.
-        empty = BEGINNING if task.stored.first is None else task.stored.first
+        empty = visited - 1 if task.stored.first is None else task.stored.first
         for output, last in outputs.delivered.items():
-            above = (max(last, task.born), max(last, task.born, empty))
-            given = max(next((clock for clock in clocks if low < clock <= visited), last) for low in above)
+            given = [next((clock for clock in clocks if max(last, low) < clock), last) for low in (task.born, empty)]
             # After a start, until the sink answers, it may have all that the task had before.
-            yield name, output, max(given, outputs.bound(output))
-        # Those of a life before this one are outputs again if the task goes back to that life.
-        goes_on = name in before.tasks and not _is_same_life(task, before.tasks[name])
-        gone = {*outputs.left, *(outputs.retired if goes_on else ())}
+            yield name, output, max(*given, outputs.bound(output))
+        # Those that the task had already left to a life before are what they were then.
+        gone = {*outputs.left, *outputs.retired}
+        if name in before.tasks:
+            gone -= {*before.tasks[name].outputs.retired}
         for output in sorted(gone):
             yield name, output, max(visited, outputs.furthest)
         owing -= {(name, output) for output in (*outputs.delivered, *gone)}
@@ -371,7 +287,7 @@ def _outputs(name: str, newest: Entry, before: Entry, again: Sequence[str]) -> O
         return was.outputs
     task, flow = newest.tasks[name], newest.flow_of(name)
     own = max(flow.progress.clock, flow.visited)
-    return task.outputs.rewind(was.outputs, before.clock, own, _is_same_life(task, was), again)
+    return task.outputs.rewind(was.outputs, _stood(before, name), own, _is_same_life(task, was), again)
 
 
 def _is_same_life(task: TaskState, was: TaskState) -> bool:

@@ -186,8 +186,8 @@ def _as_planned(group: TaskGroup, plans: Mapping[str, Plan], newest: Entry) -> T
     tasks = {}
     for name, task in group.tasks.items():
         flow = newest.flow_of(name)
-        first = min(newest.retained, default=newest.clock)
-        outputs = task.outputs.at_restart(plans[name].outputs, first, max(flow.progress.clock, flow.visited))
+        own = max(flow.progress.clock, flow.visited)
+        outputs = task.outputs.at_restart(plans[name].outputs, newest.retained, own)
         gone = (input for input in flow.inputs if input not in plans[name].source_inputs)
         tasks[name] = replace(task, outputs=outputs).end_inputs(gone)
     return replace(group, tasks={name: evolution.evolved(plans[name], task, newest) for name, task in tasks.items()})
@@ -289,7 +289,7 @@ def _just_below(clock: int) -> int:
 
 def _born(plan: Plan, newest: Entry | None, clock: int, is_rebuilt: bool, born: int | None) -> TaskState:
     born = clock if born is None else born
-    life, outputs = 0, OutputState().at_restart(plan.outputs, newest.clock if newest else BEGINNING)
+    life, outputs = 0, OutputState().at_restart(plan.outputs, (newest.clock,) if newest else ())
     if newest is not None and plan.name in newest.tasks:
         known, own = newest.tasks[plan.name], newest.flow_of(plan.name).progress.clock
         # A task that starts from zero before all messages is another one to those that it feeds.

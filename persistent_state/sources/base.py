@@ -290,6 +290,31 @@ class TimeReplayableSource(ABC):
         """
         return None
 
+    def places(self, start: Mapping[str, int]) -> Mapping[str, str]:
+        """Return positions in words for people, such as the name of a file, by partition. By default there are none.
+
+        A plan of a rewind tells them.
+
+        Args:
+            start: By partition: the position.
+        """
+        return {}
+
+    def check_again(self, start: Mapping[str, int], journal: Sequence[str], newest: Sequence[str]) -> None:  # noqa: B027
+        """Refuse a rewind if something is gone that was read since the clock, and that `reach` would not miss.
+
+        A plan of a rewind calls it before anything changes, on a copy of the source that is not opened. After the rewind the
+        source is opened with `journal`, so that it knows nothing of what it has found since. By default nothing is checked.
+
+        Args:
+            start: By partition: the position from which the source is to be read again.
+            journal: The lines that the source had given to the log when the clock was the newest.
+            newest: All lines that it has given to the log by now.
+
+        Raises:
+            InvalidInputError: Something is gone. The message names it, and says what to do.
+        """
+
     def partitions_in(self, split: Any) -> Collection[str] | None:
         """Return the partitions of which a piece may have rows, so that whoever reads it is told no others' positions.
 

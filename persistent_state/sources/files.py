@@ -45,6 +45,8 @@ _FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json",
 _CODECS: dict[str, formats.Codec] = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
 _OPENING_BYTES = 1 << 16
+_NAMED = 3
+"""The number of files that a message names."""
 _WHOLE = '{"finite": true}'
 """The line of the journal behind the last file of a finite source."""
 
@@ -168,14 +170,13 @@ class FileSource(TimeReplayableSource):
             InvalidInputError: There is no such folder, the journal is another source's, or a format can't hold the schema; or
                 the source is finite, and the folder has no file.
         """
-        lines = [line for line in journal if line != _WHOLE]
-        files = [_file_of_line(line, ordinal) for ordinal, line in enumerate(lines)]
+        files = _files_in(journal)
         if known.get(PARTITION, 0) > len(files) << ROW_BITS:
             raise InvalidInputError(
                 f"{self!r} is to go on from {known[PARTITION]}, but its journal has only {len(files)} files; "
                 "the task had another source: give it another name, or reset it."
             )
-        is_whole = self.finite and len(lines) < len(journal)
+        is_whole = self.finite and len(files) < len(journal)
         self._opened = _Opened(files, len(files), {file.path for file in files}, is_whole=is_whole)
         self._take()
         if self.finite and not files:
@@ -216,6 +217,47 @@ class FileSource(TimeReplayableSource):
 
     def amount(self, start: Mapping[str, int], end: Mapping[str, int]) -> tuple[int, str]:
         return (end.get(PARTITION, 0) >> ROW_BITS) - (start.get(PARTITION, 0) >> ROW_BITS), "files"
+
+    def places(self, start: Mapping[str, int]) -> dict[str, str]:
+        files = self._state.files[start.get(PARTITION, 0) >> ROW_BITS :]
+        return {PARTITION: files[0].path if files else "behind the last file"}
+
+    def check_again(self, start: Mapping[str, int], journal: Sequence[str], newest: Sequence[str]) -> None:
+        """Refuse a rewind if files are gone that are to be read again.
+
+        A file that was first read after the clock is read as it is now. So its content may be another.
+
+        Args:
+            start: The position from which files are to be read again.
+            journal: The lines of the files that had been read when the clock was the newest.
+            newest: The lines of all files that have been read by now.
+
+        Raises:
+            InvalidInputError: Files are gone, or have changed of which the state at the clock may have rows.
+        """
+        known, read = _files_in(journal), _files_in(newest)
+        again = known[start.get(PARTITION, 0) >> ROW_BITS :]
+        sizes = {file.path: file.size for file in again}
+        if _WHOLE not in journal:
+            taken = {file.path for file in known}
+            again += [file for file in read if file.path not in taken]
+        if not again:
+            return
+        there = {file.path: file.size for file in self._listed()}
+        system, root = self._system()
+        with self._asking(""):
+            # Some listings leave out files that they could not look at.
+            gone = [file.path for file in again if file.path not in there and not system.exists(f"{root}/{file.path}")]
+        # Of these the state at the clock may have rows, by their places.
+        changed = [path for path, size in sizes.items() if there.get(path, size) != size]
+        for paths, what in ((gone, "are gone"), (changed, "have another size than they had")):
+            if paths:
+                names = ", ".join(map(repr, paths[:_NAMED]))
+                more = f" and {len(paths) - _NAMED:,} more" if paths[_NAMED:] else ""
+                raise InvalidInputError(
+                    f"{len(paths):,} of the {len(again):,} files of {self!r} that are to be read again {what}: {names}{more}. "
+                    "Bring back what they were, or go back to a later clock."
+                )
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Split]:
         first = start.get(PARTITION, 0) >> ROW_BITS
@@ -470,6 +512,12 @@ class _StoredFile(io.RawIOBase):
 
 def _line_of_file(file: _File, ordinal: int) -> str:
     return json.dumps({"file": ordinal, "path": file.path, "size": file.size, "modified": file.modified})
+
+
+def _files_in(journal: Sequence[str]) -> list[_File]:
+    """Return the files of a journal, by ordinal."""
+    lines = (line for line in journal if line != _WHOLE)
+    return [_file_of_line(line, ordinal) for ordinal, line in enumerate(lines)]
 
 
 def _file_of_line(line: str, ordinal: int) -> _File:

@@ -78,17 +78,20 @@ def read_file(log: Log, number: int) -> Entry:
     return entry
 
 
-def entry_at(log: Log, clock: int) -> Entry | None:
+def entry_at(log: Log, clock: int, task: str | None = None) -> Entry | None:
     """Return the entry from which the state at a clock is read; the newest if the clock is neither retained nor kept.
 
-    It is the newest entry if its runs keep the clock apart, else that of the kept clock. None if the log is empty.
+    It is the newest entry if its runs keep the clock apart, else that of the kept clock. A `task` that may have begun from
+    zero since the clock was the newest is read from that of the kept clock, too. None if the log is empty.
 
     Raises:
         DamagedError: The entry is not what was written, or is missing.
     """
     for _ in range(TRIES):
         newest = log.newest()
-        if newest is None or clock in newest.retained or clock not in newest.kept:
+        if newest is None or clock not in newest.kept:
+            return newest
+        if clock in newest.retained and not _may_have_begun_since(newest, task, clock):
             return newest
         number = newest.kept[clock].entry
         try:
@@ -99,6 +102,12 @@ def entry_at(log: Log, clock: int) -> Entry | None:
         if (newest := log.newest()) and is_kept(newest.kept, clock, number):
             return entry
     raise missing(log, clock, number)
+
+
+def _may_have_begun_since(newest: Entry, task: str | None, clock: int) -> bool:
+    """Return whether a task may have begun from zero since a kept clock was the newest, and so lacks what was below it."""
+    # A task that others feed is born just below the clock at which it begins.
+    return task is not None and task in newest.tasks and newest.tasks[task].born >= clock - 1
 
 
 def missing(log: Log, clock: int, number: int) -> DamagedError:

@@ -153,6 +153,9 @@ class StateAt:
                 # Runs are rewritten and the old ones deleted, but the state at a clock that is retained or kept is in others.
                 entry = entry_at(self.files, self.application, self.clock)
                 found = state.within(entry)
+                if found is None:
+                    # It may be of a life that has ended since.
+                    found = state.within(entry_at(self.files, self.application, self.clock, self.task))
                 if found is None or found == state:
                     raise self._gone(entry) from error
                 state = found
@@ -269,7 +272,10 @@ def find_state(
     """Find what `read_state` reads."""
     name = task if isinstance(task, str) else task.task_name
     newest = newest_entry(files, application)
-    entry = newest if clock is None else entry_at(files, application, clock)
+    entry = newest if clock is None else entry_at(files, application, clock, name)
+    if entry.number < newest.number and clock in newest.retained and name not in entry.tasks:
+        # It is new since then, and has never been another.
+        entry = newest
     if entry.number < newest.number and (name not in entry.tasks or entry.flow_of(name).visited < entry.clock):
         find_task(newest, application, name)
         raise InvalidInputError(
@@ -409,14 +415,16 @@ def newest_entry(files: Files, application: str) -> Entry:
     return entry
 
 
-def entry_at(files: Files, application: str, clock: int) -> Entry:
+def entry_at(files: Files, application: str, clock: int, task: str | None = None) -> Entry:
     """Return the entry from which the state at a clock is read: the newest, or that of a kept clock.
+
+    A `task` that began from zero since is read as it was before.
 
     Raises:
         InvalidInputError: There is no such application.
         DamagedError: The entry is not what was written, or is missing.
     """
-    entry = kept_entries.entry_at(Log(files, application), clock)
+    entry = kept_entries.entry_at(Log(files, application), clock, task)
     if entry is None:
         raise no_application(files, application)
     return entry

@@ -114,10 +114,19 @@ class OutputState:
     """The outputs that the task had before it was rebuilt: their names stay taken."""
 
     begun: Mapping[str, int] = field(default_factory=dict)
-    """By output that came, or came back, after the application had a clock: the first clock that it was given, or a later one.
+    """By output that lacks clocks: the first clock that it was given after those, or a later one. Then it was given everything.
 
-    It may lack earlier clocks. Older versions say the global clock of that start.
+    Older versions say the global clock of the start in which the output came.
     """
+
+    left_at: Mapping[str, int] = field(default_factory=dict)
+    """By output that left, or whose task began from zero: the clock up to which its sink was known to be right then.
+
+    It stands until the sink answers, or is given something.
+    """
+
+    lost: Mapping[str, int] = field(default_factory=dict)
+    """By output whose sink has lost what it had, as its place was emptied: the lowest clock that it has said it has."""
 
     def record_given(self, output: str, clock: int) -> OutputState:
         """Return the record when the output's sink was given every checkpoint up to this clock.
@@ -129,6 +138,7 @@ class OutputState:
             delivered={**self.delivered, output: clock},
             voided=_without(self.voided, output),
             cut_at=_without(self.cut_at, output) if clock >= self.bound(output) else self.cut_at,
+            left_at=_without(self.left_at, output),
         )
 
     def bound(self, output: str) -> int:
@@ -142,9 +152,10 @@ class OutputState:
         right = min(self.voided.get(output, END), self.delivered[output])
         return replace(self, voided={**self.voided, output: right})
 
-    def believe_sink(self, output: str, clock: int, own: int) -> OutputState:
+    def believe_sink(self, output: str, clock: int, own: int, retained: Collection[int]) -> OutputState:
         """Return the record by the sink's own: it has come to this clock. `own` is the task's clock."""
-        voided = dict(self.voided)
+        voided, lost = dict(self.voided), dict(self.lost)
+        known = max(self.delivered[output], self.left_at.get(output, BEGINNING))
         # A start of an older version did not say where it cut the task back.
         cut = self.cut_at.get(output, own)
         if clock > cut:
@@ -153,8 +164,18 @@ class OutputState:
         elif clock > self.delivered[output]:
             # The driver that gave it that died before the log said so. What it lacked was part of that.
             voided.pop(output, None)
+        if clock < known and clock not in retained:
+            lost[output] = min(clock, lost.get(output, END))
         delivered = {**self.delivered, output: clock}
-        return replace(self, delivered=delivered, voided=voided, cut_at=_without(self.cut_at, output))
+        return replace(
+            self,
+            delivered=delivered,
+            voided=voided,
+            cut_at=_without(self.cut_at, output),
+            left_at=_without(self.left_at, output),
+            begun=_begun(self.begun, {output: clock}, retained),
+            lost=lost,
+        )
 
     def cut_back(self, clock: int, own: int) -> OutputState:
         """Return the record when a start takes the task back from its own clock to this one."""
@@ -167,70 +188,87 @@ class OutputState:
             cut_at={**dict.fromkeys((*self.delivered, *self.left), clock), **self.cut_at},
         )
 
-    def right_up_to(self, output: str, clock: int) -> int | None:
-        """Return the clock up to which what the sink has is right when the task, in this life, goes back to a clock.
+    def right_up_to(self, before: OutputState, output: str, clock: int, is_same_life: bool) -> int:
+        """Return the clock up to which what the sink has is right when the task goes back to a kept clock.
 
-        None means that the output was not there, or that its sink was given everything by a clock above that.
+        `before` is the record when that clock was the newest, and `is_same_life` tells whether the task has not begun from zero
+        since. `BEGINNING` means that nothing is right.
         """
-        if output in self.retired:
-            # This life has changed nothing of what it has.
+        if output in before.retired or self._goes_on(before, output, clock, is_same_life):
+            # Of a life before that, nothing has changed.
             return clock
-        return clock if output in self.delivered and self.begun.get(output, BEGINNING) <= clock else None
+        # The log of then says it: the clocks above are still there, and will be given.
+        last = max(before.delivered.get(output, BEGINNING), before.left_at.get(output, BEGINNING))
+        is_lost = output in self.lost and self.lost[output] != before.lost.get(output)
+        return min(clock, last, before.voided.get(output, END), self.lost[output] if is_lost else END)
 
     def rewind(
         self, before: OutputState, clock: int, own: int, is_same_life: bool, again: Collection[str]
     ) -> OutputState:
         """Return the record when the task goes back from its own clock to a kept one, and its outputs with it.
 
-        `before` is the record when that clock was the newest, and `is_same_life` tells whether the task has not begun from zero
-        since. Those of the outputs that are given clocks `again` keep what they have.
+        `before` and `is_same_life` are those of `right_up_to`. Outputs that are given clocks `again` keep what they have.
         """
-        stay = {output for output in self.delivered if is_same_life and self.right_up_to(output, clock) is not None}
-        then = {output for output in before.delivered if output not in stay}
-        delivered = {
-            **{output: before.delivered[output] for output in then},
-            **{output: min(self.delivered[output], clock) for output in stay},
-        }
         known = {*before.delivered, *before.left, *self.delivered, *self.left, *self.retired} - {*before.retired}
-        cut_at = self.cut_at if is_same_life else before.cut_at
-        voided = {
-            **{output: last for output, last in before.voided.items() if output in then},
-            **{output: min(last, clock) for output, last in self.voided.items() if output in stay},
-        }
+        right = {output: self.right_up_to(before, output, clock, is_same_life) for output in sorted(known)}
+        stay = {output for output in self.delivered if self._goes_on(before, output, clock, is_same_life)}
+        delivered = {**before.delivered, **{output: self.delivered[output] for output in stay}}
+        delivered = {output: min(last, right[output]) for output, last in delivered.items()}
+        begun = {output: (self if output in stay else before).begun.get(output) for output in delivered}
         back = OutputState(
             delivered=delivered,
-            voided=voided,
             # A sink that is to take back more owes it.
             furthest=max(self.furthest, own) if again else clock,
-            cut_at={output: min(clock, cut_at.get(output, clock)) for output in sorted(known)},
+            cut_at=right,
             # Those that came later are new again at the next start.
             left=tuple(sorted(known - delivered.keys())),
+            left_at={output: last for output, last in right.items() if last > delivered.get(output, BEGINNING)},
             retired=before.retired,
-            begun={
-                **{output: begun for output, begun in before.begun.items() if output in then},
-                **{output: begun for output, begun in self.begun.items() if output in stay},
-            },
+            begun={output: first for output, first in begun.items() if first is not None},
+            lost=self.lost,
         )
         for output in again:
             # What only the void timeline changed comes, too.
             back = back.void(output)
         return back
 
-    def at_restart(self, outputs: Collection[str], clock: int = BEGINNING, own: int = BEGINNING) -> OutputState:
+    def _goes_on(self, before: OutputState, output: str, clock: int, is_same_life: bool) -> bool:
+        """Return whether the sink has all that is right at a clock, and it was given in order since the record `before`."""
+        has_all = is_same_life and output in self.delivered and self.begun.get(output, BEGINNING) <= clock
+        return has_all and output not in before.voided and output not in before.cut_at
+
+    def forget(self, output: str) -> OutputState:
+        """Return the record when the sink of an output that left has nothing any more: it is as if it had never been."""
+        if output not in self.left:
+            return self
+        left = tuple(name for name in self.left if name != output)
+        return replace(
+            self,
+            left=left,
+            left_at=_without(self.left_at, output),
+            cut_at=_without(self.cut_at, output),
+            lost=_without(self.lost, output),
+        )
+
+    def at_restart(self, outputs: Collection[str], retained: Collection[int] = (), own: int = BEGINNING) -> OutputState:
         """Return the record for a start in which the task has these outputs. `own` is the task's clock.
 
-        `clock` is the first that an output is given that is new.
+        `retained` are the clocks that an output can be given.
         """
         delivered = {output: self.delivered.get(output, BEGINNING) for output in outputs}
         # An output that is left out is not given what it lacks, and is new when it comes back: its sink then says what it has.
         cut_at = {output: last for output, last in self.voided.items() if output not in delivered}
+        begun = {
+            output: first for output, first in self.begun.items() if output in delivered and output in self.delivered
+        }
         return replace(
             self,
             delivered=delivered,
             voided={output: last for output, last in self.voided.items() if output in delivered},
             cut_at={**dict.fromkeys(self.left, own), **self.cut_at, **cut_at},
             left=self._left_by(outputs),
-            begun=self._begun_by(outputs, clock),
+            left_at=self._left_at(output for output in self.delivered if output not in delivered),
+            begun=_begun(begun, delivered, retained),
         )
 
     def at_reset(self, outputs: Collection[str], clock: int, born: int, own: int) -> OutputState:
@@ -245,8 +283,10 @@ class OutputState:
             # A task that others feed, too, begins just below the clock to which a start may have cut it back.
             cut_at={output: min(born, self.cut_at.get(output, born)) for output in sorted(known)},
             left=self._left_by(outputs),
+            left_at=self._left_at(self.delivered),
             retired=self.retired,
-            begun=_all_begun(outputs, clock),
+            begun=_begun({}, dict.fromkeys(outputs, BEGINNING), (clock,)),
+            lost=self.lost,
         )
 
     def at_rebuild(self, outputs: Collection[str], clock: int, own: int) -> OutputState:
@@ -254,19 +294,20 @@ class OutputState:
         return OutputState(
             delivered=dict.fromkeys(outputs, BEGINNING),
             furthest=max(self.furthest, own),
-            retired=tuple(sorted({*self.retired, *self.delivered, *self.left})),
-            begun=_all_begun(outputs, clock),
+            retired=tuple(sorted({*self.retired, *self.delivered, *self.left} - {*outputs})),
+            begun=_begun({}, dict.fromkeys(outputs, BEGINNING), (clock,)),
+            lost=self.lost,
         )
-
-    def _begun_by(self, outputs: Collection[str], clock: int) -> Mapping[str, int]:
-        """Return what `begun` says in a start in which the task has these outputs."""
-        new = [output for output in outputs if output not in self.delivered]
-        stay = {output: begun for output, begun in self.begun.items() if output in outputs and output in self.delivered}
-        return {**stay, **_all_begun(new, clock)} if new or len(stay) < len(self.begun) else self.begun
 
     def _left_by(self, outputs: Collection[str]) -> tuple[str, ...]:
         """Return the outputs that the task has had since it was built, and that are not among these."""
         return tuple(sorted({*self.left, *self.delivered} - {*outputs}))
+
+    def _left_at(self, outputs: Iterable[str]) -> dict[str, int]:
+        """Return what `left_at` says when these outputs leave, or begin again."""
+        last = {output: max(self.delivered[output], self.left_at.get(output, BEGINNING)) for output in outputs}
+        right = {output: min(clock, self.voided.get(output, END)) for output, clock in last.items()}
+        return {**self.left_at, **{output: clock for output, clock in right.items() if clock > BEGINNING}}
 
 
 @dataclass(frozen=True)
@@ -349,9 +390,14 @@ def _cut_at(clock: int, runs: Sequence[Run]) -> Iterator[Run]:
             yield replace(run, below=min(limits, default=None))
 
 
-def _all_begun(outputs: Collection[str], clock: int) -> dict[str, int]:
-    """Return what `begun` says of outputs that are new at a start, and are given this clock first."""
-    return {} if clock == BEGINNING else dict.fromkeys(outputs, clock)
+def _begun(known: Mapping[str, int], delivered: Mapping[str, int], retained: Collection[int]) -> dict[str, int]:
+    """Return `begun` when sinks have come to these clocks. One whose clock is gone is given everything with the next."""
+    begun = dict(known)
+    for output, last in delivered.items():
+        above = [clock for clock in retained if clock > last]
+        if above and last not in retained:
+            begun[output] = min(above)
+    return begun
 
 
 def _without(clocks: Mapping[str, int], output: str) -> dict[str, int]:

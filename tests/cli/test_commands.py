@@ -24,11 +24,11 @@ import pytest
 from monoids import Average, Max, Monoid, Struct, Sum
 from persistent_state import NonWindowState, PersistentTask, SlidingWindow, WindowState, read_state
 from persistent_state.cli.commands import main
-from persistent_state.cli.text import size
 from persistent_state.event_time.durations import show_duration
 from persistent_state.formatting import read_clock, show_clock
 from persistent_state.partials.waiting import Rows
 from persistent_state.protocol.commits import Keeping
+from persistent_state.show.words import size
 from persistent_state.state import KeptState
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -70,8 +70,8 @@ Bergen,,8,1024
 
 
 def test_the_docs_have_an_example_of_each_command() -> None:
-    assert {command[0] for command, _ in EXAMPLES} == {"show", "metrics", "graph", "state", "verify"}
-    assert len(EXAMPLES) == 7
+    assert {command[0] for command, _ in EXAMPLES} == {"show", "top", "metrics", "graph", "state", "verify"}
+    assert len(EXAMPLES) == 8
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,10 @@ def test_problems_are_told_by_file_and_make_the_status_1(tmp_path: Path, capsys:
             ["state", STORE, "app", "Notes", "--clock", "-7"],
             "clock=1969-12-31T23:59:59.999993Z (-7) of task=Notes is not retained",
         ),
-        (["state", STORE, "app", "Notes", "--clock", "noon"], "clock='noon' is not a time; give microseconds"),
+        (
+            ["state", STORE, "app", "Notes", "--clock", "noon"],
+            "clock='noon' is not a time, and keeps no clock of app; give microseconds",
+        ),
         (["state", STORE, "app", "Notes", "--monoid", "no.such:Thing"], "monoid=no.such:Thing: ModuleNotFoundError"),
         (["state", STORE, "app", "Notes", "--monoid", "json:loads"], "name an instance of Monoid"),
         (["state", STORE, "app", "Notes", "--monoid", "json"], "name it as module:name"),
@@ -308,8 +311,8 @@ def test_presented_values_are_shown_where_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(
-        "import pyarrow as pa\nfrom monoids import Aggregator, Sum\n"
-        "doubled = Aggregator(abs, Sum(), lambda total: 2.0 * total, pa.float64())\n"
+        "import pyarrow as pa\nfrom monoids import Aggregator, Sum\nprint('imported')\n"
+        "doubled = Aggregator(abs, Sum(), lambda total: print('shown') or 2.0 * total, pa.float64())\n"
     )
     monkeypatch.chdir(tmp_path)
     rows = pa.RecordBatch.from_pydict({"ts": [1, 2, 99], "n": [3, 4, 5]})
@@ -324,7 +327,10 @@ def test_presented_values_are_shown_where_they_are_asked_for(
     ):
         store, *more = arguments
         assert main(["state", store, "app", "Kept", "--json", *more]) == 0
-        assert json.loads(capsys.readouterr().out) == {"value": value}
+        out, err = capsys.readouterr()
+        assert json.loads(out) == {"value": value}
+        # What the user's code prints stands nowhere between.
+        assert ("shown" in err) == (value == 14.0)
 
 
 def test_keys_of_every_type_are_shown_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -443,6 +449,10 @@ def test_clocks_are_kept_and_released_by_name(tmp_path: Path, capsys: pytest.Cap
     assert [each["clock"] for each in told["kept"][2:]] == [*range(100, 2000, 100), 1980, 1990]
     assert told["timeline"] == 0
     assert "a,35" in ran("state", "Kept", "--clock", "40", "--format", "csv")
+    assert "a,35" in ran("state", "Kept", "--clock", "before", "--format", "csv")
+    assert json.loads(ran("keep", "--name", "too", "--at", "before", "--json"))["clock"] == 40
+    assert json.loads(ran("branch", "next", "--at", "before", "--json"))["clock"] == 40
+    ran("release", "--name", "too")
     assert ran("release", "--name", "then") == "clock=1970-01-01T00:00:00.000050Z (50) is no longer kept as 'then'\n"
     assert json.loads(ran("show", "--json"))["kept"][1] == {"clock": 50, "names": ["and"]}
     for command in (["keep", "--name", "before", "--at", "100"], ["release", "--name", "then"]):

@@ -46,6 +46,23 @@ def wrong():
 def leave():
     raise SystemExit(3)
 """
+MAKERS = """
+from os import getcwd
+
+from persistent_state import Application
+
+
+def build(interval="1 minute"):
+    return Application("made", "memory://shop", checkpoint_interval=interval)
+
+
+def _hidden():
+    return None
+
+
+def build_of(store):
+    return Application("made", store)
+"""
 BROKEN = "import prices_of_shop\n\n\nprices_of_shop.absent\n"
 
 
@@ -56,6 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "shop_of_ours" / "streams.py").write_text(CODE)
     (tmp_path / "streams_of_shop.py").write_text(CODE)
     (tmp_path / "prices_of_shop.py").write_text('interval = "1 minute"\n')
+    (tmp_path / "makers_of_shop.py").write_text(MAKERS)
     (tmp_path / "broken_shop.py").write_text(BROKEN)
     (tmp_path / "unreadable_shop.py").write_text("a = 1\nb = = 2\n")
     (tmp_path / "importing_shop.py").write_text("import no_such_module_of_shop\n")
@@ -103,8 +121,16 @@ def test_a_file_is_found_anywhere_with_what_stands_beside_it(folder: Path, monke
         ),
         ("shop_of_ours.other:app", "there is no module shop_of_ours.other in {folder}, or where else Python looks"),
         ("no_such_shop.py:app", "there is no file no_such_shop.py; look at its name."),
-        ("streams_of_shop:other", "streams_of_shop has no other; its applications are app."),
-        ("prices_of_shop:app", "prices_of_shop has no app; its applications are none."),
+        (
+            "streams_of_shop:other",
+            "streams_of_shop has no other; its applications are app; a function that returns one can be named, too: make, "
+            "nothing, fail, wrong, leave.",
+        ),
+        ("prices_of_shop:app", "prices_of_shop has no app; it has no Application."),
+        (
+            "makers_of_shop:app",
+            "makers_of_shop has no app; it has no Application; a function that returns one can be named, too: build.",
+        ),
         (
             "streams_of_shop:number",
             "streams_of_shop:number is 3; name an Application, or a function without parameters that",

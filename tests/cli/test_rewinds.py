@@ -6,11 +6,14 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from persistent_state import ValuesAtClock
 from persistent_state.cli.commands import main
+from persistent_state.protocol.naming import keep
 from tests.protocol.test_rewind import World
 from tests.test_rewinds import Table, application, nothing, played
 
@@ -27,6 +30,8 @@ total  Numbers(end=20, oldest=0)  6     14 numbers
 task   output  may have                     action                             rows
 -----  ------  ---------------------------  ---------------------------------  ----
 total  table   1970-01-01T00:00:00.000110Z  takes back what is above the clock    7
+
+rows: how many rows of the sink go or change
 """
 
 DONE = """
@@ -79,6 +84,7 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing(
     assert (status, told["clock"], told["timeline"], told["tasks"]) == (0, 60, 3, ["total"])
     assert told["outputs"][0] | {"furthest": 0} == {
         "task": "total", "output": "table", "action": "retract", "furthest": 0, "clock": 60, "rows": 7, "is_done": False,
+        "is_left_out": False, "why": "", "again_by": "",
     }  # fmt: skip
     assert told["reads"][0]["positions"] == {"": 6}
     assert (world.newest, table.record) == (before, [0, 110])
@@ -107,7 +113,7 @@ def test_show_tells_the_timeline_and_which_sink_has_yet_to_go_back(
     assert main(["show", world.files.url, "app", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["timeline"], told["kept"][-1]) == (3, {"clock": 60, "names": []})
-    assert told["tasks"][0]["outputs"] == [{"output": "table", "clock": 60, "behind": 0, "back_to": 60}]
+    assert told["tasks"][0]["outputs"] == [{"output": "table", "clock": 60, "behind": 0, "lag": 0, "back_to": 60}]
 
 
 @pytest.mark.parametrize("answer", ["", "\n", "n\n", "yess\n"])
@@ -150,15 +156,55 @@ def test_an_output_may_get_its_clocks_again(
     vars(module)["app"] = application(again := played("function nothing"), nothing)
     status, out, _ = run("--to", "60", "--yes", "--outputs", "function nothing=again")
     assert status == 0
-    assert "keeps what it has, and gets the clocks above again" in out
+    again_above = "keeps what it has, and is given every clock above 1970-01-01T00:00:00.000060Z again"
+    assert again_above in out
+    assert out.splitlines()[-1] == f"task=total sink='function nothing' {again_above}"
     assert again.newest.timeline == 3
     assert again.newest.owes == {}
+
+
+def test_a_refusal_shows_the_plan_and_says_what_to_write(
+    world: World, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vars(sys.modules["rewinding"])["app"] = application(played("function nothing"), nothing)
+    status, out, err = run("--to", "60", "--yes")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "can't go back" in out
+    assert err.endswith(
+        "and can't take them back; go back to a later clock, or say --outputs 'function nothing=again' to have them again.\n"
+    )
+    status, out, err = run("--to", "60", "--yes", "--json")
+    assert (status, json.loads(out)["outputs"][0]["action"]) == (2, "refuse")
+    assert "--outputs 'function nothing=again'" in err
+
+
+def test_a_clock_is_said_by_its_name(world: World, run: Callable[..., tuple[int, str, str]]) -> None:
+    keep(world.log, 60, "before the sale", 0)
+    status, out, _ = run("--to", "before the sale", "--dry-run", "--json")
+    assert (status, json.loads(out)["clock"]) == (0, 60)
+    status, _, err = run("--to", "before", "--dry-run")
+    assert status == 2
+    assert "or one of the names, which are before the sale." in err
+
+
+def test_what_the_user_s_code_prints_does_not_spoil_json(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "printing_rewinds.py").write_text(
+        "import sys\nprint('loaded')\nmake = lambda: print('made') or sys.modules['rewinding'].made\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    called = ValuesAtClock(nothing, on_rewind=lambda clock: print("back to", clock))
+    vars(sys.modules["rewinding"])["made"] = application(played("function nothing"), called)
+    status = main(["rewind", "printing_rewinds:make", "--to", "60", "--yes", "--json"])
+    out, err = capsys.readouterr()
+    assert (status, json.loads(out)["clock"], err) == (0, 60, "loaded\nmade\nback to 60\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--to", "noon"], "clock='noon' is not a time"),
+        (["--to", "noon"], "clock='noon' is not a time, and keeps no clock of app; give"),
         (
             ["--to", "-10"],
             "no clock at or below clock=1969-12-31T23:59:59.999990Z (-10) is kept; the oldest kept one is",

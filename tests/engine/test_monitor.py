@@ -12,8 +12,9 @@ from persistent_state.errors import StateError, StoreUnavailableError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.metrics.of_run import Work
 from tests import core
-from tests.metrics.test_of_store import World, parsed
+from tests.metrics.test_of_store import parsed
 from tests.metrics.test_server import ask
+from tests.two_tasks import TwoTasks
 
 
 class Run:
@@ -26,12 +27,12 @@ class Run:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> TwoTasks:
+    return TwoTasks()
 
 
 @pytest.fixture
-def monitor(world: World) -> Iterator[Monitor]:
+def monitor(world: TwoTasks) -> Iterator[Monitor]:
     monitor = Monitor(world.log, {"A": Settings(10_000_000, idle_after=5_000_000)}, "127.0.0.1", 0)
     monitor.serve()
     yield monitor
@@ -72,7 +73,7 @@ def test_a_run_is_ready_if_it_commits_or_has_nothing_to_read(monitor: Monitor) -
     assert ready() == (503, "application=app starts again after a failure: the store is away; try again.")
 
 
-def test_it_tells_the_metrics_of_the_run_and_of_its_store(monitor: Monitor, world: World) -> None:
+def test_it_tells_the_metrics_of_the_run_and_of_its_store(monitor: Monitor, world: TwoTasks) -> None:
     assert "global_clock_seconds" not in told_by(monitor)
     for task in world.plans:
         world.play(task, {"x": 25}, "x")
@@ -88,7 +89,7 @@ def test_it_tells_the_metrics_of_the_run_and_of_its_store(monitor: Monitor, worl
     assert told["recovery_seconds_count"] == {(): 2}
 
 
-def test_a_channel_that_is_idle_by_the_settings_holds_nothing(monitor: Monitor, world: World) -> None:
+def test_a_channel_that_is_idle_by_the_settings_holds_nothing(monitor: Monitor, world: TwoTasks) -> None:
     world.play("B", {"x": 100}, "x")
     world.play("A", {"x": 25, "y": 31}, "xy")
     world.play("A", {"x": 35}, "xy", now=1_000_000)
@@ -97,7 +98,7 @@ def test_a_channel_that_is_idle_by_the_settings_holds_nothing(monitor: Monitor, 
     assert told_by(monitor)["waits_for"] == {("x", "", "A", "behind"): 1}
 
 
-def test_a_store_that_is_damaged_leaves_what_the_run_knows(monitor: Monitor, world: World) -> None:
+def test_a_store_that_is_damaged_leaves_what_the_run_knows(monitor: Monitor, world: TwoTasks) -> None:
     newest = core.newest(world.log)
     world.log.files.delete(world.log.path(newest.number))
     world.log.files.create(world.log.path(newest.number), b"{}")

@@ -231,6 +231,39 @@ def test_what_a_broker_that_was_cut_off_says_is_asked_again_and_ends_a_run_only_
                 KafkaSource("t", "nowhere:9").open([line], {"t-0": 90})
 
 
+def test_a_rewind_is_refused_if_kafka_has_deleted_what_is_to_be_read_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KafkaSource, "_oldest", lambda self, topic, begins: "offset 7")
+
+    def source() -> KafkaSource:
+        return KafkaSource(re.compile("t.*"), "nowhere:9")
+
+    then = world.make("t1", records=100)
+    opened = source()
+    opened.open([], {})
+    journal = opened.reach({}, everything=True).journal
+    # A topic that comes after the clock.
+    later = world.make("t2", records=50)
+    opened.open(journal, {"t1-0": 100})
+    newest = (*journal, *opened.reach({"t1-0": 100}, everything=True).journal)
+    source().check_again({"t1-0": 40}, journal, newest)
+    later.partitions[0][0] = 7
+    with pytest.raises(InvalidInputError, match=r"topic='t2' partition=0 of .* has lost offsets 0 to 6"):
+        source().check_again({"t1-0": 40}, journal, newest)
+    # By the journal of then it would be a new topic, which begins with the record that there is.
+    opened.open(journal, {"t1-0": 100})
+    assert ends(opened, {"t1-0": 40}) == {"t1-0": 100, "t2-0": 50}
+    del world.logs["t2"]
+    with pytest.raises(InvalidInputError, match=r"topic='t2' of .* is gone"):
+        source().check_again({"t1-0": 40}, journal, newest)
+    # A topic of then is checked by `reach`, as at any start.
+    opened.open(journal, {"t1-0": 100})
+    then.partitions[0][0] = 60
+    with pytest.raises(InvalidInputError, match=r"topic='t1' partition=0 of .* has lost offsets 40 to 59"):
+        ends(opened, {"t1-0": 40})
+
+
 @dataclass
 class Reader:
     """Reads all topics as an application does that accepts losses: what it has read, and what it was told."""

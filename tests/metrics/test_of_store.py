@@ -6,29 +6,26 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import prometheus_client
-import pyarrow as pa
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from persistent_state.cli.commands import main
 from persistent_state.event_time.channels import Channel
-from persistent_state.event_time.clocks import Settings
 from persistent_state.metrics import measures, of_store
 from persistent_state.metrics.exposition import as_text, registry_of
 from persistent_state.metrics.measures import Measure, Sample
-from persistent_state.protocol import deliver
+from persistent_state.protocol import deliver, rewind
 from persistent_state.store.files import open_files
 from persistent_state.store.flow_state import LateRows, SourceState
-from persistent_state.store.log import Log
 from persistent_state.store.named_files import Pages, Stored
 from tests import core
-from tests.words import SCHEMA, Words
+from tests.two_tasks import TwoTasks
 
 ROOT = Path(__file__).parents[2]
 STORE = str(ROOT / "tests/fixtures/store-v1")
@@ -45,32 +42,11 @@ def parsed(text: str) -> dict[str, Any]:
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-class World:
-    """An application with the tasks A and B, a column of channels, an output of A, and an interval of 10 seconds."""
-
-    def __init__(self) -> None:
-        files = core.memory()
-        settings = Settings(10_000_000, ahead=2**62)
-        self.plans = {
-            name: core.plan_of(Words(name), SCHEMA, files=files, channel="word", settings=settings) for name in "AB"
-        }
-        self.plans["A"] = replace(self.plans["A"], outputs=("sink",))
-        self.log = Log(files, "app")
-        self.start()
-
-    def start(self, *names: str) -> None:
-        core.start(self.log, [self.plans[name] for name in names or self.plans])
-
-    def play(self, task: str, words: Mapping[str, float], channels: Iterable[str], now: int = 0) -> None:
-        rows = [{"ts": int(at * 1_000_000), "word": word} for word, at in words.items()]
-        listed = dict.fromkeys(channels, False)
-        core.play(self.log, self.plans[task], pa.RecordBatch.from_pylist(rows, SCHEMA), channels=listed, now=now)
-
-    @property
-    def samples(self) -> list[Sample]:
-        samples, error = of_store.of_application(self.log)
-        assert error is None
-        return samples
+def measured(world: TwoTasks) -> list[Sample]:
+    """The samples of an application that can be read."""
+    samples, error = of_store.of_application(world.log)
+    assert error is None
+    return samples
 
 
 def test_the_kept_store_is_measured_as_show_describes_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,63 +99,81 @@ def test_promtool_has_nothing_against_it() -> None:
 
 
 def test_clocks_and_lags_are_in_seconds() -> None:
-    world = World()
-    assert values(world.samples, measures.GLOBAL_CLOCK) == {}
-    assert values(world.samples, measures.CLOCK) == {}
-    assert values(world.samples, measures.INTERVAL) == {(): 10}
+    world = TwoTasks()
+    assert values(measured(world), measures.GLOBAL_CLOCK) == {}
+    assert values(measured(world), measures.CLOCK) == {}
+    assert values(measured(world), measures.INTERVAL) == {(): 10}
     for task in world.plans:
         world.play(task, {"x": 25}, "x")
-    assert values(world.samples, measures.GLOBAL_CLOCK) == {(): 20}
-    assert values(world.samples, measures.OUTPUT_BEHIND) == {("A", "sink"): 1}
-    assert values(world.samples, measures.OUTPUT_LAG) == {}
+    assert values(measured(world), measures.GLOBAL_CLOCK) == {(): 20}
+    assert values(measured(world), measures.OUTPUT_BEHIND) == {("A", "sink"): 1}
+    assert values(measured(world), measures.OUTPUT_LAG) == {}
     deliver.record(world.log, core.newest(world.log).epoch, "A", "sink", 20_000_000, now=0)
     for task in world.plans:
         world.play(task, {"x": 45.5}, "x", now=3_000_000)
-    assert values(world.samples, measures.OUTPUT_CLOCK) == {("A", "sink"): 20}
-    assert values(world.samples, measures.OUTPUT_LAG) == {("A", "sink"): 20}
-    assert values(world.samples, measures.OUTPUT_BEHIND) == {("A", "sink"): 1}
-    assert values(world.samples, measures.CLOCK) == {("A",): 40, ("B",): 40}
-    assert values(world.samples, measures.NEWEST) == {("A", ""): 45.5, ("B", ""): 45.5}
-    assert values(world.samples, measures.POSITION) == {("A", "", ""): 2, ("B", "", ""): 2}
-    assert values(world.samples, measures.WRITTEN) == {(): 3}
+    assert values(measured(world), measures.OUTPUT_CLOCK) == {("A", "sink"): 20}
+    assert values(measured(world), measures.OUTPUT_LAG) == {("A", "sink"): 20}
+    assert values(measured(world), measures.OUTPUT_BEHIND) == {("A", "sink"): 1}
+    assert values(measured(world), measures.CLOCK) == {("A",): 40, ("B",): 40}
+    assert values(measured(world), measures.NEWEST) == {("A", ""): 45.5, ("B", ""): 45.5}
+    assert values(measured(world), measures.POSITION) == {("A", "", ""): 2, ("B", "", ""): 2}
+    assert values(measured(world), measures.WRITTEN) == {(): 3}
+
+
+def test_a_rewind_is_seen_until_the_sinks_have_followed() -> None:
+    world = TwoTasks()
+    for task in "AB":
+        for at in (15, 25, 35):
+            world.play(task, {"x": at}, "x")
+    deliver.record(world.log, core.newest(world.log).epoch, "A", "sink", 30_000_000, 0)
+    kept = [*core.newest(world.log).kept]
+    assert values(measured(world), measures.TIMELINE) == {(): 0}
+    assert values(measured(world), measures.KEPT) == {(): len(kept)}
+    assert values(measured(world), measures.OLDEST_KEPT) == {(): kept[0] / 1e6}
+    assert values(measured(world), measures.OUTPUT_OWES) == {}
+    planned = rewind.plan(world.log, 20_000_000, lambda *_: rewind.RETRACT)
+    entry = rewind.rewind(world.log, planned, writer="somebody", now=0)
+    assert values(measured(world), measures.TIMELINE) == {(): entry.timeline} != {(): 0}
+    assert values(measured(world), measures.KEPT) == {(): len(kept) - 1}
+    assert values(measured(world), measures.OUTPUT_OWES) == {("A", "sink"): 1}
 
 
 def test_a_task_that_is_left_out_has_no_lag() -> None:
-    world = World()
+    world = TwoTasks()
     for task in world.plans:
         world.play(task, {"x": 25}, "x")
     world.start("B")
-    assert values(world.samples, measures.ACTIVE) == {("A", "A"): 0, ("B", "B"): 1}
-    assert values(world.samples, measures.OUTPUT_BEHIND) == {}
-    assert values(world.samples, measures.POSITION).keys() == {("B", "", "")}
+    assert values(measured(world), measures.ACTIVE) == {("A", "A"): 0, ("B", "B"): 1}
+    assert values(measured(world), measures.OUTPUT_BEHIND) == {}
+    assert values(measured(world), measures.POSITION).keys() == {("B", "", "")}
 
 
 def test_slow_channels_are_named_with_the_reason() -> None:
-    world = World()
+    world = TwoTasks()
     world.play("A", {"x": 90, "y": 57}, "xy")
     world.play("B", {"x": 200}, "x")
-    assert values(world.samples, measures.WAITS_FOR) == {("A", "", "y", "behind"): 1}
+    assert values(measured(world), measures.WAITS_FOR) == {("A", "", "y", "behind"): 1}
     world.start()
     everyone = "xyz"
     world.play("A", {"x": 95}, everyone, now=0)
     world.play("A", {"x": 100}, everyone, now=7_000_000)
-    slow = values(world.samples, measures.SLOW_LAG)
+    slow = values(measured(world), measures.SLOW_LAG)
     # The start cut it back to the global clock.
     assert slow == {("A", "", "y", "silent"): 100 - 50, ("A", "", "x", "behind"): 0}
-    assert values(world.samples, measures.SLOW_SILENCE) == {
+    assert values(measured(world), measures.SLOW_SILENCE) == {
         ("A", "", "z", "never heard"): 7,
         ("A", "", "y", "silent"): 7,
         ("A", "", "x", "behind"): 0,
     }
-    assert values(world.samples, measures.WAITS_FOR) == {("A", "", "z", "never heard"): 1}
+    assert values(measured(world), measures.WAITS_FOR) == {("A", "", "z", "never heard"): 1}
     states = {
-        state: count for (flow, _, state), count in values(world.samples, measures.CHANNELS).items() if flow == "A"
+        state: count for (flow, _, state), count in values(measured(world), measures.CHANNELS).items() if flow == "A"
     }
     assert states == {"delivering": 1, "silent": 1, "never heard": 1, "ended": 0}
 
 
 def test_of_many_channels_and_reasons_only_some_are_named() -> None:
-    world = World()
+    world = TwoTasks()
     world.play("A", {"x": 25}, "x")
     entry = core.newest(world.log)
     channels = {f"c{number}": Channel(100_000_000 + number, 0) for number in range(1000)}
@@ -223,7 +217,7 @@ def test_a_damaged_application_is_told_and_does_not_hide_the_others(
 
 
 def test_a_list_that_is_lost_hides_the_sizes_only() -> None:
-    world = World()
+    world = TwoTasks()
     world.play("A", {"x": 25}, "x")
     entry = core.newest(world.log)
     gone = Pages((Stored("app/lists/gone", 10, "0" * 64),))

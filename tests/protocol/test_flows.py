@@ -18,13 +18,13 @@ from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers, Blob
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, FAIL, FlowPlan
 from persistent_state.batch.shard import merge_shard
-from persistent_state.cli.describe import summary
 from persistent_state.errors import DisagreementError, TaskFailedError
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.protocol import commits, flows
 from persistent_state.protocol.restore import TaskGroup
+from persistent_state.show.summary import summary
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.store import late_rows, lists
 from persistent_state.store import runs as runs_io

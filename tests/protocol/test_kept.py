@@ -190,7 +190,7 @@ def test_a_driver_goes_on_beside_who_names_clocks() -> None:
 
 def test_the_clock_of_an_older_store_is_kept_from_its_first_start_on() -> None:
     files = unpacked("graph-d73cdc9.tar.xz")
-    with pytest.raises(InvalidInputError, match="app keeps no clock yet; start it with this version"):
+    with pytest.raises(InvalidInputError, match="app keeps no clock yet; start it once, and it keeps its newest"):
         keep_clock(files.url, "app", "before")
     from tests.store.test_graph_store import go_on
 

@@ -129,7 +129,7 @@ def test_a_rewind_is_of_the_epoch_of_its_plan() -> None:
 
 def test_a_clock_that_is_not_kept_is_refused() -> None:
     world = World(Keeping(2))
-    with pytest.raises(InvalidInputError, match="is kept; no clock is kept yet"):
+    with pytest.raises(InvalidInputError, match="app keeps no clock yet; let it run until it has its first checkpoint"):
         rewind.plan(world.log, 5)
     world.play(12)
     oldest = next(iter(world.newest.kept))

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 from monoids import Sum
-from persistent_state import InvalidInputError, NonWindowState, PersistentTask, TumblingWindow, WindowState
+from persistent_state import FencedError, InvalidInputError, NonWindowState, PersistentTask, TumblingWindow, WindowState
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.since import Since
 from persistent_state.protocol import deliver, naming, rewind
 from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Due, Giver
-from persistent_state.protocol.rewind import AGAIN, RETRACT, OutputPlan
+from persistent_state.protocol.rewind_plan import AGAIN, RETRACT, OutputPlan
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import state_at
@@ -254,7 +254,7 @@ def test_a_sink_that_is_given_clocks_again_may_still_have_those_of_the_void_time
     plan = back_and_again(world, sink)
     world.play(9, value=100, plan=plan)
     deliver_all(world, plan, sink)
-    with pytest.raises(InvalidInputError, match=r"may have values at clock=.*\(110\), which is above"):
+    with pytest.raises(InvalidInputError, match=r"at clock=.*\(110\), and none above clock=.*\(60\) holds any more"):
         rewind.plan(world.log, 70)
     world.play(20, value=100, plan=plan)
     deliver_all(world, plan, sink)
@@ -355,3 +355,262 @@ def test_what_an_output_that_left_owes_is_to_the_last_clock_that_the_log_of_then
     deliver_all(world, plan, sink)
     assert sink.clocks == [clock for clock in world.newest.retained if clock > 0]
     assert isinstance(plan.task.persistent_state(), NonWindowState)
+
+
+def with_other(world: World) -> Plan:
+    """A second task of the world, with a sink. Both are started."""
+    other = replace(core.plan_of(Total("other"), SCHEMA, files=world.files, shards=2), outputs=("sink",))
+    core.start(world.log, [world.plan, other])
+    return other
+
+
+def check_history(world: World, sink: Sink, task: str = "other") -> None:
+    """A sink has the values at each clock that it has, and at the newest."""
+    assert sink.clocks[-1] == world.newest.clock
+    has = {clock: total for clock, (total,) in sink.rows if clock in world.newest.readable}
+    assert has == {clock: world.state(clock, task) for clock in has}
+
+
+def play_both(world: World, other: Plan, end: int, value: int = 1) -> None:
+    for plan in (world.plan, other):
+        world.play(end, value=value, plan=plan)
+
+
+def test_a_sink_goes_back_to_where_its_task_stood_at_the_clock() -> None:
+    world, sink = World(), Sink()
+    other = with_other(world)
+    play_both(world, other, 5)
+    deliver_all(world, other, sink)
+    core.start(world.log, [world.plan])
+    world.play(9)
+    core.start(world.log, [world.plan, other])
+    play_both(world, other, 12)
+    deliver_all(world, other, sink)
+    assert sink.clocks[-3:] == [90, 100, 110]
+    planned = back(world, 70)
+    assert [(each.task, each.clock) for each in planned] == [("other", 30)]
+    core.start(world.log, [world.plan, other])
+    play_both(world, other, 12, value=100)
+    deliver_all(world, other, sink)
+    assert sink.backs == [30]
+    check_history(world, sink)
+
+
+def test_a_sink_does_not_go_back_into_a_gap_that_was_left_while_its_task_was_away() -> None:
+    world, sink = World(), Sink()
+    other = with_other(world)
+    play_both(world, other, 5)
+    deliver_all(world, other, sink)
+    play_both(world, other, 9)
+    naming.keep(world.log, 60, "in the gap", 0)
+    core.start(world.log, [world.plan])
+    world.keeping = Keeping(2)
+    world.play(10)
+    core.start(world.log, [world.plan, other])
+    play_both(world, other, 16)
+    deliver_all(world, other, sink)
+    assert [clock for clock in sink.clocks if 30 < clock < 70] == []
+    (planned,) = back(world, 60)
+    assert planned.clock == 30
+    core.start(world.log, [world.plan, other])
+    play_both(world, other, 16, value=100)
+    deliver_all(world, other, sink)
+    check_history(world, sink)
+
+
+@pytest.mark.parametrize("keeps_record", [True, False])
+def test_a_sink_that_was_away_with_its_output_does_not_go_back_into_the_gap(keeps_record: bool) -> None:
+    world, sink = World(Keeping(20)), Sink(keeps_record)
+    plan = with_sink(world, "sink")
+    world.play(5, plan=plan)
+    deliver_all(world, plan, sink)
+    with_sink(world)
+    world.play(9)
+    naming.keep(world.log, 60, "in the gap", 0)
+    world.keeping = Keeping(2)
+    world.play(20)
+    plan = with_sink(world, "sink")
+    deliver_all(world, plan, sink)
+    assert [clock for clock in sink.clocks if 30 < clock < 150] == []
+    (planned,) = back(world, 60)
+    assert planned.clock == 30
+    plan = with_sink(world, "sink")
+    world.play(20, value=100, plan=plan)
+    deliver_all(world, plan, sink)
+    assert sink.backs == [30]
+    check_history(world, sink, "total")
+
+
+def test_a_sink_whose_place_was_emptied_gives_back_all_that_it_was_given_then() -> None:
+    world, sink = World(Keeping(20)), Sink()
+    plan = with_sink(world, "sink")
+    world.play(9, plan=plan)
+    naming.keep(world.log, 60, "below", 0)
+    world.keeping = Keeping(2)
+    world.play(20, plan=plan)
+    deliver_all(world, plan, sink)
+    world.play(22, plan=plan)
+    sink.rows, sink.clock = [], BEGINNING
+    core.start(world.log, [plan])
+    deliver_all(world, plan, sink)
+    assert min(sink.clocks) > 60
+    assert [each.clock for each in back(world, 60)] == [None]
+    core.start(world.log, [plan])
+    deliver_all(world, plan, sink)
+    check_history(world, sink, "total")
+    # The same in the new timeline, when the place has all again.
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink)
+    assert [each.clock for each in back(world, 100)] == [100]
+
+
+def test_an_output_that_left_before_the_clock_keeps_what_it_had() -> None:
+    world, sink = windows(), Sink()
+    plan = with_sink(world, "sink")
+    world.play(6, plan=plan)
+    deliver_all(world, plan, sink)
+    had, last = [*sink.rows], sink.clock
+    with_sink(world)
+    world.play(12)
+    plan = with_sink(world, "sink")
+    world.play(14, plan=plan)
+    deliver_all(world, plan, sink)
+    (planned,) = back(world, 90)
+    assert planned.clock == last
+    plan = with_sink(world, "sink")
+    deliver_all(world, plan, sink)
+    assert sink.rows[: len(had)] == had
+    assert sink.twice() == []
+    assert len(sink.rows) == sum(1 for row in world.rows(14) if 0 < row["ts"] < 90)
+
+
+def test_what_had_left_to_a_life_before_owes_nothing() -> None:
+    world, old = World(), Sink()
+    plan = with_sink(world, "old")
+    world.play(6, plan=plan)
+    deliver_all(world, plan, old, "old")
+    rebuilt = replace(world.plan, outputs=("new",))
+    core.start(world.log, [rebuilt], rebuild=("total",))
+    world.play(14, plan=rebuilt)
+    assert [each.output for each in back(world, 90)] == ["new"]
+    assert world.newest.tasks["total"].outputs.retired == ("old",)
+
+
+def test_a_place_of_a_void_life_can_be_taken_again_at_once() -> None:
+    world, old, new = World(), Sink(), Sink()
+    plan = with_sink(world, "old")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, old, "old")
+    rebuilt = replace(world.plan, outputs=("new",))
+    core.start(world.log, [rebuilt], rebuild=("total",))
+    world.play(12, value=7, plan=rebuilt)
+    deliver_all(world, rebuilt, new, "new")
+    for goes_back_first in (False, True):
+        back(world, 60)
+        if goes_back_first:
+            giver_of(world, rebuilt, new, "new").follow(world.newest.epoch)
+        core.start(world.log, [rebuilt], rebuild=("total",))
+        world.play(12, value=9, plan=rebuilt)
+        deliver_all(world, rebuilt, new, "new")
+        check_history(world, new, "total")
+    with pytest.raises(InvalidInputError, match="is rebuilt, and sink='new' has what it was before"):
+        core.start(world.log, [rebuilt], rebuild=("total",))
+
+
+def at_least_once(name: str) -> tuple[World, Plan]:
+    world = World()
+    world.files = core.memory()
+    world.log = Log(world.files, "app")
+    plan = core.plan_of(Total(name), SCHEMA, files=world.files, delivery=AT_LEAST_ONCE)
+    return world, replace(plan, outputs=("sink",))
+
+
+def rows_of(*stamps: int, n: int | None = 1) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"ts": ts, "n": n} for ts in stamps], SCHEMA)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_under_at_least_once_a_void_value_at_the_clock_goes(monkeypatch: pytest.MonkeyPatch, is_recorded: bool) -> None:
+    world, fast = at_least_once("fast")
+    slow, sink = core.plan_of(Total("slow"), SCHEMA, files=world.files), Sink()
+    core.start(world.log, [fast, slow])
+    core.play(world.log, slow, rows_of(45))
+    core.play(world.log, fast, rows_of(7, 45))
+    deliver_all(world, fast, sink)
+    core.play(world.log, fast, rows_of(47, 65))
+    give = deliver_all if is_recorded else lambda *of: give_unrecorded(monkeypatch, *of)
+    give(world, fast, sink)
+    assert (sink.newest[0], world.newest.clock) == (50, 40)
+    # A start under exactly-once delivery takes back what is above the global clock.
+    exact = replace(fast, delivery="exactly-once")
+    core.start(world.log, [exact, slow])
+    core.play(world.log, slow, rows_of(65))
+    core.play(world.log, exact, rows_of(47, 47, 65))
+    assert 60 in world.newest.kept
+    core.play(world.log, slow, rows_of(85))
+    core.play(world.log, exact, rows_of(85))
+    deliver_all(world, exact, sink)
+    assert [each.clock for each in back(world, 60)] == [40]
+    core.start(world.log, [exact, slow])
+    deliver_all(world, exact, sink)
+    assert sink.newest == (60, world.state(60, "fast"))
+
+
+def test_a_task_that_stores_nothing_may_have_given_each_clock_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, fast = at_least_once("fast")
+    slow, sink = core.plan_of(Total("slow"), SCHEMA, files=world.files), Sink()
+    core.start(world.log, [fast, slow])
+    # Rows of which the task keeps nothing move its clock.
+    core.play(world.log, fast, rows_of(107, 125, n=None))
+    assert world.newest.tasks["fast"].stored.first is None
+    give_unrecorded(monkeypatch, world, fast, sink)
+    core.play(world.log, slow, rows_of(75))
+    with pytest.raises(InvalidInputError, match="may have values at clock="):
+        rewind.plan(world.log, 70)
+
+
+def test_a_sink_is_not_open_for_a_later_timeline_when_it_goes_back_for_an_earlier_one() -> None:
+    world, sink = World(), Sink()
+    plan = with_sink(world, "sink")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink)
+    back(world, 90)
+    epoch = world.newest.epoch
+    giver = giver_of(world, plan, sink)
+    opens = giver.open_sink
+    late = [lambda: back(world, 60)]
+
+    def open_sink(timeline: int) -> int | None:
+        # The application is rewound again while the sink opens.
+        for each in [*late]:
+            late.remove(each)
+            each()
+        return opens(timeline)
+
+    giver.open_sink = open_sink
+    with pytest.raises(FencedError):
+        giver.follow(epoch)
+    assert sink.backs == []
+    giver_of(world, plan, sink).follow(world.newest.epoch)
+    assert (sink.backs, sink.clock) == ([60], 60)
+
+
+def test_a_sink_is_given_the_values_of_then_though_its_task_was_reset_meanwhile() -> None:
+    world, sink = World(), Sink()
+    plan = with_sink(world, "sink")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink)
+    back(world, 60)
+    total = world.state(60)
+    core.start(world.log, [plan], reset=("total",))
+    values: list[int] = []
+
+    def go_back(then: Entry | None, clock: int) -> None:
+        assert then is not None
+        (row,) = state_at(world.files, "app", then, plan.name, plan.layout, clock, Since()).read().to_pylist()
+        values.append(row["value"])
+
+    giver = giver_of(world, plan, sink)
+    giver.go_back = go_back
+    giver.follow(world.newest.epoch)
+    assert values == [total]

@@ -408,7 +408,7 @@ class Oracle:
         for name, task in entry.tasks.items():
             known = told.tasks[name]
             now = task.outputs
-            outputs = replace(known.outputs, delivered=now.delivered, cut_at=now.cut_at, voided=now.voided)
+            outputs = replace(now, furthest=known.outputs.furthest, retired=known.outputs.retired)
             told = told.with_task(name, replace(known, outputs=outputs))
         return entry == told and (is_paid or entry.tasks != before.tasks)
 

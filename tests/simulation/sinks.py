@@ -149,14 +149,15 @@ class Sinks:
         """By task, its life when the last entry was heard."""
         self.past: dict[int, Past] = {}
         """By entry: what was true then."""
-        self.rewinds: list[tuple[int, int]] = []
-        """Timelines, and the clock at which each begins."""
+        self.rewinds: list[tuple[int, Mapping[str, int]]] = []
+        """Timelines, and where each task stands when it begins."""
 
     def hear(self, before: Entry | None, entry: Entry) -> None:
         number = None if before is None else before.number
         if before is not None and entry.timeline != before.timeline:
             number = before.kept[entry.clock].entry
-            self.rewinds.append((entry.timeline, entry.clock))
+            stood = {name: min(entry.clock, entry.flow_of(name).visited) for name in entry.tasks}
+            self.rewinds.append((entry.timeline, stood))
         known = {} if number is None else self.past[number].lives
         lives = {name: known.get(name, frozenset()) | {life_in(entry, name)} for name in entry.tasks}
         if before is not None and number is not None and entry.timeline != before.timeline:
@@ -183,12 +184,12 @@ class Sinks:
         """What was above a clock has never been, but for what sinks have, which they owe."""
         clock = entry.clock
         for name, sinks in self.of.items():
-            task = entry.tasks.get(name)
+            task, stood = entry.tasks.get(name), self.rewinds[-1][1].get(name, BEGINNING)
             for output, sink in sinks.items():
                 owed, was = entry.owed(name, output), before.owed(name, output)
                 facts = {"task": name, "output": output, "kind": sink.kind, "applied": sink.applied, "clock": clock}
                 if sink.kind and sink.kind != AGAIN:
-                    must_go = sink.applied > clock or was is not None
+                    must_go = sink.applied > stood or was is not None
                     self.must(not must_go or owed is not None, "what a sink has above the clock is owed", **facts)
                 if owed is not None:
                     self.must(sink.kind != STUBBORN, "a sink that can't go back is refused", **facts)
@@ -242,7 +243,10 @@ class Sinks:
         for given in sink.given if sink.kind != AGAIN else ():
             at = {"clock": given.clock, "timeline": given.timeline, "life": given.life}
             self.must(given.life in lives, "a sink has nothing of a life that is void", lives=lives, **at, **facts)
-            is_void = any(given.timeline < timeline and given.clock > clock for timeline, clock in self.rewinds)
+            is_void = any(
+                given.timeline < timeline and given.clock > stood.get(sink.task, BEGINNING)
+                for timeline, stood in self.rewinds
+            )
             self.must(not is_void, "a sink has nothing of another timeline", **at, **facts)
 
     def _life_of(self, name: str) -> object:

@@ -27,6 +27,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError, TaskFailedError
+from persistent_state.event_time.inputs import named
+from persistent_state.inputs import Inputs, check_again
 from persistent_state.redact import shown
 from persistent_state.sources import files, formats
 from persistent_state.sources.base import Chunk, Reach
@@ -740,6 +742,77 @@ class TestReplay:
             InvalidInputError, match=r"file='2.csv' of FileSource\(.*\) had \d+ bytes and has \d+; bring back"
         ):
             Driver(lambda: source(tmp_path), before.journal, FILE, 3 * FILE).source.reach({"": FILE}, False)
+
+    @pytest.mark.parametrize("url", [False, True])
+    def test_a_rewind_asks_for_the_files_that_a_start_would_not_miss(self, tmp_path: Path, url: bool) -> None:
+        folder = f"file://{tmp_path}" if url else tmp_path
+        for i in range(3):
+            write(tmp_path, f"{i}.csv", table(i, 1))
+        before = Driver(lambda: source(folder))
+        before.next()
+        then = [*before.journal]
+        for i in range(3, 8):
+            write(tmp_path, f"{i}.csv", table(i, 1))
+        before.next()
+
+        def ask() -> None:
+            source(folder).check_again({"": 2 * FILE}, then, before.journal)
+
+        ask()
+        for i in (0, 1):
+            (tmp_path / f"{i}.csv").unlink()
+        ask()
+        for i in (3, 4, 5, 6):
+            (tmp_path / f"{i}.csv").unlink()
+        with pytest.raises(
+            InvalidInputError,
+            match=r"^4 of the 6 files of FileSource\(.*\) that are to be read again are gone: "
+            r"'3.csv', '4.csv', '5.csv' and 1 more\. Bring back what they were, or go back to a later clock\.$",
+        ):
+            ask()
+        source(folder).check_again({"": 8 * FILE}, before.journal, before.journal)
+        for i in (2, 3, 4, 5, 6):
+            write(tmp_path, f"{i}.csv", table(i, 100))
+        with pytest.raises(InvalidInputError, match=r"1 of the 6 files .* have another size than they had: '2.csv'"):
+            ask()
+
+    def test_a_rewind_asks_each_input_for_its_own_files(self, tmp_path: Path) -> None:
+        journals: dict[str, list[str]] = {}
+        for name in ("", "old"):
+            write(tmp_path / f"files {name}", "0.csv", table(0, 1))
+            write(tmp_path / f"files {name}", "1.csv", table(1, 1))
+            driver = Driver(lambda name=name: source(tmp_path / f"files {name}"))
+            driver.next()
+            journals[name] = driver.journal
+        then = {name: lines[:1] for name, lines in journals.items()}
+        inputs = Inputs({name: source(tmp_path / f"files {name}") for name in journals})
+        positions = {"": FILE, named("old", ""): FILE}
+        check_again(inputs, positions, then, journals)
+        inputs.open_each(journals, dict.fromkeys(positions, 2 * FILE))
+        assert inputs.places(positions) == {"": "1.csv", named("old", ""): "1.csv"}
+        assert inputs.places({"": 0, named("old", ""): 2 * FILE}) == {
+            "": "0.csv", named("old", ""): "behind the last file",
+        }  # fmt: skip
+        for name in ("old", ""):
+            (tmp_path / f"files {name}" / "1.csv").unlink()
+            with pytest.raises(
+                InvalidInputError, match=rf"1 of the 1 files of FileSource\('.*files {name}'\) .* '1.csv'"
+            ):
+                check_again(inputs, positions, then, journals)
+            write(tmp_path / f"files {name}", "1.csv", table(1, 1))
+
+    def test_a_rewind_asks_for_no_file_that_a_finite_source_does_not_have(self, tmp_path: Path) -> None:
+        write(tmp_path, "0.csv", table(0, 1))
+        then = Driver(lambda: source(tmp_path, finite=True))
+        then.next()
+        write(tmp_path, "1.csv", table(1, 1))
+        # As of a task that was rebuilt since.
+        rebuilt = Driver(lambda: source(tmp_path, finite=True))
+        rebuilt.next()
+        (tmp_path / "1.csv").unlink()
+        source(tmp_path, finite=True).check_again({}, then.journal, rebuilt.journal)
+        with pytest.raises(InvalidInputError, match=r"1 of the 2 files .* are gone: '1.csv'"):
+            source(tmp_path, finite=True).check_again({}, rebuilt.journal, rebuilt.journal)
 
     def test_a_file_that_changes_after_it_was_planned_is_named(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", table(0, 1))

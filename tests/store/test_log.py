@@ -191,7 +191,12 @@ EVERY_FIELD = (
         replace(
             _task,
             late_rows=replace(_task.late_rows, outside=3),
-            outputs=replace(_task.outputs, begun={"function f": 60_000_000}),
+            outputs=replace(
+                _task.outputs,
+                begun={"function f": 60_000_000},
+                left_at={"parquet p": 120_000_000},
+                lost={"function f": BEGINNING},
+            ),
         ).end_inputs(["rates", "größe"]),
     )
     .with_flow(
@@ -275,7 +280,7 @@ TASKS = st.builds(
         floor=INTS,
     ),
     late_rows=LATE_ROWS,
-    outputs=st.builds(OutputState, COUNTS, COUNTS, INTS, COUNTS, TEXTS, TEXTS, COUNTS),
+    outputs=st.builds(OutputState, COUNTS, COUNTS, INTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, COUNTS),
     active=st.booleans(),
     life=INTS,
     ended=TEXTS,
@@ -333,7 +338,9 @@ def as_of_format_3(entry: Entry) -> Entry:
         for flow in [some[i % len(some)]]
     }
     tasks = {
-        name: replace(task, flow=name, late_rows=LateRows(), outputs=replace(task.outputs, begun={}))
+        name: replace(
+            task, flow=name, late_rows=LateRows(), outputs=replace(task.outputs, begun={}, left_at={}, lost={})
+        )
         for name, task in entry.tasks.items()
     }
     return replace(entry, flows=flows, tasks=tasks, kept={}, timeline=0, owes={})

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from persistent_state.errors import DamagedError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver, holding
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 from persistent_state.store.lengths import lengths_of_flow, lengths_of_task
-from persistent_state.store.state_at import newest_entry
+from persistent_state.store.log import Log
+from persistent_state.store.state_at import no_application
 
 
 def summary(files: Files, name: str) -> dict[str, Any]:
@@ -19,8 +21,39 @@ def summary(files: Files, name: str) -> dict[str, Any]:
 
     Raises:
         InvalidInputError: There is no such application.
+        DamagedError: The log, or a list of files, is not what was written.
     """
-    entry = newest_entry(files, name)
+    return of_log(Log(files, name))
+
+
+def of_log(log: Log) -> dict[str, Any]:
+    """Describe an application as `summary` does, by the newest entry of its log.
+
+    Raises:
+        InvalidInputError: There is no such application.
+        DamagedError: The log, or a list of files, is not what was written.
+    """
+    entry = log.newest()
+    if entry is None:
+        raise no_application(log.files, log.application)
+    try:
+        return of_entry(log.files, log.application, entry)
+    except FileNotFoundError as error:
+        if (newest := log.newest()) is None or newest.number == entry.number:
+            raise DamagedError(
+                f"a list of files that the newest log entry of {log.application} names is gone ({error}); restore it."
+            ) from None
+    # It was collected, as newer entries name another.
+    return of_log(log)
+
+
+def of_entry(files: Files, name: str, entry: Entry) -> dict[str, Any]:
+    """Describe an application as `summary` does, by an entry.
+
+    Raises:
+        DamagedError: A list of files is not what was written.
+        FileNotFoundError: It was collected.
+    """
     shared = {id: lengths_of_flow(files, flow) for id, flow in entry.flows.items()}
     stored = {name: {**lengths_of_task(files, task), **shared[task.flow]} for name, task in sorted(entry.tasks.items())}
     # The tasks of a flow share some files.
@@ -50,6 +83,8 @@ def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:
     channels = [channel for some in inputs.values() for channel in some.values()]
     timed = [channel.newest for channel in channels if channel.newest is not None]
     slowest = holding.slowest(entry, name)
+    # The newest clock that a sink may have.
+    due = min(entry.clock, flow.visited)
     return {
         "task": name,
         "key": [column["name"] for column in task.identity["key"]],
@@ -74,6 +109,7 @@ def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:
                 "clock": found.clock,
                 # A task that is not part of the newest start has no clocks to be behind.
                 "behind": found.behind if task.active else None,
+                "lag": max(0, due - found.clock) if task.active and found.clock is not None else None,
                 "back_to": None if (owed := entry.owed(name, output)) is None else owed.clock,
             }
             for output, found in sorted(deliver.delivered(entry, name).items())

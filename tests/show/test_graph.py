@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from persistent_state.cli import graph
 from persistent_state.cli.commands import main
 from persistent_state.protocol import graph as steps
+from persistent_state.show import graph
 from tests.protocol.test_graph import Graph
 
 ROWS = [(5, 1, 10), (65, 2, 20)]

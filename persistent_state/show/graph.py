@@ -11,9 +11,10 @@ from itertools import pairwise
 from typing import Any
 from xml.sax.saxutils import escape
 
-from persistent_state.cli.text import clock_of, feeder, heads, outputs, pairs, reads
-from persistent_state.formatting import shortened, show_clock, table
+from persistent_state.formatting import pairs, shortened, show_clock, table
 from persistent_state.protocol.holding import READ
+from persistent_state.show.text import heads, outputs
+from persistent_state.show.words import clock_of, feeder, reads
 
 KEPT = ("application", "clock", "next", "waits_for")
 """The parts of a summary that a graph tells of the application."""

@@ -1,0 +1,115 @@
+"""Draw what a store holds on a terminal again and again, by the library rich."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from persistent_state.errors import InvalidInputError, StateError
+from persistent_state.formatting import printable
+from persistent_state.protocol.holding import STUCK
+from persistent_state.show import top
+from persistent_state.show.tables import Table
+from persistent_state.show.top import Lookout, Seen
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+EVERY = 2.0
+"""Seconds between two looks."""
+
+
+def terminal() -> Console:
+    """Return the terminal as the library knows it.
+
+    Raises:
+        InvalidInputError: The package rich is not installed.
+    """
+    try:
+        from rich.console import Console
+    except ImportError as error:
+        raise InvalidInputError(
+            "package='rich' is missing for a live view; pip install 'persistent-state[terminal]', or say --once."
+        ) from error
+    return Console()
+
+
+def watch(
+    lookout: Lookout,
+    console: Console,
+    *,
+    seconds: Callable[[], float],
+    now_us: Callable[[], int],
+    wait: Callable[[float], object],
+) -> None:
+    """Show the applications until somebody interrupts. If the store does not answer, what was seen last stays on the screen.
+
+    Args:
+        lookout: Looks at them.
+        console: The terminal.
+        seconds: Returns the seconds of a clock that does not go back.
+        now_us: Returns the time, microseconds UTC.
+        wait: Waits for so many seconds.
+
+    Raises:
+        InvalidInputError: At the first look there is no application, or none of this name.
+        StoreUnavailableError: At the first look the store does not answer.
+    """
+    from rich.live import Live
+
+    seen = lookout.look(seconds())
+    error = ""
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(drawn(seen, error, now_us()), refresh=True)
+            wait(EVERY)
+            try:
+                seen, error = lookout.look(seconds()), ""
+            except (StateError, OSError) as failed:
+                error = str(failed)
+
+
+def drawn(seen: Sequence[Seen], error: str, now: int) -> RenderableType:
+    """Return applications as the library draws them, below what stood in the way of the newest look."""
+    from rich.console import Group
+    from rich.text import Text
+
+    above = [Text(printable(error), style="bold red")] if error else []
+    return Group(*above, *(_application(each, now) for each in seen), Text("Ctrl-C ends this view.", style="dim"))
+
+
+def _application(seen: Seen, now: int) -> RenderableType:
+    from rich import box
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    holder = None if seen.summary is None else seen.summary["waits_for"]
+    is_stuck = holder is not None and holder["why"] in STUCK
+    facts = Grid.grid(padding=(0, 2))
+    for name, value in top.facts(seen, now).items():
+        style = "bold red" if name == "error" else "bold yellow" if name == "waits for" and is_stuck else ""
+        if name != "application":
+            facts.add_row(Text(name, style="dim"), Text(printable(value), style=style))
+    return Panel(
+        Group(facts, *map(_table, top.shown(seen))),
+        title=Text(printable(seen.name), style="bold"),
+        title_align="left",
+        border_style="red" if seen.error else "yellow" if is_stuck else "",
+        box=box.ROUNDED,
+    )
+
+
+def _table(table: Table) -> RenderableType:
+    from rich import box
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    # Names of tasks and channels are data: what looks like the library's markup is none.
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, head in enumerate(table.heads):
+        grid.add_column(Text(head), justify="right" if place in table.right else "left")
+    for row in table.rows:
+        grid.add_row(*(Text(printable(cell)) for cell in row))
+    return grid

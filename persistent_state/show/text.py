@@ -1,0 +1,120 @@
+"""Write what a store holds as lines of text, for people."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from persistent_state.event_time.durations import show_duration
+from persistent_state.formatting import full_clock, pairs, show_clock
+from persistent_state.show import tables, words
+from persistent_state.show.words import size
+from persistent_state.store.verify import Verified
+
+MOST = 10
+"""The most items of a list that are shown."""
+
+
+def applications(summaries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines that list the applications of a store."""
+    return tables.applications(summaries).lines()
+
+
+def application(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that describe one application and its tasks."""
+    yield from pairs(facts(summary))
+    tasks = summary["tasks"]
+    yield ""
+    yield from tables.tasks(tasks).lines()
+    yield ""
+    yield from tables.late_and_bad(tasks).lines()
+    yield from outputs(tasks)
+    yield ""
+    yield from tables.channels(tasks).lines()
+
+
+def facts(summary: Mapping[str, Any]) -> dict[str, str | Sequence[str]]:
+    """Return what is told of an application before its tasks, by name."""
+    names = {each["clock"]: each["names"] for each in summary["kept"]}
+    # Of the newest clocks it goes without saying that they are kept.
+    kept = [clock for clock in names if names[clock] or clock not in summary["retained"]]
+    return {
+        **heads(summary),
+        "retained": _clocks({clock: [] for clock in summary["retained"]}) or ["none yet"],
+        **({"kept": _clocks({clock: names[clock] for clock in kept})} if kept else {}),
+        "interval": show_duration(summary["interval"]),
+        "shards": f"{summary['shards']:,}",
+        **({"timeline": f"{summary['timeline']:,}"} if summary["timeline"] else {}),
+        "epoch": f"{summary['epoch']:,}",
+        "entry": f"{summary['entry']:,}, written {show_clock(summary['written'])}",
+        "size": size(summary["bytes"]),
+    }
+
+
+def _clocks(names: Mapping[int, Sequence[str]]) -> list[str]:
+    """Return lines of clocks with their names. Of many without a name only some are shown."""
+    lines = [
+        "  ".join([show_clock(clock), str(clock), *([", ".join(some)] if some else [])])
+        for clock, some in names.items()
+    ]
+    if len(lines) <= MOST:
+        return lines
+    shown = [place for place, some in enumerate(names.values()) if some or place < 2 or place >= len(lines) - 2]
+    short: list[str] = []
+    for before, place in pairwise([-1, *shown]):
+        short += [f"... {place - before - 1:,} more ..."] if place - before > 1 else []
+        short.append(lines[place])
+    return short
+
+
+def heads(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is told of an application before its tasks: its clocks, and what the global clock waits for."""
+    return {
+        "application": summary["application"],
+        "clock": full_clock(summary["clock"]),
+        **({} if summary["next"] is None else {"next clock": full_clock(summary["next"])}),
+        "waits for": words.waits_for(summary),
+    }
+
+
+def outputs(tasks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield an empty line and a table of how far each output of tasks is, if they have outputs."""
+    if (every := tables.outputs(tasks)) is not None:
+        yield ""
+        yield from every.lines()
+
+
+def verified(result: Verified) -> Iterator[str]:
+    """Yield the lines that report what `verify` found."""
+    for path in sorted({problem.path for problem in result.problems}):
+        yield path
+        yield from (f"  {problem.what}" for problem in result.problems if problem.path == path)
+    if result.problems:
+        yield ""
+    if result.unreferenced:
+        files = _count(len(result.unreferenced), "file")
+        yield f"{files} that no log entry names, left from micro-batches that were never committed:"
+        yield from (f"  {path}" for path in result.unreferenced[:MOST])
+        if len(result.unreferenced) > MOST:
+            yield f"  ... and {len(result.unreferenced) - MOST:,} more; --json has all"
+        yield ""
+    what = ", ".join(
+        (
+            _count(result.applications, "application"),
+            _count(result.entries, "log entry", "log entries"),
+            _count(result.files, "file"),
+            size(result.bytes),
+        )
+    )
+    yield f"{what}: {_count(len(result.problems), 'problem') if result.problems else 'all is as it was written'}"
+
+
+def width() -> int:
+    """Return how many characters a line of the terminal has."""
+    return shutil.get_terminal_size().columns - 1
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
