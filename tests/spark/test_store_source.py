@@ -276,7 +276,7 @@ class Stream:
         return state, seen
 
 
-def until(is_met: Callable[[], bool], seconds: float = 40.0) -> None:
+def until(is_met: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not is_met():
         assert time.monotonic() < deadline, "it did not happen"
@@ -365,7 +365,7 @@ class TestStreams:
         for _ in range(1 if ENDS_AT_THE_NEWEST else 2):
             process = sessions.start([*follower, "--once"], tmp_path, sessions.environment())
             try:
-                assert process.wait(60) == 0, (tmp_path / "log").read_text()[-4000:]
+                assert process.wait(120) == 0, (tmp_path / "log").read_text()[-4000:]
             finally:
                 sessions.end_sessions([process])
         state: dict[int, int] = {}
@@ -390,7 +390,7 @@ def test_spark_connect_reads_and_follows(tmp_path: Path) -> None:
         ["-m", "tests.spark.follower", str(tmp_path), "--connect"], tmp_path, sessions.environment()
     )
     try:
-        assert process.wait(90) == 0, (tmp_path / "log").read_text()[-4000:]
+        assert process.wait(180) == 0, (tmp_path / "log").read_text()[-4000:]
     finally:
         sessions.end_sessions([process])
     told = json.loads((tmp_path / "out").read_text().splitlines()[-1])
