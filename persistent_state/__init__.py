@@ -33,7 +33,7 @@ from persistent_state.open_state import OpenApplication, OpenChanges, OpenState,
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.outputs import RunningValues, ValuesAtClock
 from persistent_state.protocol.rewind_plan import OutputPlan, ReadAgain, RewindPlan
-from persistent_state.reading import clocks, late_rows_frame, read_late_rows, read_state, state_frame
+from persistent_state.reading import clocks, late_rows_frame, read_late_rows, read_state
 from persistent_state.sinks.base import Origin, RecordingSink, Sink, arrow_batches
 from persistent_state.sinks.console import ConsoleSink
 from persistent_state.sinks.delta import DeltaSink
@@ -128,7 +128,6 @@ __all__ = [
     "read_state",
     "release_clock",
     "run_local",
-    "state_frame",
     "verify",
 ]
 

@@ -19,12 +19,11 @@ from persistent_state.formatting import Clock, full_clock, read_clock
 from persistent_state.joins import Join
 from persistent_state.ordered import OrderedTask
 from persistent_state.partials.changed import Changed, are_equal
-from persistent_state.partials.keys import normalise
-from persistent_state.partials.lookup import each_once
 from persistent_state.show import html
 from persistent_state.show.history import history
 from persistent_state.show.plot import plot
 from persistent_state.store import kept_entries
+from persistent_state.store.asked import asked_keys
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from persistent_state.store.net_changes import NetChanges, net_changes
@@ -381,7 +380,7 @@ class OpenState(_Rows):
         count = _parts(self.state)
         for number in range(count):
             for table in self._answer(partial(_tables_of_part, number=number, parts=count)):
-                yield from _batches(table)
+                yield from batches_of(table)
 
     def to_arrow(self) -> pa.Table:
         """Return the state as a table, a row per key or per window of a key, in no particular order.
@@ -437,8 +436,7 @@ class OpenState(_Rows):
             >>> [notes and notes[0] for notes in state.get_many(["Bergen", "Oslo", None])]
             ['n1', None, 'n2']
         """
-        columns, count = self._columns([*keys])
-        asked, places = each_once(columns, count)
+        asked, places = asked_keys(self.state, [*keys])
         table, spans = self._answer(lambda state: state.of_keys(asked))
         values = table["value"].to_pylist()
         windows = self.state.layout.kind.window_columns
@@ -451,43 +449,6 @@ class OpenState(_Rows):
         """Return the answer of the state, whose runs may have been rewritten since, and remember those that hold it now."""
         answer, self.state = self.state.answer(ask)
         return answer
-
-    def _columns(self, keys: Sequence[Any]) -> tuple[list[pa.Array], int]:
-        """Return the key columns of keys, in their stored form, and the number of the keys."""
-        names, types = self.state.key_columns, self.state.layout.key_types
-        rows = [self._parts_of(key) for key in keys]
-        columns = []
-        for place, (name, type) in enumerate(zip(names, types, strict=True)):
-            given = [row[place] for row in rows]
-            try:
-                column = pa.array(given, type)
-            except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
-                raise self._misfit(f"a value of column {name!r} is not {type}: {error}") from None
-            # Arrow would cut a fraction, or a time of the day, off.
-            for value, kept in zip(given, column.to_pylist(), strict=True):
-                if value is not None and value != kept and value == value:
-                    raise self._misfit(f"{value!r} of column {name!r} is not {type}")
-            columns.append(normalise(column))
-        return columns, len(rows)
-
-    def _parts_of(self, key: Any) -> tuple[Any, ...]:
-        """Return the values of the key columns."""
-        names = self.state.key_columns
-        if isinstance(key, Mapping):
-            if key.keys() == {*names}:
-                return tuple(key[name] for name in names)
-        elif len(names) == 1:
-            return (key,)
-        elif isinstance(key, tuple) and len(key) == len(names):
-            return key
-        raise self._misfit(f"{key!r} has other columns")
-
-    def _misfit(self, what: str) -> InvalidInputError:
-        pairs = zip(self.state.key_columns, self.state.layout.key_types, strict=True)
-        known = ", ".join(f"{name} ({type})" for name, type in pairs)
-        form = {0: "leave the key out", 1: f"give a value of {known}"}
-        way = form.get(len(self.state.key_columns), f"give a tuple of {known}")
-        return InvalidInputError(f"key of task={self.state.task}: {what}; {way}.")
 
 
 @dataclass
@@ -525,7 +486,7 @@ class OpenChanges(_Rows):
     @property
     def schema(self) -> pa.Schema:
         """The columns of the state and their types, and `_change_type`."""
-        return self.changes.until.schema.append(pa.field(CHANGE_TYPE, pa.string()))
+        return schema_of_changes(self.changes.until)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the changes in batches, within bounded memory: a range of the keys' hash is read at a time.
@@ -538,7 +499,7 @@ class OpenChanges(_Rows):
         count = 1 + self.changes.rows // PART
         for number in range(count):
             for some in self.changes.part(number, count).read():
-                yield from _batches(_as_rows(some, self.changes.until, self.schema))
+                yield from batches_of(change_rows(some, self.changes.until))
 
 
 def _parts(state: StateAt) -> int:
@@ -552,7 +513,8 @@ def _tables_of_part(state: StateAt, number: int, parts: int) -> Iterator[pa.Tabl
     return state.part(number, parts).tables()
 
 
-def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
+def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a table in batches that are not too large."""
     rows = max(1, min(ROWS, BYTES * len(table) // max(1, table.nbytes)))
     return iter(table.to_batches(rows))
 
@@ -605,8 +567,14 @@ def _checked(since: StateAt, until: StateAt) -> tuple[StateAt, StateAt]:
     return since, until
 
 
-def _as_rows(some: Changed, state: StateAt, schema: pa.Schema) -> pa.Table:
-    """Return changes as rows of this schema. Where nothing differs there is none, though messages may have come."""
+def schema_of_changes(state: StateAt) -> pa.Schema:
+    """Return the columns of the changes of a state: its own, and the type of the change."""
+    return state.schema.append(pa.field(CHANGE_TYPE, pa.string()))
+
+
+def change_rows(some: Changed, state: StateAt) -> pa.Table:
+    """Return changes as users see them. Where nothing differs there is no row, though messages may have come."""
+    schema = schema_of_changes(state)
     was, is_there = (np.asarray(values.is_valid()) for values in (some.before, some.after))
     before, after = state.present(some.before), state.present(some.after)
     differs = was & is_there & ~are_equal(before, after)

@@ -116,50 +116,6 @@ def read_late_rows(
     return [read_side(files, side) for side in find_sides(files, application, task)]
 
 
-def state_frame(
-    spark: SparkSession,
-    store: str,
-    application: str,
-    task: BaseTask | str,
-    clock: Clock | None = None,
-    *,
-    monoids: Monoids = (),
-    presented: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-) -> DataFrame:
-    """Return what `read_state` returns, as a DataFrame.
-
-    The clock is settled now. The executors read the store when the DataFrame is used, each some ranges of the keys' hash. If
-    the clock is no longer retained by then, Spark's error says so.
-
-    Args:
-        spark: The session.
-        store: The store's folder or URL, as the executors reach it too.
-        application: The application's name.
-        task: The task, or its name.
-        clock: One of `clocks`; by default the newest.
-        monoids: Your own monoids and aggregators, where the task is only named.
-        presented: True for values as outputs show them.
-        storage_options: What fsspec needs to open the store.
-
-    Returns:
-        The key columns and `value`, a row per key. Key columns are of their stored types: integers are bigint, floats double,
-        times timestamp or timestamp_ntz.
-
-    Raises:
-        InvalidInputError: As `read_state`; or Spark has no type for a column, or the executors can't reach the store.
-
-    Example:
-        >>> totals = state_frame(spark, "tests/fixtures/store-v1", "app", "Totals")
-        >>> totals.where("shop = 'Bergen'").select("item", "value.total").orderBy("item").toArrow().to_pylist()
-        [{'item': None, 'total': 1024}, {'item': 1, 'total': 631}]
-    """
-    from persistent_state.engine import frames
-
-    found = open_store(store, storage_options=storage_options).application(application)
-    return frames.of_state(spark, found.task(task, monoids=monoids, presented=presented).at(clock).state)
-
-
 def late_rows_frame(
     spark: SparkSession,
     store: str,

@@ -54,7 +54,7 @@ def test_examples_in_docstrings_are_true(module: str, monkeypatch: pytest.Monkey
     assert failures_of(examples) == 0
 
 
-@pytest.mark.parametrize("package", ["monoids", "persistent_state"])
+@pytest.mark.parametrize("package", ["monoids", "persistent_state", "pyspark_persistent_state"])
 def test_no_docstring_is_half_a_question(package: str) -> None:
     for file in sorted((ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

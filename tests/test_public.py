@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from configparser import ConfigParser
+from fnmatch import fnmatch
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -87,7 +91,6 @@ PUBLIC_NAMES = [
     "read_state",
     "release_clock",
     "run_local",
-    "state_frame",
     "verify",
 ]
 
@@ -147,7 +150,7 @@ PUBLIC_MONOIDS = [
 ]
 
 HOUSE = (
-    "__main__ > cli > serve __init__ > testing > application reading timelines > open_state > engine > metrics show"
+    "__main__ > cli > serve __init__ > testing > application reading timelines > engine > open_state > metrics show"
     " > protocol > batch > inputs > kafka outputs > sources sinks > store > partials joins > ordered > task > state"
     " > formatting windows > event_time > errors redact > monoids"
 )
@@ -217,6 +220,16 @@ def test_only_what_is_handed_a_session_reaches_for_the_engine_and_not_before_it_
             late = {name for name in imports(file) if name.startswith("persistent_state.engine")}
             assert not late or module in ("", "application", "reading"), f"{file} imports {late}"
             assert not any(name.startswith("persistent_state.engine") for name in imports(file, at_load=True))
+
+
+def test_spark_finds_the_data_source_by_the_name_of_a_package_that_is_installed() -> None:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    installed = config["options.packages.find"]["include"].split()
+    (found,) = [module.name for module in pkgutil.iter_modules([str(ROOT)]) if module.name.startswith("pyspark_")]
+    assert any(fnmatch(found, pattern) for pattern in installed)
+    assert importlib.import_module(found).DefaultSource.name() == "persistent-state"
+    assert imports(ROOT / found / "__init__.py") == {"persistent_state.engine.store_source.StoreSource"}
 
 
 def test_monoids_know_nothing_of_persistent_state_or_spark() -> None:

@@ -12,16 +12,19 @@ from tests import versions
 
 def test_each_allowed_minor_version_is_tried_once_by_its_newest_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     def index(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        known = "pyspark (4.3.1)\nAvailable versions: 4.3.1, 4.3.0, 4.2.10, 4.2.9, 3.5.0, 3.4.4\n  LATEST: 4.3.1\n"
+        found = "4.3.1, 4.3.0, 4.2.10, 4.2.9, 4.1.2, 4.0.10, 4.0.9, 3.5.0"
+        known = f"pyspark (4.3.1)\nAvailable versions: {found}\n  LATEST: 4.3.1\n"
         return subprocess.CompletedProcess(command, 0, known)
 
     monkeypatch.setattr(subprocess, "run", index)
     assert versions.allowed_versions() == ["4.3.1", "4.2.10"]
+    assert versions.newest_patches(versions.OLDER) == ["4.1.2", "4.0.10"]
 
 
 def test_a_version_that_fails_or_is_left_out_makes_the_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = {"4.3.1": "passed", "4.2.10": "passed"}
+    outcomes = {"4.3.1": "passed", "4.2.10": "passed", "4.1.2": "passed"}
     monkeypatch.setattr(versions, "allowed_versions", lambda: list(outcomes))
+    monkeypatch.setattr(versions, "newest_patches", lambda older: ["4.1.2"])
     monkeypatch.setattr(versions, "outcome", outcomes.__getitem__)
     assert versions.main() == 0
     outcomes["4.2.10"] = "left out, it could not be installed: no network"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import signature
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,22 +16,17 @@ from persistent_state.batch import in_order
 from persistent_state.batch.in_order import EmittedRows
 from persistent_state.batch.plan import Plan
 from persistent_state.engine.session import check_store, use_this_python
+from persistent_state.engine.store_rows import LATE_ROWS, late_rows
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.formatting import plain, to_json
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.partials import fold
 from persistent_state.partials.layout import one_chunk
 from persistent_state.sinks.base import CLOCK, VALUE, Origin
 from persistent_state.store.files.base import Files
 from persistent_state.store.named_files import SideFile
-from persistent_state.store.state_at import StateAt, read_side, with_presented
+from persistent_state.store.state_at import StateAt, with_presented
 from persistent_state.windows import FINAL, TIME
-
-LATE_ROWS = (
-    "reason string, timestamp bigint, partition string, channel string, position bigint, record binary, "
-    "origin string, row string"
-)
 
 NO_SINK = "leave the sink out"
 
@@ -43,13 +40,6 @@ BYTES = 64 << 20
 """About the largest number of bytes in such a batch."""
 
 
-def of_state(spark: SparkSession, state: StateAt) -> DataFrame:
-    """Return a task's state. One Spark task reads and folds each part, which is no larger than a shard."""
-    parts = max(_parallelism(spark, state.files), state.shards)
-    rows = sum(run.rows for run in state.runs)
-    return _of_parts(spark, state, parts, rows, state.schema, "open it with read_state", StateAt.read)
-
-
 def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
     """Return the values that an output shows of a task's state at a clock."""
     schema = output_schema(plan, state.since is not None and state.since.early)
@@ -58,7 +48,7 @@ def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
     changed = sum(run.rows for run in state.runs if run.last >= since)
     # One task reads few rows faster than several do.
     parts = min(max(_parallelism(spark, state.files), state.shards), 1 + changed // ROWS_OF_A_PART)
-    return _of_parts(spark, state, parts, changed, schema, NO_SINK, lambda part: _with_clock(part, plan, schema))
+    return _of_parts(spark, state, parts, changed, schema, lambda part: _with_clock(part, plan, schema))
 
 
 def batches_of_values(state: StateAt, plan: Plan) -> Iterator[pa.RecordBatch]:
@@ -142,11 +132,18 @@ def types_of(task: str, schema: pa.Schema, instead: str) -> tuple[StructType, pa
     """Return a schema in Spark's types, and in the Arrow types in which Spark takes it: its times have a finer unit."""
     try:
         spark_types = from_arrow_schema(schema)
-        return spark_types, to_arrow_schema(spark_types, timezone="UTC")
+        return spark_types, handed_on(spark_types)
     except Exception as error:
         raise InvalidInputError(
             f"task={task}: Spark has no type for one of {', '.join(map(str, schema.types))} ({error}); {instead}."
         ) from error
+
+
+def handed_on(types: StructType) -> pa.Schema:
+    """Return the Arrow types in which Spark takes columns of these types."""
+    # Before PySpark 4.2 the zone is not an argument, and is UTC.
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(types, **zone)
 
 
 def _of_parts(
@@ -155,17 +152,16 @@ def _of_parts(
     parts: int,
     rows: int,
     schema: pa.Schema,
-    instead: str,
     show: Callable[[StateAt], pa.Table],
 ) -> DataFrame:
     """Return the values of a state with about so many rows, read in so many parts. Memory does not grow with a part."""
-    types, handed_on = types_of(state.task, schema, instead)
+    types, wanted = types_of(state.task, schema, NO_SINK)
     pieces = 1 + rows // (parts * fold.SLICE)
 
     def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for piece in (number * pieces + i for number in batch.column(0).to_pylist() for i in range(pieces)):
-                table = show(state.part(piece, parts * pieces)).cast(handed_on)
+                table = show(state.part(piece, parts * pieces)).cast(wanted)
                 yield from table.to_batches(max(1, min(ROWS, BYTES * len(table) // max(1, table.nbytes))))
 
     return spark.range(0, parts, 1, parts).mapInArrow(read, types)
@@ -179,19 +175,9 @@ def of_late_rows(spark: SparkSession, files: Files, found: Sequence[SideFile]) -
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 for side in found[number::parts]:
-                    yield from _late_rows(files, side).to_batches(ROWS)
+                    yield from late_rows(files, side).to_batches(ROWS)
 
-    return spark.range(0, parts, 1, parts).mapInArrow(read, LATE_ROWS)
-
-
-def _late_rows(files: Files, side: SideFile) -> pa.Table:
-    table = read_side(files, side)
-    if "origin" not in table.column_names:
-        table = table.add_column(table.num_columns - 1, "origin", pa.nulls(len(table)))
-    for name in ("origin", "row"):
-        shown = [to_json(plain(value)) if value.is_valid else None for value in table[name]]
-        table = table.set_column(table.schema.get_field_index(name), name, pa.array(shown, pa.string()))
-    return table.set_column(table.schema.get_field_index("record"), "record", table["record"].cast(pa.binary()))
+    return spark.range(0, parts, 1, parts).mapInArrow(read, from_arrow_schema(LATE_ROWS))
 
 
 def _parallelism(spark: SparkSession, files: Files) -> int:

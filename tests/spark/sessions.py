@@ -83,7 +83,13 @@ def new_session(name: str, master: str = "local[2]", settings: Mapping[str, str]
 def environment(java_options: str = "", **more: str) -> dict[str, str]:
     """The environment of a process that starts a Spark of its own."""
     java = f"{QUICK_JAVA} {java_options}"
-    own = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{QUICK_PYTHON}:{ROOT}", "JDK_JAVA_OPTIONS": java}
+    own = {
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": f"{QUICK_PYTHON}:{ROOT}",
+        "JDK_JAVA_OPTIONS": java,
+        # With this Python Spark looks data sources up.
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
     return {**os.environ, **own, **more}
 
 

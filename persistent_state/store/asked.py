@@ -1,0 +1,67 @@
+"""Put the keys that somebody asks for into the form in which a state is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from persistent_state.errors import InvalidInputError
+from persistent_state.partials.keys import normalise
+from persistent_state.partials.lookup import each_once
+from persistent_state.store.state_at import StateAt
+
+
+def asked_keys(state: StateAt, keys: Sequence[Any]) -> tuple[pa.Table, list[int]]:
+    """Return keys as `StateAt.of_keys` takes them, each once, and the row of each that was given.
+
+    Args:
+        state: The state that is asked.
+        keys: Values of the key column; of several columns tuples in their order, or mappings by their names.
+
+    Raises:
+        InvalidInputError: A key is not of the types of the key columns.
+    """
+    rows = [_parts_of(state, key) for key in keys]
+    columns = [key_column(state, place, [row[place] for row in rows]) for place in range(len(state.key_columns))]
+    return each_once(columns, len(rows))
+
+
+def key_column(state: StateAt, place: int, given: Sequence[Any]) -> pa.Array:
+    """Return values of a key column in their stored form.
+
+    Raises:
+        InvalidInputError: A value is not of the type of the column.
+    """
+    name, type = state.key_columns[place], state.layout.key_types[place]
+    try:
+        column = pa.array(given, type)
+    except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
+        raise _misfit(state, f"a value of column {name!r} is not {type}: {error}") from None
+    # Arrow would cut a fraction, or a time of the day, off.
+    for value, kept in zip(given, column.to_pylist(), strict=True):
+        if value is not None and value != kept and value == value:
+            raise _misfit(state, f"{value!r} of column {name!r} is not {type}")
+    return normalise(column)
+
+
+def _parts_of(state: StateAt, key: Any) -> tuple[Any, ...]:
+    """Return the values of the key columns."""
+    names = state.key_columns
+    if isinstance(key, Mapping):
+        if key.keys() == {*names}:
+            return tuple(key[name] for name in names)
+    elif len(names) == 1:
+        return (key,)
+    elif isinstance(key, tuple) and len(key) == len(names):
+        return key
+    raise _misfit(state, f"{key!r} has other columns")
+
+
+def _misfit(state: StateAt, what: str) -> InvalidInputError:
+    pairs = zip(state.key_columns, state.layout.key_types, strict=True)
+    known = ", ".join(f"{name} ({type})" for name, type in pairs)
+    form = {0: "leave the key out", 1: f"give a value of {known}"}
+    way = form.get(len(state.key_columns), f"give a tuple of {known}")
+    return InvalidInputError(f"key of task={state.task}: {what}; {way}.")
