@@ -573,7 +573,7 @@ def check_by_keys(task: OpenTask, clocks: Sequence[int]) -> None:
         try:
             known.append(task.at(clock))
         except InvalidInputError as error:
-            if not re.search(r"had no state at|has no state of then", str(error)):
+            if not re.search(r"had no state at|began, or was rebuilt or reset, after", str(error)):
                 raise
     for state in known:
         columns = state.state.key_columns

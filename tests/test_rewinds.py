@@ -262,8 +262,8 @@ def test_a_plan_names_every_output_that_can_t_go_back_and_no_rewind_is_made_by_i
     said = problem(lambda: app.rewind(plan))
     at = "may have values at clock=1970-01-01T00:00:00.000110Z (110), which is above the clock to go back to"
     assert sorted(said.split(". ")) == [
-        f"task=total: sink='function nothing' {at}, and can't take them back; go back to a later clock, or say "
-        'outputs={"function nothing": "again"} to have them again',
+        f"task=total: sink='function nothing' {at}, and can't take them back; go back to a later clock, or give "
+        'it on_rewind by ValuesAtClock, or say outputs={"function nothing": "again"} to have them again',
         f"task=total: sink='stubborn' {at}, and can't take them back; go back to a later clock, or give it a place of its own.",
     ]
     assert (world.newest, table.record) == (before, [0, 110])
@@ -313,7 +313,7 @@ def test_a_plan_is_its_text_and_explains_what_its_tables_do_not() -> None:
         world.play(14, plan=each)
     text = repr(app.plan_rewind(100))
     assert "takes back what is above 1970-01-01T00:00:00.000060Z, and is given every clock above that again" in text
-    assert "A sink that goes back further than to the clock has yet to follow an earlier rewind" in text
+    assert "A sink that goes back further than to the clock is right no further." in text
 
 
 @pytest.mark.parametrize("history", [False, True])
@@ -575,7 +575,7 @@ def test_a_rewind_is_refused_if_files_are_gone_that_were_read_since_the_clock(tm
     said = problem(lambda: folder.app().rewind(60))
     assert said == (
         f"4 of the 6 files of FileSource({str(tmp_path)!r}) that are to be read again are gone: '07.json', '08.json', "
-        "'10.json' and 1 more. Bring back what they were, or go back to a later clock."
+        "'10.json' and 1 more. Bring back what they were, put files without rows in their place, or go back to a later clock."
     )
     assert folder.world.newest == before
     # A plan is no promise of what is there later.

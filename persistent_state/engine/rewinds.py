@@ -31,6 +31,7 @@ from persistent_state.protocol.deliver import Due
 from persistent_state.protocol.rewind import Choose
 from persistent_state.protocol.rewind_plan import AGAIN, NONE, REFUSE, RETRACT, OutputPlan, ReadAgain, RewindPlan
 from persistent_state.sinks.base import RecordingSink
+from persistent_state.sinks.function import Function
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TASK_SOURCES
@@ -247,8 +248,9 @@ def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str], refused: Re
                 "own"
             )
         elif action == RETRACT and not sink.can_rewind(Place(plan, given).origin()):
-            place = ", or give it a place of its own" if has_record else ""
-            why = f"and can't take them back; go back to a later clock{place}"
+            way = ", or give it a place of its own" if has_record else ""
+            way = ", or give it on_rewind by ValuesAtClock" if isinstance(sink, Function) else way
+            why = f"and can't take them back; go back to a later clock{way}"
             again_by = "" if has_record or is_once else names[task, output]
         else:
             return action
@@ -270,7 +272,7 @@ def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
     try:
         return replace(output, rows=place.sink.rows_above(owed.clock, place.origin()))
     except InvalidInputError as error:
-        why = f"task={output.task}: sink={output.output!r}: {error}".removesuffix(".")
+        why = f"task={parts[output.task, output.output][0].named}: sink={output.output!r}: {error}".removesuffix(".")
         return replace(output, action=REFUSE, why=why)
     except (StateError, OSError) as error:
         _logger.warning("task=%s, sink=%r: it does not tell its rows: %s", output.task, output.output, error)

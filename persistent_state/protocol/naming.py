@@ -21,10 +21,15 @@ def keep(log: Log, clock: int | None, name: str, now: int) -> int:
     """Keep a clock by a name, by default the global clock, and return it.
 
     Raises:
-        InvalidInputError: There is no such application, the clock is not kept, or the name is none or is that of another clock.
+        InvalidInputError: There is no such application, the clock is not kept, or the name is none, is read as a time, or is
+            that of another clock.
     """
     if not name.strip() or not name.isprintable():
         raise InvalidInputError(f"name={name!r} is not a name; give it some letters.")
+    if (time := _time_of(name)) is not None:
+        raise InvalidInputError(
+            f"name={name!r} is read as the time {full_clock(time)}; take a name that is not a time."
+        )
 
     def named(entry: Entry) -> Entry:
         at = entry.clock if clock is None else clock
@@ -80,19 +85,26 @@ def clock_named(log: Log, text: str) -> int:
     Raises:
         InvalidInputError: There is no such application, or the text is neither.
     """
+    if (time := _time_of(text)) is not None:
+        return time
+    newest = log.newest()
+    if newest is None:
+        raise no_application(log.files, log.application)
+    clock = _clock_of(newest, text)
+    if clock is not None:
+        return clock
+    raise InvalidInputError(
+        f"clock={text!r} is not a time, and keeps no clock of {log.application}; give microseconds since 1970, ISO text "
+        f"such as 2013-01-31T12:00:00Z, or one of the names, which are {_names(newest)}."
+    )
+
+
+def _time_of(text: str) -> int | None:
+    """Return the clock that a text says as a time; None if it says none."""
     try:
         return read_clock(text)
     except InvalidInputError:
-        newest = log.newest()
-        if newest is None:
-            raise no_application(log.files, log.application) from None
-        clock = _clock_of(newest, text)
-        if clock is not None:
-            return clock
-        raise InvalidInputError(
-            f"clock={text!r} is not a time, and keeps no clock of {log.application}; give microseconds since 1970, ISO text "
-            f"such as 2013-01-31T12:00:00Z, or one of the names, which are {_names(newest)}."
-        ) from None
+        return None
 
 
 def _names(entry: Entry) -> str:

@@ -76,6 +76,7 @@ def plan(log: Log, to: int, choose: Choose = refuse) -> RewindPlan:
         ),
         names_gone={name: at for at, kept in newest.kept.items() if at > clock for name in kept.names},
         newest=newest.clock,
+        asked=to,
     )
 
 
@@ -203,6 +204,9 @@ def _outputs_of(newest: Entry, before: Entry, choose: Choose) -> Iterator[Output
         else:
             more = f"may have values at clock={full_clock(furthest)}, and none holds any more"
         action = NONE if furthest <= clock and owed is None else choose(task, output, more)
+        if action == AGAIN and task in newest.tasks:
+            # It may have been behind.
+            clock = min(clock, newest.tasks[task].outputs.delivered.get(output, clock))
         has = furthest if furthest > BEGINNING and owed is None else None
         yield OutputPlan(task, output, action, has, clock if clock > BEGINNING else None)
 

@@ -23,8 +23,7 @@ class OutputPlan:
         furthest: The last clock that the sink may have, in microseconds UTC; None if it has none, or has yet to follow an
             earlier rewind.
         clock: The clock up to which the sink keeps what it has, in microseconds UTC; None if it keeps nothing. It is below that
-            of the plan if the sink has yet to follow an earlier rewind to a lower clock, or if the output, or its task, began
-            anew since then.
+            of the plan where what the sink has is right no further.
         rows: How many rows of the sink go or change, where it can tell.
         is_done: Whether the sink has gone back. If not, it does at the next start.
         is_left_out: Whether the application lacks the output. Then it goes back, or is refused, when it is added again.
@@ -89,6 +88,7 @@ class RewindPlan:
         earlier_lives: The tasks that were reset or built again since the clock, and are what they were before that.
         names_gone: By name: the kept clock, in microseconds UTC, that goes as it is above the clock.
         newest: The global clock before the rewind, in microseconds UTC.
+        asked: The time that was asked for, in microseconds UTC.
         left_out: The tasks that the application that is rewound lacks. They go back as well.
 
     Example:
@@ -110,6 +110,7 @@ class RewindPlan:
     earlier_lives: tuple[str, ...] = ()
     names_gone: Mapping[str, int] = field(default_factory=dict)
     newest: int | None = None
+    asked: int | None = None
     left_out: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -121,7 +122,7 @@ def _lines(plan: RewindPlan) -> Iterator[str]:
     left_out = "which the application leaves out, and which goes back as well"
     told: dict[str, str | list[str]] = {
         "application": plan.application,
-        "clock": full_clock(plan.clock) + (", which is the newest" if plan.clock == plan.newest else ""),
+        "clock": full_clock(plan.clock) + _which(plan),
         "timeline": f"{plan.timeline}, which begins then",
         "tasks": [f"{name}, {left_out}" if name in plan.left_out else name for name in plan.tasks],
         "came later": [f"{name}, which begins anew" for name in plan.later_tasks],
@@ -144,7 +145,7 @@ def _lines(plan: RewindPlan) -> Iterator[str]:
         yield from table(
             ("task", "output", "may have", "action", "rows"),
             [
-                (each.task, each.output, show_clock(each.furthest), _action(each, plan.clock), _count(each.rows))
+                (each.task, each.output, _furthest(each), _action(each, plan.clock), _count(each.rows))
                 for each in plan.outputs
             ],
             right={4},
@@ -154,6 +155,13 @@ def _lines(plan: RewindPlan) -> Iterator[str]:
         yield from notes
 
 
+def _which(plan: RewindPlan) -> str:
+    """Return in words which of the kept clocks a plan goes to, where that is not plain."""
+    if plan.clock == plan.newest:
+        return ", which is the newest"
+    return "" if plan.asked in (None, plan.clock) else f", the newest kept one below {show_clock(plan.asked)}"
+
+
 def _notes(plan: RewindPlan) -> Iterator[str]:
     """Yield a line for each thing that the tables do not explain."""
     back = [output for output in plan.outputs if output.action == RETRACT and not output.is_left_out]
@@ -161,14 +169,19 @@ def _notes(plan: RewindPlan) -> Iterator[str]:
         yield "rows: how many rows of the sink go or change"
     if any(output.clock != plan.clock for output in back):
         yield (
-            "A sink that goes back further than to the clock has yet to follow an earlier rewind, or its output, or its task, "
-            "began anew since."
+            "A sink that goes back further than to the clock is right no further. It is given the clocks above that again, as "
+            "far as they are there."
         )
     if plan.clock == plan.newest:
         yield (
             "The clock is the newest, so none is void. A driver that runs is stopped all the same, and what it has read above "
             "the clock is read again."
         )
+
+
+def _furthest(output: OutputPlan) -> str:
+    """Return the last clock that a sink may have. Of one that owes an earlier rewind nobody knows it."""
+    return "-" if output.furthest is None and output.action != NONE else show_clock(output.furthest)
 
 
 def _action(output: OutputPlan, clock: int) -> str:

@@ -33,8 +33,8 @@ def check(host: str, token: str | None, no_token: bool) -> None:
         raise InvalidInputError(f"a token is given, by --token or {TOKEN}, and --no-token too; leave one of them out.")
     if token is not None and (not token or not token.isascii() or token != token.strip()):
         raise InvalidInputError(
-            "the token is empty, or has blanks at its ends or characters beyond ASCII; take a long random one, such as "
-            "`openssl rand -hex 32` prints."
+            f"the token of --token={'…' if token else ''} or {TOKEN} is empty, or has blanks at its ends or characters beyond "
+            "ASCII; take a long random one, such as `openssl rand -hex 32` prints."
         )
     if token is None and not no_token and not is_loopback(host):
         raise InvalidInputError(

@@ -254,9 +254,11 @@ class FileSource(TimeReplayableSource):
             if paths:
                 names = ", ".join(map(repr, paths[:_NAMED]))
                 more = f" and {len(paths) - _NAMED:,} more" if paths[_NAMED:] else ""
+                # One that was first read after the clock is read as it is now.
+                empty = ", put files without rows in their place" if sizes.keys().isdisjoint(paths) else ""
                 raise InvalidInputError(
                     f"{len(paths):,} of the {len(again):,} files of {self!r} that are to be read again {what}: {names}{more}. "
-                    "Bring back what they were, or go back to a later clock."
+                    f"Bring back what they were{empty}, or go back to a later clock."
                 )
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Split]:

@@ -463,9 +463,10 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
                 f"task={name} {how} reached {reached}; read clock={full_clock(at)} once it has caught up."
             )
         if at < task.born and at in (*entry.retained, *entry.kept):
+            before = "" if at in entry.kept else ", which is not kept with what the task was before"
+            nearest = nearest_clocks({*readable, newest, *(() if at in entry.kept else entry.kept)}, at)
             raise InvalidInputError(
-                f"task={name} began, or was rebuilt or reset, after clock={full_clock(at)}, and has no state of then; read "
-                f"clock={full_clock(min((*readable, newest)))} or a later one."
+                f"task={name} began, or was rebuilt or reset, after clock={full_clock(at)}{before}; read {nearest}."
             )
         nearest = nearest_clocks({*readable, newest, *(c for c in entry.kept if c >= task.born)}, at)
         raise InvalidInputError(

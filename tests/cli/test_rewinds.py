@@ -19,7 +19,7 @@ from tests.test_rewinds import Table, application, nothing, played
 
 PLAN = """\
 application  app
-clock        1970-01-01T00:00:00.000060Z (60)
+clock        1970-01-01T00:00:00.000060Z (60), the newest kept one below 1970-01-01T00:00:00.000065Z
 timeline     3, which begins then
 tasks        total
 
@@ -171,7 +171,8 @@ def test_a_refusal_shows_the_plan_and_says_what_to_write(
     assert (status, err.count("\n")) == (2, 1)
     assert "can't go back" in out
     assert err.endswith(
-        "and can't take them back; go back to a later clock, or say --outputs 'function nothing=again' to have them again.\n"
+        "and can't take them back; go back to a later clock, or give it on_rewind by ValuesAtClock, "
+        "or say --outputs 'function nothing=again' to have them again.\n"
     )
     status, out, err = run("--to", "60", "--yes", "--json")
     assert (status, json.loads(out)["outputs"][0]["action"]) == (2, "refuse")

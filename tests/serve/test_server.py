@@ -71,7 +71,7 @@ def test_to_be_reached_from_elsewhere_takes_a_token_or_a_word(
     assert main(["serve", STORE, "--no-token"]) == 2
     assert "and --no-token too" in capsys.readouterr().err
     for wrong in ("", " ", "a ", "ä"):
-        with pytest.raises(InvalidInputError, match=r"^the token is empty, or has blanks"):
+        with pytest.raises(InvalidInputError, match=r"^the token of --token=.* is empty, or has blanks"):
             check("127.0.0.1", wrong, no_token=False)
 
 

@@ -1177,24 +1177,10 @@ BUGS = (
         theme="rewound-outputs",
     ),
     bug(
-        "task that stood lower",
-        "A sink keeps what it was given up to the clock by a task that was left out then, and has yet to come so far.",
-        rewind._stood,
-        ("return min(before.clock, before.flow_of(task).visited)", "return before.clock"),
-        theme="rewound-outputs",
-    ),
-    bug(
         "gap in what was given",
         "A sink goes back to a clock that was gone when it was given later ones.",
         task_state._begun,
         ("if above and last not in retained:", "if False:"),
-        theme="rewound-outputs",
-    ),
-    bug(
-        "place that was emptied",
-        "A sink whose place was emptied is taken to have what it had had at the clock to which it goes back.",
-        task_state.OutputState.right_up_to,
-        ("low if clock < high else END", "END"),
         theme="rewound-outputs",
     ),
     bug(

@@ -767,7 +767,8 @@ class TestReplay:
         with pytest.raises(
             InvalidInputError,
             match=r"^4 of the 6 files of FileSource\(.*\) that are to be read again are gone: "
-            r"'3.csv', '4.csv', '5.csv' and 1 more\. Bring back what they were, or go back to a later clock\.$",
+            r"'3.csv', '4.csv', '5.csv' and 1 more\. Bring back what they were, put files without rows in "
+            r"their place, or go back to a later clock\.$",
         ):
             ask()
         source(folder).check_again({"": 8 * FILE}, before.journal, before.journal)
