@@ -2,8 +2,8 @@
 
 The stores in `fixtures` were written by the commits in their names, one after the other, so that each also holds what a version
 wrote over the store of an older one. The first commit made two starts with 40 of the sales of `write_store`, with late and bad
-rows in lists, each further commit one start with 10 more. Where a version knew outputs and plans, its newest entry has some. The last
-one went back to a kept clock, which outputs owe that are there, left before, and came later.
+rows in lists, each further commit one start with 10 more. Where a version knew outputs and plans, its newest entry has some.
+The last one went back to a kept clock, which outputs owe that are there, left before, and came later.
 """
 
 from __future__ import annotations
