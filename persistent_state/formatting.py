@@ -126,13 +126,14 @@ def read_clock(given: Clock) -> int:
     if isinstance(given, int) and not isinstance(given, bool):
         return given
     text = str(given)
-    if re.fullmatch(r"\s*[-+]?\d+\s*", text):
-        return int(text)
     try:
+        if re.fullmatch(r"\s*[-+]?\d+\s*", text):
+            return int(text)
         found = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     except ValueError as error:
         raise InvalidInputError(
-            f"clock={text!r} is not a time; give microseconds since 1970, or ISO text such as 2013-01-31T12:00:00Z."
+            f"clock={shortened(repr(text))} is not a time; give microseconds since 1970, or ISO text such as "
+            "2013-01-31T12:00:00Z."
         ) from error
     zoned = found if found.tzinfo else found.replace(tzinfo=timezone.utc)
     return (zoned - _EPOCH) // timedelta(microseconds=1)

@@ -7,7 +7,8 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from hashlib import sha256
-from http.cookies import CookieError, SimpleCookie
+
+from starlette.requests import cookie_parser
 
 LOCALHOST = "localhost"
 
@@ -38,7 +39,7 @@ class Token:
         return hmac.new(self._token, f"persistent-state serve {what}".encode(), sha256).hexdigest()
 
     def is_it(self, given: str) -> bool:
-        """Return whether a text is the token, in a time that tells nothing of it."""
+        """Return whether a text is the token, in constant time."""
         # The lengths of digests tell nothing.
         return hmac.compare_digest(sha256(given.encode(errors="replace")).digest(), sha256(self._token).digest())
 
@@ -47,13 +48,9 @@ class Token:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return self.is_it(given.strip())
-        cookies: SimpleCookie = SimpleCookie()
-        try:
-            cookies.load(headers.get("cookie", ""))
-        except CookieError:
-            return False
-        found = cookies.get(self.cookie_name)
-        return found is not None and hmac.compare_digest(found.value.encode(errors="replace"), self.cookie.encode())
+        # Browsers send the cookies of all ports of a host: those of other programs may be odd.
+        found = cookie_parser(headers.get("cookie", "")).get(self.cookie_name, "")
+        return hmac.compare_digest(found.encode(errors="replace"), self.cookie.encode())
 
     def set_cookie(self, is_secure: bool) -> str:
         """Return the header that gives a browser the cookie."""

@@ -25,10 +25,10 @@ from persistent_state.open_state import OpenStore
 from persistent_state.redact import shown
 from persistent_state.serve import page
 from persistent_state.serve.access import Token, is_loopback, is_own_name
-from persistent_state.serve.lookups import APPLICATION, TASK, Lookups, NotThereError, question
+from persistent_state.serve.lookups import APPLICATION, TASK, Lookups, NotThereError, Question, question
 from persistent_state.serve.page import Asked
 from persistent_state.serve.style import HEADERS
-from persistent_state.serve.watch import Detail, Looked, Watch
+from persistent_state.serve.watch import AGE, Detail, Looked, Watch
 from persistent_state.serve.workers import BusyError, Workers
 from persistent_state.store.state_at import find_applications
 
@@ -62,6 +62,8 @@ class Pages:
         self._store, self._now_us, self._token = store, now_us, token
         self._watch, self._lookups = Watch(store.files, seconds, now_us), Lookups(store)
         self._of_lookups, self._of_looks = Workers(LOOKUPS, WAITING, SECONDS), Workers(LOOKS, WAITING, SECONDS)
+        # Whoever asks for the health need not know the token: they wait for one another only, and share an answer.
+        self._of_health, self._seconds, self._answered_at = Workers(1, WAITING, SECONDS), seconds, -AGE
 
     async def home(self, request: Request) -> Response:
         """Answer with the page."""
@@ -87,11 +89,12 @@ class Pages:
         # A store of many tasks makes a long page.
         return HTMLResponse(await run_in_threadpool(show), status)
 
-    async def _asked(self, request: Request) -> tuple[Asked | None, int]:
+    async def _asked(self, request: Request) -> tuple[Asked, int]:
         try:
             asked = question(request.query_params.multi_items())
-        except InvalidInputError:
-            return None, 400
+        except InvalidInputError as error:
+            half = Question(request.query_params.get(APPLICATION, ""), request.query_params.get(TASK, ""))
+            return Asked(half, error=str(error)), 400
         try:
             return Asked(asked, await self._of_lookups.run(partial(self._lookups.answer, asked))), 200
         except Exception as error:
@@ -126,11 +129,17 @@ class Pages:
     async def health(self, request: Request) -> Response:
         """Answer whether the store answers. Whoever asks need not know the token, and is told nothing else."""
         try:
-            await self._of_looks.run(partial(find_applications, self._store.files))
+            await self._of_health.run(self._ask_store)
         except (StateError, OSError, BusyError) as error:
             LOG.warning("%s", error)
             return PlainTextResponse("The store does not answer; the server's log says why.\n", 503)
         return PlainTextResponse("The store answers.\n")
+
+    def _ask_store(self) -> None:
+        now = self._seconds()
+        if now - self._answered_at >= AGE:
+            find_applications(self._store.files)
+            self._answered_at = now
 
     async def login(self, request: Request) -> Response:
         """Take the token from the form, and give the browser a cookie."""

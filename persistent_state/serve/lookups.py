@@ -226,7 +226,7 @@ def key_of(asked: Question, schema: pa.Schema, names: Sequence[str]) -> dict[str
 def _of_json(text: str, names: Sequence[str]) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidInputError(f'key={text!r} is not JSON; write it as {{"column": "value"}}.') from None
     if isinstance(found, dict):
         return found

@@ -80,11 +80,6 @@ def login(is_wrong: bool) -> str:
     )
 
 
-def sentence(said: str) -> str:
-    """Return a page that says one thing."""
-    return document("persistent-state", f'<main><h1>persistent-state</h1><p class="error">{escape(said)}</p></main>')
-
-
 def document(title: str, body: str) -> str:
     """Return a whole document of HTML."""
     return (

@@ -732,6 +732,30 @@ class TestStreams:
             early.read()
             assert early.state == world.expected(world.newest.clock)
 
+    def test_an_offset_of_an_earlier_timeline_goes_on_below_the_clock_of_a_rewind(self) -> None:
+        with few_rows():
+            world = World(Kept())
+            world.keeping = Keeping(30, 0)
+            for _ in range(4):
+                world.play()
+            query = Query(options_of(world))
+            assert query.plan()
+            query.read()
+            offset = query.offsets[-1]
+            for _ in range(4):
+                world.play()
+            rewind.rewind(world.log, rewind.plan(world.log, 50), writer="test", now=0)
+            assert offset["clock"] < 50
+            world.sent = [message for message in world.sent if message[1] < 50]
+            world.batch = 5
+            world.restart()
+            for _ in range(4):
+                world.play()
+            assert query.plan()
+            query.read()
+            assert query.state == world.expected(world.newest.clock)
+            assert offset["timeline"] < query.offsets[-1]["timeline"]
+
     def test_a_task_that_is_reset_is_followed_into_its_next_life(self) -> None:
         with few_rows():
             world = self.world()

@@ -80,7 +80,7 @@ def shortened(rules: Mapping[str, Any]) -> Mapping[str, Any]:
 @pytest.fixture
 def runs() -> Iterator[Mapping[str, Run]]:
     """Runs by what they will be."""
-    runs = {"well": Run(()), "silent": Run(), "busy": Run(()), "damaged": Run(())}
+    runs = {"well": Run(()), "silent": Run(), "busy": Run(()), "damaged": Run(()), "ended": Run(())}
     yield runs
     for run in runs.values():
         run.monitor.close()
@@ -135,7 +135,7 @@ def test_each_alert_fires_for_the_run_that_is_ill_and_none_for_the_one_that_is_w
     runs: Mapping[str, Run], tmp_path: Path
 ) -> None:
     rules = yaml.safe_load(ALERTS.read_text("utf-8"))
-    well, silent, busy, damaged = runs.values()
+    well, silent, busy, damaged, ended = runs.values()
     silent.move(11)
     damaged.damage()
     expected = {
@@ -147,6 +147,7 @@ def test_each_alert_fires_for_the_run_that_is_ill_and_none_for_the_one_that_is_w
         ("busy", "PersistentStateLateOrBadRows"),
         ("busy", "PersistentStateUnreadGrows"),
         ("damaged", "PersistentStateUnreadable"),
+        ("ended", "PersistentStateGone"),
     }
     assert {alert for _, alert in expected} == {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
     found, unread = dict[tuple[str, str], str](), 0
@@ -163,15 +164,18 @@ def test_each_alert_fires_for_the_run_that_is_ill_and_none_for_the_one_that_is_w
             unread += 100_000
             for run, count in ((well, 0), (busy, unread)):
                 run.monitor.hear(Work("A", False, 1, 0, 0.1, 0.1, ("",), {"orders-0": count}))
+            targets = prometheus.ask("targets")["activeTargets"]
+            if any(one["labels"]["job"] == "ended" and one["health"] == "up" for one in targets):
+                ended.monitor.close()
             for alert in prometheus.firing():
                 labels = alert["labels"]
                 assert labels["application"] == "app"
                 found[labels["job"], labels["alertname"]] = alert["annotations"]["summary"]
             time.sleep(0.25)
         up = {one["labels"]["job"]: one["health"] for one in prometheus.ask("targets")["activeTargets"]}
-    assert up == dict.fromkeys(runs, "up")
+    assert up == {**dict.fromkeys(runs, "up"), "ended": "down"}
     assert found.keys() == expected
     assert found["silent", "PersistentStateStands"] == "The global clock of app has not moved for 15 minutes."
     assert found["silent", "PersistentStateOutputBehind"] == "The sink sink of A lacks 12 clocks."
-    assert found["busy", "PersistentStateLateOrBadRows"] == "Rows of A did not count for being late."
+    assert found["busy", "PersistentStateLateOrBadRows"] == "Rows of A did not count: late."
     assert found["busy", "PersistentStateUnreadGrows"] == "A does not keep up with partition orders-0."

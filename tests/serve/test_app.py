@@ -7,6 +7,7 @@ import shutil
 from base64 import b64decode, b64encode
 from hashlib import sha256
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from starlette.testclient import TestClient
@@ -291,6 +292,12 @@ def test_a_browser_is_let_in_by_the_form_or_by_the_url() -> None:
         assert TOKEN not in cookie
         assert "Application app" in served.page().text
         assert served.client.get("/metrics").status_code == 200
+        # Cookies of other programs on this host are sent, too.
+        own = cookie.partition(";")[0]
+        for odd in ('foo={"a":1}', "justflag", "a b=1", 'x="unclosed', "ä=1"):
+            for both in (f"{odd}; {own}", f"{own}; {odd}"):
+                sent = {"Cookie": both.encode()}
+                assert Served(STORE, TOKEN).client.get("/metrics", headers=sent).status_code == 200, both
         # Another token's cookie is none.
         other = Served(STORE, "another").client
         assert other.get("/metrics", headers={"Cookie": cookie.partition(";")[0]}).status_code == 401
@@ -315,3 +322,21 @@ def test_storage_options_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> Non
         answer = client.get(path)
         assert answer.status_code == 503
         assert not re.search("hunter|AKIA", answer.text + str(answer.headers))
+
+
+def test_odd_questions_are_answered_with_a_sentence() -> None:
+    client = Served(STORE).client
+    for params in ({"key": "[" * 3000}, {"clock": "9" * 5000}):
+        answer = client.get("/lookup", params={"application": "app", "task": "Totals", **params})
+        assert (answer.status_code, answer.json()["error"].endswith(".")) == (400, True), params
+    twice = client.get("/", params=[("application", "app"), ("task", "Totals"), ("key.shop", "a"), ("key.shop", "b")])
+    assert twice.status_code == 400
+    assert "key.shop is given twice; give it once." in twice.text
+
+
+def test_health_is_asked_of_the_store_once_a_second_and_by_one_thread() -> None:
+    served = Served(STORE, TOKEN)
+    with mock.patch("persistent_state.serve.app.find_applications") as asked:
+        for _ in range(5):
+            assert served.client.get("/health").status_code == 200
+    assert asked.call_count == 1
