@@ -259,6 +259,8 @@ class Giver:
             FencedError: a newer driver owns the application.
             InvalidInputError: The sink can't go back.
         """
+        if self._timeline is None:
+            self.open()
         entry = own(self.log, epoch)
         while entry.timeline != self._timeline:
             # If the application is rewound meanwhile, the sink is open for more than this entry knows.
