@@ -274,12 +274,11 @@ class Giver:
             # What is said of this is said when it is opened.
             self._timeline = None
             return self.follow(epoch)
-        applied, then = self._applied, self._entry_at(owed.clock)
-        # If the sink's answer is lost, it is asked again what it has.
-        self._timeline = None
+        then = self._entry_at(owed.clock)
+        self._timeline = self._given = None
         self.go_back(then, owed.clock)
-        self._timeline, self._given = entry.timeline, None
-        self._applied = None if applied is None else min(applied, owed.clock)
+        # A writer of the old timeline may have given it a clock until then: it is asked again what it has.
+        self.open()
         is_whole = then is not None
         return pay(self.log, epoch, self.task, self.output, owed, self._applied, is_whole, self.now())
 

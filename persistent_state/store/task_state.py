@@ -169,6 +169,9 @@ class OutputState:
             # The driver that gave it that died before the log said so. What it lacked was part of that.
             voided.pop(output, None)
         begun = _begun(self.begun, {output: clock}, retained)
+        if any(self.delivered[output] < each < clock for each in retained):
+            # A writer of an earlier timeline gave it that clock, and had no clocks between.
+            begun[output] = clock
         if clock < known and clock not in retained:
             lacks[output] = (min(clock, lacks.get(output, (END, END))[0]), begun.get(output, END))
         delivered = {**self.delivered, output: clock}

@@ -17,7 +17,7 @@ from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.since import Since
 from persistent_state.protocol import deliver, naming, rewind
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.commits import Keeping, amend
 from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.protocol.rewind_plan import AGAIN, RETRACT, OutputPlan
 from persistent_state.store.entry import Entry, Owed
@@ -697,3 +697,27 @@ def test_a_function_that_left_before_the_clock_can_come_back() -> None:
     with_sink(world)
     with pytest.raises(InvalidInputError, match="may have values at clock="):
         rewind.plan(world.log, 90)
+
+
+def test_what_a_writer_of_the_old_timeline_gives_at_the_last_moment_is_known() -> None:
+    world, sink = World(Keeping(2)), Sink()
+    world.play(6)
+    world.play(7)
+    plan = with_sink(world, "sink")
+    back(world, 50)
+    first, clock = world.newest.retained[-2:]
+    core.start(world.log, [plan])
+    epoch, timeline = world.newest.epoch, world.newest.timeline
+    amend(world.log, epoch, lambda entry: entry.with_owed("total", "sink", Owed(timeline, clock)), 0)
+    giver = giver_of(world, plan, sink)
+    giver.open()
+    # A writer that does not know that it is fenced gives the only clock that it knew, before the sink has gone back.
+    sink.opened = 0
+    sink.write(clock, [(world.state(clock),)])
+    sink.opened = timeline
+    while giver.give_next(epoch):
+        pass
+    assert (first, sink.backs, sink.clocks) == (30, [50], [50])
+    # So the sink can't go back to the clock before, which it never got.
+    outputs = world.newest.tasks["total"].outputs
+    assert (outputs.delivered, outputs.begun) == ({"sink": 50}, {"sink": 50})

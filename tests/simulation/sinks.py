@@ -91,6 +91,11 @@ class WorldSink:
         """By what the first part of a clock is found."""
         return (timeline, clock)
 
+    def left_out(self, timeline: int) -> set[int]:
+        """The clocks that it is not given any more: a writer of an earlier timeline, that lacked them, gave it a later one."""
+        before = max((given.clock for given in self.given if given.timeline < timeline), default=BEGINNING)
+        return {clock for clock in self.owed if clock < before}
+
     def is_fenced(self, timeline: int) -> bool:
         """Whether a writer of this timeline comes too late."""
         return timeline < self.timeline
@@ -268,6 +273,7 @@ class Sinks:
             must(old not in before.retained or last > old or old in retained, "the last given stays retained", **facts)
             if entry.clock > before.clock:
                 sink.owed.add(entry.clock)
+        sink.owed -= sink.left_out(entry.timeline)
         done = {clock for clock in sink.owed if clock <= last}
         must(done <= sink.seen, "only what was delivered is recorded", missing=done - sink.seen, **facts)
         sink.owed -= done
@@ -314,7 +320,7 @@ class Sinks:
         sink.seen.add(clock)
         # What went back below all that it was given has nothing of the clock to which it went.
         if clock > sink.applied or (clock == sink.applied and since == BEGINNING):
-            missed = {owed for owed in sink.owed if owed < clock} - sink.seen
+            missed = {owed for owed in sink.owed if owed < clock} - sink.seen - sink.left_out(by.timeline)
             must(not missed, "clocks are delivered in their order", missed=missed, **facts)
             if since == BEGINNING or (job.windowing is not None and since < floor):
                 # It is new, or comes back when what closed or expired meanwhile is gone.

@@ -30,6 +30,7 @@ from tests.simulation.world import (
     REBUILT,
     REWOUND,
     REWOUND_BACKFILL,
+    REWOUND_GRAPH_OUTPUTS,
     REWOUND_GRAPHS,
     REWOUND_OUTPUTS,
     VERSIONS,
@@ -47,7 +48,9 @@ GRAPH_WORLDS = soak_or(ci=20, soak=2000)
 INPUTS_WORLDS = soak_or(ci=20, soak=1000)
 BACKFILL_WORLDS = soak_or(ci=20, soak=1000)
 REWOUND_WORLDS = soak_or(ci=20, soak=2000)
-REWOUND_OUTPUTS_WORLDS = soak_or(ci=40, soak=2000)
+REWOUND_OUTPUTS_WORLDS = soak_or(
+    ci={REWOUND_OUTPUTS: 40, REWOUND_GRAPH_OUTPUTS: 20}, soak={REWOUND_OUTPUTS: 2000, REWOUND_GRAPH_OUTPUTS: 45}
+)
 REWOUND_GRAPH_WORLDS = soak_or(ci=6, soak=1000)
 KEPT_WORLDS = soak_or(ci=20, soak=2000)
 BRANCHED_WORLDS = soak_or(ci=20, soak=2000)
@@ -178,8 +181,9 @@ def test_applications_that_go_back_keep_the_contract(theme: str) -> None:
 
 
 @pytest.mark.soak
-def test_applications_that_go_back_take_their_outputs_along() -> None:
-    worlds = [play(seed, REWOUND_OUTPUTS) for seed in range(REWOUND_OUTPUTS_WORLDS)]
+@pytest.mark.parametrize("theme", [REWOUND_OUTPUTS, REWOUND_GRAPH_OUTPUTS])
+def test_applications_that_go_back_take_their_outputs_along(theme: str) -> None:
+    worlds = [play(seed, theme) for seed in range(REWOUND_OUTPUTS_WORLDS[theme])]
     happened = sum((world.oracle.happened for world in worlds), Counter[str]())
     assert {kind for kind in GO_BACK if happened[f"{kind} went back"]} == {*GO_BACK}
 

@@ -120,6 +120,9 @@ GRAPHS = (GRAPH, EVERY, IN_ORDER, VERSIONS)
 REWOUND_OUTPUTS = "rewound-outputs"
 """The theme of worlds in which applications with sinks of all kinds go back to kept clocks."""
 
+REWOUND_GRAPH_OUTPUTS = "rewound-graph-outputs"
+"""The theme of worlds in which tasks that feed tasks go back with sinks of all kinds."""
+
 REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS, BACKFILL, VERSIONS)}
 """The themes of worlds in which applications of such tasks go back to kept clocks."""
 
@@ -138,9 +141,10 @@ class World:
         self.seed = seed
         self.rng = rng = Random(seed)
         drawn = rng.choice(["", "", *THEMES])
-        self.theme = drawn if theme is None else {**REWOUND_GRAPHS, REWOUND_OUTPUTS: REWOUND}.get(theme, theme)
-        goes_back = self.theme == REWOUND or theme in REWOUND_GRAPHS
-        self.places = Random(f"places {seed}") if theme == REWOUND_OUTPUTS else None
+        with_sinks = {REWOUND_OUTPUTS: REWOUND, REWOUND_GRAPH_OUTPUTS: GRAPH}
+        self.theme = drawn if theme is None else {**REWOUND_GRAPHS, **with_sinks}.get(theme, theme)
+        goes_back = self.theme == REWOUND or theme in {*REWOUND_GRAPHS, *with_sinks}
+        self.places = Random(f"places {seed}") if theme in with_sinks else None
         self.trace: list[str] = []
         self.step = 0
         self.now = START
@@ -285,6 +289,8 @@ class World:
             if isinstance(derived, Part) and (derived.what == ordered.MESSAGES or derived.ordered.silent):
                 count = count if derived.what == ordered.STATES else 0
             sinks = [WorldSink(derived.name, f"o{i}", self.own.random() < 0.6, early) for i in range(count)]
+            if self.places is not None:
+                sinks = [self._place(self.places, derived, number) for number in range(self.places.choice([0, 1]))]
             self.oracle.sinks.of[derived.name] = {sink.output: sink for sink in sinks}
         for partitions in self.sources.values() if self.derived and self.own.random() < 0.5 else ():
             partitions.ends = partitions.vanishes = False
@@ -306,7 +312,7 @@ class World:
 
     # What there is
 
-    def _place(self, rng: Random, job: Job, number: int) -> WorldSink:
+    def _place(self, rng: Random, job: Job | Derived | Part, number: int) -> WorldSink:
         """A sink of an application that goes back."""
         kind = rng.choice([*(2 * places.GO_BACK), *(2 * (places.AGAIN,)), places.STUBBORN])
         early = isinstance(job.windowing, SlidingWindow) and rng.random() < 0.4
