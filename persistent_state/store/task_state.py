@@ -168,7 +168,8 @@ class OutputState:
         elif clock > self.delivered[output]:
             # The driver that gave it that died before the log said so. What it lacked was part of that.
             voided.pop(output, None)
-        begun = _begun(self.begun, {output: clock}, retained)
+        # Of one that has nothing, and had nothing, the start has said where it begins.
+        begun = _begun(self.begun, {output: clock}, retained) if max(clock, known) > BEGINNING else {**self.begun}
         if any(self.delivered[output] < each < clock for each in retained):
             # A writer of an earlier timeline gave it that clock, and had no clocks between.
             begun[output] = clock
