@@ -1184,13 +1184,6 @@ BUGS = (
         theme="rewound-outputs",
     ),
     bug(
-        "task that came later",
-        "A sink keeps what it was given up to the clock of a task that there was not at the time.",
-        rewind._right_up_to,
-        ("return BEGINNING\n", "return before.clock\n"),
-        theme="rewound-outputs",
-    ),
-    bug(
         "clocks again of what changes",
         "A sink that is given clocks again is not given what only the void timeline changed.",
         task_state.OutputState.rewind,

@@ -179,7 +179,7 @@ def test_an_application_whose_function_can_t_go_back_is_refused_and_runs_on(
     name = "function test_an_application_whose_function_can_t_go_back_is_refused_and_runs_on.page"
     with pytest.raises(
         InvalidInputError,
-        match="and can't take them back; go back to a later clock, or give it on_rewind by ValuesAtClock, or say outputs=",
+        match="give it on_rewind by ValuesAtClock, or say outputs=",
     ):
         app.rewind(20 * SECOND)
     assert world.state() == expected(lambda at: 2)
