@@ -279,6 +279,8 @@ class Giver:
         self.go_back(then, owed.clock)
         # A writer of the old timeline may have given it a clock until then: it is asked again what it has.
         self.open()
+        if self._applied is not None:
+            self._applied = min(self._applied, owed.clock)
         is_whole = then is not None
         return pay(self.log, epoch, self.task, self.output, owed, self._applied, is_whole, self.now())
 
