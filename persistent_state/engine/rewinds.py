@@ -294,7 +294,7 @@ def _reads(setup: Setup, first: Entry, newest: Entry) -> list[ReadAgain]:
             continue
         if not feed.plan.first.has_positions:
             raise InvalidInputError(
-                f"{feed.plan.title}: {feed.source!r} has no positions, so nobody knows what is to be read again; name a column "
+                f"{feed.plan.title}: {source!r} has no positions, so nobody knows what is to be read again; name a column "
                 "of positions."
             )
         if not isinstance(source, DataFrameSource):
@@ -305,10 +305,10 @@ def _reads(setup: Setup, first: Entry, newest: Entry) -> list[ReadAgain]:
             # It speaks of a start.
             raise InvalidInputError(f"no start could go on from clock={full_clock(first.clock)}: {error}") from error
         found += [_read_again(feed, each) for each in continued]
-        if isinstance(feed.source, DataFrameSource):
+        if isinstance(source, DataFrameSource):
             known = [name for name in feed.plan.by_name if name in first.tasks]
             for group in flows.divided(first, known) if known else ():
-                found.append(ReadAgain(tuple(group.tasks), repr(feed.source), group.flow.source.next_positions))
+                found.append(ReadAgain(tuple(group.tasks), repr(source), group.flow.source.next_positions))
     return found
 
 

@@ -168,7 +168,7 @@ class OutputState:
         elif clock > self.delivered[output]:
             # The driver that gave it that died before the log said so. What it lacked was part of that.
             voided.pop(output, None)
-        # Of one that has nothing, and had nothing, the start has said where it begins.
+        # With which clock a sink begins that never had one was said at the start.
         begun = _begun(self.begun, {output: clock}, retained) if max(clock, known) > BEGINNING else {**self.begun}
         if any(self.delivered[output] < each < clock for each in retained):
             # A writer of an earlier timeline gave it that clock, and had no clocks between.
@@ -205,10 +205,10 @@ class OutputState:
         `before` is the record when that clock was the newest, and `is_same_life` tells whether the task has not begun from zero
         since. `BEGINNING` means that nothing is right.
         """
-        # Of a life before that of then, whose names stay taken, nothing has changed.
+        # An output that was retired by then belongs to an earlier life, and has been given nothing since.
         if output in before.retired or self._goes_on(before, output, clock, is_same_life):
             return clock
-        # The log of then says it: the clocks above are still there, and will be given.
+        # `before` says what the sink had. The clocks above that are still retained there, and the sink is given them again.
         last = max(before.delivered.get(output, BEGINNING), before.left_at.get(output, BEGINNING))
         low, high = self.lacks.get(output, (END, END))
         return min(clock, last, before.voided.get(output, END), low if clock < high else END)
@@ -304,7 +304,7 @@ class OutputState:
         return OutputState(
             delivered=dict.fromkeys(outputs, BEGINNING),
             furthest=max(self.furthest, own),
-            retired=tuple(sorted({*self.retired, *self.delivered, *self.left} - {*outputs})),
+            retired=tuple(sorted({*self.retired, *self.delivered, *self.left})),
             begun=_begun({}, dict.fromkeys(outputs, BEGINNING), (clock,)),
             lacks=self.lacks,
         )
