@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import or_none
 from persistent_state.formatting import show_identity
 from persistent_state.protocol import deliver
 from persistent_state.store.entry import Entry
@@ -56,7 +56,7 @@ def listed(files: Files, what: str, application: str = "") -> pa.Table:
 
 
 def _applications(entry: Entry) -> Iterator[dict[str, Any]]:
-    yield {**_clock(entry.clock), "timeline": entry.timeline}
+    yield {**_clock(or_none(entry.clock)), "timeline": entry.timeline}
 
 
 def _tasks(entry: Entry) -> Iterator[dict[str, Any]]:
@@ -67,27 +67,26 @@ def _tasks(entry: Entry) -> Iterator[dict[str, Any]]:
             "state": show_identity(task.identity["monoid"]),
             "window": show_identity(window) if (window := task.identity.get("window")) else None,
             "active": task.active,
-            **_clock(min(entry.clock, entry.flow_of(name).visited)),
+            **_clock(or_none(min(entry.clock, entry.flow_of(name).visited))),
         }
 
 
 def _clocks(entry: Entry) -> Iterator[dict[str, Any]]:
     for clock in entry.readable:
         kept = entry.kept.get(clock)
-        yield {**_clock(clock), "names": [] if kept is None else [*kept.names]}
+        yield {**_clock(or_none(clock)), "names": [] if kept is None else [*kept.names]}
 
 
 def _outputs(entry: Entry) -> Iterator[dict[str, Any]]:
     for name, task in sorted(entry.tasks.items()):
         for output, found in sorted(deliver.delivered(entry, name).items()):
-            clock = BEGINNING if found.clock is None else found.clock
             # A task that is not part of the newest start has no clocks to be behind.
-            yield {"task": name, "output": output, **_clock(clock), "behind": found.behind if task.active else None}
+            behind = found.behind if task.active else None
+            yield {"task": name, "output": output, **_clock(found.clock), "behind": behind}
 
 
-def _clock(clock: int) -> dict[str, Any]:
-    known = None if clock == BEGINNING else clock
-    return {"clock": known, "microseconds": known}
+def _clock(clock: int | None) -> dict[str, Any]:
+    return {"clock": clock, "microseconds": clock}
 
 
 _ROWS: Mapping[str, Callable[[Entry], Iterable[dict[str, Any]]]] = {

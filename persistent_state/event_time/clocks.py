@@ -92,6 +92,11 @@ class Coarse:
         return self.low < clock < self.high and clock % self.step != 0
 
 
+def or_none(clock: int) -> int | None:
+    """Return the clock, or None if it is `BEGINNING`: the form in which a clock leaves the library."""
+    return None if clock == BEGINNING else clock
+
+
 def checkpoint_clock(upstream_min: int, interval: int) -> int:
     """Return the largest multiple of the interval at or below the upstream min clock."""
     return upstream_min // interval * interval

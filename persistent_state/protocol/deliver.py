@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from persistent_state.errors import FencedError, InvalidInputError
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, or_none
 from persistent_state.formatting import clock_of_rewind, full_clock
 from persistent_state.protocol.commits import amend, own
 from persistent_state.store import kept_entries
@@ -68,10 +68,7 @@ def behind(entry: Entry, task: str) -> Mapping[str, int]:
 def delivered(entry: Entry, task: str) -> Mapping[str, Delivered]:
     """Return the progress of each output's sink."""
     last = entry.tasks[task].outputs.delivered
-    return {
-        output: Delivered(None if last[output] == BEGINNING else last[output], count)
-        for output, count in behind(entry, task).items()
-    }
+    return {output: Delivered(or_none(last[output]), count) for output, count in behind(entry, task).items()}
 
 
 def _waiting(entry: Entry, name: str, output: str, own: Sequence[int] = ()) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import or_none
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -64,8 +64,8 @@ def point(entry: Entry) -> Point:
         entry.time,
         entry.epoch,
         entry.timeline,
-        _clock(entry.clock),
-        {name: _clock(flow.visited) for name, flow in active.items()},
+        or_none(entry.clock),
+        {name: or_none(flow.visited) for name, flow in active.items()},
         max(timed, default=None),
         {
             (*place, partition): position.next
@@ -74,10 +74,6 @@ def point(entry: Entry) -> Point:
             for partition, position in source.positions.items()
         },
     )
-
-
-def _clock(clock: int) -> int | None:
-    return None if clock == BEGINNING else clock
 
 
 class Recent:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import or_none
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -42,8 +42,8 @@ def history(log: Log) -> pa.Table:
             "written": entry.time,
             "entry": entry.number,
             "task": name,
-            "clock": _clock(entry.flow_of(name).visited),
-            "global_clock": _clock(entry.clock),
+            "clock": or_none(entry.flow_of(name).visited),
+            "global_clock": or_none(entry.clock),
             "timeline": entry.timeline,
         }
         for entry in _entries(log)
@@ -81,7 +81,3 @@ def _if_there(read: Callable[[int], T], number: int) -> T | None:
         return read(number)
     except FileNotFoundError:
         return None
-
-
-def _clock(clock: int) -> int | None:
-    return None if clock == BEGINNING else clock

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from persistent_state.errors import DamagedError
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import or_none
 from persistent_state.protocol import deliver, holding
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
@@ -61,7 +61,7 @@ def of_entry(files: Files, name: str, entry: Entry) -> dict[str, Any]:
     holder = holding.holder(entry)
     return {
         "application": name,
-        "clock": None if entry.clock == BEGINNING else entry.clock,
+        "clock": or_none(entry.clock),
         "next": entry.next if entry.next > entry.clock else None,
         "waits_for": None if holder is None else {**asdict(holder), "words": holder.words},
         "retained": list(entry.retained),
@@ -97,7 +97,7 @@ def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:
         },
         "active": task.active,
         "flow": task.flow,
-        "clock": None if flow.visited == BEGINNING else flow.visited,
+        "clock": or_none(flow.visited),
         "runs": len(task.stored.runs),
         "rows": sum(run.rows for run in {run.file: run for run in task.stored.runs}.values()),
         "files": len(stored),
