@@ -27,15 +27,16 @@ from persistent_state.serve import page
 from persistent_state.serve.access import Token, is_loopback, is_own_name
 from persistent_state.serve.lookups import APPLICATION, TASK, Lookups, NotThereError, Question, question
 from persistent_state.serve.page import Asked
+from persistent_state.serve.shared import Shared
 from persistent_state.serve.style import HEADERS
-from persistent_state.serve.watch import AGE, Detail, Looked, Watch
+from persistent_state.serve.watch import Detail, Looked, Watch
 from persistent_state.serve.workers import BusyError, Workers
 from persistent_state.store.state_at import find_applications
 
 LOG = logging.getLogger(__name__)
 
 SECONDS = 20.0
-"""The most seconds that a call waits for a thread, and then for the store."""
+"""The most seconds that a whole answer waits for threads and for the store."""
 
 LOOKUPS, LOOKS, WAITING = 8, 3, 64
 """The most look-ups at a time, the most looks for all other pages, and the most calls that wait for either."""
@@ -61,14 +62,17 @@ class Pages:
     ) -> None:
         self._store, self._now_us, self._token = store, now_us, token
         self._watch, self._lookups = Watch(store.files, seconds, now_us), Lookups(store)
+        self._metrics = Shared(self._measure, seconds)
         self._of_lookups, self._of_looks = Workers(LOOKUPS, WAITING, SECONDS), Workers(LOOKS, WAITING, SECONDS)
         # Whoever asks for the health need not know the token: they wait for one another only, and share an answer.
-        self._of_health, self._seconds, self._answered_at = Workers(1, WAITING, SECONDS), seconds, -AGE
+        self._of_health = Workers(1, WAITING, SECONDS)
+        self._health = Shared(lambda: find_applications(store.files), seconds)
 
     async def home(self, request: Request) -> Response:
         """Answer with the page."""
+        deadline = self._of_looks.deadline()
         try:
-            looked = await self._of_looks.run(self._watch.look)
+            looked = await self._of_looks.run(self._watch.look, deadline)
         except BusyError as error:
             last = self._watch.last
             looked = Looked(last.seen, str(error), last.at)
@@ -78,25 +82,25 @@ class Pages:
         detail = Detail()
         if chosen is not None:
             try:
-                detail = await self._of_looks.run(partial(self._watch.detail, chosen.name))
+                detail = await self._of_looks.run(partial(self._watch.detail, chosen.name), deadline)
             except BusyError as error:
                 detail = Detail(error=str(error))
         asked = None
         if request.query_params.get(TASK):
-            asked, of_lookup = await self._asked(request)
+            asked, of_lookup = await self._asked(request, deadline)
             status = max(status, of_lookup)
         show = partial(page.page, shown(self._store.files.url), looked, chosen, detail, asked, self._now_us())
         # A store of many tasks makes a long page.
         return HTMLResponse(await run_in_threadpool(show), status)
 
-    async def _asked(self, request: Request) -> tuple[Asked, int]:
+    async def _asked(self, request: Request, deadline: float) -> tuple[Asked, int]:
         try:
             asked = question(request.query_params.multi_items())
         except InvalidInputError as error:
             half = Question(request.query_params.get(APPLICATION, ""), request.query_params.get(TASK, ""))
             return Asked(half, error=str(error)), 400
         try:
-            return Asked(asked, await self._of_lookups.run(partial(self._lookups.answer, asked))), 200
+            return Asked(asked, await self._of_lookups.run(partial(self._lookups.answer, asked), deadline)), 200
         except Exception as error:
             said, status = _of_error(error)
             return Asked(asked, error=said), status
@@ -114,13 +118,13 @@ class Pages:
     async def metrics(self, request: Request) -> Response:
         """Answer as the command `metrics` prints."""
         try:
-            text = await self._of_looks.run(self._metrics)
+            text = await self._of_looks.run(self._metrics.get)
         except Exception as error:
             said, status = _of_error(error)
             return PlainTextResponse(f"{said}\n", status)
         return Response(text, media_type=OPENMETRICS)
 
-    def _metrics(self) -> str:
+    def _measure(self) -> str:
         samples, errors = of_store(self._store.files)
         for error in errors:
             LOG.warning("%s", error)
@@ -129,17 +133,11 @@ class Pages:
     async def health(self, request: Request) -> Response:
         """Answer whether the store answers. Whoever asks need not know the token, and is told nothing else."""
         try:
-            await self._of_health.run(self._ask_store)
+            await self._of_health.run(self._health.get)
         except (StateError, OSError, BusyError) as error:
             LOG.warning("%s", error)
             return PlainTextResponse("The store does not answer; the server's log says why.\n", 503)
         return PlainTextResponse("The store answers.\n")
-
-    def _ask_store(self) -> None:
-        now = self._seconds()
-        if now - self._answered_at >= AGE:
-            find_applications(self._store.files)
-            self._answered_at = now
 
     async def login(self, request: Request) -> Response:
         """Take the token from the form, and give the browser a cookie."""

@@ -81,10 +81,14 @@ SCRIPT = """
     old.querySelectorAll(".wide").forEach((each, number) => { each.scrollLeft = scrolled[number] || 0; });
     if (focused) document.getElementById(focused)?.focus({preventScroll: true});
   };
+  // What was looked up stays as it is: only the application is asked for again.
+  const url = new URL(location.href);
+  for (const name of [...url.searchParams.keys()]) if (name !== "application") url.searchParams.delete(name);
+  url.hash = "";
   const look = async () => {
     if (box.checked && !document.hidden) {
       try {
-        const answer = await fetch(location.href, {cache: "no-store", redirect: "error"});
+        const answer = await fetch(url, {cache: "no-store", redirect: "error"});
         if (answer.status === 401) return location.reload();
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
         for (const old of document.querySelectorAll("[data-live]")) {

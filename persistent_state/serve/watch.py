@@ -10,13 +10,11 @@ from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.serve import recent, samples
 from persistent_state.serve.recent import Point, Recent
 from persistent_state.serve.samples import Sample
+from persistent_state.serve.shared import Shared
 from persistent_state.show.top import Lookout, Seen
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 from persistent_state.store.log import Log
-
-AGE = 1.0
-"""The seconds for which a look serves everybody who asks."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Detail:
 
 
 class Watch:
-    """Looks at a store when somebody asks, and not more often than once in `AGE` seconds.
+    """Looks at a store when somebody asks. A look serves everybody who asks within a second.
 
     Args:
         files: The files of the store.
@@ -61,7 +59,7 @@ class Watch:
     def __init__(self, files: Files, seconds: Callable[[], float], now_us: Callable[[], int]) -> None:
         self._files, self._seconds, self._now_us = files, seconds, now_us
         self._lookout, self._lock = Lookout(files), threading.Lock()
-        self._looked, self._until = Looked(), float("-inf")
+        self._looked, self._shared = Looked(), Shared(self._look, seconds)
         self._details: dict[str, _Details] = {}
 
     @property
@@ -71,13 +69,13 @@ class Watch:
 
     def look(self) -> Looked:
         """Return what is there now, or was a moment ago."""
-        with self._lock:
-            if self._seconds() >= self._until:
-                self._looked = self._look()
-                self._until = self._seconds() + AGE
-            return self._looked
+        return self._shared.get()
 
     def _look(self) -> Looked:
+        self._looked = self._found()
+        return self._looked
+
+    def _found(self) -> Looked:
         try:
             seen = self._lookout.look(self._seconds())
         except InvalidInputError:
@@ -85,7 +83,8 @@ class Watch:
             return Looked((), "", self._now_us())
         except (StateError, OSError) as error:
             return replace(self._looked, error=str(error))
-        self._details = {each.name: self._details[each.name] for each in seen if each.name in self._details}
+        with self._lock:
+            self._details = {each.name: self._details[each.name] for each in seen if each.name in self._details}
         return Looked(seen, "", self._now_us())
 
     def detail(self, name: str) -> Detail:
